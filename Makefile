@@ -1,0 +1,87 @@
+# Everything a person or a machine does with this project. `make` alone lists it.
+
+PYTHON ?= python3
+VENV ?= .venv
+VENV_BENCH ?= .venv-bench
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+BIN := $(VENV)/bin
+SAY := @printf '== %s\n'
+
+# Interpreters for `test-all`: the newest 3.11, 3.12, … that pyenv has; without pyenv just $(PYTHON).
+PYENV_PYTHONS = $(shell command -v pyenv >/dev/null 2>&1 && pyenv versions --bare \
+	| grep -E '^3\.(1[1-9]|[2-9][0-9])\.[0-9]+$$' | sort -V | awk -F. '{ newest[$$2] = $$0 } END { for (m in newest) print newest[m] }' | sort -V)
+
+# The same versions everywhere, also of what builds the package: older pips read the first, newer ones the second.
+PIP_SETTINGS = PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=$(1) PIP_BUILD_CONSTRAINT=$(1)
+
+# $(call build_venv,folder,constraints,extra): make an environment anew and mark it as finished. The mark is the last
+# thing written, so that an interrupted set-up is begun again.
+define build_venv
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+		|| { echo "Everstep needs Python 3.11 or newer; say which one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@rm -rf $(1)
+	@$(PYTHON) -m venv $(1)
+	@$(call PIP_SETTINGS,$(2)) $(1)/bin/python -m pip install -qq --editable '.[$(3)]'
+	@touch $(1)/.finished
+endef
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test pytest check format bench soak test-all clean
+
+help: ## list what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(VENV)/.finished ## build .venv, if it is missing or out of date
+	@:
+
+$(VENV)/.finished: pyproject.toml constraints.txt
+	$(SAY) "setting up $(VENV)"
+	$(call build_venv,$(VENV),constraints.txt,dev)
+
+demo: setup ## see a program survive being killed
+	@$(BIN)/everstep demo
+
+test: check pytest ## everything that must hold before a change is merged
+
+pytest: setup # the tests alone
+	$(SAY) "tests, $$($(BIN)/python --version)"
+	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+
+check: setup ## formatting, lint, types
+	$(SAY) "format"
+	@$(BIN)/ruff format --quiet --check . || { echo "run: make format" >&2; exit 1; }
+	$(SAY) "lint"
+	@$(BIN)/ruff check --quiet .
+	$(SAY) "types"
+	@$(BIN)/mypy --no-error-summary
+
+format: setup ## put the code into its format and its imports in order
+	@$(BIN)/ruff check --quiet --select I --fix .
+	@$(BIN)/ruff format --quiet .
+
+bench: $(VENV_BENCH)/.finished ## measure Everstep beside other systems, on this machine
+	$(SAY) "benchmarks"
+	@$(VENV_BENCH)/bin/python benchmarks $(BENCH_ARGS)
+
+$(VENV_BENCH)/.finished: pyproject.toml constraints-bench.txt
+	$(SAY) "setting up $(VENV_BENCH)"
+	$(call build_venv,$(VENV_BENCH),constraints-bench.txt,bench)
+
+soak: setup ## the long fault tests (hours)
+	$(SAY) "soak"
+	@$(BIN)/python -m pytest -q -m soak --timeout=0 $(PYTEST_ARGS)
+
+test-all: check ## the tests on every Python 3.11+ that pyenv has
+ifeq ($(PYENV_PYTHONS),)
+	@$(MAKE) --no-print-directory pytest
+else
+	@set -e; for version in $(PYENV_PYTHONS); do \
+		$(MAKE) --no-print-directory pytest VENV=.venv-$${version%.*} PYTHON="$$(pyenv prefix $$version)/bin/python"; \
+	done
+endif
+
+clean: ## remove environments, caches and built files
+	@rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,76 @@
+"""For `def` workflows: what `async` workflows await, as plain calls.
+
+    import everstep
+    from everstep import blocking
+
+    @everstep.workflow
+    def approve(order: str) -> bool:
+        blocking.sleep(60)
+        return blocking.receive("approved", bool, timeout=86400)
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from everstep.engine import inside
+from everstep.engine.execution import current_execution
+from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
+from everstep.errors import Misuse
+
+T = TypeVar("T")
+
+__all__ = ["Child", "gather", "receive", "sleep", "start"]
+
+
+def _wait(what: str, awaitable: Any) -> Any:
+    if not in_greenlet():
+        awaitable.close()
+        raise Misuse(f"everstep.blocking.{what}() is for `def` workflows; in an `async` one write `await everstep.{what}()`.")
+    return wait_in_greenlet(awaitable)
+
+
+def sleep(seconds: float) -> None:
+    """Sleep durably: across a crash, and without a thread."""
+    _wait("sleep", inside.sleep(seconds))
+
+
+@overload
+def receive(name: str, type: type[T], *, timeout: float | None = ...) -> T: ...
+@overload
+def receive(name: str, type: Any = ..., *, timeout: float | None = ...) -> Any: ...
+def receive(name: str, type: Any = Any, *, timeout: float | None = None) -> Any:
+    """Wait for the next signal of this name. With `timeout=` (seconds): `TimeoutError` after it."""
+    return _wait("receive", inside.receive(name, type, timeout=timeout))
+
+
+def gather(*functions: Callable[[], Any]) -> list[Any]:
+    """Run functions without arguments concurrently and return their results in order. The first error is raised."""
+    current_execution("everstep.blocking.gather()")
+
+    async def together() -> list[Any]:
+        return list(await asyncio.gather(*(on_greenlet(function) for function in functions)))
+
+    result: list[Any] = _wait("gather", together())
+    return result
+
+
+class Child:
+    """A child run that a `def` workflow started."""
+
+    def __init__(self, child: inside.Child[Any]) -> None:
+        self.id = child.id
+        self._child = child
+
+    def result(self) -> Any:
+        """Wait for the child's end; return its result or raise its failure."""
+        return _wait("start", self._child.result())
+
+    def cancel(self) -> bool:
+        """Ask the child to stop."""
+        return self._child.cancel()
+
+
+def start(workflow: Any, *args: Any, id: str | None = None) -> Child:
+    """Start a child run and go on; `child.result()` waits for it."""
+    return Child(_wait("start", inside.start(workflow, *args, id=id)))

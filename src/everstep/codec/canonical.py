@@ -1,0 +1,53 @@
+"""The canonical bytes of a written value: the same for equal values, whatever the order of their keys and members.
+
+Payloads keep the order that the user gave; only digests are made from this form.
+"""
+
+from typing import Any
+
+import msgspec
+
+from everstep.codec.writer import Tree
+
+canonical_json = msgspec.json.Encoder(order="deterministic").encode
+"""The canonical bytes of plain JSON."""
+
+
+def canonical_bytes(value: Any, tree: Tree) -> bytes:
+    """Return the canonical bytes of a value and its type tree. No two different values have the same."""
+    if tree is None:
+        return canonical_json(value)
+    if isinstance(tree, str):
+        return _tagged(tree, _sorted_if_free(tree, value, None))
+    if isinstance(tree, dict) or len(tree) == 1:
+        return _members(value, tree)
+    tag, members = tree[0], tree[1]
+    if len(tree) == 3:
+        return _tagged(tag, canonical_bytes(value, members))
+    return _tagged(tag, _sorted_if_free(tag, value, members))
+
+
+def _tagged(tag: str, data: bytes) -> bytes:
+    return b"<%b %b>" % (canonical_json(tag), data)  # no JSON begins so, hence no plain value has these bytes
+
+
+def _sorted_if_free(tag: str, value: Any, members: Any) -> bytes:
+    if tag in ("set", "frozenset", "dict", "Counter"):
+        each = [canonical_bytes(member, _tree_of(members, str(index))) for index, member in enumerate(value)]
+        return b"[%b]" % b",".join(sorted(each))
+    return canonical_json(value) if members is None else _members(value, members)
+
+
+def _tree_of(members: Any, key: str) -> Tree:
+    if members is None:
+        return None
+    tree: Tree = members[0] if isinstance(members, list) else members.get(key)
+    return tree
+
+
+def _members(value: Any, members: Any) -> bytes:
+    if isinstance(value, dict):
+        named = ((canonical_json(key), canonical_bytes(value[key], _tree_of(members, key))) for key in sorted(value))
+        return b"{%b}" % b",".join(b"%b:%b" % pair for pair in named)
+    each = (canonical_bytes(member, _tree_of(members, str(index))) for index, member in enumerate(value))
+    return b"[%b]" % b",".join(each)

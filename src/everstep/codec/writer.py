@@ -1,0 +1,273 @@
+"""Values to a JSON value and a type tree beside it.
+
+The tree is sparse and mirrors the value:
+
+    null              plain JSON, all the way down
+    "tag"             a value of this type, made of plain JSON
+    {"3": tree, …}    a plain list or dict, some of whose members are not plain
+    [tree]            the same, and each member has this tree
+    ["tag", members]  a value of this type whose members are not all plain; members is one of the two above
+
+A tag is a built-in one, `@Name` for a class from an annotation, or `!Name` for a registered class. Types are never
+marked inside the value, so no data of a user can be mistaken for a mark.
+"""
+
+from collections.abc import Iterable
+from math import isfinite
+from types import NoneType
+from typing import Any, Final
+
+from everstep.codec import exceptions
+from everstep.codec.kinds import NOT_FIELDS, Kind, kind_of
+from everstep.codec.leaves import Unstorable, leaf_of, surrogates_text
+from everstep.codec.tables import ANY, Types, registered_by_type
+from everstep.errors import NotEncodable
+
+Tree = str | dict[str, Any] | list[Any] | None
+
+DEPTH_MAX: Final = 100
+INT_MIN: Final = -(2**63)
+INT_MAX: Final = 2**63 - 1
+
+
+class Refused(Exception):
+    """A part of a value cannot be stored. On its way up it collects the path to that part, innermost first."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why)
+        self.why = why
+        self.remedy = remedy
+        self.path: list[str] = []
+
+    def as_error(self, where: str) -> NotEncodable:
+        """Return the error for the user. Its path begins with what the value is called there."""
+        path = where + "".join(reversed(self.path))
+        if len(path) > 300:
+            path = f"{path[:200]} … {path[-80:]}"
+        return NotEncodable(f"{path} {self.why}, so it cannot be stored and restored. {self.remedy}", path)
+
+
+def is_plain(value: object, depth: int = DEPTH_MAX) -> bool:
+    """Tell whether a value is the same after a round trip through JSON. Lone surrogates are left to the encoder."""
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return True
+    if kind is int:
+        return INT_MIN <= value <= INT_MAX  # type: ignore[operator]
+    if kind is float:
+        return isfinite(value)  # type: ignore[arg-type]
+    if depth <= 0:
+        return False
+    if kind is dict:
+        for key, member in value.items():  # type: ignore[attr-defined]
+            if type(key) is not str or not (type(member) is str or is_plain(member, depth - 1)):
+                return False
+        return True
+    if kind is not list:
+        return False
+    if len(value) > 16 and _is_plain_list(value):  # type: ignore[arg-type]
+        return True
+    for member in value:  # type: ignore[attr-defined]  # noqa: SIM110 - a generator takes twice as long
+        if type(member) is not str and not is_plain(member, depth - 1):
+            return False
+    return True
+
+
+def _is_plain_list(members: list[Any]) -> bool:
+    """Tell whether a long list has only one plain type, as most have, without a loop in Python."""
+    kinds = set(map(type, members))
+    if kinds == {int}:
+        return bool(min(members) >= INT_MIN and max(members) <= INT_MAX)
+    if kinds == {float}:
+        return all(map(isfinite, members))
+    return kinds <= {str, bool, NoneType}
+
+
+def write(value: Any, types: Types, depth: int = DEPTH_MAX) -> tuple[Any, Tree]:
+    """Return a value as JSON value and type tree. Raises `Refused`."""
+    kind = type(value)
+    if kind is str:
+        return (surrogates_text(value), "str") if _has_surrogates(value) else (value, None)
+    if kind is bool or value is None:
+        return value, None
+    if kind is int:
+        return (value, None) if INT_MIN <= value <= INT_MAX else (format(value, "x"), "int")
+    if kind is float:
+        return (value, None) if isfinite(value) else (repr(value), "float")
+    if depth <= 0:
+        raise Refused(f"is nested deeper than {DEPTH_MAX} levels or contains itself", "Make it flatter.")
+    if kind is list:
+        return _write_members(value, types, depth)
+    if kind is dict:
+        return _write_dict(value, types, depth)
+    if kind is tuple or kind is set or kind is frozenset:
+        members, tree = _write_members(value, types, depth)
+        return members, _tagged(kind.__name__, tree)
+    return _write_instance(value, kind, types, depth)
+
+
+def is_storable(value: object) -> bool:
+    """Tell whether a part of an exception can be stored, with room left for what it will be stored in."""
+    try:
+        write(value, ANY, DEPTH_MAX // 3)
+    except (Refused, RecursionError, RuntimeError):
+        return False
+    return True
+
+
+def _has_surrogates(text: str) -> bool:
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _tagged(tag: str, members: Tree) -> Tree:
+    return tag if members is None else [tag, members]
+
+
+def _write_members(members: Iterable[Any], types: Types, depth: int) -> tuple[list[Any], Tree]:
+    written: list[Any] = []
+    trees: dict[str, Tree] = {}
+    index = 0
+    try:
+        for member in members:
+            plain, tree = write(member, types, depth - 1)
+            written.append(plain)
+            if tree is not None:
+                trees[str(index)] = tree
+            index += 1
+    except Refused as refused:
+        refused.path.append(f"[{index}]")
+        raise
+    return written, _shortest(trees, len(written))
+
+
+def _shortest(trees: dict[str, Tree], count: int) -> Tree:
+    """Return the members' trees, said once if each member has the same."""
+    if not trees:
+        return None
+    if len(trees) == count:
+        first, *others = trees.values()
+        if all(tree == first for tree in others):
+            return [first]
+    return trees
+
+
+def _write_dict(value: dict[Any, Any], types: Types, depth: int, attributes: bool = False) -> tuple[Any, Tree]:
+    written: dict[str, Any] = {}
+    trees: dict[str, Tree] = {}
+    key: Any = None
+    try:
+        for key, member in value.items():
+            if type(key) is not str or _has_surrogates(key):
+                break
+            written[key], tree = write(member, types, depth - 1)
+            if tree is not None:
+                trees[key] = tree
+        else:
+            return written, _shortest(trees, len(written))
+    except Refused as refused:
+        if not attributes:
+            refused.path.append(f"[{_bounded(key)}]")
+        elif key != NOT_FIELDS:
+            refused.path.append(f".{key}")
+        raise
+    return _write_pairs(value, types, depth)
+
+
+def _write_pairs(value: dict[Any, Any], types: Types, depth: int) -> tuple[Any, Tree]:
+    """Return a dict with keys that JSON does not have as list of pairs."""
+    written: list[Any] = []
+    trees: dict[str, Tree] = {}
+    for index, (key, member) in enumerate(value.items()):
+        try:
+            pair, tree = _write_members((key, member), types, depth - 1)
+        except Refused as refused:
+            inside = refused.path.pop()
+            refused.path.append(f"[{_bounded(key)}]" if inside == "[1]" else f".keys()[{index}]")
+            raise
+        written.append(pair)
+        if tree is not None:
+            trees[str(index)] = tree
+    return written, _tagged("dict", _shortest(trees, len(written)))
+
+
+def _bounded(key: object) -> str:
+    text = repr(key) if type(key) in (str, int, bool, NoneType) else type(key).__qualname__
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def _write_instance(value: Any, cls: type, types: Types, depth: int) -> tuple[Any, Tree]:
+    registered = registered_by_type.get(cls)
+    if isinstance(value, BaseException) and (registered is None or not registered.has_own_codec):
+        return _write_error(value, types, depth)
+    if registered is not None:
+        return _write_kind(value, f"!{registered.name}", registered.kind, types | registered.inner, depth)
+    if (entry := types.by_type.get(cls)) is not None:
+        return _write_kind(value, f"@{entry[0]}", entry[1], types, depth)
+    leaf = leaf_of(cls)
+    if leaf is None:
+        raise _refusal(cls)
+    try:
+        simpler = leaf.dump(value)
+    except Unstorable as error:
+        raise Refused(f"is {error}", "Use datetime.timezone or zoneinfo.ZoneInfo.") from None
+    written, tree = write(simpler, types, depth - 1)
+    return written, _combined(leaf.tag, tree)
+
+
+def _write_kind(value: Any, tag: str, kind: Kind, types: Types, depth: int) -> tuple[Any, Tree]:
+    try:
+        simpler = kind.dump(value)
+    except Exception as error:
+        raise Refused(
+            f"is a {type(value).__qualname__} that could not be taken apart ({type(error).__name__})",
+            "See its encode= or its fields.",
+        ) from error
+    if kind.is_record:
+        written, tree = _write_dict(simpler, types, depth, attributes=True)
+    else:
+        written, tree = write(simpler, types, depth - 1)
+    return written, _combined(tag, tree)
+
+
+def _combined(tag: str, tree: Tree) -> Tree:
+    """Return the tree of a value that is stored as something simpler, which may have a tag itself."""
+    if tree is None:
+        return tag
+    # What is simpler counts as the only member of a value with a tag of its own.
+    return [tag, tree, 0] if isinstance(tree, str) or (isinstance(tree, list) and len(tree) > 1) else [tag, tree]
+
+
+def _write_error(value: BaseException, types: Types, depth: int) -> tuple[Any, Tree]:
+    if not exceptions.comes_back(value):
+        raise _refusal(type(value))
+    facts = exceptions.facts_of(value, is_storable, with_traceback=False)
+    written, tree = write(facts, types, depth - 1)
+    return written, _tagged("error", tree)
+
+
+def _refusal(cls: type) -> Refused:
+    name = cls.__qualname__
+    if issubclass(cls, BaseException):
+        return Refused(f"is a {name}, an exception that is not registered", f"Use everstep.register({name}).")
+    if kind_of(cls) is not None:
+        return Refused(
+            f"is a {name}, which no annotation here names",
+            f"Annotate the parameter or the return type with {name}, or use everstep.register({name}).",
+        )
+    if issubclass(cls, dict | list | tuple | set | frozenset | str | int | float | bytes):
+        base = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+        return Refused(
+            f"is a {name}, a subclass of {base.__name__}",
+            f"Use a plain {base.__name__}, or everstep.register({name}, encode=…, decode=…).",
+        )
+    return Refused(
+        f"is a {name}",
+        f"Use something simpler, everstep.register({name}, encode=…, decode=…), or, for a parameter that need not be "
+        f"stored, annotate it everstep.Live[{name}].",
+    )

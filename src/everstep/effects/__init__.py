@@ -1,0 +1,1 @@
+"""Contracts at work: steps, their keys and what their bodies may ask for."""

@@ -1,0 +1,61 @@
+"""What the body of a step may ask for: its key, its attempt, its heartbeat."""
+
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from everstep.effects.surroundings import require
+from everstep.errors import Misuse
+
+if TYPE_CHECKING:
+    from everstep.effects.step import Step
+
+
+class StepBody:
+    """The surroundings of a step's body: one attempt."""
+
+    place = "step"
+    __slots__ = ("attempt", "details", "key", "key_used", "on_heartbeat", "run", "step", "workflow")
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        workflow: str,
+        step: str,
+        key: str,
+        attempt: int,
+        details: Any,
+        on_heartbeat: Callable[[Any], None],
+    ) -> None:
+        self.run = run
+        self.workflow = workflow
+        self.step = step
+        self.key = key
+        self.attempt = attempt
+        self.details = details
+        self.key_used = False
+        self.on_heartbeat = on_heartbeat
+
+    def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+        """A step called by another step's body is the plain function: the outer step's contract covers it."""
+        if step.effect in ("once", "atomic"):
+            raise Misuse(f"{step.name} ({step.effect}) was called inside the step {self.step}: call it in the workflow.")
+        return step.function(*args, **kwargs)
+
+    def call_workflow(self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+        """A workflow called by a step's body is the plain function."""
+        return workflow.function(*args, **kwargs)
+
+
+def key() -> str:
+    """Return the idempotency key of the step whose body this is: the same in every attempt, and in no other step."""
+    body: StepBody = require("everstep.key()", StepBody)
+    body.key_used = True
+    return body.key
+
+
+def heartbeat(details: Any = None) -> None:
+    """Say that this step's body is alive, and leave `details` for its next attempt (`everstep.current().details`)."""
+    body: StepBody = require("everstep.heartbeat()", StepBody)
+    body.on_heartbeat(details)

@@ -1,0 +1,125 @@
+"""Steps: functions whose outcome is recorded once and never recomputed."""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeVar, overload
+
+from everstep.codec import Signature, register
+from everstep.effects.surroundings import CURRENT
+from everstep.errors import Misuse
+from everstep.model.contracts import Effect
+from everstep.model.ids import checked_name
+from everstep.model.retry import ONE_ATTEMPT, Retry
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Step:
+    """A declared step. Called in a workflow it is a durable call; called anywhere else it is the plain function."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        effect: Effect = "repeat",
+        retry: Retry | None = None,
+        timeout: float | None = None,
+        raises: Iterable[type[BaseException]] = (),
+        fallback: Any = None,
+    ) -> None:
+        if not callable(function):
+            raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
+        if effect not in ("read", "repeat"):
+            raise Misuse(f'effect={effect!r}: this release knows the contracts "read" and "repeat".')
+        if timeout is not None and not timeout > 0:
+            raise Misuse(f"timeout={timeout!r}: it is a number of seconds above 0.")
+        self.function = function
+        self.name = checked_name(name or declared_name(function), "step")
+        self.effect: Effect = effect
+        self.retry = retry or ONE_ATTEMPT
+        self.timeout = timeout
+        self.fallback = fallback
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004  # a callable object with an async __call__ is a step too
+        )
+        self.signature = Signature(function)
+        self.bound: Any = None
+        for error in raises:
+            register(error)
+        functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        current = CURRENT.get()
+        if current is None:
+            return self.function(*args, **kwargs)
+        return current.call_step(self, args, kwargs, sys._getframe(1))
+
+    def __get__(self, instance: Any, owner: type | None = None) -> "Step":
+        """Bind a step that is a method: `self` reaches the body and is not encoded."""
+        if instance is None:
+            return self
+        bound = object.__new__(Step)
+        bound.__dict__.update(self.__dict__)
+        bound.function = self.function.__get__(instance, owner)
+        bound.bound = instance
+        bound.signature = self._method_signature
+        return bound
+
+    @functools.cached_property
+    def _method_signature(self) -> Signature:
+        return Signature(self.function, is_method=True)
+
+    def __repr__(self) -> str:
+        return f"<step {self.name} ({self.effect})>"
+
+
+def declared_name(function: Callable[..., Any]) -> str:
+    """Return a function's qualified name without its module."""
+    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or type(function).__name__
+    return str(name)
+
+
+@overload
+def step(function: F, /) -> F: ...
+@overload
+def step(
+    function: F,
+    /,
+    *,
+    name: str | None = ...,
+    effect: Literal["read", "repeat"] = ...,
+    retry: Retry | None = ...,
+    timeout: float | None = ...,
+    raises: Iterable[type[BaseException]] = ...,
+    fallback: Any = ...,
+) -> F: ...
+@overload
+def step(
+    *,
+    name: str | None = ...,
+    effect: Literal["read", "repeat"] = ...,
+    retry: Retry | None = ...,
+    timeout: float | None = ...,
+    raises: Iterable[type[BaseException]] = ...,
+    fallback: Any = ...,
+) -> Callable[[F], F]: ...
+def step(function: Any = None, /, **options: Any) -> Any:
+    """Make a function a step: its outcome is recorded once and never recomputed.
+
+    name: under which it stands in the history (default: the function's qualified name).
+    effect: the contract. `"read"` changes nothing outside; `"repeat"` (default) is safe to do again with the same
+        `everstep.key()`.
+    retry: a `Retry` policy (default: one attempt).
+    timeout: seconds that one attempt may take.
+    raises: exception types that come back as themselves after a crash.
+    fallback: a value, or a function of the same arguments, that takes the place of a failed step's outcome.
+
+    Use it as `@step`, as `@step(effect="read")`, or in place on a function of somebody else's:
+    `await step(client.create, name="create", effect="read")(…)`.
+    """
+    if function is None:
+        return lambda declared: Step(declared, **options)
+    return Step(function, **options)

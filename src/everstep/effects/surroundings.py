@@ -1,0 +1,59 @@
+"""What code is running now: a workflow's, a step's body, or neither.
+
+One context variable answers, in tasks, threads and greenlets alike. Steps and workflows ask it to know what a call of
+them means here.
+"""
+
+from contextvars import ContextVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from everstep.errors import Misuse
+
+if TYPE_CHECKING:
+    from everstep.effects.step import Step
+
+
+class Surroundings(Protocol):
+    """Code that is being run for a run: workflow code (an execution) or the body of a step."""
+
+    def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+        """Do what a call of this step means here."""
+        ...
+
+    def call_workflow(self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+        """Do what a call of this workflow means here."""
+        ...
+
+
+CURRENT: ContextVar[Surroundings | None] = ContextVar("everstep_surroundings", default=None)
+
+
+def where_is(frame: FrameType) -> str:
+    """Return `file.py:12: the source line` of a frame, for reports that a person reads."""
+    return _source_line(frame.f_code.co_filename, frame.f_lineno)
+
+
+_LINES: dict[tuple[str, int], str] = {}
+
+
+def _source_line(filename: str, number: int) -> str:
+    known = _LINES.get((filename, number))
+    if known is None:
+        import linecache
+        from os.path import basename
+
+        text = linecache.getline(filename, number).strip()
+        known = f"{basename(filename)}:{number}: {text[:120]}" if text else f"{basename(filename)}:{number}"
+        if len(_LINES) > 10_000:
+            _LINES.clear()
+        _LINES[filename, number] = known
+    return known
+
+
+def require(what: str, kind: type[Any]) -> Any:
+    """Return the surroundings if they are of this kind, else say where `what` may be used."""
+    current = CURRENT.get()
+    if isinstance(current, kind):
+        return current
+    raise Misuse(f"{what} is for code inside a {getattr(kind, 'place', 'run')}; it was called outside of one.")

@@ -1,0 +1,161 @@
+"""The same app for blocking code: a loop on a thread of its own, and calls that wait for it."""
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, TypeVar, TypeVarTuple, overload
+
+from everstep.engine.app import App
+from everstep.engine.handles import Run, Verification
+from everstep.engine.history import Event
+from everstep.engine.workflow import OnExisting
+from everstep.model.status import Status
+from everstep.stores.protocol import HoldRow, RunRow
+
+R = TypeVar("R")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class BlockingApp:
+    """What `with everstep.open() as app:` gives: the methods of `App`, blocking."""
+
+    def __init__(self, make: Callable[[], App]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="everstep-loop", daemon=True)
+        self._thread.start()
+        try:
+            self._app: App = self.wait(_open(make))
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    def wait(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine on the app's loop and wait for it. An interrupt of the wait cancels it."""
+        future: concurrent.futures.Future[R] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self, drain: float = 0.0) -> None:
+        """Give the runs back and stop."""
+        try:
+            self.wait(self._app.close(drain))
+        finally:
+            self._stop_loop()
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @overload
+    def start(
+        self,
+        workflow: Callable[[*Ts], Coroutine[Any, Any, R]],
+        *args: *Ts,
+        id: str | None = ...,
+        on_existing: OnExisting | None = ...,
+        **options: Any,
+    ) -> "BlockingRun[R]": ...
+    @overload
+    def start(
+        self,
+        workflow: Callable[[*Ts], R],
+        *args: *Ts,
+        id: str | None = ...,
+        on_existing: OnExisting | None = ...,
+        **options: Any,
+    ) -> "BlockingRun[R]": ...
+    def start(self, workflow: Any, *args: Any, **options: Any) -> "BlockingRun[Any]":
+        """See `App.start`."""
+        return BlockingRun(self, self.wait(self._app.start(workflow, *args, **options)))
+
+    @overload
+    def run(
+        self, workflow: Callable[[*Ts], Coroutine[Any, Any, R]], *args: *Ts, id: str | None = ..., **options: Any
+    ) -> R: ...
+    @overload
+    def run(self, workflow: Callable[[*Ts], R], *args: *Ts, id: str | None = ..., **options: Any) -> R: ...
+    def run(self, workflow: Any, *args: Any, **options: Any) -> Any:
+        """See `App.run`."""
+        return self.start(workflow, *args, **options).result()
+
+    def get(self, run: str) -> "BlockingRun[Any]":
+        """See `App.get`."""
+        return BlockingRun(self, self._app.get(run))
+
+    def list(self, **filter: Any) -> Sequence[RunRow]:
+        """See `App.list`."""
+        return self.wait(self._app.list(**filter))
+
+    def signal(self, run: str, name: str, value: Any = None, *, id: str | None = None) -> None:
+        """See `App.signal`."""
+        self.wait(self._app.signal(run, name, value, id=id))
+
+    def cancel(self, run: str, reason: str = "", **options: Any) -> None:
+        """See `App.cancel`."""
+        self.wait(self._app.cancel(run, reason, **options))
+
+    def retry(self, run: str, *, by: str = "") -> "BlockingRun[Any]":
+        """See `App.retry`."""
+        return BlockingRun(self, self.wait(self._app.retry(run, by=by)))
+
+    def hold(self, run: str, note: str = "", *, by: str = "") -> None:
+        """See `App.hold`."""
+        self.wait(self._app.hold(run, note, by=by))
+
+    def holds(self, *, run: str | None = None, open_only: bool = True) -> Sequence[HoldRow]:
+        """See `App.holds`."""
+        return self.wait(self._app.holds(run=run, open_only=open_only))
+
+    def resolve(self, run: str, resolution: str, **options: Any) -> "BlockingRun[Any]":
+        """See `App.resolve`."""
+        return BlockingRun(self, self.wait(self._app.resolve(run, resolution, **options)))
+
+
+class BlockingRun(Generic[T]):
+    """What a `BlockingApp` gives for a run: the methods of `Run`, blocking."""
+
+    def __init__(self, app: BlockingApp, run: Run[T]) -> None:
+        self._app = app
+        self._run = run
+        self.id = run.id
+
+    def result(self, timeout: float | None = None) -> T:
+        """See `Run.result`."""
+        return self._app.wait(self._run.result(timeout))
+
+    def status(self) -> Status:
+        """See `Run.status`."""
+        return self._app.wait(self._run.status())
+
+    def history(self, generation: int | None = None) -> list[Event]:
+        """See `Run.history`."""
+        return self._app.wait(self._run.history(generation))
+
+    def published(self) -> dict[str, Any]:
+        """See `Run.published`."""
+        return self._app.wait(self._run.published())
+
+    def signal(self, name: str, value: Any = None, *, id: str | None = None) -> None:
+        """See `Run.signal`."""
+        self._app.wait(self._run.signal(name, value, id=id))
+
+    def cancel(self, reason: str = "", *, grace: float = 30.0, now: bool = False) -> None:
+        """See `Run.cancel`."""
+        self._app.wait(self._run.cancel(reason, grace=grace, now=now))
+
+    def verify(self) -> Verification:
+        """See `Run.verify`."""
+        return self._app.wait(self._run.verify())
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+
+async def _open(make: Callable[[], App]) -> App:
+    return await make().open()

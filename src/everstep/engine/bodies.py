@@ -1,0 +1,183 @@
+"""Bodies of steps at work: attempts are started, timed, cancelled; their ends are told to the driver."""
+
+import asyncio
+import logging
+import threading
+import time
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Final
+
+from everstep.effects.body import StepBody
+from everstep.effects.surroundings import CURRENT
+from everstep.engine.commands import StepCall
+from everstep.errors import StepTimedOut
+from everstep.model.crash_points import crash_point
+
+if TYPE_CHECKING:
+    from everstep.engine.driver import Driver
+
+log = logging.getLogger("everstep.step")
+
+HEARTBEAT_SECONDS: Final = 1.0
+"""Heartbeats that come faster are recorded at this pace; the newest always counts."""
+
+
+class Attempt:
+    """One attempt at a step, while its body runs."""
+
+    __slots__ = ("body", "call", "fallback", "in_thread", "task")
+
+    def __init__(self, call: StepCall, body: StepBody, fallback: bool) -> None:
+        self.call = call
+        self.body = body
+        self.fallback = fallback
+        self.task: asyncio.Task[None] | None = None
+        self.in_thread = False
+
+
+class Bodies:
+    """The bodies of one run that are running now."""
+
+    def __init__(self, driver: "Driver") -> None:
+        self.running: dict[int, Attempt] = {}
+        self._driver = driver
+        self._heartbeats: dict[int, bytes] = {}
+        self._heartbeat_timer: asyncio.TimerHandle | None = None
+
+    def start(self, call: StepCall, attempt: int, details: bytes, *, fallback: bool = False) -> None:
+        """Start a body. For contracts other than `read`, its `step_started` is durable now."""
+        crash_point("body.before")
+        driver = self._driver
+        app = driver.app
+        body = StepBody(
+            run=driver.run,
+            workflow=driver.execution.workflow.name,
+            step=call.step,
+            key=driver.execution.key_of(call),
+            attempt=attempt,
+            details=app.codec.decode(details) if details else None,
+            on_heartbeat=lambda value: self._take_heartbeat(call.call, value),
+        )
+        running = Attempt(call, body, fallback)
+        context: Context = app.context.copy()
+        context.run(CURRENT.set, body)
+        self.running[call.call] = running
+        running.task = app.loop.create_task(self._perform(running), context=context)
+
+    async def _perform(self, attempt: Attempt) -> None:
+        """Run the body to its end, whatever that is, and tell the driver."""
+        call = attempt.call
+        began = time.monotonic()
+        try:
+            timeout = call.target.timeout
+            if timeout is None:
+                value = await self._call(attempt)
+            else:
+                value = await self._call_within(attempt, timeout)
+        except asyncio.CancelledError as error:
+            if self.running.get(call.call) is not attempt:
+                return  # the code no longer waits, or the run leaves memory: nothing is recorded
+            self._driver.attempt_failed(attempt, error, time.monotonic() - began)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  # whatever a body raises is its outcome
+            crash_point("body.after")
+            if self.running.get(call.call) is attempt:
+                self._driver.attempt_failed(attempt, error, time.monotonic() - began)
+        else:
+            crash_point("body.after")
+            if self.running.get(call.call) is attempt:
+                self._driver.attempt_completed(attempt, value, time.monotonic() - began)
+
+    async def _call_within(self, attempt: Attempt, seconds: float) -> Any:
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await self._call(attempt)
+        except TimeoutError as error:
+            if limit.expired():
+                raise StepTimedOut(f"An attempt at {attempt.call.step} took longer than {seconds} s.") from None
+            raise error
+
+    async def _call(self, attempt: Attempt) -> Any:
+        call = attempt.call
+        target = call.target
+        args, kwargs = call.arguments.args, call.arguments.kwargs
+        if attempt.fallback:
+            return await self._call_fallback(target.fallback, args, kwargs)
+        if target.is_async:
+            return await target.function(*args, **kwargs)
+        return await self._call_in_thread(attempt, target.function, args, kwargs)
+
+    async def _call_in_thread(self, attempt: Attempt, function: Any, args: Any, kwargs: Any) -> Any:
+        """Run a `def` body on a thread. A thread cannot be stopped: the attempt may act on after its timeout."""
+        app = self._driver.app
+        context: Context = app.context.copy()
+        context.run(CURRENT.set, attempt.body)
+        attempt.in_thread = True
+
+        def in_thread() -> Any:
+            try:
+                return context.run(function, *args, **kwargs)
+            except StopIteration as error:  # a future cannot carry it
+                raise RuntimeError(f"StopIteration: {error}") from error
+
+        future = app.loop.run_in_executor(app.pool, in_thread)
+        app.threads.add(future)
+        future.add_done_callback(app.threads.discard)
+        try:
+            return await future
+        finally:
+            attempt.in_thread = not future.done() or future.cancelled()
+
+    async def _call_fallback(self, fallback: Any, args: Any, kwargs: Any) -> Any:
+        value = fallback(*args, **kwargs) if callable(fallback) else fallback
+        return await value if asyncio.iscoroutine(value) else value
+
+    def finish(self, attempt: Attempt) -> None:
+        """The attempt is over."""
+        self.running.pop(attempt.call.call, None)
+
+    def cancel(self, call: int) -> None:
+        """Stop a body that nobody waits for any more."""
+        attempt = self.running.pop(call, None)
+        if attempt is not None and attempt.task is not None:
+            attempt.task.cancel()
+
+    def cancel_all(self) -> None:
+        """Stop all bodies: the run leaves this process."""
+        for call in list(self.running):
+            self.cancel(call)
+        if self._heartbeat_timer is not None:
+            self._heartbeat_timer.cancel()
+
+    # -- heartbeats -----------------------------------------------------------------------------------------------------
+    def _take_heartbeat(self, call: int, details: Any) -> None:
+        """May be called on any thread."""
+        app = self._driver.app
+        payload = app.codec.encode(details, where="heartbeat")
+        if threading.get_ident() == app.thread:
+            self._note_heartbeat(call, payload)
+        else:
+            app.loop.call_soon_threadsafe(self._note_heartbeat, call, payload)
+
+    def _note_heartbeat(self, call: int, payload: bytes) -> None:
+        if call not in self.running or self._driver.stopped:
+            return
+        self._heartbeats[call] = payload
+        if self._heartbeat_timer is None:
+            self.record_heartbeats()
+            self._heartbeat_timer = self._driver.app.loop.call_later(HEARTBEAT_SECONDS, self._heartbeat_pause_over)
+
+    def _heartbeat_pause_over(self) -> None:
+        self._heartbeat_timer = None
+        if self._heartbeats and not self._driver.stopped:
+            self.record_heartbeats()
+            self._heartbeat_timer = self._driver.app.loop.call_later(HEARTBEAT_SECONDS, self._heartbeat_pause_over)
+
+    def record_heartbeats(self) -> None:
+        """Write down the newest heartbeats that are not recorded yet."""
+        for call, payload in self._heartbeats.items():
+            attempt = self.running.get(call)
+            if attempt is not None:
+                self._driver.record_heartbeat(attempt, payload)
+        self._heartbeats.clear()

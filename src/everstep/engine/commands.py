@@ -1,0 +1,313 @@
+"""Commands: what workflow code asks for. Each knows the event that records it, and how to compare itself with one."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from everstep.codec import Arguments
+from everstep.effects.step import Step
+from everstep.engine.loop import Timer, WorkflowFuture, WorkflowLoop
+from everstep.engine.workflow import Workflow
+from everstep.model import events as ev
+
+if TYPE_CHECKING:
+    from everstep.engine.execution import Execution
+
+
+class Difference(NamedTuple):
+    """Where the code and the history disagree."""
+
+    seq: int
+    what: str
+    recorded: str
+    now: str
+    recorded_source: str = ""
+    now_source: str = ""
+    acceptable: bool = False
+    """Only the arguments of one call differ, so a person may accept it."""
+    digest: str = ""
+    """The new arguments' digest, with `acceptable`."""
+
+
+class Command:
+    """Something that workflow code asked for. `kind` is the event that records it."""
+
+    kind: str
+    step = ""
+    call = 0
+    source = ""
+    __slots__ = ()
+
+    def body(self) -> ev.Body:
+        """Return the body of the event that records this command."""
+        raise AssertionError(f"{type(self).__name__} has no body")
+
+    def text(self) -> str:
+        """Return the command as a person would say it."""
+        return self.kind
+
+    def compare(self, recorded: Any) -> tuple[str, bool]:
+        """Return what differs from a recorded event of the same kind ("" if nothing), and if a person may accept it."""
+        return "", False
+
+    def digest(self) -> str:
+        """Return the arguments' digest, for commands that have one."""
+        return ""
+
+
+class StepCall(Command):
+    """A call of a step, from the code's request to its outcome."""
+
+    kind = "step_started"
+    __slots__ = ("arguments", "call", "cancelled", "future", "key", "source", "step", "target")
+
+    def __init__(
+        self, call: int, step: str, target: Step, arguments: Arguments, key: str, future: "CallFuture", source: str
+    ) -> None:
+        self.call = call
+        self.step = step
+        self.target = target
+        self.arguments = arguments
+        self.key = key
+        self.future = future
+        self.source = source
+        self.cancelled = False
+
+    def body(self) -> ev.StepStarted:
+        target = self.target
+        return ev.StepStarted(self.call, self.arguments.digest, target.effect, preview_of(self.arguments), self.source)
+
+    def text(self) -> str:
+        return f"step {self.step}({preview_of(self.arguments)}) [{self.target.effect}]"
+
+    def digest(self) -> str:
+        return self.arguments.digest
+
+    def compare(self, recorded: ev.StepStarted) -> tuple[str, bool]:
+        if recorded.effect != self.target.effect:
+            return "contract", False
+        return ("", False) if recorded.arguments == self.arguments.digest else ("arguments", True)
+
+
+class CancelStep(Command):
+    """The code no longer waits for a step."""
+
+    kind = "step_cancelled"
+    __slots__ = ("call", "step", "target")
+
+    def __init__(self, call: int, target: StepCall) -> None:
+        self.call = call
+        self.target = target
+        self.step = target.step
+
+    def body(self) -> ev.StepCancelled:
+        return ev.StepCancelled(self.call, self.target.call)
+
+    def text(self) -> str:
+        return f"cancel of step {self.step}"
+
+    def compare(self, recorded: ev.StepCancelled) -> tuple[str, bool]:
+        return ("", False) if recorded.step_call == self.target.call else ("step", False)
+
+
+class StartTimer(Command):
+    """A timer that is still pending at rest."""
+
+    kind = "timer_started"
+    __slots__ = ("call", "timer")
+
+    def __init__(self, call: int, timer: Timer) -> None:
+        self.call = call
+        self.timer = timer
+        timer.call = call
+
+    def body(self) -> ev.TimerStarted:
+        return ev.TimerStarted(self.call, self.timer.duration, self.timer.deadline)
+
+    def text(self) -> str:
+        return f"timer of {self.timer.duration / 1e6:g} s"
+
+    def compare(self, recorded: ev.TimerStarted) -> tuple[str, bool]:
+        return ("", False) if recorded.duration == self.timer.duration else ("duration", False)
+
+
+class AwaitSignal(Command):
+    """A `receive`."""
+
+    kind = "signal_awaited"
+    __slots__ = ("call", "future", "name", "source", "type_text", "types")
+
+    def __init__(self, call: int, name: str, type_text: str, types: Any, future: WorkflowFuture, source: str) -> None:
+        self.call = call
+        self.name = name
+        self.type_text = type_text
+        self.types = types
+        self.future = future
+        self.source = source
+
+    def body(self) -> ev.SignalAwaited:
+        return ev.SignalAwaited(self.call, self.name, self.type_text, self.source)
+
+    def text(self) -> str:
+        return f"receive {self.name!r} as {self.type_text}"
+
+    def compare(self, recorded: ev.SignalAwaited) -> tuple[str, bool]:
+        if recorded.name != self.name:
+            return "signal name", False
+        return ("", False) if recorded.type == self.type_text else ("signal type", False)
+
+
+class RejectSignal(Command):
+    """A signal that does not decode as the type asked for."""
+
+    kind = "signal_rejected"
+    __slots__ = ("call", "name", "number", "why")
+
+    def __init__(self, call: int, name: str, number: int, why: str) -> None:
+        self.call = call
+        self.name = name
+        self.number = number
+        self.why = why
+
+    def body(self) -> ev.SignalRejected:
+        return ev.SignalRejected(self.call, self.name, self.number, self.why)
+
+    def text(self) -> str:
+        return f"rejection of signal {self.name!r}"
+
+    def compare(self, recorded: ev.SignalRejected) -> tuple[str, bool]:
+        return ("", False) if recorded.number == self.number else ("signal", False)
+
+
+class ChildCall(Command):
+    """A child run, from its start to its end."""
+
+    kind = "child_started"
+    __slots__ = ("arguments", "call", "future", "run", "source", "step", "target")
+
+    def __init__(
+        self, call: int, run: str, target: Workflow, arguments: Arguments, future: "CallFuture", source: str
+    ) -> None:
+        self.call = call
+        self.run = run
+        self.target = target
+        self.step = target.name
+        self.arguments = arguments
+        self.future = future
+        self.source = source
+
+    def body(self) -> ev.ChildStarted:
+        target = self.target
+        digest, preview = self.arguments.digest, preview_of(self.arguments)
+        return ev.ChildStarted(self.call, self.run, target.name, digest, target.on_parent_end, preview, self.source)
+
+    def text(self) -> str:
+        return f"child run {self.run} of {self.target.name}({preview_of(self.arguments)})"
+
+    def digest(self) -> str:
+        return self.arguments.digest
+
+    def compare(self, recorded: ev.ChildStarted) -> tuple[str, bool]:
+        if recorded.workflow != self.target.name:
+            return "child workflow", False
+        if recorded.run != self.run:
+            return "child id", False
+        return ("", False) if recorded.arguments == self.arguments.digest else ("arguments", True)
+
+
+class CancelChild(Command):
+    """The code no longer waits for a child that it called directly."""
+
+    kind = "child_cancelled"
+    __slots__ = ("call", "step", "target")
+
+    def __init__(self, call: int, target: ChildCall) -> None:
+        self.call = call
+        self.target = target
+        self.step = target.step
+
+    def body(self) -> ev.ChildCancelled:
+        return ev.ChildCancelled(self.call, self.target.call)
+
+    def text(self) -> str:
+        return f"cancel of child run {self.target.run}"
+
+    def compare(self, recorded: ev.ChildCancelled) -> tuple[str, bool]:
+        return ("", False) if recorded.child_call == self.target.call else ("child", False)
+
+
+class PublishValue(Command):
+    """A `publish`."""
+
+    kind = "value_published"
+    __slots__ = ("call", "name", "payload", "source")
+
+    def __init__(self, call: int, name: str, payload: bytes, source: str) -> None:
+        self.call = call
+        self.name = name
+        self.payload = payload
+        self.source = source
+
+    def body(self) -> ev.ValuePublished:
+        return ev.ValuePublished(self.call, self.name, msgspec.Raw(self.payload))
+
+    def text(self) -> str:
+        return f"publish {self.name!r}"
+
+    def compare(self, recorded: ev.ValuePublished) -> tuple[str, bool]:
+        return ("", False) if recorded.name == self.name else ("name", False)
+
+
+class EndRun(Command):
+    """The code is done: a result, an error, or a cancel that it followed."""
+
+    __slots__ = ("cause", "kind", "payload")
+
+    def __init__(self, kind: str, payload: bytes = b"", cause: int = 0) -> None:
+        self.kind = kind
+        self.payload = payload
+        self.cause = cause
+
+    def body(self) -> ev.Body:
+        if self.kind == "run_completed":
+            return ev.RunCompleted(msgspec.Raw(self.payload))
+        if self.kind == "run_failed":
+            return ev.RunFailed(msgspec.Raw(self.payload), "", self.cause)
+        return ev.RunCancelled()
+
+    def compare(self, recorded: Any) -> tuple[str, bool]:
+        if self.kind == "run_completed" and not recorded.ref and bytes(recorded.value) != self.payload:
+            return "result", False
+        return "", False
+
+    def text(self) -> str:
+        return {"run_completed": "return", "run_failed": "raise an error", "run_cancelled": "stop, cancelled"}[self.kind]
+
+
+class CallFuture(WorkflowFuture):
+    """The future of a step or child call. When the code stops waiting for it, that is a command too."""
+
+    def __init__(self, loop: WorkflowLoop, execution: "Execution") -> None:
+        super().__init__(loop=loop)
+        self.execution = execution
+        self.target: StepCall | ChildCall | None = None
+
+    def cancel(self, msg: Any = None) -> bool:
+        if self.done():
+            return False
+        if self.target is not None:
+            self.execution.stop_waiting(self.target)
+        return super().cancel(msg)
+
+
+def preview_of(arguments: Arguments) -> str:
+    """Return the bounded text of a call's arguments that the history keeps."""
+    return arguments.payload[:160].decode("utf-8", "replace")
+
+
+def is_evicted(future: "asyncio.Future[Any]") -> bool:
+    """Tell whether a finished task was unwound."""
+    from everstep.errors import Evicted
+
+    return not future.cancelled() and isinstance(future.exception(), Evicted)

@@ -1,0 +1,258 @@
+"""Group commit: everything that is ready, of all runs, goes into one transaction; then the waiters are woken.
+
+A hop to another thread costs as much as a fast fsync. So while only one run is ready and commits are quick, the commit is
+made right here on the application's loop; as soon as there are many or the disk is slow, on the committer's thread:
+the application's loop never waits long for a disk.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from everstep.errors import StoreError, StoreFull
+from everstep.stores.protocol import Append, Busy, Operation, Store, Verdict
+
+log = logging.getLogger("everstep.store")
+
+QUICK_SECONDS: Final = 0.002
+"""A commit that takes longer than this is not made on the application's loop."""
+LINGER_SECONDS: Final = 0.001
+"""How long events that nobody waits for may gather before their commit begins."""
+ROOM_SECONDS: Final = 0.5
+"""How often a full disk is tried again."""
+
+
+class Source(Protocol):
+    """A run that has something to write. It is asked for its unit when a transaction is put together."""
+
+    def unit(self) -> Append | None:
+        """Return everything that is not saved yet, or None if that is nothing."""
+        ...
+
+    def settle(self, unit: Append, verdict: Verdict) -> None:
+        """Take the verdict on a unit."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """Take the news that the store has failed."""
+        ...
+
+
+class _Request:
+    """An operation of an application: it waits for its verdict, and is told at once when the disk is full."""
+
+    __slots__ = ("future", "operation")
+
+    def __init__(self, operation: Operation, future: "asyncio.Future[Verdict]") -> None:
+        self.operation = operation
+        self.future = future
+
+    def settle(self, verdict: Verdict) -> None:
+        if not self.future.done():
+            self.future.set_result(verdict)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+_Entry = _Request | tuple[Source, Append]
+
+
+class Committer:
+    """The only writer of runs in this process."""
+
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        self.store = store
+        self.commits = 0
+        self.full = False
+        """Whether work pauses because the disk is full."""
+        self._loop = loop
+        self._queue: deque[Source | _Request] = deque()
+        self._queued: set[Source] = set()
+        self._stalled: list[tuple[Source, Append]] = []
+        self._waited_for = False
+        self._flush_soon = False
+        self._flush_later: asyncio.TimerHandle | None = None
+        self._busy = False
+        self._closed = False
+        self._seconds = 0.0
+        self._batches: queue.SimpleQueue[list[_Entry] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._idle: asyncio.Future[None] | None = None
+
+    # -- what comes in ------------------------------------------------------------------------------------------------
+    def ready(self, source: Source, *, waited_for: bool) -> None:
+        """Take note that a run has something to write; `waited_for` when something waits for it to be durable."""
+        if source not in self._queued:
+            self._queued.add(source)
+            self._queue.append(source)
+        if waited_for:
+            self._soon()
+        elif self._flush_later is None and not self._flush_soon:
+            self._flush_later = self._loop.call_later(LINGER_SECONDS, self._flush_lingering)
+
+    def submit(self, operation: Operation) -> "asyncio.Future[Verdict]":
+        """Do one operation in the next transaction; the future has its verdict when it is durable."""
+        future: asyncio.Future[Verdict] = self._loop.create_future()
+        self._queue.append(_Request(operation, future))
+        self._soon()
+        return future
+
+    def _soon(self) -> None:
+        self._waited_for = True
+        if not self._flush_soon and not self._busy:
+            self._flush_soon = True
+            self._loop.call_soon(self._flush)
+
+    def _flush_lingering(self) -> None:
+        self._flush_later = None
+        if not self._busy:
+            self._flush()
+
+    # -- one transaction ----------------------------------------------------------------------------------------------
+    def _flush(self) -> None:
+        self._flush_soon = False
+        if self._busy or self._closed:
+            return
+        batch = self._take_batch()
+        if not batch:
+            self._now_idle()
+            return
+        here = self._waited_for and len(batch) == 1 and self._seconds < QUICK_SECONDS and not self.full
+        self._waited_for = False
+        if here:
+            self._commit_here(batch)
+        else:
+            self._commit_elsewhere(batch)
+
+    def _take_batch(self) -> list[_Entry]:
+        batch: list[_Entry] = list(self._stalled)
+        self._stalled.clear()
+        entries, self._queue = self._queue, deque()
+        self._queued.clear()
+        for entry in entries:
+            if isinstance(entry, _Request):
+                batch.append(entry)
+            elif (unit := entry.unit()) is not None:
+                batch.append((entry, unit))
+        if self._flush_later is not None:
+            self._flush_later.cancel()
+            self._flush_later = None
+        return batch
+
+    def _commit_here(self, batch: list[_Entry]) -> None:
+        began = time.perf_counter()
+        try:
+            verdicts = self.store.commit(_operations(batch), patient=False)
+        except Busy:
+            self._commit_elsewhere(batch)
+            return
+        except Exception as error:  # noqa: BLE001  # every failure goes to whoever waits for the commit
+            self._fail(batch, error)
+            return
+        self._seconds += (time.perf_counter() - began - self._seconds) / 8
+        self._settle(batch, verdicts)
+
+    def _commit_elsewhere(self, batch: list[_Entry]) -> None:
+        self._busy = True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="everstep-committer", daemon=True)
+            self._thread.start()
+        self._batches.put(batch)
+
+    def _work(self) -> None:
+        """The committer's thread."""
+        while (batch := self._batches.get()) is not None:
+            began = time.perf_counter()
+            outcome: Callable[[], None]
+            try:
+                verdicts = self.store.commit(_operations(batch))
+            except Exception as error:  # noqa: BLE001  # every failure goes to whoever waits for the commit
+                self._tell(self._fail, batch, error)
+            else:
+                self._tell(self._done_elsewhere, batch, verdicts, time.perf_counter() - began)
+
+    def _tell(self, callback: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            pass  # the application's loop is closed: nobody is left to be told
+
+    def _done_elsewhere(self, batch: list[_Entry], verdicts: Sequence[Verdict], seconds: float) -> None:
+        self._busy = False
+        self._seconds += (seconds / len(batch) - self._seconds) / 8
+        self._settle(batch, verdicts)
+
+    def _settle(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
+        self.commits += 1
+        if self.full:
+            self.full = False
+            log.warning("There is room again: work goes on.")
+        for entry, verdict in zip(batch, verdicts, strict=True):
+            if isinstance(entry, _Request):
+                entry.settle(verdict)
+            else:
+                entry[0].settle(entry[1], verdict)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._queue and not self._busy:
+            if not self._flush_soon:
+                self._flush_soon = True
+                self._loop.call_soon(self._flush)
+        elif not self._queue:
+            self._now_idle()
+
+    def _fail(self, batch: list[_Entry], error: Exception) -> None:
+        """Units of runs wait out a full disk; whoever asked directly is told. Any other failure stops the runs."""
+        self._busy = False
+        full = isinstance(error, StoreFull)
+        for entry in batch:
+            if isinstance(entry, _Request):
+                entry.fail(error)
+            elif full:
+                self._stalled.append(entry)
+            else:
+                entry[0].fail(error)
+        if full and self._stalled:
+            self._wait_for_room(error)
+        self._go_on() if not full else self._now_idle()
+
+    def _wait_for_room(self, error: StoreError) -> None:
+        if not self.full:
+            self.full = True
+            log.error("%s Work pauses and goes on by itself when there is room.", error)
+        if self._flush_later is None:
+            self._flush_later = self._loop.call_later(ROOM_SECONDS, self._flush_lingering)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+    def _now_idle(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def drained(self) -> None:
+        """Wait until everything that came in is durable (or, on a full disk, until it cannot be for now)."""
+        while (self._queue or self._busy) and not self.full:
+            self._idle = self._loop.create_future()
+            self._soon()
+            await self._idle
+
+    async def close(self) -> None:
+        """Save what is left, then stop the thread."""
+        await self.drained()
+        self._closed = True
+        if self._flush_later is not None:
+            self._flush_later.cancel()
+        if self._thread is not None:
+            self._batches.put(None)
+            await asyncio.to_thread(self._thread.join)
+
+
+def _operations(batch: list[_Entry]) -> list[Operation]:
+    return [entry.operation if isinstance(entry, _Request) else entry[1] for entry in batch]

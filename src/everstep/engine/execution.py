@@ -1,0 +1,439 @@
+"""Workflow code of one run, driven by the events of its history. Pure: no I/O, no clock, no threads.
+
+`apply` takes one event, in the order of the log, and drains the loop; `take_commands` gives what the code asked for
+since. Live and replay are the same code: replay compares the commands with recorded ones, live records them.
+"""
+
+import asyncio
+import functools
+import random
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from types import FrameType
+from typing import Any, TypeVar
+
+import msgspec
+
+from everstep.codec import ANY, Codec, Types, types_of, types_text
+from everstep.effects.step import Step
+from everstep.effects.surroundings import CURRENT, where_is
+from everstep.engine.commands import (
+    AwaitSignal,
+    CallFuture,
+    CancelChild,
+    CancelStep,
+    ChildCall,
+    Command,
+    EndRun,
+    PublishValue,
+    RejectSignal,
+    StartTimer,
+    StepCall,
+)
+from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
+from everstep.engine.loop import WorkflowFuture, WorkflowLoop
+from everstep.engine.unwinding import unwind
+from everstep.engine.workflow import Workflow
+from everstep.errors import (
+    Evicted,
+    IdConflict,
+    Misuse,
+    NotDecodable,
+    NotEncodable,
+    OutsideInWorkflow,
+    RunCancelled,
+    RunTimedOut,
+)
+from everstep.model import events as ev
+from everstep.model.digests import derived_key
+from everstep.model.ids import child_id
+
+PayloadLookup = Callable[[str], bytes]
+_C = TypeVar("_C")
+
+
+class Execution:
+    """The code of one run in memory."""
+
+    place = "workflow"
+
+    def __init__(self, workflow: Workflow, *, run: str, generation: int, codec: Codec, lookup: PayloadLookup) -> None:
+        self.workflow = workflow
+        self.run = run
+        self.generation = generation
+        self.codec = codec
+        self.lookup = lookup
+        self.loop = WorkflowLoop(self._call_in_executor)
+        self.entropy = ""
+        self.steps: dict[int, StepCall] = {}
+        self.children: dict[int, ChildCall] = {}
+        self.receives: dict[str, deque[AwaitSignal]] = {}
+        self.patches: dict[str, bool] = {}
+        self.new_patches: list[str] = []
+        self.replaying = False
+        self.unwinding = False
+        self.ended = False
+        self.cancel: ev.CancelRequested | None = None
+        self.main: asyncio.Task[Any] | None = None
+        self._calls = 0
+        self._visits: dict[str, int] = {}
+        self._issued: list[Command] = []
+        self._signals: dict[str, deque[tuple[int, bytes]]] = {}
+        self._failures: dict[int, tuple[BaseException, int]] = {}
+        self._random: random.Random | None = None
+        self._cancel_came_too_late = False
+
+    # -- the history moves the code -----------------------------------------------------------------------------------
+    def begin(self, started: ev.RunStarted, at: int) -> None:
+        """Apply `run_started`: create the main task and let it run to its first rest."""
+        self.entropy = started.entropy
+        self.loop.now = at
+        payload = self.payload(started.arguments, started.arguments_ref)
+        args, kwargs = self.codec.decode_arguments(self.workflow.signature, payload)
+        context = Context()
+        context.run(CURRENT.set, self)
+        if self.workflow.is_async:
+            coroutine = self.workflow.function(*args, **kwargs)
+        else:
+            coroutine = on_greenlet(functools.partial(self.workflow.function, *args, **kwargs))
+        self.main = self.loop.create_task(coroutine, name="main", context=context)
+        self.loop.drain()
+
+    def apply(self, kind: str, body: Any, at: int) -> None:
+        """Apply one outcome and let the code run until it can only wait."""
+        self.loop.now = at
+        _APPLY[kind](self, body)
+        self.loop.drain()
+
+    def take_commands(self) -> list[Command]:
+        """Return what the code asked for since the last call; timers that are still pending come last."""
+        for timer in self.loop.timers_at_rest():
+            self._issue(StartTimer(self._next_call(), timer))
+            self.loop.timers[timer.call] = timer
+        if self.main is not None and self.main.done() and not self.ended and not self._waits_for_children():
+            self.ended = True
+            self._issued.append(self._end())
+        issued, self._issued = self._issued, []
+        return issued
+
+    def _awaited(self, calls: dict[int, _C], body: Any) -> _C | None:
+        """Take the call that an outcome is for. Only one that was recorded early may find that nobody waits any more."""
+        if body.early:
+            return calls.pop(body.call, None)
+        return calls.pop(body.call)
+
+    def _step_completed(self, body: ev.StepCompleted) -> None:
+        call = self._awaited(self.steps, body)
+        if call is not None and not call.future.done():
+            payload = self.payload(body.value, body.ref)
+            call.future.set_result(self.codec.decode(payload, call.target.signature.result))
+
+    def _step_failed(self, body: ev.StepFailed) -> None:
+        call = self._awaited(self.steps, body)
+        if call is not None and not call.future.done():
+            self._fail(call.future, body.call, self.codec.decode_error(self.payload(body.error, body.ref)))
+
+    def _timer_fired(self, body: ev.TimerFired) -> None:
+        timer = self._awaited(self.loop.timers, body)
+        if timer is not None:
+            self.loop.fire(timer)
+
+    def _signal_received(self, body: ev.SignalReceived) -> None:
+        payload = self.payload(body.value, body.ref)
+        self._signals.setdefault(body.name, deque()).append((body.number, payload))
+        self._deliver_signals(body.name)
+
+    def _child_ended(self, body: ev.ChildEnded) -> None:
+        call = self._awaited(self.children, body)
+        if call is None or call.future.done():
+            return
+        future = call.future
+        if body.status == "completed":
+            payload = self.payload(body.value, body.ref)
+            future.set_result(self.codec.decode(payload, call.target.signature.result))
+        elif body.status == "failed":
+            self._fail(future, body.call, self.codec.decode_error(self.payload(body.value, body.ref)))
+        elif body.status == "refused":
+            error = IdConflict(f"The run {body.run} exists already, of another workflow or with other arguments.")
+            self._fail(future, body.call, error)
+        else:
+            self._fail(future, body.call, RunCancelled(f"The child run {body.run} was cancelled."))
+
+    def _cancel_requested(self, body: ev.CancelRequested) -> None:
+        self.cancel = body
+        assert self.main is not None
+        if self.main.done():
+            # The code had finished, but its end was not durable, so nobody has seen it: the cancel still takes effect.
+            self._cancel_came_too_late = True
+            self.ended = False
+        else:
+            self.main.cancel(body.reason or "the run was cancelled")
+
+    def _fail(self, future: WorkflowFuture, call: int, error: BaseException) -> None:
+        if isinstance(error, StopIteration):
+            error = RuntimeError(f"StopIteration: {error}")  # a future cannot carry it
+        self._failures[id(error)] = (error, call)
+        future.set_exception(error)
+
+    def payload(self, value: msgspec.Raw, ref: str) -> bytes:
+        """Return a payload that stands in a body, or is kept beside it under its digest."""
+        return self.lookup(ref) if ref else bytes(value)
+
+    # -- the code's end -----------------------------------------------------------------------------------------------
+    def _end(self) -> EndRun:
+        assert self.main is not None
+        if self._cancel_came_too_late:
+            return self._end_cancelled()
+        if self.main.cancelled():
+            if self.cancel is not None:
+                return self._end_cancelled()
+            return self._end_failed(asyncio.CancelledError())
+        error = self.main.exception()
+        if error is not None:
+            return self._end_failed(error)
+        try:
+            payload = self.codec.encode(self.main.result(), self.workflow.signature.result, "the result")
+        except NotEncodable as refused:
+            return self._end_failed(refused)
+        return EndRun("run_completed", payload)
+
+    def _end_cancelled(self) -> EndRun:
+        if self.cancel is not None and self.cancel.timeout:
+            return self._end_failed(RunTimedOut(f"The run took longer than {self.workflow.timeout} s."))
+        return EndRun("run_cancelled")
+
+    def _end_failed(self, error: BaseException) -> EndRun:
+        return EndRun("run_failed", self.codec.encode_error(error), self._cause(error))
+
+    def _cause(self, error: BaseException | None) -> int:
+        """Return the call whose failure this error is or came from; 0 if it is the code's own."""
+        seen: set[int] = set()
+        todo: list[BaseException | None] = [error]
+        while todo:
+            one = todo.pop()
+            if one is None or id(one) in seen:
+                continue
+            seen.add(id(one))
+            if id(one) in self._failures:
+                return self._failures[id(one)][1]
+            todo += [one.__context__, one.__cause__]
+            if isinstance(one, BaseExceptionGroup):
+                todo.extend(one.exceptions)
+        return 0
+
+    def _waits_for_children(self) -> bool:
+        return any(child.target.on_parent_end == "wait" for child in self.children.values()) and not self.cancel
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the code waits for anything that can still happen."""
+        return bool(self.steps or self.loop.timers or self.children or any(self.receives.values()))
+
+    # -- the code asks --------------------------------------------------------------------------------------------------
+    def _next_call(self) -> int:
+        self._calls += 1
+        return self._calls
+
+    def _issue(self, command: Command) -> None:
+        self._issued.append(command)
+
+    def require_live(self) -> None:
+        """Raise `Evicted` when the code is being unwound: then every command does."""
+        if self.unwinding:
+            raise Evicted
+
+    def call_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+        """A step called by workflow code is a durable call."""
+        if step.is_async:
+            return self._await_step(step, args, kwargs, where_is(frame))
+        if in_greenlet():
+            return wait_in_greenlet(self.issue_step(step, args, kwargs, where_is(frame)))
+        raise OutsideInWorkflow(
+            f"{where_is(frame)} — the `def` step {step.name} blocks, and this workflow is `async`: "
+            f"write `await asyncio.to_thread({step.name}, …)`."
+        )
+
+    async def _await_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> Any:
+        return await self.issue_step(step, args, kwargs, source)
+
+    def issue_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> CallFuture:
+        """Ask for a step and return the future of its outcome."""
+        if self.unwinding:
+            raise Evicted
+        arguments = self.codec.encode_arguments(step.signature, args, kwargs, step.name)
+        visit = self._visits.get(step.name, 0) + 1
+        self._visits[step.name] = visit
+        name = step.name if visit == 1 else f"{step.name}#{visit}"
+        future = CallFuture(self.loop, self)
+        call = StepCall(self._next_call(), name, step, arguments, self.entropy, future, source)
+        future.target = call
+        self.steps[call.call] = call
+        self._issued.append(call)
+        return future
+
+    def key_of(self, call: StepCall) -> str:
+        """Return a step's idempotency key. It hangs on the entropy in force when the code asked for the step."""
+        return derived_key(call.key, call.step)
+
+    def stop_waiting(self, target: StepCall | ChildCall) -> None:
+        """The code was cancelled while it waited for a step or child."""
+        if self.unwinding:
+            return
+        if isinstance(target, StepCall):
+            target.cancelled = True
+            self.steps.pop(target.call, None)
+            self._issue(CancelStep(self._next_call(), target))
+        elif target.target.on_parent_end == "cancel":
+            self._issue(CancelChild(self._next_call(), target))
+
+    def _call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """`asyncio.to_thread(step, …)`: the way in which an `async` workflow calls a `def` step."""
+        function, args, kwargs = _unwrap_to_thread(function, args)
+        if isinstance(function, Step) and not function.is_async:
+            return self.issue_step(function, args, kwargs, "asyncio.to_thread")
+        if isinstance(function, Workflow) and not function.is_async:
+            return self.issue_child(function, args, kwargs, None, "asyncio.to_thread")
+        name = getattr(function, "__qualname__", repr(function))
+        raise OutsideInWorkflow(
+            f"asyncio.to_thread({name}, …) in a workflow body: threads are for steps. Put @everstep.step on {name}."
+        )
+
+    def call_workflow(
+        self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
+    ) -> Any:
+        """A workflow called by workflow code is a child run."""
+        if workflow.is_async:
+            return self._await_child(workflow, args, kwargs, where_is(frame))
+        if in_greenlet():
+            return wait_in_greenlet(self.issue_child(workflow, args, kwargs, None, where_is(frame)))
+        raise OutsideInWorkflow(
+            f"{where_is(frame)} — the `def` workflow {workflow.name} blocks, and this one is `async`: "
+            f"write `await asyncio.to_thread({workflow.name}, …)`."
+        )
+
+    async def _await_child(
+        self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], source: str
+    ) -> Any:
+        return await self.issue_child(workflow, args, kwargs, None, source)
+
+    def issue_child(
+        self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None, source: str
+    ) -> CallFuture:
+        """Ask for a child run and return the future of its outcome."""
+        self.require_live()
+        arguments = self.codec.encode_arguments(workflow.signature, args, kwargs, workflow.name)
+        future = CallFuture(self.loop, self)
+        number = self._next_call()
+        run = id or child_id(self.run, self.generation, number)
+        call = ChildCall(number, run, workflow, arguments, future, source)
+        future.target = call
+        self.children[number] = call
+        self._issue(call)
+        return future
+
+    def receive(self, name: str, annotation: Any, source: str) -> WorkflowFuture:
+        """Ask for the next signal of this name."""
+        self.require_live()
+        future = self.loop.create_future()
+        types: Types = ANY if annotation in (Any, object) else types_of(annotation)
+        command = AwaitSignal(self._next_call(), name, types_text(annotation), (types, annotation), future, source)
+        self.receives.setdefault(name, deque()).append(command)
+        self._issue(command)
+        self._deliver_signals(name)
+        return future
+
+    def _deliver_signals(self, name: str) -> None:
+        """Hand buffered signals to waiting receives, the first to the first."""
+        signals, receives = self._signals.get(name), self.receives.get(name)
+        while signals and receives:
+            command = receives[0]
+            if command.future.done():  # the code stopped waiting: a timeout, a cancel
+                receives.popleft()
+                continue
+            number, payload = signals.popleft()
+            try:
+                value = decode_signal(self.codec, payload, *command.types)
+            except NotDecodable as refused:
+                self._issue(RejectSignal(self._next_call(), name, number, str(refused)))
+                continue
+            receives.popleft()
+            command.future.set_result(value)
+
+    def forget_stale_receives(self) -> None:
+        """Drop receives that the code no longer waits for, so that a run at rest knows what it waits for."""
+        for name in [name for name, waiting in self.receives.items() if all(one.future.done() for one in waiting)]:
+            del self.receives[name]
+
+    def publish(self, name: str, value: Any, source: str) -> None:
+        """Publish a value that anyone can read once it is durable."""
+        self.require_live()
+        payload = self.codec.encode(value, ANY, f"publish({name!r})")
+        self._issue(PublishValue(self._next_call(), name, payload, source))
+
+    def patched(self, name: str) -> bool:
+        """Answer the same for a name throughout a run: whether its code had this patch when it came here first."""
+        self.require_live()
+        if name not in self.patches:
+            self.patches[name] = not self.replaying
+            self.new_patches.append(name)
+        return self.patches[name]
+
+    def random(self) -> random.Random:
+        """Return the run's own source of randomness, the same in every replay."""
+        if self._random is None:
+            self._random = random.Random(derived_key(self.entropy, "#random"))
+        return self._random
+
+    # -- leaving memory -------------------------------------------------------------------------------------------------
+    def evict(self) -> None:
+        """Unwind the code: every command raises `Evicted`, nothing is recorded."""
+        if not self.unwinding:
+            self.unwinding = True
+            unwind(self.loop)
+
+
+def _unwrap_to_thread(
+    function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """`asyncio.to_thread` hands over `partial(context.run, function, *args)`: return what is inside."""
+    if isinstance(function, functools.partial):
+        inner, kwargs = function.args + args, dict(function.keywords)
+        if getattr(function.func, "__name__", "") == "run" and isinstance(
+            getattr(function.func, "__self__", None), Context
+        ):
+            return inner[0], inner[1:], kwargs
+        return function.func, inner, kwargs
+    return function, args, {}
+
+
+def decode_signal(codec: Codec, payload: bytes, types: Types, annotation: Any) -> Any:
+    """Decode a signal's value and check that it is of the type that the code asked for."""
+    value = codec.decode(payload, types)
+    if annotation in (Any, object):
+        return value
+    try:
+        return msgspec.convert(value, annotation, strict=True)
+    except msgspec.ValidationError as refused:
+        raise NotDecodable(f"not a {types_text(annotation)}: {refused}") from None
+    except TypeError:
+        return value  # a type that msgspec does not know; the codec's own check has passed
+
+
+def current_execution(what: str) -> Execution:
+    """Return the execution whose code is running, else say where `what` may be used."""
+    current = CURRENT.get()
+    if isinstance(current, Execution):
+        return current
+    raise Misuse(f"{what} is for workflow code; it was called outside of one.")
+
+
+_APPLY: dict[str, Callable[[Execution, Any], None]] = {
+    "step_completed": Execution._step_completed,
+    "step_failed": Execution._step_failed,
+    "timer_fired": Execution._timer_fired,
+    "signal_received": Execution._signal_received,
+    "child_ended": Execution._child_ended,
+    "cancel_requested": Execution._cancel_requested,
+}
+OUTCOMES = frozenset(_APPLY)

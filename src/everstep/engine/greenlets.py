@@ -1,0 +1,38 @@
+"""`def` workflows: plain functions that are suspended by switching stacks, without a thread."""
+
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any
+
+import greenlet
+
+
+class _Worker(greenlet.greenlet):
+    """A stack that runs plain workflow code."""
+
+
+async def on_greenlet(function: Callable[[], Any]) -> Any:
+    """Run a plain function; whenever it waits, wait here in its place."""
+    worker = _Worker(function)
+    worker.gr_context = copy_context()
+    waiting = worker.switch()
+    while not worker.dead:
+        try:
+            value = await waiting
+        except BaseException as error:  # noqa: BLE001  # it belongs to the code on the other stack
+            waiting = worker.throw(error)
+        else:
+            waiting = worker.switch(value)
+    return waiting
+
+
+def in_greenlet() -> bool:
+    """Tell whether plain workflow code is running here."""
+    return isinstance(greenlet.getcurrent(), _Worker)
+
+
+def wait_in_greenlet(awaitable: Any) -> Any:
+    """Suspend plain workflow code until the awaitable is done, and return its result."""
+    parent = greenlet.getcurrent().parent
+    assert parent is not None
+    return parent.switch(awaitable)

@@ -1,0 +1,130 @@
+"""A run as an application holds it: an id and what can be asked of it."""
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from everstep.engine.history import Event, load_verified, public_events
+from everstep.errors import Damaged, RunCancelled, RunHeld, UnknownRun
+from everstep.model.status import Status
+from everstep.stores.protocol import HoldRow, RunRow
+
+if TYPE_CHECKING:
+    from everstep.engine.app import App
+
+T = TypeVar("T")
+
+
+class Verification(msgspec.Struct):
+    """What `run.verify()` found. `sound` is True when every digest matches; `problem` says what does not."""
+
+    sound: bool
+    events: int
+    last_good: int
+    problem: str = ""
+
+
+class Run(Generic[T]):
+    """A handle on one run. It holds no connection and no lease: make as many as you like."""
+
+    def __init__(self, app: "App", id: str, result_types: Any = None) -> None:
+        self._app = app
+        self._result_types = result_types
+        self.id = id
+
+    async def result(self, timeout: float | None = None) -> T:
+        """Wait for the run's end and return its result, or raise its failure.
+
+        Raises `RunHeld` when the run waits for a person, `RunCancelled` when it was cancelled, `TimeoutError` after
+        `timeout` seconds; the run goes on then.
+        """
+        status, outcome = await self._app.wait_for_end(self.id, timeout)
+        if status == "completed":
+            return self._app.codec.decode(outcome or b"[null]", self._types())  # type: ignore[no-any-return]
+        if status == "failed":
+            raise self._app.codec.decode_error(outcome or b"")
+        if status == "held":
+            raise await self._held()
+        raise RunCancelled(f"The run {self.id} was cancelled.")
+
+    def _types(self) -> Any:
+        return self._app.result_types(self) if self._result_types is None else self._result_types
+
+    async def _held(self) -> RunHeld:
+        holds = await self.holds()
+        if not holds:
+            return RunHeld(f"The run {self.id} is held.")
+        hold = holds[-1]
+        return RunHeld(
+            f"The run {self.id} is held ({hold.reason}): {hold.summary}. "
+            f"See `everstep holds`; then `everstep resolve {self.id} --{hold.resolutions[0]}` or another resolution.",
+            hold.id,
+            hold.reason,
+        )
+
+    async def row(self) -> RunRow:
+        """Return what the store's table of runs says about this run."""
+        row = await self._app.read(self._app.store.run, self.id)
+        if row is None:
+            raise UnknownRun(f"There is no run {self.id!r} in {self._app.store.url}.")
+        return row
+
+    async def status(self) -> Status:
+        """Return the run's status: `queued`, `running`, `waiting`, `held`, `completed`, `failed` or `cancelled`."""
+        return (await self.row()).status
+
+    async def history(self, generation: int | None = None) -> list[Event]:
+        """Return the run's events. An earlier `generation` is the history from before a restart."""
+        row = await self.row()
+        events = await self._app.read(self._app.store.events, self.id, generation or row.generation)
+        return public_events(events)
+
+    async def published(self) -> dict[str, Any]:
+        """Return the values that the run has published, by name."""
+        row = await self.row()
+        values = msgspec.json.decode(row.published or b"{}", type=dict[str, msgspec.Raw])
+        return {name: self._app.codec.decode(bytes(payload)) for name, payload in values.items()}
+
+    async def holds(self, *, open_only: bool = True) -> list[HoldRow]:
+        """Return the run's holds, open ones only by default."""
+        return await self._app.read(self._holds_now, open_only)
+
+    def _holds_now(self, open_only: bool) -> list[HoldRow]:
+        return self._app.store.holds(run=self.id, open_only=open_only)
+
+    async def children(self) -> list["Run[Any]"]:
+        """Return the run's child runs."""
+        rows = await self._app.read(self._app.store.children, self.id)
+        return [Run(self._app, row.id) for row in rows]
+
+    async def signal(self, name: str, value: Any = None, *, id: str | None = None) -> None:
+        """Send a signal. It is durable when this returns; with an `id`, sending again delivers it once."""
+        await self._app.signal(self.id, name, value, id=id)
+
+    async def cancel(self, reason: str = "", *, grace: float = 30.0, now: bool = False) -> None:
+        """Ask the run to stop: see `App.cancel`."""
+        await self._app.cancel(self.id, reason, grace=grace, now=now)
+
+    async def verify(self) -> Verification:
+        """Check the run's history against its digests. Changes nothing."""
+        row = await self.row()
+        try:
+            history = await self._app.read(load_verified, self._app.store, row)
+        except Damaged as error:
+            return Verification(False, row.head_seq, error.last_good, str(error))
+        return Verification(True, len(history), row.head_seq)
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+
+async def in_pages(app: "App", **filter: Any) -> AsyncIterator[RunRow]:
+    """Go through all runs of a filter, page by page."""
+    offset, limit = 0, 200
+    while page := await app.list(**filter, limit=limit, offset=offset):
+        for row in page:
+            yield row
+        if len(page) < limit:
+            return
+        offset += limit

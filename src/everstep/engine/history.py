@@ -1,0 +1,69 @@
+"""Loading a history and verifying it: nothing is believed that does not match its digests."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from everstep.errors import Damaged
+from everstep.model.digests import chain_next, chain_start
+from everstep.model.events import EventRow, decode_body
+from everstep.stores.protocol import RunRow, Store
+
+
+class Recorded(NamedTuple):
+    """An event with its decoded body."""
+
+    seq: int
+    kind: str
+    step: str
+    at: int
+    body: Any
+
+
+class Event(NamedTuple):
+    """An event of a run's history, as `run.history()` gives it. `at` is microseconds since 1970; `body` plain data."""
+
+    seq: int
+    kind: str
+    step: str
+    at: int
+    body: dict[str, Any]
+
+
+def load_verified(store: Store, row: RunRow) -> list[Recorded]:
+    """Return the run's history, or raise `Damaged` with the number of the last event that can be believed."""
+    return verified(store.events(row.id, row.generation), row)
+
+
+def verified(events: Sequence[EventRow], row: RunRow) -> list[Recorded]:
+    """Return the events with their bodies, after checking numbers, digests, bodies and the head in the run's row."""
+    digest = chain_start(row.id, row.generation)
+    recorded: list[Recorded] = []
+    append, last_at = recorded.append, 0
+    for expected, (seq, kind, step, at, body, own) in enumerate(events, 1):
+        if seq != expected:
+            raise Damaged(f"Event {expected} of run {row.id} is missing: {seq} follows {expected - 1}.", expected - 1)
+        digest = chain_next(digest, seq, kind, step, at, body)
+        if digest != own or at < last_at:
+            raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
+        try:
+            append(Recorded(seq, kind, step, at, decode_body(kind, body)))
+        except (msgspec.MsgspecError, KeyError):
+            raise Damaged(f"Event {seq} of run {row.id} cannot be read.", seq - 1) from None
+        last_at = at
+    if not recorded or recorded[0].kind != "run_started":
+        raise Damaged(f"The history of run {row.id} does not begin with run_started.", 0)
+    if len(recorded) != row.head_seq or digest != row.head_digest:
+        raise Damaged(
+            f"The history of run {row.id} ends at event {len(recorded)}, but its row says {row.head_seq}"
+            + (", with another digest." if len(recorded) == row.head_seq else "."),
+            min(len(recorded), row.head_seq),
+        )
+    return recorded
+
+
+def public_events(events: Sequence[EventRow]) -> list[Event]:
+    """Return events as users see them, their bodies as plain data."""
+    decode = msgspec.json.decode
+    return [Event(seq, kind, step, at, decode(body)) for seq, kind, step, at, body, _ in events]

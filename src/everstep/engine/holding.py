@@ -1,0 +1,117 @@
+"""Holds: what a person is asked, why, and what each answer means."""
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from everstep.engine.commands import Difference, StepCall
+from everstep.errors import Damaged
+from everstep.stores.protocol import HoldRow
+
+if TYPE_CHECKING:
+    from everstep.engine.execution import Execution
+
+CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
+    "diverged": {
+        "retry": "compare again with the code as it is then; the run goes on if it matches",
+        "accept": "keep the recorded outcomes although the arguments are others now, and go on",
+        "cancel": "end the run as cancelled, without its code",
+    },
+    "damaged": {"retry": "verify the history again, after the file was repaired or brought back from a backup"},
+    "exhausted": {
+        "retry": "give the step a fresh set of attempts",
+        "skip": "take the given value as the step's outcome and go on",
+        "cancel": "end the run as cancelled, without its code",
+    },
+    "stuck": {
+        "retry": "replay the code as it is then, and go on if it can",
+        "cancel": "end the run as cancelled, without its code",
+    },
+    "poisoned": {
+        "retry": "drive the run again; its worker may die again",
+        "cancel": "end the run as cancelled, without its code",
+    },
+    "asked": {"retry": "go on", "cancel": "end the run as cancelled, without its code"},
+}
+
+
+class HoldReport(msgspec.Struct):
+    """What is known when a run is put on hold."""
+
+    reason: str
+    summary: str
+    step: str = ""
+    facts: dict[str, Any] = {}
+    without: list[str] = []
+    """Resolutions of this reason that do not apply here."""
+
+    def row(self, run: str, at: int, randomness: random.Random) -> HoldRow:
+        """Return the hold as it is stored."""
+        resolutions = [one for one in CONSEQUENCES[self.reason] if one not in self.without]
+        consequences = {one: CONSEQUENCES[self.reason][one] for one in resolutions}
+        report = msgspec.json.encode({**self.facts, "consequences": consequences})
+        return HoldRow(
+            id=f"h{randomness.getrandbits(40):010x}",
+            run=run,
+            reason=self.reason,
+            step=self.step,
+            summary=self.summary,
+            report=report,
+            resolutions=resolutions,
+            created_at=at,
+        )
+
+
+def diverged_report(differences: Sequence[Difference]) -> HoldReport:
+    """The code and the history disagree."""
+    first = differences[0]
+    acceptable = all(one.acceptable for one in differences)
+    summary = f"event {first.seq} ({first.what}): recorded {first.recorded}; the code now would {_verb(first.now)}"
+    if len(differences) > 1:
+        summary += f" (and {len(differences) - 1} more)"
+    facts = {
+        "differences": [one._asdict() for one in differences],
+        "accepted": {str(one.seq): one.digest for one in differences} if acceptable else {},
+    }
+    return HoldReport("diverged", summary, facts=facts, without=[] if acceptable else ["accept"])
+
+
+def _verb(text: str) -> str:
+    return text if text.startswith(("return", "raise", "wait", "stop", "publish", "receive")) else f"ask for {text}"
+
+
+def damaged_report(error: Damaged) -> HoldReport:
+    """The history does not match its digests."""
+    return HoldReport("damaged", str(error), facts={"last_good": error.last_good})
+
+
+def exhausted_report(call: StepCall, attempt: int, error: BaseException) -> HoldReport:
+    """A step failed as often as its policy allows."""
+    summary = f"{call.step} failed {attempt} times, last with {type(error).__name__}"
+    return HoldReport("exhausted", summary, step=call.step, facts={"call": call.call, "attempts": attempt})
+
+
+def stuck_report(execution: "Execution", error: BaseException | None) -> HoldReport:
+    """The code waits for something that can never happen, or does not come to rest."""
+    lines = []
+    for task in list(execution.loop.tasks.values()):
+        for frame in task.get_stack(limit=1):
+            lines.append(f"{task.get_name()}: {frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}")
+    if error is None:
+        summary = "the code waits for something that can never happen: no step, timer, signal or child is open"
+    else:
+        summary = f"the code does not come to rest: {type(error).__name__}"
+    return HoldReport("stuck", summary, facts={"waiting_at": lines})
+
+
+def poisoned_report(deaths: int) -> HoldReport:
+    """Whoever drives this run dies."""
+    summary = f"the process that drove this run died {deaths} times in a row without getting any further"
+    return HoldReport("poisoned", summary, facts={"deaths": deaths})
+
+
+def asked_report(note: str, by: str) -> HoldReport:
+    """A person or a rule wanted it."""
+    return HoldReport("asked", note or "somebody asked for it", facts={"by": by})

@@ -1,0 +1,136 @@
+"""What workflow code may ask for, beside its steps: time, randomness, signals, published values, child runs."""
+
+import asyncio
+import sys
+import uuid as uuid_module
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+from everstep.effects.body import StepBody
+from everstep.effects.surroundings import CURRENT, where_is
+from everstep.engine.commands import CallFuture
+from everstep.engine.execution import current_execution
+from everstep.engine.workflow import workflow_of
+from everstep.errors import Misuse
+from everstep.model.ids import checked_name, checked_run_id
+
+T = TypeVar("T")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def now() -> datetime:
+    """Return the run's clock (UTC): the time of its newest event. It never goes backwards within a run."""
+    return EPOCH + timedelta(microseconds=current_execution("everstep.now()").loop.now)
+
+
+def random() -> Random:
+    """Return the run's own `random.Random`: it draws the same numbers in every replay."""
+    return current_execution("everstep.random()").random()
+
+
+def uuid() -> uuid_module.UUID:
+    """Return a new UUID that is the same in every replay."""
+    return uuid_module.UUID(int=random().getrandbits(128), version=4)
+
+
+async def sleep(seconds: float) -> None:
+    """Sleep durably: across a crash, for as long as it takes, and without memory. The same as `asyncio.sleep`."""
+    await asyncio.sleep(seconds)
+
+
+@overload
+async def receive(name: str, type: type[T], *, timeout: float | None = ...) -> T: ...
+@overload
+async def receive(name: str, type: Any = ..., *, timeout: float | None = ...) -> Any: ...
+async def receive(name: str, type: Any = Any, *, timeout: float | None = None) -> Any:
+    """Wait for the next signal of this name and return its value. With `timeout=` (seconds): `TimeoutError` after it."""
+    execution = current_execution("everstep.receive()")
+    source = where_is(_caller())
+    future = execution.receive(checked_name(name, "signal"), type, source)
+    if timeout is None:
+        return await future
+    async with asyncio.timeout(timeout):
+        return await future
+
+
+def _caller() -> Any:
+    """Return the first frame outside this package: the line that a person wrote."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and "/everstep/" in frame.f_code.co_filename.replace("\\", "/"):
+        frame = frame.f_back
+    return frame
+
+
+def publish(name: str, value: Any) -> None:
+    """Publish progress that anyone can read with `run.published()` and `everstep show`, once it is durable."""
+    current_execution("everstep.publish()").publish(checked_name(name, "published value"), value, where_is(_caller()))
+
+
+def patched(name: str) -> bool:
+    """Tell whether this run goes the new way: True if its code came here first with the patch, and so ever after.
+
+    Guard a change of a workflow with `if everstep.patched("name"): new… else: old…`; runs that are under way keep the
+    old way, new runs take the new one. `everstep replay` says when the old way can go.
+    """
+    return current_execution("everstep.patched()").patched(name)
+
+
+class Child(Generic[T]):
+    """A child run that was started by workflow code."""
+
+    def __init__(self, id: str, future: CallFuture) -> None:
+        self.id = id
+        self._future = future
+        future.add_done_callback(_retrieve)
+
+    async def result(self) -> T:
+        """Wait for the child's end; return its result or raise its failure. Giving up waiting does not cancel it."""
+        return await asyncio.shield(self._future)  # type: ignore[no-any-return]
+
+    def cancel(self) -> bool:
+        """Ask the child to stop. Returns False if it has ended already."""
+        return self._future.cancel()
+
+
+def _retrieve(future: Any) -> None:
+    if not future.cancelled():
+        future.exception()  # a child's failure that nobody waits for is no error of this run
+
+
+@overload
+async def start(workflow: Callable[..., Any], *args: Any, id: str | None = ...) -> Child[Any]: ...
+@overload
+async def start(workflow: str, *args: Any, id: str | None = ...) -> Child[Any]: ...
+async def start(workflow: Any, *args: Any, id: str | None = None) -> Child[Any]:
+    """Start a child run and go on; `await child.result()` waits for it. Calling a workflow directly does both."""
+    execution = current_execution("everstep.start()")
+    target = workflow_of(workflow)
+    run = checked_run_id(id) if id is not None else None
+    future = execution.issue_child(target, args, {}, run, where_is(_caller()))
+    assert future.target is not None
+    return Child(future.target.run, future)  # type: ignore[union-attr]
+
+
+class Current(NamedTuple):
+    """Where the running code is: in which run, and, in a step's body, in which step and attempt."""
+
+    run: str
+    workflow: str
+    step: str = ""
+    attempt: int = 0
+    details: Any = None
+    """In a step's body: what the attempt before left with `heartbeat`."""
+
+
+def current() -> Current:
+    """Return which run (and step, and attempt) this code belongs to."""
+    surroundings = CURRENT.get()
+    if isinstance(surroundings, StepBody):
+        body = surroundings
+        return Current(body.run, body.workflow, body.step, body.attempt, body.details)
+    if surroundings is None:
+        raise Misuse("everstep.current() is for code inside a run; it was called outside of one.")
+    execution = current_execution("everstep.current()")
+    return Current(execution.run, execution.workflow.name)

@@ -1,0 +1,233 @@
+"""An event loop that only moves when the history does.
+
+Workflow code runs on it as on any asyncio loop, but nothing here waits, reads a clock or does I/O: the only sources of
+progress are the events of the run's history, applied one at a time, with the loop drained in between. The same events
+in the same order so give the same tasks, in the same order, with the same winners of every race.
+
+What makes it deterministic beyond that: tasks and futures hash by the number of their creation (`asyncio.wait` and
+`TaskGroup` keep them in sets, which would otherwise iterate by memory address), names of tasks are numbered per run,
+and time stands still while code runs.
+"""
+
+import asyncio
+import collections
+import itertools
+import logging
+import sys
+from asyncio import events
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, Final
+
+from everstep.engine.guard import Guard
+from everstep.errors import OutsideInWorkflow
+
+log = logging.getLogger("everstep.workflow")
+
+TURNS_MAX: Final = 5_000_000
+"""So many callbacks without coming to rest is a loop that spins, such as `while True: await asyncio.sleep(0)`."""
+
+
+class SpinningWorkflow(Exception):
+    """Workflow code did not come to rest."""
+
+
+class WorkflowFuture(asyncio.Future[Any]):
+    """A future that hashes by the number of its creation."""
+
+    def __init__(self, *, loop: "WorkflowLoop") -> None:
+        self.number = next(loop.numbers)
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class WorkflowTask(asyncio.Task[Any]):
+    """A task that hashes by the number of its creation."""
+
+    def __init__(self, coroutine: Any, *, loop: "WorkflowLoop", name: str | None, context: Context | None) -> None:
+        self.number = next(loop.numbers)  # before the base class, which already puts the task into a set
+        super().__init__(coroutine, loop=loop, name=name or f"task-{self.number}", context=context)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class Timer(asyncio.TimerHandle):
+    """A timer of workflow code. It becomes durable if it is still pending when the code comes to rest."""
+
+    __slots__ = ("call", "deadline", "duration")
+
+    def __init__(
+        self, duration: int, when: float, callback: Any, args: Any, loop: "WorkflowLoop", context: Context | None
+    ) -> None:
+        super().__init__(when, callback, args, loop, context)
+        self.duration = duration
+        self.deadline = 0
+        self.call = 0
+
+
+class WorkflowLoop(asyncio.AbstractEventLoop):
+    """The loop of one run. `executor` is what `run_in_executor` becomes: a call of a `def` step."""
+
+    def __init__(self, executor: Callable[[Callable[..., Any], tuple[Any, ...]], "asyncio.Future[Any]"]) -> None:
+        self.numbers = itertools.count(1)
+        self.now = 0
+        self.tasks: dict[int, WorkflowTask] = {}
+        self.new_timers: list[Timer] = []
+        self.timers: dict[int, Timer] = {}
+        self.quiet = False
+        self._ready: collections.deque[asyncio.Handle] = collections.deque()
+        self._executor = executor
+        self._asyncgens: list[Any] = []
+
+    # -- what asyncio asks of a loop ------------------------------------------------------------------------------
+    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]
+        if delay <= 0:
+            return self.call_soon(callback, *args, context=context)
+        timer = Timer(round(delay * 1e6), self.time() + delay, callback, args, self, context)
+        self.new_timers.append(timer)
+        return timer
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]
+        return self.call_later(when - self.time(), callback, *args, context=context)
+
+    def time(self) -> float:
+        """Return the run's clock: the time of the event that is being applied."""
+        return self.now / 1e6
+
+    def create_future(self) -> WorkflowFuture:
+        return WorkflowFuture(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coroutine: Any, *, name: str | None = None, context: Context | None = None, **_: Any
+    ) -> WorkflowTask:
+        task = WorkflowTask(coroutine, loop=self, name=name, context=context)
+        self.tasks[task.number] = task  # held strongly: asyncio itself only keeps weak references
+        task.add_done_callback(self._forget_task)
+        return task
+
+    def _forget_task(self, task: Any) -> None:
+        self.tasks.pop(task.number, None)
+
+    def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
+        return self._executor(function, args)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def _timer_handle_cancelled(self, handle: Any) -> None:
+        self.timers.pop(handle.call, None)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self.quiet:
+            log.error("%s", context.get("message"), exc_info=context.get("exception"))
+
+    async def shutdown_asyncgens(self) -> None:
+        """Nothing to do: open generators are closed when the run leaves memory."""
+
+    # -- moving ---------------------------------------------------------------------------------------------------
+    def fire(self, timer: Timer) -> None:
+        """Make a durable timer's callback ready."""
+        timer.call = 0
+        self._ready.append(timer)
+
+    def timers_at_rest(self) -> list[Timer]:
+        """Return the timers that were made since the last rest and are still pending, in the order of their creation."""
+        if not self.new_timers:
+            return []
+        pending = [timer for timer in self.new_timers if not timer.cancelled()]
+        self.new_timers.clear()
+        return pending
+
+    def drain(self) -> None:
+        """Run workflow code until it can only wait for events."""
+        outer = events._get_running_loop()
+        task = _step_out_of_task(outer)
+        events._set_running_loop(self)
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(firstiter=self._asyncgens.append, finalizer=self._finalize_asyncgen)
+        ready = self._ready
+        turns = 0
+        try:
+            with Guard.armed:
+                while ready:
+                    handle = ready.popleft()
+                    if not handle._cancelled:  # type: ignore[attr-defined]
+                        try:
+                            handle._run()
+                        except SystemExit:
+                            pass  # it is the task's exception now: `sys.exit()` in a workflow fails the run, not the worker
+                    turns += 1
+                    if turns > TURNS_MAX:
+                        raise SpinningWorkflow
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+            events._set_running_loop(outer)
+            _step_into_task(outer, task)
+
+    def _finalize_asyncgen(self, generator: Any) -> None:
+        self.create_task(generator.aclose())
+
+    def close_asyncgens(self) -> None:
+        """Close the generators that are still open, for a run that leaves memory."""
+        for generator in self._asyncgens:
+            closing = generator.aclose()
+            try:
+                closing.send(None)
+            except (StopIteration, RuntimeError, GeneratorExit):
+                pass
+            except BaseException:  # noqa: BLE001  # whatever its `finally` raised: the run is leaving memory anyway
+                pass
+        self._asyncgens.clear()
+
+
+if sys.version_info >= (3, 14):
+
+    def _step_out_of_task(outer: asyncio.AbstractEventLoop | None) -> Any:
+        """CPython 3.14 keeps one current task per thread, so the outer one steps aside while workflow code runs."""
+        return asyncio.tasks._swap_current_task(outer, None) if outer is not None else None  # type: ignore[attr-defined]
+
+    def _step_into_task(outer: asyncio.AbstractEventLoop | None, task: Any) -> None:
+        if outer is not None:
+            asyncio.tasks._swap_current_task(outer, task)  # type: ignore[attr-defined]
+
+else:
+
+    def _step_out_of_task(outer: asyncio.AbstractEventLoop | None) -> Any:
+        return None
+
+    def _step_into_task(outer: asyncio.AbstractEventLoop | None, task: Any) -> None:
+        return None
+
+
+def _forbid(name: str, remedy: str) -> None:
+    def refuse(self: WorkflowLoop, *args: Any, **kwargs: Any) -> Any:
+        raise OutsideInWorkflow(f"{name} in a workflow body: {remedy}")
+
+    refuse.__name__ = name
+    setattr(WorkflowLoop, name, refuse)
+
+
+_IN_A_STEP: Final = "workflow code is replayed, so whatever touches the outside belongs into a step (@everstep.step)."
+for _name in (
+    "create_connection create_server create_unix_connection create_unix_server create_datagram_endpoint start_tls "
+    "connect_accepted_socket sendfile sock_recv sock_recv_into sock_recvfrom sock_sendall sock_sendto sock_connect "
+    "sock_accept sock_sendfile getaddrinfo getnameinfo add_reader remove_reader add_writer remove_writer "
+    "connect_read_pipe connect_write_pipe subprocess_exec subprocess_shell add_signal_handler remove_signal_handler "
+    "call_soon_threadsafe set_default_executor shutdown_default_executor run_forever run_until_complete stop close"
+).split():
+    _forbid(_name, _IN_A_STEP)
+WorkflowLoop.__abstractmethods__ = frozenset()

@@ -1,0 +1,158 @@
+"""Opening an app: in an application's own loop, on a loop of its own for blocking code, or for a single run."""
+
+import asyncio
+import inspect
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, Literal, TypeVar, TypeVarTuple, overload
+
+from everstep.engine.app import App
+from everstep.engine.blocking_app import BlockingApp
+from everstep.engine.workflow import OnExisting
+from everstep.errors import Misuse
+from everstep.stores.opening import open_store
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+DEFAULT_URL: Final = "sqlite:///everstep.db"
+IMPORTING: Final = "EVERSTEP_IMPORTING"
+"""Set while a command imports a user's file: `everstep.run` is then an error that shows the guard."""
+
+
+def default_url() -> str:
+    """Return `EVERSTEP_URL`, else `sqlite:///everstep.db`."""
+    return os.environ.get("EVERSTEP_URL") or DEFAULT_URL
+
+
+class Opening:
+    """What `everstep.open()` returns: use it with `async with`, or with `with` in blocking code."""
+
+    def __init__(self, url: str | None, durability: Literal["power", "process"], options: dict[str, Any]) -> None:
+        self._url = url or default_url()
+        self._durability: Literal["power", "process"] = durability
+        self._options = options
+        self._app: App | None = None
+        self._blocking: BlockingApp | None = None
+
+    def _make(self) -> App:
+        return App(open_store(self._url, durability=self._durability), **self._options)
+
+    async def __aenter__(self) -> App:
+        self._app = self._make()
+        return await self._app.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._app is not None
+        await self._app.close()
+
+    def __enter__(self) -> BlockingApp:
+        if asyncio._get_running_loop() is not None:
+            raise Misuse("`with everstep.open()` blocks, and an event loop is running here: write `async with`.")
+        self._blocking = BlockingApp(self._make)
+        return self._blocking
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._blocking is not None
+        self._blocking.close()
+
+
+def open(
+    url: str | None = None,
+    *,
+    recover: bool = False,
+    lease: float = 30.0,
+    durability: Literal["power", "process"] = "power",
+    codec: Any = None,
+    on_hold: Callable[[Any], None] | None = None,
+    **testing: Any,
+) -> Opening:
+    """Open a store and return an app for it: `async with everstep.open() as app:`, or `with` in blocking code.
+
+    url: `sqlite:///file.db`, a path, or `memory:` for tests; default `EVERSTEP_URL`, else `sqlite:///everstep.db`.
+    recover: also take up unfinished runs whose owner is gone, now and all the time.
+    lease: seconds after which a worker that does not answer loses its runs. (A dead one on this machine loses them at once.)
+    durability: `"power"` (default): every commit survives a power failure. `"process"`: it survives the death of the
+        process, not of the machine.
+    on_hold: called with each hold that happens here.
+    """
+    if durability not in ("power", "process"):
+        raise Misuse(f'durability={durability!r}: it is "power" or "process".')
+    options = {"recover": recover, "lease": lease, "codec": codec, "on_hold": on_hold, **testing}
+    return Opening(url, durability, options)
+
+
+@overload
+def run(
+    workflow: Callable[[*Ts], Coroutine[Any, Any, R]],
+    *args: *Ts,
+    id: str | None = ...,
+    url: str | None = ...,
+    on_existing: OnExisting | None = ...,
+) -> R: ...
+@overload
+def run(
+    workflow: Callable[[*Ts], R],
+    *args: *Ts,
+    id: str | None = ...,
+    url: str | None = ...,
+    on_existing: OnExisting | None = ...,
+) -> R: ...
+def run(
+    workflow: Any, *args: Any, id: str | None = None, url: str | None = None, on_existing: OnExisting | None = None
+) -> Any:
+    """Run a workflow to its end and return its result. Run the script again after a crash and it goes on.
+
+    With an `id` that exists already it attaches: a finished run gives its result at once, an unfinished one goes on.
+    """
+    _refuse_while_importing(sys._getframe(1))
+    if asyncio._get_running_loop() is not None:
+        raise Misuse("everstep.run() blocks, and an event loop is running here: use `async with everstep.open() as app`.")
+
+    async def main() -> Any:
+        async with open(url) as app:
+            return await app.run(workflow, *args, id=id, on_existing=on_existing)
+
+    with ending_on_sigterm():
+        return asyncio.run(main())
+
+
+def _refuse_while_importing(frame: Any) -> None:
+    if os.environ.get(IMPORTING):
+        place = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        raise Misuse(
+            f"{place} calls everstep.run() while the file is being imported. Put it under a guard:\n"
+            '    if __name__ == "__main__":\n        everstep.run(…)'
+        )
+
+
+@contextmanager
+def ending_on_sigterm() -> Generator[None]:
+    """Let SIGTERM end a blocking run as Ctrl-C does: runs are given back, then the process ends."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def is_async_callable(function: Any) -> bool:
+    """Tell whether calling this gives something to await."""
+    return inspect.iscoroutinefunction(function)

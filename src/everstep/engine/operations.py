@@ -1,0 +1,239 @@
+"""What a person or a program may do to a run from outside: signal, cancel, retry, hold, resolve.
+
+None of them runs workflow code. Signals and cancels go into the run's inbox. The others claim the run, which fences
+whoever drove it, append an event that says who wanted what, and give the run back.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from everstep.codec import ANY
+from everstep.engine.history import Recorded, load_verified
+from everstep.engine.holding import CONSEQUENCES, asked_report
+from everstep.engine.journal import Journal
+from everstep.engine.resume import bare_unit, hold_unit
+from everstep.engine.starting import new_entropy
+from everstep.errors import Damaged, HoldConflict, Misuse, RunActive, RunEnded, UnknownRun
+from everstep.model import events as ev
+from everstep.model.ids import checked_name, checked_run_id
+from everstep.model.status import ENDED, Status
+from everstep.stores.protocol import (
+    Accepted,
+    Append,
+    Claim,
+    Claimed,
+    HoldRow,
+    NotPosted,
+    Post,
+    Posted,
+    Refused,
+    Release,
+    RowChange,
+    RunRow,
+)
+
+if TYPE_CHECKING:
+    from everstep.engine.app import App
+
+
+def unknown_run(app: "App", run: str) -> UnknownRun:
+    """Say that there is no such run, and where."""
+    return UnknownRun(f"There is no run {run!r} in {app.store.url}. `everstep ls` lists the runs there.")
+
+
+async def signal(app: "App", run: str, name: str, value: Any, id: str) -> None:
+    """Put a signal into a run's inbox."""
+    payload = app.codec.encode(value, ANY, f"the signal {name!r}")
+    post = Post(checked_run_id(run), "signal", checked_name(name, "signal"), id, payload, app.clock.now())
+    await _post(app, post, "signalled")
+
+
+async def _post(app: "App", post: Post, verb: str) -> None:
+    verdict = await app.committer.submit(post)
+    if isinstance(verdict, NotPosted):
+        if verdict.status is None:
+            raise unknown_run(app, post.run)
+        raise RunEnded(f"The run {post.run} has ended ({verdict.status}), so it cannot be {verb}.", verdict.status)
+    assert isinstance(verdict, Posted)
+    app.wake(post.run)
+
+
+async def cancel(app: "App", run: str, reason: str, *, grace: float, now: bool, by: str) -> None:
+    """Ask a run to stop. A held run, or with `now` one that nobody drives, ends right here, without its code."""
+    row = existing_row(app, run)
+    if grace < 0:
+        raise Misuse(f"grace={grace!r}: it is a number of seconds.")
+    if row.status == "held":
+        await resolve(app, run, "cancel", hold=None, value=None, note=reason, by=by)
+        return
+    if now and run not in app.drivers and row.status not in ENDED and await _end_here(app, row, reason, by):
+        return
+    request = ev.CancelRequested(reason=reason, by=by, grace=grace, now=now)
+    post = Post(run, "cancel", value=ev.encode_body(request), at=app.clock.now())
+    await _post(app, post, "cancelled")
+
+
+async def _end_here(app: "App", row: RunRow, reason: str, by: str) -> bool:
+    claimed = await _claim(app, row.id, ("queued", "running", "waiting"))
+    if claimed is None:
+        return False  # somebody drives it: the inbox reaches them
+    journal = _journal(app, claimed)
+    journal.record("cancel_requested", "", ev.CancelRequested(reason=reason, by=by, now=True), journal.at)
+    journal.record("run_cancelled", "", ev.RunCancelled(forced=True), journal.at)
+    verdict = await app.committer.submit(bare_unit(claimed, journal, RowChange("cancelled", journal.at)))
+    if isinstance(verdict, Accepted):
+        app.look_again(row.id)
+        return True
+    await app.committer.submit(Release(row.id, claimed.epoch, "queued"))
+    return False
+
+
+async def retry(app: "App", run: str, by: str) -> None:
+    """Let a failed run go on from what failed. If that was a child run, the child is retried first."""
+    row = existing_row(app, run)
+    if row.status != "failed":
+        raise RunActive(f"The run {run} is {row.status}; only a failed run can be retried.")
+    history = load_verified(app.store, row)
+    voids, call, child = _what_failed(history)
+    if child:
+        child_row = app.store.run(child)
+        if child_row is not None and child_row.status == "failed":
+            await retry(app, child, by)
+    claimed = await _claim(app, run, ("failed",))
+    if claimed is None:
+        raise RunActive(f"The run {run} was retried by somebody else just now.")
+    journal = _journal(app, claimed)
+    body = ev.RunRetried(voids, new_entropy(app.randomness), call, by)
+    journal.record("run_retried", "", body, journal.at)
+    _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, RowChange("queued", journal.at))), run)
+
+
+def _what_failed(history: Sequence[Recorded]) -> tuple[int, int, str]:
+    """Return the event from which on the run's history no longer counts, the failed call, and the child it was."""
+    end = history[-1]
+    for event in reversed(history):
+        if event.kind == "run_failed":
+            end = event
+            break
+    if end.kind != "run_failed":
+        raise Misuse("The run's history does not end with a failure.")
+    for event in reversed(history[: end.seq - 1]):
+        if event.kind == "cancel_requested" and event.body.timeout:
+            return event.seq, 0, ""
+        if end.body.call and event.kind == "step_failed" and event.body.call == end.body.call:
+            return event.seq, end.body.call, ""
+        if end.body.call and event.kind == "child_ended" and event.body.call == end.body.call:
+            return event.seq, end.body.call, event.body.run
+    return end.seq, 0, ""
+
+
+async def hold(app: "App", run: str, note: str, by: str) -> None:
+    """Put a run on hold: here if nobody drives it, else through its driver's inbox."""
+    row = existing_row(app, run)
+    report = asked_report(note, by)
+    if row.status == "held":
+        raise HoldConflict(f"The run {run} is held already.")
+    driver = app.drivers.get(run)
+    if driver is not None:
+        driver.put_on_hold(report)
+        await app.committer.drained()
+        return
+    claimed = await _claim(app, run, ("queued", "running", "waiting"))
+    if claimed is None:
+        await _post(app, Post(run, "hold", value=msgspec.json.encode(report), at=app.clock.now()), "held")
+        return
+    _expect_accepted(await app.committer.submit(hold_unit(app, claimed, report)), run)
+
+
+async def resolve(
+    app: "App", run: str, resolution: str, *, hold: str | None, value: Any, note: str, by: str
+) -> None:
+    """Write down what a person decided, and let the run go on (or end)."""
+    existing_row(app, run)
+    chosen = _one_hold(app, run, hold)
+    if resolution not in chosen.resolutions:
+        raise HoldConflict(
+            f"{resolution!r} does not resolve hold {chosen.id} ({chosen.reason}). "
+            f"Possible: {', '.join(f'{one} ({_consequence(chosen, one)})' for one in chosen.resolutions)}."
+        )
+    payload = app.codec.encode(value, ANY, "the value for --skip") if resolution == "skip" else b""
+    claimed = await _claim(app, run, ("held",))
+    if claimed is None:
+        raise HoldConflict(f"Hold {chosen.id} was resolved by somebody else just now.")
+    _expect_accepted(await app.committer.submit(_resolve_unit(app, claimed, chosen, resolution, payload, note, by)), run)
+    app.look_again(run)
+
+
+def _consequence(hold: HoldRow, resolution: str) -> str:
+    return CONSEQUENCES.get(hold.reason, {}).get(resolution, "")
+
+
+def _one_hold(app: "App", run: str, hold: str | None) -> HoldRow:
+    """Return the open hold that is meant; ambiguous, unknown and resolved ones are refused with the list."""
+    holds = app.store.holds(run=run)
+    chosen = [one for one in holds if hold is None or one.id == hold]
+    if len(chosen) == 1:
+        return chosen[0]
+    listed = ", ".join(f"{one.id} ({one.reason})" for one in holds) or "none"
+    if hold is None:
+        raise HoldConflict(f"The run {run} has {len(holds)} open holds: {listed}. Name one with --hold.")
+    raise HoldConflict(f"The run {run} has no open hold {hold}. Open: {listed}.")
+
+
+def _resolve_unit(
+    app: "App", row: RunRow, hold: HoldRow, resolution: str, payload: bytes, note: str, by: str
+) -> Append:
+    """Return the unit that resolves a hold. A damaged history gets no event."""
+    journal = _journal(app, row)
+    facts = msgspec.json.decode(hold.report)
+    status: Status = "queued"
+    if hold.reason != "damaged":
+        accepted = {int(seq): digest for seq, digest in facts.get("accepted", {}).items()}
+        body = ev.RunResolved(hold.id, resolution, by, note, accepted if resolution == "accept" else {})
+        body.call = int(facts.get("call", 0))
+        journal.record("run_resolved", hold.step, body, journal.at)
+    if resolution == "skip":
+        raw, ref = journal.pack(payload)
+        outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]))
+        journal.record("step_completed", hold.step, outcome, journal.at)
+    elif resolution == "cancel":
+        journal.record("run_cancelled", "", ev.RunCancelled(forced=True), journal.at)
+        status = "cancelled"
+    resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
+    return bare_unit(row, journal, RowChange(status, journal.at, None, row.current_step), hold=resolved)
+
+
+async def resolve_because_it_matches(app: "App", row: RunRow, hold: HoldRow) -> None:
+    """The right code is back: the engine resolves the hold itself, and the run goes on."""
+    unit = _resolve_unit(app, row, hold, "retry", b"", "the code matches the history again", "everstep")
+    _expect_accepted(await app.committer.submit(unit), row.id)
+
+
+def existing_row(app: "App", run: str) -> RunRow:
+    """Return a run's row, or say that there is none."""
+    row = app.store.run(checked_run_id(run))
+    if row is None:
+        raise unknown_run(app, run)
+    return row
+
+
+async def _claim(app: "App", run: str, statuses: tuple[Status, ...]) -> RunRow | None:
+    await app.become_worker()
+    app.store.bury_dead(app.clock.now())
+    verdict = await app.committer.submit(Claim(run, app.worker, app.clock.now(), statuses))
+    return verdict.row if isinstance(verdict, Claimed) else None
+
+
+def _journal(app: "App", row: RunRow) -> Journal:
+    try:
+        last = load_verified(app.store, row)[-1].at
+    except Damaged:
+        last = row.updated_at
+    return Journal(row.id, row.generation, row.head_seq, row.head_digest, max(app.clock.now(), last))
+
+
+def _expect_accepted(verdict: Any, run: str) -> None:
+    if isinstance(verdict, Refused):
+        raise RunActive(f"The run {run} was taken over by somebody else just now; look again.")

@@ -1,0 +1,146 @@
+"""The pump of an app: it finds runs that want a driver, renews the lease, and notices owners that are gone.
+
+Wake-ups without load: in one process they come directly (`nudge`); between processes a very cheap question
+("did anybody else write?") is asked a few times a second, and only an answer of yes leads to a query.
+"""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from everstep.engine.clock import SECOND, microseconds
+from everstep.engine.resume import DEATHS_MAX
+from everstep.errors import StoreError
+
+if TYPE_CHECKING:
+    from everstep.engine.app import App
+
+log = logging.getLogger("everstep.worker")
+
+POLL_SECONDS: Final = 0.05
+SWEEP_SECONDS: Final = 0.5
+"""How often owners are checked for life."""
+
+
+class Pump:
+    """One background task of an app."""
+
+    def __init__(self, app: "App") -> None:
+        self.app = app
+        self._task: asyncio.Task[None] | None = None
+        self._nudged = asyncio.Event()
+        self._stopping = False
+        self._next_sweep = 0
+        self._next_renewal = 0
+        self._next_wake: int | None = None
+        self._diverged_tried = False
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = self.app.loop.create_task(self._work(), context=self.app.context.copy())
+
+    def nudge(self) -> None:
+        """Look now."""
+        self._nudged.set()
+
+    async def stop(self) -> None:
+        """End."""
+        self._stopping = True
+        self._nudged.set()
+        if self._task is not None:
+            await self._task
+
+    async def _work(self) -> None:
+        while not self._stopping:
+            try:
+                await self._turn()
+            except StoreError as error:
+                log.error("Looking for work failed and is tried again: %s", error)
+                await asyncio.sleep(SWEEP_SECONDS)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait for a nudge, or for the next poll. With nothing to look after, only for a nudge or the lease."""
+        app = self.app
+        idle = not (app.recover or app.drivers or app.wanted or app.watchers or self._next_wake is not None)
+        seconds = app.lease / 3 if idle else POLL_SECONDS
+        try:
+            async with asyncio.timeout(seconds):
+                await self._nudged.wait()
+        except TimeoutError:
+            pass
+
+    async def _turn(self) -> None:
+        app = self.app
+        at = app.clock.now()
+        nudged = self._nudged.is_set()
+        self._nudged.clear()
+        sweep = at >= self._next_sweep
+        if at >= self._next_renewal:
+            self._renew(at)
+        if sweep:
+            self._next_sweep = at + microseconds(SWEEP_SECONDS)
+            if app.recover or app.wanted:
+                self._bury(at)
+        changed = app.store.changed()
+        wake = self._next_wake is not None and at >= self._next_wake
+        if nudged or changed or wake or (sweep and (app.recover or app.wanted)):
+            await self._look(at)
+        if changed or nudged:
+            for run in [run for run in app.watchers if run not in app.drivers]:
+                app.look_again(run)
+
+    def _renew(self, at: int) -> None:
+        app = self.app
+        self._next_renewal = at + microseconds(app.lease / 3)
+        if not app.store.renew(app.worker, at + microseconds(app.lease)):
+            log.warning("This worker was given up for dead; it lets go of its runs.")
+            for driver in list(app.drivers.values()):
+                app.let_go(driver)
+            app.worker = ""
+            app.spawn(app.become_worker())
+
+    def _bury(self, at: int) -> None:
+        for dead in self.app.store.bury_dead(at):
+            log.info("Worker %s is gone; its runs are free.", dead)
+
+    async def _look(self, at: int) -> None:
+        """Take up what wants a driver, as far as there is room."""
+        app = self.app
+        for run in app.store.pending(app.worker):
+            app.wake_driver(run)
+        for run in list(app.wanted):
+            await app.take_up_run(run)
+        await self._retry_diverged()
+        room = app.concurrency - sum(1 for driver in app.drivers.values() if driver.status == "running")
+        if room > 0 and not app.draining:
+            names = app.workflows()
+            due = app.store.due(at=at, workflows=names, worker=app.worker, everyone=app.recover, limit=room)
+            for run in due:
+                await self._take(run)
+        self._next_wake = app.store.next_wake(worker=app.worker, everyone=app.recover)
+
+    async def _take(self, run: str) -> None:
+        """Take up a due run. One whose drivers have died is a suspect: it runs when nothing else does."""
+        app = self.app
+        if run in app.drivers:
+            app.wake_driver(run)
+            return
+        row = app.store.run(run)
+        if row is not None and 0 < row.deaths < DEATHS_MAX and row.deaths >= DEATHS_MAX - 1 and app.is_busy():
+            return
+        await app.take_up_run(run)
+
+    async def _retry_diverged(self) -> None:
+        """New code may be the right code again: runs held as diverged are compared once when a worker starts."""
+        app = self.app
+        if self._diverged_tried or not app.recover:
+            return
+        self._diverged_tried = True
+        for run in app.store.diverged(app.workflows(), 1000):
+            await app.retry_diverged(run)
+
+
+def seconds_until(at: int, now: int) -> float:
+    """Return the seconds between two times, not below zero."""
+    return max(0, at - now) / SECOND

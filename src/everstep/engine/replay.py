@@ -1,0 +1,285 @@
+"""Verified replay: the code is run against its history, with no effects, and every command must match.
+
+Kind, callee, arguments' digest, order, durations, names and types of signals, child workflows and results are compared.
+A difference is found before anything new is done; the caller then holds the run.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from everstep.codec import Codec
+from everstep.engine.commands import Command, Difference, EndRun, StartTimer
+from everstep.engine.execution import OUTCOMES, Execution, PayloadLookup
+from everstep.engine.guard import Silence
+from everstep.engine.history import Recorded
+from everstep.engine.loop import SpinningWorkflow
+from everstep.engine.workflow import Workflow
+from everstep.errors import NotDecodable
+from everstep.model.events import ENDS
+
+COMMANDS: Final = frozenset(
+    "step_cancelled timer_started signal_awaited signal_rejected child_started child_cancelled value_published".split()
+)
+NEVER: Final = -1
+"""The due time of an attempt that waits for a person."""
+
+
+class Attempts(msgspec.Struct):
+    """What the history says about the attempts at one open step."""
+
+    attempt: int = 0
+    failures: int = 0
+    due: int | None = None
+    details: bytes = b""
+    by_person: bool = False
+
+
+class Replayed(msgspec.Struct):
+    """The result of a replay."""
+
+    execution: Any
+    differences: list[Difference]
+    fresh: list[Command]
+    """What the code asks for beyond the end of the history."""
+    attempts: dict[int, Attempts]
+    published: dict[str, msgspec.Raw]
+    cancel_at: int = 0
+    """When the cancel was requested, if it was."""
+
+
+class Replay:
+    """One replay of one history."""
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        history: Sequence[Recorded],
+        *,
+        run: str,
+        generation: int,
+        codec: Codec,
+        lookup: PayloadLookup,
+    ) -> None:
+        self.history = history
+        self.execution = Execution(workflow, run=run, generation=generation, codec=codec, lookup=lookup)
+        self.differences: list[Difference] = []
+        self.attempts: dict[int, Attempts] = {}
+        self.published: dict[str, msgspec.Raw] = {}
+        self.cancel_at = 0
+        self._queue: deque[Command] = deque()
+        self._accepted: dict[int, str] = {}
+        self._void: set[int] = set()
+        self._look_ahead()
+
+    def go(self, *, quiet: bool = False) -> Replayed:
+        """Replay everything and return the execution at its last rest, with whatever differs."""
+        last_silent = len(self.history) if quiet else self._count_silent()
+        position = 0
+        try:
+            with Silence():
+                while position < last_silent and self._step(position):
+                    position += 1
+            while not self._is_broken and position < len(self.history) and self._step(position):
+                position += 1
+        except (NotDecodable, SpinningWorkflow) as error:
+            self._differ(position, "outcome", str(error) or "the code does not come to rest")
+        self.execution.replaying = False
+        self.execution.loop.quiet = False
+        return Replayed(
+            self.execution, self.differences, list(self._queue), self.attempts, self.published, self.cancel_at
+        )
+
+    # -- looking ahead ----------------------------------------------------------------------------------------------
+    def _look_ahead(self) -> None:
+        """Find what later events say about earlier ones: patches, accepted differences, failures that were retried."""
+        for event in self.history:
+            if event.kind == "patched":
+                self.execution.patches[event.body.name] = event.body.value
+            elif event.kind == "run_resolved":
+                self._accepted.update(event.body.accepted)
+            elif event.kind == "run_retried":
+                self._void_before(event)
+
+    def _void_before(self, retried: Recorded) -> None:
+        """What the code did between a failure and its retry no longer counts; what arrived from outside still does."""
+        begun_after: set[int] = set()
+        for event in self.history[retried.body.voids - 1 : retried.seq - 1]:
+            kind, body = event.kind, event.body
+            if kind in COMMANDS or kind in ENDS or (kind == "step_started" and body.attempt == 1):
+                self._void.add(event.seq)
+                begun_after.add(getattr(body, "call", 0))
+            elif kind == "cancel_requested" or event.seq == retried.body.voids:
+                self._void.add(event.seq)
+            elif getattr(body, "call", 0) in begun_after:
+                self._void.add(event.seq)
+
+    def _count_silent(self) -> int:
+        """Return how many events were surely followed by the code's own output already.
+
+        Output of the code after the newest outcome was seen if the commands that followed are recorded; otherwise the
+        process may have died before, and the code speaks again.
+        """
+        for event in reversed(self.history):
+            if event.kind in OUTCOMES or event.kind == "run_started":
+                return event.seq - 1
+            if event.kind in COMMANDS or event.kind in ENDS or event.kind == "step_started":
+                return len(self.history)
+        return len(self.history)
+
+    # -- one event ----------------------------------------------------------------------------------------------------
+    @property
+    def _is_broken(self) -> bool:
+        return bool(self.differences) and not self.differences[-1].acceptable
+
+    def _step(self, position: int) -> bool:
+        """Take one event. Returns False when code and history have parted."""
+        seq, kind, step, at, body = event = self.history[position]
+        execution = self.execution
+        execution.replaying = position < len(self.history) - 1
+        execution.loop.quiet = execution.replaying
+        if seq in self._void:
+            return True
+        if kind == "step_started":
+            self._begin_attempt(body)
+            if body.attempt == 1:
+                self._match(event)
+        elif kind in OUTCOMES:
+            self._apply(event)
+        elif kind in COMMANDS:
+            self._match(event)
+        elif kind == "run_started":
+            execution.begin(body, at)
+            self._queue.extend(execution.take_commands())
+        elif kind in ENDS:
+            self._match_end(event)
+        else:
+            self._note(event)
+        return not self._is_broken
+
+    def _apply(self, event: Recorded) -> None:
+        if self._queue and not event.body.early and not self._is_overtaken_end(event):
+            extra = self._queue[0]
+            self._add(event, "extra call", _recorded_text(event), extra)
+            return
+        try:
+            self.execution.apply(event.kind, event.body, event.at)
+        except KeyError:
+            self._add(event, "outcome", _recorded_text(event), None)
+            return
+        if event.kind in ("step_completed", "step_failed"):
+            self.attempts.pop(event.body.call, None)
+        elif event.kind == "cancel_requested":
+            self.cancel_at = event.at
+        self._queue.extend(self.execution.take_commands())
+
+    def _is_overtaken_end(self, event: Recorded) -> bool:
+        """A cancel may arrive when the code has finished but its end is not recorded: the end is then the cancel's."""
+        if event.kind == "cancel_requested" and len(self._queue) == 1 and isinstance(self._queue[0], EndRun):
+            self._queue.clear()
+            return True
+        return False
+
+    def _match(self, event: Recorded) -> None:
+        if not self._queue:
+            self._add(event, "missing call", _recorded_text(event), None)
+            return
+        command = self._queue.popleft()
+        if command.kind != event.kind:
+            self._add(event, "kind", _recorded_text(event), command)
+            return
+        if command.step != event.step:
+            self._add(event, "callee", _recorded_text(event), command)
+            return
+        what, acceptable = command.compare(event.body)
+        if what and not (acceptable and self._accepted.get(event.seq) == command.digest()):
+            self._add(event, what, _recorded_text(event), command, acceptable)
+        if isinstance(command, StartTimer):
+            command.timer.deadline = event.body.deadline
+        elif event.kind == "value_published":
+            self.published[event.body.name] = msgspec.Raw(self.execution.payload(event.body.value, event.body.ref))
+
+    def _match_end(self, event: Recorded) -> None:
+        self.execution.ended = True
+        if not getattr(event.body, "forced", False):
+            self._match(event)
+
+    def _begin_attempt(self, body: Any) -> None:
+        attempts = self.attempts.setdefault(body.call, Attempts())
+        attempts.attempt = body.attempt
+        attempts.due = None
+        attempts.by_person = False
+
+    def _note(self, event: Recorded) -> None:
+        kind, body = event.kind, event.body
+        attempts = self.attempts.setdefault(body.call, Attempts()) if getattr(body, "call", 0) else None
+        if kind == "attempt_failed" and attempts is not None:
+            attempts.failures += 1
+            attempts.due = body.due
+        elif kind == "heartbeat" and attempts is not None:
+            attempts.details = self.execution.payload(body.details, body.ref)
+        elif kind == "run_resolved" and attempts is not None and body.resolution == "retry":
+            attempts.failures, attempts.due, attempts.by_person = 0, event.at, True
+        elif kind == "run_retried":
+            self._retry(event)
+
+    def _retry(self, event: Recorded) -> None:
+        """A person's retry: the failed call is open again and what the code asks for from now on has keys of its own."""
+        self.execution.entropy = event.body.entropy
+        self.execution.ended = False
+        self.cancel_at = 0
+        if event.body.call in self.execution.steps:
+            attempts = self.attempts.setdefault(event.body.call, Attempts())
+            attempts.failures, attempts.due, attempts.by_person = 0, event.at, True
+        if len(self._queue) == 1 and isinstance(self._queue[0], EndRun):
+            # The code's own error, raised again by the same code. Its end counts as new.
+            self.execution.ended = True
+
+    # -- differences ----------------------------------------------------------------------------------------------------
+    def _add(
+        self, event: Recorded, what: str, recorded: str, command: Command | None, acceptable: bool = False
+    ) -> None:
+        now = command.text() if command is not None else self._what_the_code_does()
+        self.differences.append(
+            Difference(
+                seq=event.seq,
+                what=what,
+                recorded=recorded,
+                now=now,
+                recorded_source=getattr(event.body, "source", ""),
+                now_source=command.source if command is not None else "",
+                acceptable=acceptable,
+                digest=command.digest() if command is not None and acceptable else "",
+            )
+        )
+
+    def _differ(self, position: int, what: str, now: str) -> None:
+        event = self.history[position]
+        self.differences.append(Difference(event.seq, what, _recorded_text(event), now))
+
+    def _what_the_code_does(self) -> str:
+        main = self.execution.main
+        if main is not None and main.done() and not main.cancelled():
+            error = main.exception()
+            return f"raise {type(error).__name__}: {error}" if error is not None else "return"
+        return "wait"
+
+
+def _recorded_text(event: Recorded) -> str:
+    """Return a recorded event as a person would say it."""
+    body, kind = event.body, event.kind
+    if kind == "step_started":
+        return f"step {event.step}({body.preview}) [{body.effect}]"
+    if kind == "timer_started":
+        return f"timer of {body.duration / 1e6:g} s"
+    if kind == "signal_awaited":
+        return f"receive {body.name!r} as {body.type}"
+    if kind == "child_started":
+        return f"child run {body.run} of {body.workflow}({body.preview})"
+    if kind == "value_published":
+        return f"publish {body.name!r}"
+    if kind in ENDS:
+        return {"run_completed": "return", "run_failed": "raise an error", "run_cancelled": "stop, cancelled"}[kind]
+    return f"{kind} {event.step}".strip()

@@ -1,0 +1,109 @@
+"""Taking up a claimed run, in the order that guarantees.md gives: verify the history, replay the code, settle, go on.
+
+Whatever does not agree puts the run on hold, and nothing else is changed.
+"""
+
+import logging
+from typing import Any
+
+from everstep.engine.driver import Driver, Surrounding
+from everstep.engine.history import Recorded, load_verified
+from everstep.engine.holding import HoldReport, damaged_report, diverged_report, poisoned_report
+from everstep.engine.journal import Journal, restore_payload
+from everstep.engine.replay import Replay, Replayed
+from everstep.engine.workflow import Workflow
+from everstep.errors import Damaged, NotDecodable
+from everstep.model import events as ev
+from everstep.model.semantics import SUPPORTED
+from everstep.stores.protocol import Append, HoldRow, RowChange, RunRow, Store
+
+log = logging.getLogger("everstep.run")
+
+DEATHS_MAX = 3
+"""A run whose drivers died this often in a row without progress, the last time alone, is held as poisoned."""
+
+
+def take_up(app: Surrounding, row: RunRow, workflow: Workflow, events: list[Recorded] | None = None) -> Driver | HoldReport:
+    """Bring a claimed run to the point from which it goes on; or say why a person must look at it."""
+    if row.deaths >= DEATHS_MAX:
+        return poisoned_report(row.deaths)
+    try:
+        history = events if events is not None else load_verified(app.store, row)
+        replayed = replay(app.store, app.codec, row, workflow, history)
+    except Damaged as error:
+        return damaged_report(error)
+    except NotDecodable as error:
+        return HoldReport("diverged", f"the arguments no longer decode: {error}", without=["accept"])
+    if replayed.differences:
+        replayed.execution.evict()
+        return diverged_report(replayed.differences)
+    journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, history[-1].at)
+    return Driver(app, row, replayed, journal, _clock_started_at(history))
+
+
+def would_go_on(app: Surrounding, row: RunRow, workflow: Workflow) -> bool:
+    """Tell whether the code as it is now matches a run's history. Changes nothing."""
+    try:
+        replayed = replay(app.store, app.codec, row, workflow, load_verified(app.store, row), quiet=True)
+    except (Damaged, NotDecodable):
+        return False
+    replayed.execution.evict()
+    return not replayed.differences
+
+
+def replay(
+    store: Store, codec: Any, row: RunRow, workflow: Workflow, history: list[Recorded], *, quiet: bool = False
+) -> Replayed:
+    """Replay a run's code against its history."""
+
+    def lookup(digest: str) -> bytes:
+        return restore_payload(store.payload(row.id, digest), digest)
+
+    one = Replay(workflow, history, run=row.id, generation=row.generation, codec=codec, lookup=lookup)
+    return one.go(quiet=quiet)
+
+
+def _clock_started_at(history: list[Recorded]) -> int:
+    """Return when the run's timeout began: at its start, or at its newest retry."""
+    for event in reversed(history):
+        if event.kind == "run_retried":
+            return event.at
+    return history[0].at
+
+
+def is_supported(row: RunRow) -> bool:
+    """Tell whether this release can drive a run; one of a newer release is left for that release."""
+    return row.semantics in SUPPORTED
+
+
+def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
+    """Return the unit that puts a claimed run on hold. A damaged history gets no event: nothing is added to it."""
+    at = max(app.clock.now(), row.updated_at)
+    hold = report.row(row.id, at, app.randomness)
+    return held(row, hold, at, damaged=report.reason == "damaged")
+
+
+def held(row: RunRow, hold: HoldRow, at: int, *, damaged: bool) -> Append:
+    """Return the unit with which a run is held."""
+    journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, at)
+    if not damaged:
+        journal.record("run_held", hold.step, ev.RunHeld(hold.id, hold.reason, hold.summary), at)
+    return bare_unit(row, journal, RowChange("held", at, None, row.current_step), hold=hold)
+
+
+def bare_unit(row: RunRow, journal: Journal, change: RowChange, *, hold: HoldRow | None = None) -> Append:
+    """Return a unit written without running any code, which gives the run back."""
+    return Append(
+        run=row.id,
+        generation=row.generation,
+        epoch=row.epoch,
+        expected_seq=row.head_seq,
+        expected_digest=row.head_digest,
+        events=journal.unsaved,
+        row=change,
+        payloads=journal.payloads,
+        posts=journal.posts,
+        hold=hold,
+        release=True,
+    )
+

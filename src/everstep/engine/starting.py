@@ -1,0 +1,85 @@
+"""The first event of a run."""
+
+import platform
+import random
+from typing import Final
+
+import msgspec
+
+from everstep.codec import Arguments
+from everstep.engine.journal import INLINE_BYTES_MAX, store_payload
+from everstep.engine.workflow import Workflow
+from everstep.model.digests import chain_next, chain_start
+from everstep.model.events import EventRow, RunStarted, encode_body
+from everstep.model.semantics import SEMANTICS
+from everstep.model.status import Status
+from everstep.stores.protocol import NewRun, RunRow
+
+PYTHON: Final = platform.python_version()
+
+
+def new_entropy(randomness: random.Random) -> str:
+    """Return 128 random bits: the root of all keys of a run or branch."""
+    return f"{randomness.getrandbits(128):032x}"
+
+
+def new_run(
+    workflow: Workflow,
+    run: str,
+    arguments: Arguments,
+    *,
+    at: int,
+    randomness: random.Random,
+    parent: str | None = None,
+    call: int = 0,
+    generation: int = 1,
+    owner: str | None = None,
+    tags: dict[str, str] | None = None,
+    priority: int = 0,
+    queue: str | None = None,
+    wake_at: int | None = None,
+) -> NewRun:
+    """Return a run to be created: its row and its `run_started`. With an owner it is `running`, else `queued`."""
+    payload, ref, payloads = arguments.payload, "", ()
+    if len(payload) > INLINE_BYTES_MAX:
+        stored, ref = store_payload(payload)
+        payload, payloads = b"", ((ref, stored),)  # type: ignore[assignment]
+    body = RunStarted(
+        workflow=workflow.name,
+        version=workflow.version,
+        semantics=SEMANTICS,
+        python=PYTHON,
+        entropy=new_entropy(randomness),
+        arguments=msgspec.Raw(payload),
+        arguments_ref=ref,
+        parent=parent or "",
+        timeout=workflow.timeout,
+    )
+    encoded = encode_body(body)
+    digest = chain_next(chain_start(run, generation), 1, "run_started", "", at, encoded)
+    status: Status = "running" if owner else "queued"
+    if wake_at is not None:
+        status = "waiting"
+    row = RunRow(
+        id=run,
+        workflow=workflow.name,
+        version=workflow.version,
+        semantics=SEMANTICS,
+        status=status,
+        generation=generation,
+        head_seq=1,
+        head_digest=digest,
+        epoch=1 if owner else 0,
+        owner=owner,
+        wake_at=wake_at,
+        queue=queue or workflow.queue,
+        priority=priority,
+        tags=tags or {},
+        parent=parent,
+        arguments=arguments.digest,
+        preview=arguments.payload[:160].decode("utf-8", "replace"),
+        created_at=at,
+        updated_at=at,
+    )
+    event = EventRow(1, "run_started", "", at, encoded, digest)
+    return NewRun(row, event, payloads, parent, call)

@@ -1,0 +1,45 @@
+"""Teardown is not execution: workflow code that leaves memory is unwound, and nothing it does on the way is recorded."""
+
+import logging
+from typing import Any, Final
+
+from everstep.engine.guard import Silence
+from everstep.engine.loop import SpinningWorkflow, WorkflowLoop
+from everstep.errors import Evicted
+
+log = logging.getLogger("everstep.workflow")
+
+ROUNDS_MAX: Final = 100
+
+
+def unwind(loop: WorkflowLoop) -> None:
+    """Raise `Evicted` wherever the code waits, until all its tasks are done."""
+    loop.quiet = True
+    loop.new_timers.clear()
+    loop.timers.clear()
+    with Silence():
+        for _ in range(ROUNDS_MAX):
+            waiting = [task for task in loop.tasks.values() if not task.done()]
+            if not waiting:
+                break
+            for task in waiting:
+                _wake_with_eviction(task)
+            try:
+                loop.drain()
+            except SpinningWorkflow:
+                break
+        loop.close_asyncgens()
+    if any(not task.done() for task in loop.tasks.values()):
+        log.warning("Workflow code caught Evicted and went on; it was dropped from memory as it was.")
+        for task in loop.tasks.values():
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.tasks.clear()
+
+
+def _wake_with_eviction(task: Any) -> None:
+    waiter = task._fut_waiter
+    if waiter is None:
+        task.cancel()  # it has not begun, or is about to run; its commands raise Evicted
+    elif not waiter.done() and not hasattr(waiter, "_fut_waiter"):
+        waiter.set_exception(Evicted())  # a plain future; one task that waits for another is woken by that other
+        waiter.exception()  # retrieved: nobody needs to hear of it

@@ -1,0 +1,140 @@
+"""Workflows: functions whose execution is durable. Declaring one starts nothing; an `App` runs them."""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, Final, Literal, TypeVar, overload
+
+from everstep.codec import Signature
+from everstep.effects.step import declared_name
+from everstep.effects.surroundings import CURRENT
+from everstep.errors import Misuse, UnknownWorkflow
+
+F = TypeVar("F", bound=Callable[..., Any])
+OnExisting = Literal["attach", "retry", "restart", "fail"]
+OnParentEnd = Literal["cancel", "abandon", "wait"]
+
+ON_EXISTING: Final = ("attach", "retry", "restart", "fail")
+ON_PARENT_END: Final = ("cancel", "abandon", "wait")
+
+
+class Workflow:
+    """A declared workflow. Called inside a workflow it is a child run; called anywhere else it is the plain function."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        version: str = "",
+        queue: str = "default",
+        timeout: float | None = None,
+        on_existing: OnExisting = "attach",
+        on_parent_end: OnParentEnd = "cancel",
+    ) -> None:
+        if not inspect.isfunction(function):
+            raise Misuse(f"@workflow is for functions, not for {type(function).__name__}.")
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            raise Misuse(f"{function.__qualname__} is a generator; a workflow is a function with one result.")
+        if timeout is not None and not timeout > 0:
+            raise Misuse(f"timeout={timeout!r}: it is a number of seconds above 0.")
+        self.function = function
+        self.name = name or declared_name(function)
+        self.version = str(version)
+        self.queue = queue
+        self.timeout = timeout
+        self.on_existing = checked_choice("on_existing", on_existing, ON_EXISTING)
+        self.on_parent_end = checked_choice("on_parent_end", on_parent_end, ON_PARENT_END)
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.signature = Signature(function)
+        functools.update_wrapper(self, function, updated=())
+        DECLARED.add(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        current = CURRENT.get()
+        if current is None:
+            return self.function(*args, **kwargs)
+        return current.call_workflow(self, args, kwargs, sys._getframe(1))
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name}>"
+
+
+def checked_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
+    """Return the value if it is one of the choices."""
+    if value in choices:
+        return value
+    raise Misuse(f"{option}={value!r}: it is one of {', '.join(choices)}.")
+
+
+class Declarations:
+    """The workflows declared in this process, by name. A declaration, not an engine: it runs nothing.
+
+    A later declaration with the same name in the same file replaces the earlier one (a notebook's cell run again, a
+    module reloaded, a script imported under its own name). Two files that declare one name are an error for whoever
+    uses that name.
+    """
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, dict[str, Workflow]] = {}
+
+    def add(self, workflow: Workflow) -> None:
+        self._by_name.setdefault(workflow.name, {})[workflow.function.__code__.co_filename] = workflow
+
+    def named(self, name: str) -> Workflow:
+        """Return the workflow with this name."""
+        found = list(self._by_name.get(name, {}).values())
+        if len(found) == 1:
+            return found[0]
+        if found:
+            places = " and ".join(sorted(one.function.__code__.co_filename for one in found))
+            raise Misuse(f"Two workflows are named {name!r}, in {places}. Give one of them another `name=`.")
+        raise UnknownWorkflow(
+            f"No workflow named {name!r} is declared in this process. Import the module that declares it; "
+            f"declared now: {', '.join(sorted(self._by_name)) or 'none'}."
+        )
+
+    def names(self) -> list[str]:
+        """Return the names that are declared exactly once."""
+        return sorted(name for name, found in self._by_name.items() if len(found) == 1)
+
+
+DECLARED: Final = Declarations()
+
+
+def workflow_of(target: Any) -> Workflow:
+    """Return the workflow that a caller named: the declared function, or its name."""
+    if isinstance(target, Workflow):
+        DECLARED.named(target.name)  # raises if two files declare this name
+        return target
+    if isinstance(target, str):
+        return DECLARED.named(target)
+    raise Misuse(f"{getattr(target, '__qualname__', target)!r} is not a workflow: put @everstep.workflow on it.")
+
+
+@overload
+def workflow(function: F, /) -> F: ...
+@overload
+def workflow(
+    *,
+    name: str | None = ...,
+    version: str = ...,
+    queue: str = ...,
+    timeout: float | None = ...,
+    on_existing: OnExisting = ...,
+    on_parent_end: OnParentEnd = ...,
+) -> Callable[[F], F]: ...
+def workflow(function: Any = None, /, **options: Any) -> Any:
+    """Make a function a workflow: its execution is durable and goes on after a crash.
+
+    name: under which its runs are kept (default: the function's qualified name).
+    version: your own label for this version of the code, recorded in each run.
+    queue: which queue its runs belong to.
+    timeout: seconds after which a run is cancelled and fails with `RunTimedOut`.
+    on_existing: what `start` does with an id that exists: `attach` (default), `retry`, `restart` or `fail`.
+    on_parent_end: what happens to a child run when its parent ends: `cancel` (default), `abandon`, or `wait`.
+    """
+    if function is None:
+        return lambda declared: Workflow(declared, **options)
+    return Workflow(function, **options)

@@ -1,0 +1,226 @@
+"""Every error of Everstep, in one tree.
+
+    Error
+    ├── Misuse                  the caller's mistake: what was wrong, and the right way
+    │   ├── OutsideInWorkflow   a workflow body touched the outside: files, network, threads, processes
+    │   ├── NotEncodable        a value that could not be stored and restored
+    │   ├── UnknownWorkflow     a run's workflow is not declared in this process
+    │   ├── UnknownRun          there is no run with this id
+    │   └── IdConflict          the id belongs to a run with another workflow or other arguments
+    ├── RunEnded                the run has ended, so it cannot be signalled, cancelled, …
+    ├── RunFailed               the run failed with an error that is not restorable here
+    ├── RunCancelled            the run was cancelled
+    ├── RunTimedOut             the run took longer than its timeout
+    ├── RunHeld                 the run waits for a person
+    ├── StepError               a step failed with an exception type that is not restorable here
+    ├── StepTimedOut            an attempt took longer than its timeout
+    ├── NotDone                 raise it in a step: the effect certainly did not happen; another attempt is fine
+    ├── Fatal                   raise it in a step: another attempt is useless
+    ├── HoldConflict            a hold is ambiguous, unknown or already resolved
+    └── StoreError              the database
+        ├── StoreFull           no room on the disk: work pauses and goes on when there is room
+        ├── StoreReadOnly       the file or its folder cannot be written
+        ├── StoreUnusable       not a store, damaged, or made by a newer release
+        ├── StoreFailed         a write failed in a way after which nothing may be assumed
+        └── Damaged             a history does not match its digests
+
+    Evicted (a BaseException)   unwinds workflow code that leaves memory; it is not a failure and must not be caught
+
+Each has a stable `code` such as `everstep.run.held`. Messages say whose fault it is and what to do, and never contain
+a payload.
+"""
+
+from typing import Any, ClassVar
+
+
+class Error(Exception):
+    """The root of all errors of Everstep."""
+
+    code: ClassVar[str] = "everstep.error"
+
+
+class Misuse(Error):
+    """The caller's mistake."""
+
+    code: ClassVar[str] = "everstep.misuse"
+
+
+class OutsideInWorkflow(Misuse):
+    """A workflow body touched the outside world. Workflow code is replayed, so this belongs into a step."""
+
+    code: ClassVar[str] = "everstep.workflow.outside"
+
+
+class NotEncodable(Misuse):
+    """A value cannot be stored so that it comes back as itself. `path` names the offending part."""
+
+    code: ClassVar[str] = "everstep.codec.not_encodable"
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class NotDecodable(Error):
+    """Stored bytes do not decode as the type that the code expects now."""
+
+    code: ClassVar[str] = "everstep.codec.not_decodable"
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class UnknownWorkflow(Misuse):
+    """The run's workflow is not declared in this process."""
+
+    code: ClassVar[str] = "everstep.workflow.unknown"
+
+
+class UnknownRun(Misuse):
+    """There is no run with this id in the store."""
+
+    code: ClassVar[str] = "everstep.run.unknown"
+
+
+class IdConflict(Misuse):
+    """The id belongs to another run: of another workflow, or with other arguments."""
+
+    code: ClassVar[str] = "everstep.run.id_conflict"
+
+
+class RunEnded(Error):
+    """The run has ended, so what was asked of it cannot be done. `status` says how it ended."""
+
+    code: ClassVar[str] = "everstep.run.ended"
+
+    def __init__(self, message: str, status: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RunActive(Error):
+    """The run has not ended, so it cannot be restarted or retried."""
+
+    code: ClassVar[str] = "everstep.run.active"
+
+
+class RunFailed(Error):
+    """The run failed. The message names the original error's type and text."""
+
+    code: ClassVar[str] = "everstep.run.failed"
+
+
+class RunCancelled(Error):
+    """The run was cancelled."""
+
+    code: ClassVar[str] = "everstep.run.cancelled"
+
+
+class RunTimedOut(Error):
+    """The run took longer than its timeout."""
+
+    code: ClassVar[str] = "everstep.run.timed_out"
+
+
+class RunHeld(Error):
+    """The run waits for a person. `hold` is the hold's id, `reason` why; resolve it and ask again."""
+
+    code: ClassVar[str] = "everstep.run.held"
+
+    def __init__(self, message: str, hold: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.hold = hold
+        self.reason = reason
+
+
+class StepError(Error):
+    """A step failed with an exception that cannot be restored as itself: `type` is its name, `message` its text.
+
+    Register the exception with `everstep.register` to get it back as itself.
+    """
+
+    code: ClassVar[str] = "everstep.step.failed"
+
+    def __init__(self, type: str = "", message: str = "") -> None:
+        super().__init__(type, message)
+        self.type = type
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+class StepTimedOut(Error, TimeoutError):
+    """An attempt at a step took longer than its `timeout=`."""
+
+    code: ClassVar[str] = "everstep.step.timed_out"
+
+
+class NotDone(Error):
+    """Raise it in a step when its effect certainly did not happen, so that another attempt is safe."""
+
+    code: ClassVar[str] = "everstep.step.not_done"
+
+
+class Fatal(Error):
+    """Raise it in a step when it certainly failed and another attempt is useless."""
+
+    code: ClassVar[str] = "everstep.step.fatal"
+
+
+class HoldConflict(Misuse):
+    """A hold is unknown, already resolved, ambiguous, or cannot be resolved in this way."""
+
+    code: ClassVar[str] = "everstep.hold.conflict"
+
+
+class StoreError(Error):
+    """Something about the database."""
+
+    code: ClassVar[str] = "everstep.store"
+
+
+class StoreFull(StoreError):
+    """There is no room on the disk. Runs under way pause and go on by themselves when there is room."""
+
+    code: ClassVar[str] = "everstep.store.full"
+
+
+class StoreReadOnly(StoreError):
+    """The store's file or folder cannot be written."""
+
+    code: ClassVar[str] = "everstep.store.read_only"
+
+
+class StoreUnusable(StoreError):
+    """The file is not a store, or a newer release made it, or it lies where SQLite cannot be trusted."""
+
+    code: ClassVar[str] = "everstep.store.unusable"
+
+
+class StoreFailed(StoreError):
+    """A write failed in a way after which nothing may be assumed, so this process stops writing."""
+
+    code: ClassVar[str] = "everstep.store.failed"
+
+
+class Damaged(StoreError):
+    """A history does not match its digests. `last_good` is the number of the last event that does."""
+
+    code: ClassVar[str] = "everstep.run.damaged"
+
+    def __init__(self, message: str, last_good: int = 0) -> None:
+        super().__init__(message)
+        self.last_good = last_good
+
+
+class Evicted(BaseException):
+    """Unwinds workflow code that leaves memory. It is not a failure: the run goes on later, from its history."""
+
+    code: ClassVar[str] = "everstep.evicted"
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """Return an error as facts for `--json`: code, type, message."""
+    return {"code": getattr(error, "code", ""), "type": type(error).__name__, "message": str(error)}

@@ -1,0 +1,17 @@
+"""Contracts: what a step promises about its effect, and so what recovery may do when its outcome is unknown."""
+
+from typing import Final, Literal
+
+Effect = Literal["read", "repeat", "once", "atomic"]
+
+EFFECTS: Final[tuple[Effect, ...]] = ("read", "repeat", "once", "atomic")
+
+
+def needs_intent(effect: Effect) -> bool:
+    """Tell whether `step_started` must be durable before the body starts. Reads change nothing, so they need not wait."""
+    return effect != "read"
+
+
+def may_run_again(effect: Effect) -> bool:
+    """Tell whether recovery may run a begun step again without asking anybody."""
+    return effect in ("read", "repeat")

@@ -1,0 +1,88 @@
+"""Named places where a test may kill the process: before, inside and after every durable write.
+
+Nothing happens at a crash point unless it is armed by the environment, which is read once, at import:
+
+    EVERSTEP_CRASH_AT=name:count        SIGKILL this process when it passes `name` for the count-th time
+    EVERSTEP_CRASH_AT=name:count:stop   SIGSTOP it instead: a zombie that a test wakes later
+    EVERSTEP_CRASH_COUNT=path           append the name of every point passed to this file, a line each
+
+A test counts the points of a workload first and then breaks at each of them.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from everstep.errors import Misuse
+
+TABLE: Final[dict[str, str]] = {
+    "store.commit.before": "a transaction of the committer is about to begin",
+    "store.commit.written": "its statements are done and its COMMIT is not",
+    "store.commit.after": "it is durable and nobody knows yet",
+    "store.migrate.before": "a migration is about to begin",
+    "store.migrate.written": "its statements are done and its COMMIT is not",
+    "store.migrate.after": "it is durable",
+    "store.register_worker.before": "a worker is about to be entered",
+    "store.register_worker.written": "its row is written and its lock is held; not committed",
+    "store.register_worker.after": "it is entered",
+    "store.renew.before": "a lease is about to be prolonged",
+    "store.renew.written": "written, not committed",
+    "store.renew.after": "prolonged",
+    "store.leave.before": "a worker is about to give back its runs",
+    "store.leave.written": "written, not committed",
+    "store.leave.after": "given back; its liveness lock is still held",
+    "store.bury.before": "dead workers were found",
+    "store.bury.written": "their rows are removed; not committed",
+    "store.bury.after": "they are buried",
+}
+"""Every crash point there is, and the moment it stands for. A point that is not here cannot be passed when armed."""
+
+POINTS: Final[frozenset[str]] = frozenset(TABLE)
+
+
+def _unarmed(name: str) -> None:
+    """Do nothing, at the price of a call."""
+
+
+class _Armed:
+    """Counts the points that are passed and breaks at the chosen one."""
+
+    def __init__(self, at: str, count_path: str) -> None:
+        self._name, self._count, self._signal = _parsed(at) if at else ("", 0, signal.SIGKILL)
+        self._passed = 0
+        self._lock = threading.Lock()
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        self._counter = os.open(count_path, flags, 0o600) if count_path else None
+
+    def __call__(self, name: str) -> None:
+        if name not in POINTS:
+            raise Misuse(f"The crash point {name!r} is not in the table of everstep.model.crash_points.")
+        if self._counter is not None:
+            os.write(self._counter, f"{name}\n".encode())
+        if name != self._name:
+            return
+        with self._lock:
+            self._passed += 1
+            is_the_one = self._passed == self._count
+        if is_the_one:
+            os.kill(os.getpid(), self._signal)
+
+
+def _parsed(at: str) -> tuple[str, int, signal.Signals]:
+    name, _, rest = at.partition(":")
+    count, _, how = rest.partition(":")
+    if name not in POINTS or not count.isdigit() or how not in ("", "stop"):
+        raise Misuse(f"EVERSTEP_CRASH_AT={at!r}: it is name:count or name:count:stop, with a name of the table.")
+    return name, int(count), signal.SIGSTOP if how else signal.SIGKILL
+
+
+def armed_by(environment: Mapping[str, str]) -> Callable[[str], None]:
+    """Return the function that the environment asks for: armed, or one that does nothing."""
+    at, count_path = environment.get("EVERSTEP_CRASH_AT", ""), environment.get("EVERSTEP_CRASH_COUNT", "")
+    return _Armed(at, count_path) if at or count_path else _unarmed
+
+
+crash_point: Final[Callable[[str], None]] = armed_by(os.environ)
+"""Pass a crash point by its name. Costs a call unless armed."""

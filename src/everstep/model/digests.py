@@ -1,0 +1,36 @@
+"""Digests: of values, and the chain that makes a history tamper-evident.
+
+Each event's digest covers the digest before it, so a flipped bit, a missing, swapped or foreign row shows at the
+first event it touches. The chain of a run begins with its id and generation: rows of another run do not fit.
+"""
+
+from hashlib import blake2b
+from typing import Final
+
+DIGEST_BYTES: Final = 16
+
+
+def digest_of(data: bytes) -> bytes:
+    """Return the digest of a value's canonical bytes."""
+    return blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def chain_start(run: str, generation: int) -> bytes:
+    """Return the digest that stands before a run's first event."""
+    return blake2b(f"{run}\0{generation}".encode(), digest_size=DIGEST_BYTES, person=b"everstep/chain").digest()
+
+
+def chain_next(previous: bytes, seq: int, kind: str, step: str, at: int, body: bytes) -> bytes:
+    """Return the digest of an event that follows `previous`.
+
+    The lengths of the texts stand in the header, so that no two different events have the same bytes.
+    """
+    kind_bytes = kind.encode()
+    step_bytes = step.encode()
+    header = b"%d %d %d %d " % (seq, at, len(kind_bytes), len(step_bytes))
+    return blake2b(previous + header + kind_bytes + step_bytes + body, digest_size=DIGEST_BYTES).digest()
+
+
+def derived_key(entropy: str, name: str) -> str:
+    """Return the idempotency key of a step: the same in each attempt, and in no other step of any run."""
+    return blake2b(f"{entropy}\0{name}".encode(), digest_size=DIGEST_BYTES, person=b"everstep/key").hexdigest()

@@ -1,0 +1,347 @@
+"""The events of a history: their kinds and their bodies.
+
+A *command* event records something that workflow code asked for; replay compares it with what the code asks for now.
+An *outcome* event is news for workflow code; replay applies it. A *note* tells a reader or recovery something and
+never reaches workflow code.
+
+    commands   step_started (first attempt)  step_cancelled  timer_started  signal_awaited  signal_rejected
+               child_started  child_cancelled  value_published  run_completed  run_failed  run_cancelled
+    outcomes   run_started  step_completed  step_failed  timer_fired  signal_received  child_ended  cancel_requested
+    notes      step_started (later attempts)  attempt_failed  heartbeat  patched  run_held  run_resolved  run_retried
+"""
+
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+EventKind = Literal[
+    "run_started",
+    "step_started",
+    "step_completed",
+    "step_failed",
+    "step_cancelled",
+    "attempt_failed",
+    "heartbeat",
+    "timer_started",
+    "timer_fired",
+    "signal_awaited",
+    "signal_received",
+    "signal_rejected",
+    "child_started",
+    "child_cancelled",
+    "child_ended",
+    "value_published",
+    "patched",
+    "cancel_requested",
+    "run_held",
+    "run_resolved",
+    "run_retried",
+    "run_completed",
+    "run_failed",
+    "run_cancelled",
+]
+
+NO_PAYLOAD: Final = msgspec.Raw(b"")
+
+
+class EventRow(NamedTuple):
+    """An event as it is stored. `at` is microseconds since 1970; `body` is JSON of the kind's body below."""
+
+    seq: int
+    kind: str
+    step: str
+    at: int
+    body: bytes
+    digest: bytes
+
+
+class Body(msgspec.Struct, omit_defaults=True):
+    """The base of all bodies.
+
+    `call` numbers the commands of a run in the order in which its code gave them; an outcome names the call it is for.
+    A payload stands in the body itself, or, when it is large, in `payloads` under the digest in `ref`.
+    """
+
+
+class Outcome(Body, kw_only=True):
+    """The base of all news for workflow code.
+
+    `early`: it was recorded before the code had come to rest after the event before it, so the commands that follow
+    from that earlier event stand behind this one.
+    """
+
+    early: bool = False
+
+
+class RunStarted(Body):
+    """The run begins: what to run, with what, and the 128 random bits that all its keys derive from."""
+
+    workflow: str
+    version: str
+    semantics: int
+    python: str
+    entropy: str
+    arguments: msgspec.Raw = NO_PAYLOAD
+    arguments_ref: str = ""
+    parent: str = ""
+    timeout: float | None = None
+    source: str = ""
+
+
+class StepStarted(Body):
+    """An attempt at a step begins. For contracts other than `read` this is durable before the body starts."""
+
+    call: int
+    arguments: str
+    effect: str = "repeat"
+    preview: str = ""
+    source: str = ""
+    attempt: int = 1
+    because: str = ""
+    """Why there is another attempt: `retry` (its policy), `crash` (the one before was cut off), `person` (a retried run)."""
+
+
+class StepCompleted(Outcome):
+    """A step's outcome. `key_unused` flags a repeated effect whose body never asked for its key."""
+
+    call: int
+    value: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+    attempt: int = 1
+    seconds: float = 0.0
+    key_unused: bool = False
+    fallback: bool = False
+
+
+class StepFailed(Outcome):
+    """A step's failure, raised in workflow code."""
+
+    call: int
+    error: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+    attempt: int = 1
+    seconds: float = 0.0
+
+
+class AttemptFailed(Body):
+    """An attempt failed and another will be made, not before `due` (microseconds since 1970)."""
+
+    call: int
+    attempt: int
+    due: int
+    error: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+    seconds: float = 0.0
+
+
+class Heartbeat(Body):
+    """A step body's own account of how far it is, for its next attempt."""
+
+    call: int
+    attempt: int
+    details: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+
+
+class StepCancelled(Body):
+    """Workflow code no longer waits for a step: its task was cancelled or timed out."""
+
+    call: int
+    step_call: int
+
+
+class TimerStarted(Body):
+    """A timer was still pending when the code came to rest. Both figures are microseconds."""
+
+    call: int
+    duration: int
+    deadline: int
+    source: str = ""
+
+
+class TimerFired(Outcome):
+    """A timer's deadline has passed."""
+
+    call: int
+
+
+class SignalAwaited(Body):
+    """Workflow code asked for a signal by name and type."""
+
+    call: int
+    name: str
+    type: str
+    source: str = ""
+
+
+class SignalReceived(Outcome):
+    """A signal was taken from the inbox into the history; `number` is its place in the inbox."""
+
+    number: int
+    name: str
+    value: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+    id: str = ""
+
+
+class SignalRejected(Body):
+    """A signal did not decode as the type that workflow code asked for. It stays visible here."""
+
+    call: int
+    name: str
+    number: int
+    why: str = ""
+
+
+class ChildStarted(Body):
+    """A child run was started, in the same transaction as its own first event."""
+
+    call: int
+    run: str
+    workflow: str
+    arguments: str
+    on_parent_end: str = "cancel"
+    preview: str = ""
+    source: str = ""
+
+
+class ChildCancelled(Body):
+    """Workflow code no longer waits for a child that it called, so the child is asked to stop."""
+
+    call: int
+    child_call: int
+
+
+class ChildEnded(Outcome):
+    """A child run ended, or could not be started (`status` is then `refused`)."""
+
+    call: int
+    run: str
+    status: str
+    number: int
+    value: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+
+
+class ValuePublished(Body):
+    """Workflow code published a value that anyone can read."""
+
+    call: int
+    name: str
+    value: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+
+
+class Patched(Body):
+    """What `patched(name)` answers in this run, from now on."""
+
+    name: str
+    value: bool
+
+
+class CancelRequested(Outcome):
+    """Somebody, or the run's own timeout, asked the run to stop. `grace` is in seconds."""
+
+    reason: str = ""
+    by: str = ""
+    grace: float = 30.0
+    now: bool = False
+    timeout: bool = False
+    number: int = 0
+
+
+class RunHeld(Body):
+    """The run waits for a person."""
+
+    hold: str
+    reason: str
+    summary: str = ""
+    number: int = 0
+
+
+class RunResolved(Body):
+    """A person (or the engine, when the cause is gone) decided about a hold."""
+
+    hold: str
+    resolution: str
+    by: str = ""
+    note: str = ""
+    accepted: dict[int, str] = {}
+    """With `accept`: event number to the new arguments' digest that counts as equal."""
+    call: int = 0
+    """With `retry` of an exhausted step: the call that gets new attempts."""
+
+
+class RunRetried(Body):
+    """A failed run goes on from what failed.
+
+    What the code did between the event `voids` and this one no longer counts; outcomes of calls that were open before
+    do. `entropy` keys the calls that follow, so that they share no key with those that no longer count.
+    """
+
+    voids: int
+    entropy: str
+    call: int = 0
+    by: str = ""
+
+
+class RunCompleted(Body):
+    """The run's result."""
+
+    value: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+
+
+class RunFailed(Body):
+    """The run's failure. `call` is the step or child whose failure it is, if it is one's; `forced` as in `run_cancelled`."""
+
+    error: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+    call: int = 0
+    forced: bool = False
+
+
+class RunCancelled(Body):
+    """The run ended because it was cancelled; `forced` when its code was not waited for."""
+
+    forced: bool = False
+
+
+BODIES: Final[dict[str, type[Body]]] = {
+    "run_started": RunStarted,
+    "step_started": StepStarted,
+    "step_completed": StepCompleted,
+    "step_failed": StepFailed,
+    "step_cancelled": StepCancelled,
+    "attempt_failed": AttemptFailed,
+    "heartbeat": Heartbeat,
+    "timer_started": TimerStarted,
+    "timer_fired": TimerFired,
+    "signal_awaited": SignalAwaited,
+    "signal_received": SignalReceived,
+    "signal_rejected": SignalRejected,
+    "child_started": ChildStarted,
+    "child_cancelled": ChildCancelled,
+    "child_ended": ChildEnded,
+    "value_published": ValuePublished,
+    "patched": Patched,
+    "cancel_requested": CancelRequested,
+    "run_held": RunHeld,
+    "run_resolved": RunResolved,
+    "run_retried": RunRetried,
+    "run_completed": RunCompleted,
+    "run_failed": RunFailed,
+    "run_cancelled": RunCancelled,
+}
+
+ENDS: Final = frozenset({"run_completed", "run_failed", "run_cancelled"})
+
+encode_body = msgspec.json.Encoder().encode
+_DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
+    kind: msgspec.json.Decoder(body) for kind, body in BODIES.items()
+}
+
+
+def decode_body(kind: str, body: bytes) -> Any:
+    """Return an event's body as its kind's struct. Raises `msgspec.MsgspecError` or `KeyError` on damage."""
+    return _DECODERS[kind].decode(body)

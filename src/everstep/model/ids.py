@@ -1,0 +1,32 @@
+"""Ids of runs, and names of workflows, steps and signals: narrow patterns, so that no id is ever a surprise."""
+
+import re
+from typing import Final
+
+from everstep.errors import Misuse
+
+RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,199}")
+NAME: Final = re.compile(r"[^\s#\x00-\x1f\x7f]{1,200}")
+
+
+def checked_run_id(run: object) -> str:
+    """Return the id if it is one, else say what an id looks like."""
+    if isinstance(run, str) and RUN_ID.fullmatch(run):
+        return run
+    raise Misuse(
+        f"{str(run)[:80]!r} is not a run id. An id has 1 to 200 characters: letters, digits and . _ : @ + / -, "
+        "and begins with a letter or digit."
+    )
+
+
+def checked_name(name: object, what: str) -> str:
+    """Return a workflow's, step's or signal's name if it is one."""
+    if isinstance(name, str) and NAME.fullmatch(name):
+        return name
+    raise Misuse(f"{str(name)[:80]!r} is not a name for a {what}: use 1 to 200 characters without spaces and '#'.")
+
+
+def child_id(parent: str, generation: int, call: int) -> str:
+    """Return the id of a child run that was given none: it names its parent and its place in the parent's code."""
+    middle = f".g{generation}" if generation > 1 else ""
+    return f"{parent[:170]}{middle}.{call}"

@@ -1,0 +1,10 @@
+"""The version of the engine's semantics, written into each run.
+
+A later release that changes how workflow code is driven raises this number and keeps the old way for runs that carry
+the old one, so that an upgrade never breaks a run that is under way.
+"""
+
+from typing import Final
+
+SEMANTICS: Final = 1
+SUPPORTED: Final = frozenset({1})

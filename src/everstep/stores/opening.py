@@ -1,0 +1,49 @@
+"""Opening a store by its URL."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from everstep.errors import Misuse
+from everstep.stores.protocol import Store
+
+
+def open_store(
+    url: str,
+    *,
+    durability: Literal["power", "process"] = "power",
+    clock: Callable[[], int] | None = None,
+    create: bool = True,
+    migrate: bool = True,
+) -> Store:
+    """Open the store that a URL names.
+
+    `sqlite:///relative.db`, `sqlite:////absolute.db` or a bare path: a SQLite file. `memory:`: for tests.
+    `durability="power"` survives the loss of power, `"process"` only that of the process. With `create=False` a missing
+    store is an error, with `migrate=False` one that an older release made.
+    """
+    if durability not in ("power", "process"):
+        raise Misuse(f'durability={durability!r}: it is "power" or "process".')
+    if url == "memory:":
+        from everstep.stores.memory import MemoryStore
+
+        return MemoryStore(clock=clock)
+    path = _path_of(url)
+    from everstep.stores.sqlite import SqliteStore
+
+    return SqliteStore(path, durability=durability, clock=clock, create=create, migrate=migrate)
+
+
+def _path_of(url: str) -> str:
+    """Return the path of a SQLite file from its URL, or a bare path as it is."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        path = url
+    elif scheme in ("postgresql", "postgres"):
+        raise Misuse("PostgreSQL comes in a later release. Use a SQLite file: sqlite:///runs.db")
+    elif scheme == "sqlite" and rest.startswith("/"):
+        path = rest[1:]
+    else:
+        raise Misuse(f"{scheme}://… is not the URL of a store. Use sqlite:///relative.db or sqlite:////absolute.db.")
+    if not path or path.startswith(":") or "\0" in path:
+        raise Misuse("A store needs the path of a file, as in sqlite:///runs.db; for tests there is memory:")
+    return path

@@ -1,0 +1,84 @@
+"""Which operations of a batch can be done together, with the result of doing them in order."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from everstep.model.status import ENDED
+from everstep.stores.protocol import Append, Claim, Operation, Post, Release, StartRun, check_events
+
+
+def is_simple(append: Append) -> bool:
+    """Tell whether an append changes nothing but its own run. (An end may yet concern followers and an inbox.)"""
+    if append.starts or append.posts or append.hold is not None or not append.events:
+        return False
+    return not (append.consumed and append.row.status in ENDED)
+
+
+def keeps_running(append: Append) -> bool:
+    """Tell whether an append to a running run only moves its head."""
+    row = append.row
+    return row.status == "running" and row.wake_at is None and row.outcome is None and not append.release
+
+
+class Batch:
+    """A batch, split into what is done together (`appends`, `starts`) and the `others`, which are done in order.
+
+    An operation is done together with others only if it is simple and no other operation of the batch mentions its
+    run: then it makes no difference when in the batch it is done.
+    """
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        mentioned = Counter(run for operation in operations for run in _runs_mentioned(operation))
+        self.appends: list[Append] = []
+        self.starts: list[StartRun] = []
+        self.others: list[tuple[int, Operation]] = []
+        self.followed: list[Append] = []
+        self._places: dict[str, int] = {}
+        for place, operation in enumerate(operations):
+            match operation:
+                case Append() if mentioned[operation.run] == 1 and is_simple(operation):
+                    check_events(operation)
+                    self.appends.append(operation)
+                    self._places[operation.run] = place
+                case StartRun(new) if mentioned[new.row.id] == 1 and new.follower is None:
+                    check_events(new)
+                    self.starts.append(operation)
+                case _:
+                    self.others.append((place, operation))
+
+    def ending_runs(self) -> list[str]:
+        """Return the runs that simple appends end."""
+        return [append.run for append in self.appends if append.row.status in ENDED]
+
+    def set_apart(self, entangled: set[str], with_inbox: set[str]) -> None:
+        """Take out ends of runs with something in their inbox, and of followed ones if others post as well.
+
+        Followers are told by deliveries, whose numbers are in the order of the batch, so two ways of posting do not
+        mix.
+        """
+        if not entangled:
+            return
+        others_post = bool(with_inbox) or not all(
+            isinstance(operation, Claim | Release | StartRun) for _, operation in self.others
+        )
+        apart = entangled if others_post else with_inbox
+        self.others += [(self._places[append.run], append) for append in self.appends if append.run in apart]
+        self.others.sort(key=lambda other: other[0])
+        self.appends = [append for append in self.appends if append.run not in apart]
+        self.followed = [append for append in self.appends if append.run in entangled]
+
+
+def _runs_mentioned(operation: Operation) -> Iterator[str]:
+    match operation:
+        case Append():
+            yield operation.run
+            for new in operation.starts:
+                yield new.row.id
+                yield new.follower or ""
+            for post in operation.posts:
+                yield post.run
+        case Post() | Claim() | Release():
+            yield operation.run
+        case _:
+            yield operation.new.row.id
+            yield operation.new.follower or ""

@@ -1,0 +1,232 @@
+"""Committing: one durable transaction for a batch, and what to do when it fails.
+
+A failed commit is an unknown commit. The transaction is atomic, so reading back one thing that it wrote tells whether
+all of it was done: then the verdicts stand that were reached within it. If it was not done, each operation is tried in
+a transaction of its own, and one that fails again has the verdict `Failed`.
+
+What is read back: for an `Append`, `StartRun` or `RestartRun` the digest of its last event; for a `Post` the row with
+its number; for a `Claim` the epoch and owner; for a `Release` that the run has no owner, at the same epoch and in the
+wanted status. (If that was so before, then doing it again changes nothing.) An append without events has nothing that
+only it could have written; it counts as not done, and its expected head guards the second try.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import apsw
+
+from everstep.errors import StoreError, StoreFailed, StoreFull
+from everstep.model.crash_points import crash_point
+from everstep.stores.protocol import (
+    Accepted,
+    Append,
+    Busy,
+    Claim,
+    Claimed,
+    Failed,
+    Operation,
+    Post,
+    Posted,
+    Release,
+    Verdict,
+)
+from everstep.stores.sqlite.connections import Patience, is_no_room, translated
+from everstep.stores.sqlite.queries import query
+from everstep.stores.sqlite.rows import Row
+from everstep.stores.sqlite.transaction import Transaction
+
+
+class Writer:
+    """The one connection of a store that writes. Any thread may use it, one at a time."""
+
+    def __init__(self, connection: apsw.Connection, patience: Patience, path: str) -> None:
+        self.connection = connection
+        self._patience = patience
+        self._path = path
+        self._cursor = connection.cursor()
+        self._transaction = Transaction(connection)
+        self._lock = threading.Lock()
+        self._failure: StoreFailed | None = None
+        self._data_version = self._read_data_version()
+
+    # -- batches ----------------------------------------------------------------------------------------------------
+    def commit(self, operations: Sequence[Operation], *, patient: bool) -> list[Verdict]:
+        """Do a batch. See `Store.commit`."""
+        if not operations:
+            return []
+        if not self._lock.acquire(blocking=patient):
+            raise Busy
+        try:
+            done, verdicts = self._attempt(operations, patient)
+            if done:
+                return verdicts
+            return self._commit_singly(operations)
+        finally:
+            self._lock.release()
+
+    def _commit_singly(self, operations: Sequence[Operation]) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        anything_done = False
+        for operation in operations:
+            try:
+                done, verdict = self._attempt([operation], True)
+                anything_done = anything_done or done
+                verdicts += verdict
+            except StoreFull as error:
+                # "Nothing was done" would be untrue for the batch, so it is said of this operation only.
+                if not anything_done and operation is operations[-1]:
+                    raise
+                verdicts.append(Failed(error))
+        return verdicts
+
+    def _attempt(self, operations: Sequence[Operation], patient: bool) -> tuple[bool, list[Verdict]]:
+        """Try a batch once. Returns whether it was done and the verdicts, which are failures if it was not.
+
+        Raises what stops the whole store, or this batch: no room, read-only, locked, failed.
+        """
+        crash_point("store.commit.before")
+        self._begin(patient)
+        verdicts: list[Verdict] | None = None
+        try:
+            verdicts = self._write(operations, patient)
+            crash_point("store.commit.written")
+            self._end()
+        except Exception as error:
+            self._roll_back()
+            if verdicts is not None and self._was_done(operations, verdicts):
+                return True, verdicts
+            trouble = self._trouble(error)
+            if isinstance(trouble, StoreError | Busy):
+                raise trouble from error
+            return False, [Failed(trouble)] * len(operations)
+        except BaseException:
+            self._roll_back()
+            raise
+        crash_point("store.commit.after")
+        return True, verdicts
+
+    def _write(self, operations: Sequence[Operation], patient: bool) -> list[Verdict]:
+        if len(operations) > 1:
+            verdicts = self._transaction.together(operations)
+            if verdicts is not None:
+                return verdicts
+            self._cursor.execute("ROLLBACK")
+            self._begin(patient)
+        return [self._transaction.one(operation) for operation in operations]
+
+    # -- other transactions -------------------------------------------------------------------------------------------
+    @contextmanager
+    def transaction(self, name: str) -> Iterator[apsw.Cursor]:
+        """Begin a transaction of its own and commit it at the end of the block. `name` is that of its crash points."""
+        with self._lock:
+            crash_point(f"store.{name}.before")
+            self._begin(True)
+            try:
+                yield self._cursor
+                crash_point(f"store.{name}.written")
+                self._end()
+            except Exception as error:
+                self._roll_back()
+                trouble = self._trouble(error)
+                if trouble is error:
+                    raise
+                raise trouble from error
+            except BaseException:
+                self._roll_back()
+                raise
+            crash_point(f"store.{name}.after")
+
+    def changed(self) -> bool:
+        """Tell whether another connection has written since the last call.
+
+        SQLite counts the writes of all connections but the one that asks, so the writing connection must ask. While it
+        is at work the answer is left to the next call.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            version = self._read_data_version()
+            changed, self._data_version = version != self._data_version, version
+            return changed
+        except apsw.Error as error:
+            raise translated(error, self._path, writing=False) from error
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self.connection.close()
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+    def _read_data_version(self) -> int:
+        version: int = self._row("data_version")[0]
+        return version
+
+    def _begin(self, patient: bool) -> None:
+        if self._failure is not None:
+            raise StoreFailed(str(self._failure)) from self._failure
+        self._patience.is_patient = patient
+        try:
+            self._cursor.execute("BEGIN IMMEDIATE")
+        except apsw.BusyError as error:
+            raise (translated(error, self._path, writing=True) if patient else Busy()) from error
+        except apsw.Error as error:
+            raise self._trouble(error) from error
+        finally:
+            self._patience.is_patient = True
+
+    def _end(self) -> None:
+        self._cursor.execute("COMMIT")
+
+    def _roll_back(self) -> None:
+        """Undo the transaction, unless SQLite has done so already."""
+        try:
+            if self.connection.in_transaction:
+                self._cursor.execute("ROLLBACK")
+        except apsw.Error as error:
+            self._failure = StoreFailed(f"A transaction in {self._path} could not be rolled back ({error}).")
+            raise self._failure from error
+
+    def _trouble(self, error: Exception) -> Exception:
+        """Return what a failure means, and remember it if nothing may be written after it."""
+        if is_no_room(error, self.connection):
+            error = apsw.FullError()
+        trouble = translated(error, self._path, writing=True)
+        if isinstance(trouble, StoreFailed):
+            self._failure = trouble
+        return trouble
+
+    def _was_done(self, operations: Sequence[Operation], verdicts: Sequence[Verdict]) -> bool:
+        """Read back whether the transaction with these verdicts was done."""
+        try:
+            return any(map(self._is_there, operations, verdicts))
+        except apsw.Error as error:
+            self._failure = StoreFailed(f"A write to {self._path} failed and could not be read back ({error}).")
+            raise self._failure from error
+
+    def _is_there(self, operation: Operation, verdict: Verdict) -> bool:
+        match operation, verdict:
+            case Append(events=[*_, last]), Accepted():
+                return self._row("event_digest", operation.run, operation.generation, last.seq) == (last.digest,)
+            case Append(), _:
+                return False
+            case Post(), Posted(duplicate=False):
+                wanted = (operation.run, operation.kind, operation.name, operation.id, operation.value, operation.at)
+                return self._row("delivery_at", verdict.number) == wanted
+            case Claim(), Claimed():
+                return self._row("lease_of_run", operation.run)[:2] == (verdict.row.epoch, operation.worker)
+            case Release(), Accepted():
+                return self._row("lease_of_run", operation.run) == (operation.epoch, None, operation.status)
+            case ((Post() | Claim() | Release()), _):
+                return False
+            case _, Accepted():
+                row, event = operation.new.row, operation.new.event
+                return self._row("event_digest", row.id, row.generation, event.seq) == (event.digest,)
+        return False
+
+    def _row(self, name: str, *parameters: Any) -> Row:
+        rows: list[Row] = self._cursor.execute(query(name), parameters).fetchall()
+        return rows[0] if rows else ()

@@ -1,0 +1,123 @@
+-- The tables of the first release. Types are checked (STRICT). There are no foreign keys, on purpose: a unit is accepted
+-- or refused by its epoch and head, and histories are deleted run by run.
+
+CREATE TABLE meta (
+    name TEXT NOT NULL PRIMARY KEY,
+    value ANY
+) STRICT, WITHOUT ROWID;
+
+-- The columns that grow large stand last, so that reading the others does not follow their overflow pages.
+CREATE TABLE runs (
+    id TEXT NOT NULL PRIMARY KEY,
+    workflow TEXT NOT NULL,
+    version TEXT NOT NULL,
+    semantics INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    head_seq INTEGER NOT NULL,
+    head_digest BLOB NOT NULL,
+    epoch INTEGER NOT NULL,
+    owner TEXT,
+    wake_at INTEGER,
+    queue TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    tags TEXT NOT NULL,
+    parent TEXT,
+    arguments TEXT NOT NULL,
+    current_step TEXT NOT NULL,
+    deaths INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL,
+    ended_at INTEGER,
+    preview TEXT NOT NULL,
+    published BLOB,
+    outcome BLOB
+) STRICT;
+
+-- A run that wants a driver is in exactly one of the next three, an ended one in none: an idle worker looks only here.
+CREATE INDEX runs_free ON runs (priority DESC, created_at, workflow)
+    WHERE owner IS NULL AND status IN ('queued', 'running');
+CREATE INDEX runs_waking ON runs (wake_at, workflow)
+    WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL;
+CREATE INDEX runs_owned ON runs (owner, status, wake_at) WHERE owner IS NOT NULL;
+
+-- For people: lists (newest first), counts, the children of a run.
+CREATE INDEX runs_created ON runs (created_at);
+CREATE INDEX runs_status ON runs (status, created_at);
+CREATE INDEX runs_parent ON runs (parent) WHERE parent IS NOT NULL;
+
+CREATE TABLE events (
+    run TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    step TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    digest BLOB NOT NULL,
+    PRIMARY KEY (run, generation, seq)
+) STRICT, WITHOUT ROWID;
+
+-- With a rowid: large rows in the tree of the key itself would make it deep.
+CREATE TABLE payloads (
+    run TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    value BLOB NOT NULL,
+    PRIMARY KEY (run, digest)
+) STRICT;
+
+-- AUTOINCREMENT: a number is in histories as consumed, so it must never come back for another delivery.
+CREATE TABLE signals (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    run TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    id TEXT NOT NULL,
+    value BLOB NOT NULL,
+    at INTEGER NOT NULL,
+    state TEXT NOT NULL
+) STRICT;
+
+CREATE INDEX signals_run ON signals (run);
+CREATE INDEX signals_pending ON signals (run) WHERE state = 'pending';
+-- A `child` delivery has its call as id, which comes again in a later generation, so it is not meant here.
+CREATE UNIQUE INDEX signals_id ON signals (run, kind, id) WHERE id <> '' AND kind <> 'child';
+
+-- Who is told of a run's end, once: the row goes when that has happened.
+CREATE TABLE followers (
+    run TEXT NOT NULL,
+    follower TEXT NOT NULL,
+    call INTEGER NOT NULL,
+    PRIMARY KEY (run, follower, call)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX followers_follower ON followers (follower);
+
+CREATE TABLE holds (
+    id TEXT NOT NULL PRIMARY KEY,
+    run TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    step TEXT NOT NULL,
+    summary TEXT NOT NULL,
+    report BLOB NOT NULL,
+    resolutions TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    resolved_at INTEGER,
+    resolution TEXT NOT NULL,
+    by TEXT NOT NULL,
+    note TEXT NOT NULL
+) STRICT;
+
+CREATE INDEX holds_run ON holds (run);
+CREATE INDEX holds_open ON holds (created_at) WHERE resolved_at IS NULL;
+CREATE INDEX holds_diverged ON holds (created_at) WHERE resolved_at IS NULL AND reason = 'diverged';
+
+-- `place` is the worker's byte in the file of liveness locks.
+CREATE TABLE workers (
+    id TEXT NOT NULL PRIMARY KEY,
+    place INTEGER NOT NULL UNIQUE,
+    pid INTEGER NOT NULL,
+    host TEXT NOT NULL,
+    started_at INTEGER NOT NULL,
+    lease_until INTEGER NOT NULL
+) STRICT;

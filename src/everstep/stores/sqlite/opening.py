@@ -1,0 +1,203 @@
+"""Opening a file as a store: what it must be, how it becomes one, and migrations.
+
+Nothing is changed before the file is known to be a store, or empty. Own descriptors of the file are a danger: closing
+one frees all locks that SQLite holds on the file in this process. So an existing file is only ever opened by SQLite,
+and a new one is created while no other thread is opening.
+"""
+
+import os
+import re
+import stat
+import threading
+import time
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+import apsw
+
+from everstep.errors import StoreError, StoreReadOnly, StoreUnusable
+from everstep.model.crash_points import crash_point
+from everstep.stores.sqlite.connections import PATIENCE_SECONDS, Durability, Patience, connect, translated
+from everstep.stores.sqlite.rows import Row
+
+APPLICATION_ID: Final = 0x45765374
+"""`EvSt`: what `PRAGMA application_id` says of a store."""
+
+_MIGRATION: Final = re.compile(r"(\d{4})_\w+\.sql")
+_creating: Final = threading.Lock()
+
+
+@cache
+def migrations() -> list[str]:
+    """Return the text of each migration; the n-th one leads to version n."""
+    folder = files("everstep.stores.sqlite").joinpath("migrations")
+    found = sorted((entry.name, entry) for entry in folder.iterdir() if _MIGRATION.fullmatch(entry.name))
+    assert [int(name[:4]) for name, _ in found] == list(range(1, len(found) + 1)), "migrations are numbered densely"
+    return [entry.read_text("utf-8") for _, entry in found]
+
+
+def prepare_file(path: str, *, create: bool) -> None:
+    """Make sure that there is a file which this process may write; create an empty one if there is none."""
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise StoreUnusable(f"There is no folder {folder} for the store {os.path.basename(path)}. Create it first.")
+    with _creating:
+        try:
+            mode = os.stat(path).st_mode
+        except FileNotFoundError:
+            if not create:
+                raise StoreUnusable(f"There is no store {path}.") from None
+            _create(path, folder)
+            return
+        except OSError as error:
+            raise StoreUnusable(f"{path} cannot be looked at: {error.strerror}.") from error
+    if stat.S_ISDIR(mode):
+        raise StoreUnusable(f"{path} is a folder, not a store. Name a file in it.")
+    if not stat.S_ISREG(mode):
+        raise StoreUnusable(f"{path} is not an ordinary file, so it cannot be a store.")
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise StoreReadOnly(f"{path} cannot be read and written by this user. Check its owner and mode.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StoreReadOnly(f"{folder} cannot be written by this user, and a store needs files beside its own.")
+
+
+def _create(path: str, folder: str) -> None:
+    """Create an empty file that only its owner may read, durably."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return  # Another process was quicker.
+    except OSError as error:
+        raise StoreReadOnly(f"{path} cannot be created: {error.strerror}.") from error
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def check_is_store(path: str, *, create: bool, vfs: str | None) -> None:
+    """Raise `StoreUnusable` unless the file is a store or empty. The file is opened for reading only."""
+    if os.stat(path).st_size:
+        connection = None
+        try:
+            flags = apsw.SQLITE_OPEN_READONLY
+            connection = connect(path, durability="power", patience=Patience(), flags=flags, vfs=vfs)
+            version = version_of(connection, path)
+        except apsw.NotADBError as error:
+            raise StoreUnusable(f"{path} is not a store: it is no SQLite file, or its header is damaged.") from error
+        except apsw.Error as error:
+            raise translated(error, path, writing=False) from error
+        finally:
+            if connection is not None:
+                connection.close()
+        if version:
+            return
+    if not create:
+        raise StoreUnusable(f"{path} is empty: there is no store in it.")
+
+
+def version_of(connection: apsw.Connection, path: str) -> int:
+    """Return the version of the schema, 0 for an empty file. Raises `StoreUnusable` if the file is something else."""
+    application, is_empty = connection.execute(
+        "SELECT (SELECT application_id FROM pragma_application_id), NOT EXISTS (SELECT 1 FROM sqlite_schema)"
+    ).fetchall()[0]
+    if application == 0 and is_empty:
+        return 0
+    if application != APPLICATION_ID:
+        raise StoreUnusable(f"{path} is not a store: it is a SQLite database of something else. Nothing was changed.")
+    versions: list[Row] = connection.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchall()
+    version: int = versions[0][0]
+    if version > len(migrations()):
+        raise StoreUnusable(
+            f"{path} has version {version} of the schema, made by a newer release of Everstep; this one knows "
+            f"version {len(migrations())}. Install the newer release. Nothing was changed."
+        )
+    return version
+
+
+def open_writing(path: str, *, durability: Durability, patience: Patience, vfs: str | None) -> apsw.Connection:
+    """Open the connection that writes, in WAL mode."""
+    flags = apsw.SQLITE_OPEN_READWRITE
+    connection = connect(path, durability=durability, patience=patience, flags=flags, vfs=vfs)
+    try:
+        if connection.readonly("main"):
+            raise StoreReadOnly(f"{path} cannot be written. Check the owner and mode of file and folder.")
+        mode = _switch_to_wal(connection)
+        if mode != "wal":
+            raise StoreUnusable(f"{path} lies on a file system where SQLite cannot share memory, so it is not safe.")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _switch_to_wal(connection: apsw.Connection) -> str:
+    """Switch a new file to WAL. SQLite does not ask the busy handler here, so this waits by itself."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return str(connection.pragma("journal_mode", "WAL"))
+        except apsw.BusyError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.005)
+
+
+def migrate(connection: apsw.Connection, path: str, *, may_migrate: bool) -> bool:
+    """Bring the schema to this release's version, and return whether the store was made just now.
+
+    Each migration is one transaction, and all processes that open the file take turns: whoever comes second finds the
+    work done. A new store may always be made; an old one is only migrated if that is wanted.
+    """
+    is_new = False
+    while (version := version_of(connection, path)) < len(migrations()):
+        if version and not may_migrate:
+            raise StoreUnusable(
+                f"{path} has version {version} of the schema and this release needs {len(migrations())}. "
+                "Open it with migrate=True when no older release uses it any more."
+            )
+        crash_point("store.migrate.before")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if version_of(connection, path) == version:
+                connection.execute(migrations()[version])
+                connection.execute(
+                    "INSERT INTO meta (name, value) VALUES ('schema_version', ?) "
+                    "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                    (version + 1,),
+                )
+                connection.pragma("application_id", APPLICATION_ID)
+                is_new = is_new or version == 0
+            crash_point("store.migrate.written")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        crash_point("store.migrate.after")
+    return is_new
+
+
+def open_file(
+    path: str, *, durability: Durability, patience: Patience, create: bool, may_migrate: bool, vfs: str | None
+) -> tuple[apsw.Connection, apsw.Connection, bool]:
+    """Return a connection for writing, one for reading, and whether the store was made just now."""
+    prepare_file(path, create=create)
+    check_is_store(path, create=create, vfs=vfs)
+    writing = None
+    try:
+        writing = open_writing(path, durability=durability, patience=patience, vfs=vfs)
+        is_new = migrate(writing, path, may_migrate=may_migrate)
+        flags = apsw.SQLITE_OPEN_READWRITE  # Reading a WAL needs writing to the shared memory beside it.
+        reading = connect(path, durability=durability, patience=Patience(), flags=flags, vfs=vfs)
+        reading.pragma("query_only", 1)
+    except BaseException as error:
+        if writing is not None:
+            writing.close()
+        if isinstance(error, apsw.Error) and not isinstance(error, StoreError):
+            raise translated(error, path, writing=False) from error
+        raise
+    return writing, reading, is_new

@@ -1,0 +1,60 @@
+"""The named statements of queries.sql, and statements for batches."""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+_NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_ROWS: Final = re.compile(r"\{rows:(\d+)\}")
+
+PARAMETERS_MAX: Final = 8_000
+"""Well below SQLite's limit of 32,766; also keeps the text of a statement short enough to be cached."""
+
+
+@cache
+def _all() -> dict[str, str]:
+    text = files("everstep.stores.sqlite").joinpath("queries.sql").read_text("utf-8")
+    parts = _NAME.split(text)[1:]
+    # Comments are for readers; without them a cached statement is found quicker.
+    return {name: _without_comments(part) for name, part in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _without_comments(part: str) -> str:
+    lines = (line.strip() for line in part.splitlines() if not line.lstrip().startswith("--"))
+    return " ".join(line for line in lines if line).removesuffix(";")
+
+
+def query(name: str) -> str:
+    """Return a statement by its name."""
+    return _all()[name]
+
+
+def names() -> list[str]:
+    """Return the names of all statements."""
+    return list(_all())
+
+
+@cache
+def _for_rows(name: str, count: int) -> str:
+    """Return a statement for this many rows of parameters."""
+
+    def rows(match: re.Match[str]) -> str:
+        return ",".join(["(" + ",".join("?" * int(match[1])) + ")"] * count)
+
+    return _ROWS.sub(rows, query(name))
+
+
+def batches(name: str, width: int, parameters: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Split a long list of parameters, `width` for each row, into statements of 1, 2, 4, 8, … rows.
+
+    So there are few different texts, all of them prepared once and kept by APSW, and few statements for any number.
+    """
+    rows = len(parameters) // width
+    rows_max = 1 << (min(PARAMETERS_MAX // width, 256).bit_length() - 1)
+    done = 0
+    while done < rows:
+        count = min(rows_max, 1 << ((rows - done).bit_length() - 1))
+        yield _for_rows(name, count), parameters[done * width : (done + count) * width]
+        done += count

@@ -1,0 +1,396 @@
+-- Every statement of the SQLite store, each with its reason.
+--
+-- {rows:n} stands for rows of n parameters, as many as a batch has (see queries.py): every step of a statement lets go
+-- of Python's global lock, and a busy thread then keeps it for milliseconds, so a batch takes few statements.
+-- Values are always parameters. Lists of texts come as one parameter, a JSON array.
+
+-- ---------------------------------------------------------------------------------------------------- appending
+
+-- name: move_head
+-- The common append: the run stays `running` under the same owner. It leaves alone every column that an index has or
+-- asks about, so no index is written. It changes no row if the run is not as expected.
+UPDATE runs SET
+    head_seq = ?1, head_digest = ?2, updated_at = ?3, current_step = ?4, published = coalesce(?5, published), deaths = 0
+WHERE id = ?6 AND generation = ?7 AND epoch = ?8 AND head_seq = ?9 AND head_digest = ?10
+    AND status = 'running' AND wake_at IS NULL;
+
+-- name: move_heads
+-- The same for many runs at once.
+WITH new (head_seq, head_digest, at, current_step, published, run, generation, epoch, expected_seq, expected_digest)
+    AS (VALUES {rows:10})
+UPDATE runs SET
+    head_seq = new.head_seq, head_digest = new.head_digest, updated_at = new.at, current_step = new.current_step,
+    published = coalesce(new.published, runs.published), deaths = 0
+FROM new
+WHERE runs.id = new.run AND runs.generation = new.generation AND runs.epoch = new.epoch
+    AND runs.head_seq = new.expected_seq AND runs.head_digest = new.expected_digest
+    AND runs.status = 'running' AND runs.wake_at IS NULL;
+
+-- name: change_row
+-- An append that also changes status, lease or timer. An end has an ended_at and gives the lease back.
+UPDATE runs SET
+    head_seq = ?1, head_digest = ?2, updated_at = ?3, current_step = ?4, published = coalesce(?5, published),
+    status = ?11, wake_at = ?12, outcome = ?13, ended_at = ?14, owner = CASE WHEN ?15 THEN NULL ELSE owner END,
+    deaths = CASE WHEN ?16 THEN 0 ELSE deaths END
+WHERE id = ?6 AND generation = ?7 AND epoch = ?8 AND head_seq = ?9 AND head_digest = ?10;
+
+-- name: change_rows
+-- The same for many runs at once.
+WITH new (head_seq, head_digest, at, current_step, published, run, generation, epoch, expected_seq, expected_digest,
+        status, wake_at, outcome, ended_at, release, moved)
+    AS (VALUES {rows:16})
+UPDATE runs SET
+    head_seq = new.head_seq, head_digest = new.head_digest, updated_at = new.at, current_step = new.current_step,
+    published = coalesce(new.published, runs.published), status = new.status, wake_at = new.wake_at,
+    outcome = new.outcome, ended_at = new.ended_at, owner = CASE WHEN new.release THEN NULL ELSE runs.owner END,
+    deaths = CASE WHEN new.moved THEN 0 ELSE runs.deaths END
+FROM new
+WHERE runs.id = new.run AND runs.generation = new.generation AND runs.epoch = new.epoch
+    AND runs.head_seq = new.expected_seq AND runs.head_digest = new.expected_digest;
+
+-- name: append_events
+-- The key (run, generation, seq) makes a second event with one number impossible, whatever else goes wrong.
+INSERT INTO events (run, generation, seq, kind, step, at, body, digest) VALUES {rows:8};
+
+-- name: keep_payloads
+-- A payload is named by its digest, so one that is there is the same.
+INSERT INTO payloads (run, digest, value) VALUES {rows:3} ON CONFLICT DO NOTHING;
+
+-- name: create_runs
+-- An id that exists is left alone; the number of changes tells.
+INSERT INTO runs (id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at,
+    queue, priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview,
+    published, outcome)
+VALUES {rows:24} ON CONFLICT DO NOTHING;
+
+-- name: restart_run
+-- A new generation in the old row. The epoch stays: epochs never go down. The first and the last parameters are
+-- those of create_runs, so ?9 (its epoch) is not used.
+UPDATE runs SET
+    workflow = ?2, version = ?3, semantics = ?4, status = ?5, generation = ?6, head_seq = ?7, head_digest = ?8,
+    owner = ?10, wake_at = ?11, queue = ?12, priority = ?13, tags = ?14, parent = ?15, arguments = ?16,
+    current_step = ?17, deaths = ?18, created_at = ?19, updated_at = ?20, ended_at = ?21, preview = ?22,
+    published = ?23, outcome = ?24
+WHERE id = ?1 AND ?9 IS NOT NULL;
+
+-- name: run_state
+-- What decides whether an operation is accepted.
+SELECT generation, epoch, head_seq, head_digest, status FROM runs WHERE id = ?;
+
+-- name: children_states
+-- What decides whether a child to be started is followed instead.
+SELECT id, workflow, arguments, status, outcome FROM runs WHERE id IN (SELECT value FROM json_each(?));
+
+-- name: event_digest
+-- Read back after an unknown commit.
+SELECT digest FROM events WHERE run = ? AND generation = ? AND seq = ?;
+
+-- ------------------------------------------------------------------------------------------------------- inbox
+
+-- name: entangled
+-- Of runs about to end: those whose end concerns others, because they are followed or have something in their inbox.
+SELECT run, 1 FROM followers WHERE run IN (SELECT value FROM json_each(?1))
+UNION ALL
+SELECT run, 0 FROM signals INDEXED BY signals_pending
+WHERE state = 'pending' AND run IN (SELECT value FROM json_each(?1));
+
+-- name: consume
+-- Numbers of another run are left alone.
+UPDATE signals SET state = 'consumed' WHERE run = ? AND number IN (SELECT value FROM json_each(?));
+
+-- name: pending_cancels
+-- A cancel is never lost: a run does not end over one that it has not consumed.
+SELECT number FROM signals INDEXED BY signals_pending WHERE run = ? AND state = 'pending' AND kind = 'cancel';
+
+-- name: settle_inbox
+-- The run has ended or begins anew: what is still there will not be delivered, visibly.
+UPDATE signals INDEXED BY signals_pending SET state = 'undelivered' WHERE run = ? AND state = 'pending';
+
+-- name: post
+-- Into the inbox of a run that has not ended, unless the same kind and id is there. (Not ON CONFLICT: that would use up
+-- a number.) The id of a `child` delivery is a call, which comes again in a later generation.
+INSERT INTO signals (run, kind, name, id, value, at, state)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'pending' FROM runs
+WHERE runs.id = ?1 AND runs.status NOT IN ('completed', 'failed', 'cancelled')
+    AND NOT EXISTS (
+        SELECT 1 FROM signals AS there
+        WHERE there.run = ?1 AND there.kind = ?2 AND there.id = ?4 AND there.id <> '' AND there.kind <> 'child'
+    )
+RETURNING number;
+
+-- name: duplicate
+-- The delivery that stands for a second one with its kind and id.
+SELECT number FROM signals WHERE run = ?1 AND kind = ?2 AND id = ?3 AND id <> '' AND kind <> 'child';
+
+-- name: deliver
+-- For deliveries whose sender does not hear a verdict: what comes too late is kept as undelivered, so it is visible.
+INSERT INTO signals (run, kind, name, id, value, at, state)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6,
+    CASE WHEN runs.status IN ('completed', 'failed', 'cancelled') THEN 'undelivered' ELSE 'pending' END
+FROM runs WHERE runs.id = ?1;
+
+-- name: follow
+-- Whoever follows is told of the end, once.
+INSERT INTO followers (run, follower, call) VALUES {rows:3} ON CONFLICT DO NOTHING;
+
+-- name: tell_followers
+-- The ends of runs, into the inboxes of those who follow them, in the order of the batch.
+WITH ended (place, run, value, at) AS (VALUES {rows:4})
+INSERT INTO signals (run, kind, name, id, value, at, state)
+SELECT followers.follower, 'child', ended.run, CAST(followers.call AS TEXT), ended.value, ended.at,
+    CASE WHEN runs.status IN ('completed', 'failed', 'cancelled') THEN 'undelivered' ELSE 'pending' END
+FROM ended CROSS JOIN followers ON followers.run = ended.run JOIN runs ON runs.id = followers.follower
+ORDER BY ended.place, followers.follower, followers.call;
+
+-- name: forget_followers
+-- They have been told.
+DELETE FROM followers WHERE run IN (SELECT value FROM json_each(?));
+
+-- name: stop_following
+-- What an old generation followed must not be taken for news about the new one's calls.
+DELETE FROM followers WHERE follower = ?;
+
+-- ------------------------------------------------------------------------------------------------------- holds
+
+-- name: open_hold
+-- A second hold with one id is a mistake, and fails its unit.
+INSERT INTO holds (id, run, reason, step, summary, report, resolutions, created_at, resolved_at, resolution, by, note)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, '', '', '');
+
+-- name: resolve_hold
+-- A hold is resolved once.
+UPDATE holds SET resolved_at = ?, resolution = ?, by = ?, note = ? WHERE id = ? AND run = ? AND resolved_at IS NULL;
+
+-- name: holds_open
+-- The questions that wait for a person: few, whatever was resolved before.
+SELECT holds.id, holds.run, holds.reason, holds.step, holds.summary, holds.report, holds.resolutions, holds.created_at,
+    holds.resolved_at, holds.resolution, holds.by, holds.note, runs.workflow
+FROM holds INDEXED BY holds_open JOIN runs ON runs.id = holds.run
+WHERE holds.resolved_at IS NULL ORDER BY holds.created_at, holds.id;
+
+-- name: holds_all
+-- For a reader who wants the resolved ones as well.
+SELECT holds.id, holds.run, holds.reason, holds.step, holds.summary, holds.report, holds.resolutions, holds.created_at,
+    holds.resolved_at, holds.resolution, holds.by, holds.note, runs.workflow
+FROM holds JOIN runs ON runs.id = holds.run ORDER BY holds.created_at, holds.id;
+
+-- name: holds_of_run
+-- ?2: only the open ones.
+SELECT holds.id, holds.run, holds.reason, holds.step, holds.summary, holds.report, holds.resolutions, holds.created_at,
+    holds.resolved_at, holds.resolution, holds.by, holds.note, runs.workflow
+FROM holds INDEXED BY holds_run JOIN runs ON runs.id = holds.run
+WHERE holds.run = ?1 AND (holds.resolved_at IS NULL OR NOT ?2) ORDER BY holds.created_at, holds.id;
+
+-- name: diverged
+-- Runs whose code did not match: a worker with other code may look whether its own does.
+SELECT holds.run FROM holds INDEXED BY holds_diverged JOIN runs ON runs.id = holds.run
+WHERE holds.resolved_at IS NULL AND holds.reason = 'diverged'
+    AND runs.workflow IN (SELECT value FROM json_each(?1))
+GROUP BY holds.run ORDER BY min(holds.created_at), min(holds.id) LIMIT ?2;
+
+-- ------------------------------------------------------------------------------------------------------ leases
+
+-- name: claim
+-- The condition and the new epoch in one statement. An owner without a row in `workers` has died; its death counts
+-- until an append moves the head (which sets `deaths` to 0).
+UPDATE runs SET
+    epoch = epoch + 1,
+    owner = ?2,
+    deaths = deaths + (
+        owner IS NOT NULL AND owner <> ?2 AND status IN ('running', 'queued')
+        AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner)
+    )
+WHERE id = ?1 AND status IN (?4, ?5, ?6, ?7, ?8, ?9, ?10)
+    AND (owner IS NULL OR owner = ?2
+        OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > ?3))
+RETURNING id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
+    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
+    outcome;
+
+-- name: release
+-- Without history: only who drives it, and its status.
+UPDATE runs SET owner = NULL, status = ?3 WHERE id = ?1 AND epoch = ?2;
+
+-- name: lease_of_run
+-- Read back after an unknown commit.
+SELECT epoch, owner, status FROM runs WHERE id = ?;
+
+-- name: data_version
+-- Moves when another connection has written, never for this one's own writes. Very cheap.
+PRAGMA data_version;
+
+-- name: delivery_at
+-- Read back after an unknown commit.
+SELECT run, kind, name, id, value, at FROM signals WHERE number = ?;
+
+-- name: workers
+-- Few rows: one for each living worker.
+SELECT id, place, pid, host, started_at, lease_until FROM workers ORDER BY place;
+
+-- name: enter_worker
+-- Committed only when the worker's liveness lock is held, so nobody can bury it in between.
+INSERT INTO workers (id, place, pid, host, started_at, lease_until) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: remove_worker
+-- By its place as well, so that a worker which came back under its id is not meant.
+DELETE FROM workers WHERE id = ? AND place = ?;
+
+-- name: forget_worker
+-- It leaves by itself.
+DELETE FROM workers WHERE id = ?;
+
+-- name: renew
+-- Changes nothing if the worker was buried.
+UPDATE workers SET lease_until = ? WHERE id = ?;
+
+-- name: give_back
+-- What a leaving worker was driving goes on elsewhere.
+UPDATE runs INDEXED BY runs_owned SET
+    owner = NULL, status = CASE WHEN status = 'running' THEN 'queued' ELSE status END
+WHERE owner = ?;
+
+-- ------------------------------------------------------------------------------------------------ finding work
+
+-- name: gone_owners
+-- Owners that died or whose lease has lapsed. It hops from owner to owner in the index and never walks their runs.
+WITH RECURSIVE owners (id) AS (
+    SELECT min(owner) FROM runs INDEXED BY runs_owned WHERE owner IS NOT NULL
+    UNION ALL
+    SELECT (SELECT min(owner) FROM runs INDEXED BY runs_owned WHERE owner > owners.id)
+    FROM owners WHERE owners.id IS NOT NULL
+)
+SELECT CAST(json_group_array(owners.id) AS BLOB) FROM owners
+WHERE owners.id IS NOT NULL AND owners.id <> ?1
+    AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owners.id AND workers.lease_until > ?2);
+
+-- name: due_ready_free
+-- Each of the `due_` queries returns one row: an array of [priority, created_at, id].
+SELECT CAST(json_group_array(json_array(priority, created_at, id)) AS BLOB) FROM (
+    SELECT priority, created_at, id FROM runs INDEXED BY runs_free
+    WHERE owner IS NULL AND status IN ('queued', 'running') AND workflow IN (SELECT value FROM json_each(?1))
+    ORDER BY priority DESC, created_at, id LIMIT ?2
+);
+
+-- name: due_ready_owned
+-- ?3: the owners that are gone.
+SELECT CAST(json_group_array(json_array(priority, created_at, id)) AS BLOB) FROM (
+    SELECT priority, created_at, id FROM runs INDEXED BY runs_owned
+    WHERE owner IN (SELECT value FROM json_each(?3)) AND status IN ('queued', 'running')
+        AND workflow IN (SELECT value FROM json_each(?1))
+    ORDER BY priority DESC, created_at, id LIMIT ?2
+);
+
+-- name: due_timers_free
+-- The longest overdue first, so that a limit does not make this sort a whole backlog. The wake-up time stands first.
+SELECT CAST(json_group_array(json_array(wake_at, priority, created_at, id)) AS BLOB) FROM (
+    SELECT wake_at, priority, created_at, id FROM runs INDEXED BY runs_waking
+    WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL AND wake_at <= ?3
+        AND workflow IN (SELECT value FROM json_each(?1))
+    ORDER BY wake_at, id LIMIT ?2
+);
+
+-- name: due_timers_owned
+-- ?4: this worker, and the owners that are gone.
+SELECT CAST(json_group_array(json_array(wake_at, priority, created_at, id)) AS BLOB) FROM (
+    SELECT wake_at, priority, created_at, id FROM runs INDEXED BY runs_owned
+    WHERE owner IN (SELECT value FROM json_each(?4)) AND status = 'waiting' AND wake_at <= ?3
+        AND workflow IN (SELECT value FROM json_each(?1))
+    ORDER BY wake_at, id LIMIT ?2
+);
+
+-- name: due_deliveries
+-- From the few pending deliveries to their runs, never the other way round. ?3: whether free runs count.
+SELECT CAST(json_group_array(json_array(priority, created_at, id)) AS BLOB) FROM (
+    SELECT runs.priority, runs.created_at, runs.id
+    FROM signals INDEXED BY signals_pending CROSS JOIN runs ON runs.id = signals.run
+    WHERE signals.state = 'pending' AND runs.status = 'waiting'
+        AND (runs.owner IN (SELECT value FROM json_each(?4)) OR (?3 AND runs.owner IS NULL))
+        AND runs.workflow IN (SELECT value FROM json_each(?1))
+    GROUP BY signals.run ORDER BY min(signals.number) LIMIT ?2
+);
+
+-- name: pending
+-- Deliveries for runs that a worker drives, also while they are busy. The pending rows are few, so they lead.
+SELECT DISTINCT s.run FROM signals AS s INDEXED BY signals_pending CROSS JOIN runs AS r ON r.id = s.run
+WHERE s.state = 'pending' AND r.owner = ?1;
+
+-- name: next_wake_free
+-- The first entry of the index.
+SELECT min(wake_at) FROM runs INDEXED BY runs_waking
+WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL;
+
+-- name: next_wake_owned
+-- One look into the index per owner.
+SELECT min((
+    SELECT min(wake_at) FROM runs INDEXED BY runs_owned
+    WHERE owner = owners.value AND status = 'waiting' AND wake_at IS NOT NULL
+)) FROM json_each(?) AS owners;
+
+-- ----------------------------------------------------------------------------------------------------- reading
+
+-- name: run
+-- One run, by its id.
+SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
+    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
+    outcome
+FROM runs WHERE id = ?;
+
+-- name: runs
+-- Newest first. A tag's name and value are parameters within ?3, never part of a path.
+SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
+    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
+    outcome
+FROM runs INDEXED BY runs_created
+WHERE (?1 IS NULL OR workflow = ?1) AND (?2 IS NULL OR parent = ?2)
+    AND (?3 IS NULL OR NOT EXISTS (
+        SELECT 1 FROM json_each(?3) AS wanted WHERE NOT EXISTS (
+            SELECT 1 FROM json_each(runs.tags) AS tag WHERE tag.key = wanted.key AND tag.value = wanted.value)))
+ORDER BY created_at DESC, id DESC LIMIT ?4;
+
+-- name: runs_of_status
+-- The same for one status. (Several are asked one by one, so that none is sorted whole.)
+SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
+    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
+    outcome
+FROM runs INDEXED BY runs_status
+WHERE status = ?5 AND (?1 IS NULL OR workflow = ?1) AND (?2 IS NULL OR parent = ?2)
+    AND (?3 IS NULL OR NOT EXISTS (
+        SELECT 1 FROM json_each(?3) AS wanted WHERE NOT EXISTS (
+            SELECT 1 FROM json_each(runs.tags) AS tag WHERE tag.key = wanted.key AND tag.value = wanted.value)))
+ORDER BY created_at DESC, id DESC LIMIT ?4;
+
+-- name: children
+-- Oldest first, as they were started.
+SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
+    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
+    outcome
+FROM runs INDEXED BY runs_parent WHERE parent = ? ORDER BY created_at, id;
+
+-- name: counts
+-- From the index alone.
+SELECT status, count(*) FROM runs INDEXED BY runs_status GROUP BY status ORDER BY status;
+
+-- name: events_packed
+-- A whole history in one row, for the same reason as above: row by row, a busy thread makes loading 10,000 events take
+-- many seconds. The bytes go through TEXT unchanged, for SQLite does not look into it.
+SELECT CAST(json_group_array(json_array(seq, kind, step, at, length(body), length(digest))) AS BLOB),
+    CAST(group_concat(CAST(body AS TEXT), '') AS BLOB), CAST(group_concat(CAST(digest AS TEXT), '') AS BLOB)
+FROM (SELECT seq, kind, step, at, body, digest FROM events WHERE run = ? AND generation = ? ORDER BY seq);
+
+-- name: events
+-- Row by row, for a history that is too long for one value, or whose texts are damaged.
+SELECT seq, CAST(kind AS BLOB), CAST(step AS BLOB), at, body, digest FROM events
+WHERE run = ? AND generation = ? ORDER BY seq;
+
+-- name: payload
+-- A large value that is not in the event itself.
+SELECT value FROM payloads WHERE run = ? AND digest = ?;
+
+-- name: inbox
+-- Only what is pending, whatever was delivered before.
+SELECT number, run, kind, name, id, value, at, state FROM signals INDEXED BY signals_pending
+WHERE run = ? AND state = 'pending' ORDER BY number;
+
+-- name: signals
+-- Everything, for a reader and for recovery.
+SELECT number, run, kind, name, id, value, at, state FROM signals INDEXED BY signals_run WHERE run = ? ORDER BY number;

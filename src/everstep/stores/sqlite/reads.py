@@ -1,0 +1,166 @@
+"""Reading: everything a store tells without changing anything, over a connection of its own."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from everstep.errors import Damaged
+from everstep.model.events import EventRow
+from everstep.stores.protocol import Delivery, HoldRow, RunFilter, RunRow, WorkerRow
+from everstep.stores.sqlite.connections import translated
+from everstep.stores.sqlite.queries import query
+from everstep.stores.sqlite.rows import Row, as_json, hold_row, run_row
+
+
+class Reader:
+    """The one connection of a store that only reads. Any thread may use it, one at a time."""
+
+    def __init__(self, connection: apsw.Connection, path: str) -> None:
+        self._connection = connection
+        self._path = path
+        self._cursor = connection.cursor()
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._connection.close()
+
+    def _all(self, name: str, *parameters: object) -> list[Row]:
+        try:
+            with self._lock:
+                rows: list[Row] = self._cursor.execute(query(name), parameters).fetchall()
+                return rows
+        except UnicodeDecodeError as error:
+            raise Damaged(f"{self._path} has a text that is not one: a row is damaged.") from error
+        except apsw.TooBigError:
+            raise
+        except apsw.Error as error:
+            raise translated(error, self._path, writing=False) from error
+
+    def _list(self, name: str, *parameters: object) -> list[Any]:
+        """Return the JSON array that a query returns as its only row."""
+        found: bytes = self._all(name, *parameters)[0][0]
+        # A damaged id must not keep all others from being found; nobody can claim it.
+        values: list[Any] = msgspec.json.decode(found.decode("utf-8", "replace"))
+        return values
+
+    # -- rows -------------------------------------------------------------------------------------------------------
+    def run(self, id: str) -> RunRow | None:
+        """Return a run's row."""
+        rows = self._all("run", id)
+        return self._run_rows(rows)[0] if rows else None
+
+    def runs(self, filter: RunFilter) -> list[RunRow]:
+        """Return the runs that a filter asks for, newest first."""
+        tags = as_json(filter.tags) if filter.tags else None
+        wanted = (filter.workflow, filter.parent, tags, filter.offset + filter.limit)
+        if filter.status:
+            rows = [row for status in set(filter.status) for row in self._all("runs_of_status", *wanted, status)]
+        else:
+            rows = self._all("runs", *wanted)
+        found = sorted(self._run_rows(rows), key=lambda row: (row.created_at, row.id), reverse=True)
+        return found[filter.offset : filter.offset + filter.limit]
+
+    def children(self, run: str) -> list[RunRow]:
+        """Return the runs whose parent is this one, oldest first."""
+        return self._run_rows(self._all("children", run))
+
+    def _run_rows(self, rows: list[Row]) -> list[RunRow]:
+        try:
+            return [run_row(row) for row in rows]
+        except msgspec.MsgspecError as error:
+            raise Damaged(f"{self._path} has a run whose row is damaged: its tags are not JSON.") from error
+
+    def counts(self) -> dict[str, int]:
+        """Return how many runs there are in each status that any run has."""
+        return dict(self._all("counts"))
+
+    def events(self, run: str, generation: int) -> list[EventRow]:
+        """Return a history, as it is stored: whoever reads it verifies it."""
+        try:
+            ((facts, bodies, digests),) = self._all("events_packed", run, generation)
+            entries = msgspec.json.decode(facts)
+        except (msgspec.MsgspecError, apsw.TooBigError):
+            return self._events_singly(run, generation)
+        events: list[EventRow] = []
+        body_at = digest_at = 0
+        for seq, kind, step, at, body_bytes, digest_bytes in entries:
+            body = bodies[body_at : body_at + body_bytes]
+            digest = digests[digest_at : digest_at + digest_bytes]
+            events.append(EventRow(seq, kind, step, at, body, digest))
+            body_at += body_bytes
+            digest_at += digest_bytes
+        return events
+
+    def _events_singly(self, run: str, generation: int) -> list[EventRow]:
+        return [
+            # A damaged text becomes another text, so the chain of digests ends just before it.
+            EventRow(seq, kind.decode("utf-8", "replace"), step.decode("utf-8", "replace"), at, body, digest)
+            for seq, kind, step, at, body, digest in self._all("events", run, generation)
+        ]
+
+    def payload(self, run: str, digest: str) -> bytes | None:
+        """Return a payload that was stored beside the history."""
+        rows = self._all("payload", run, digest)
+        return rows[0][0] if rows else None
+
+    def inbox(self, run: str) -> list[Delivery]:
+        """Return the pending deliveries, in the order of their numbers."""
+        return [Delivery(*row) for row in self._all("inbox", run)]
+
+    def signals(self, run: str) -> list[Delivery]:
+        """Return all deliveries of the run, in order, with their states."""
+        return [Delivery(*row) for row in self._all("signals", run)]
+
+    def holds(self, *, run: str | None, open_only: bool) -> list[HoldRow]:
+        """Return holds, oldest first."""
+        if run is not None:
+            rows = self._all("holds_of_run", run, open_only)
+        else:
+            rows = self._all("holds_open" if open_only else "holds_all")
+        return [hold_row(row) for row in rows]
+
+    def workers(self) -> list[WorkerRow]:
+        """Return all workers, by their places."""
+        return [WorkerRow(*row) for row in self._all("workers")]
+
+    # -- finding work -------------------------------------------------------------------------------------------------
+    def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
+        """Return ids of runs that want a driver now: by priority, then age.
+
+        When there are more than `limit`, the longest overdue timers and the oldest deliveries are considered first.
+        """
+        known = as_json(workflows)
+        gone = self._list("gone_owners", worker, at) if everyone else []
+        owners = as_json([worker, *gone])
+        timers = self._list("due_timers_owned", known, limit, at, owners)
+        chosen = self._list("due_deliveries", known, limit, everyone, owners)
+        if everyone:
+            timers += self._list("due_timers_free", known, limit, at)
+            chosen += self._list("due_ready_free", known, limit)
+        if gone:
+            chosen += self._list("due_ready_owned", known, limit, as_json(gone))
+        timers.sort(key=lambda timer: (timer[0], timer[3]))
+        chosen += [timer[1:] for timer in timers[:limit]]
+        chosen.sort(key=lambda found: (-found[0], found[1], found[2]))
+        return list(dict.fromkeys(id for _, _, id in chosen))[:limit]
+
+    def pending(self, worker: str) -> list[str]:
+        """Return ids of runs that this worker owns and that have a pending delivery, whatever their status."""
+        return [run for (run,) in self._all("pending", worker)]
+
+    def diverged(self, workflows: Sequence[str], limit: int) -> list[str]:
+        """Return ids of runs with an open hold for the reason `diverged`, the oldest hold first."""
+        return [run for (run,) in self._all("diverged", as_json(workflows), limit)]
+
+    def next_wake(self, *, worker: str, everyone: bool, at: int) -> int | None:
+        """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
+        gone = self._list("gone_owners", worker, at) if everyone else []
+        wakes = [self._all("next_wake_owned", as_json([worker, *gone]))[0][0]]
+        if everyone:
+            wakes.append(self._all("next_wake_free")[0][0])
+        return min((wake for wake in wakes if wake is not None), default=None)

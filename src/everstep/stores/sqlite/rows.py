@@ -1,0 +1,133 @@
+"""Between rows of the tables and the structs of the protocol."""
+
+from typing import Any
+
+import msgspec
+
+from everstep.stores.protocol import Append, HoldRow, RunRow
+
+Row = tuple[Any, ...]
+
+_encode = msgspec.json.Encoder().encode
+_decode_tags = msgspec.json.Decoder(dict[str, str]).decode
+_decode_texts = msgspec.json.Decoder(list[str]).decode
+
+
+def as_json(value: object) -> str:
+    """Return a JSON text, which SQLite's `json_each` takes apart again."""
+    return _encode(value).decode()
+
+
+def run_values(row: RunRow) -> Row:
+    """Return a run's columns in their order in the table."""
+    return (
+        row.id,
+        row.workflow,
+        row.version,
+        row.semantics,
+        row.status,
+        row.generation,
+        row.head_seq,
+        row.head_digest,
+        row.epoch,
+        row.owner,
+        row.wake_at,
+        row.queue,
+        row.priority,
+        as_json(row.tags) if row.tags else "{}",
+        row.parent,
+        row.arguments,
+        row.current_step,
+        row.deaths,
+        row.created_at,
+        row.updated_at,
+        row.ended_at,
+        row.preview,
+        row.published,
+        row.outcome,
+    )
+
+
+def run_row(values: Row) -> RunRow:
+    """Return a run from its columns in their order in the table."""
+    return RunRow(
+        id=values[0],
+        workflow=values[1],
+        version=values[2],
+        semantics=values[3],
+        status=values[4],
+        generation=values[5],
+        head_seq=values[6],
+        head_digest=values[7],
+        epoch=values[8],
+        owner=values[9],
+        wake_at=values[10],
+        queue=values[11],
+        priority=values[12],
+        tags={} if values[13] == "{}" else _decode_tags(values[13]),
+        parent=values[14],
+        arguments=values[15],
+        current_step=values[16],
+        deaths=values[17],
+        created_at=values[18],
+        updated_at=values[19],
+        ended_at=values[20],
+        preview=values[21],
+        published=values[22],
+        outcome=values[23],
+    )
+
+
+def head_values(append: Append) -> Row:
+    """Return the parameters of `move_head`: the new head and what else always changes, then what is expected."""
+    row = append.row
+    if append.events:
+        last = append.events[-1]
+        seq, digest = last.seq, last.digest
+    else:
+        seq, digest = append.expected_seq, append.expected_digest
+    return (
+        seq,
+        digest,
+        row.at,
+        row.current_step,
+        row.published,
+        append.run,
+        append.generation,
+        append.epoch,
+        append.expected_seq,
+        append.expected_digest,
+    )
+
+
+def change_values(append: Append, ended: bool) -> Row:
+    """Return the parameters of `change_row`: those of `move_head`, then status, timer, outcome, end, lease."""
+    row = append.row
+    return (
+        *head_values(append),
+        row.status,
+        row.wake_at,
+        row.outcome,
+        row.at if ended else None,
+        ended or append.release,
+        bool(append.events),
+    )
+
+
+def hold_row(values: Row) -> HoldRow:
+    """Return a hold from its columns in their order in the table, and its run's workflow."""
+    return HoldRow(
+        id=values[0],
+        run=values[1],
+        reason=values[2],
+        step=values[3],
+        summary=values[4],
+        report=values[5],
+        resolutions=_decode_texts(values[6]),
+        created_at=values[7],
+        resolved_at=values[8],
+        resolution=values[9],
+        by=values[10],
+        note=values[11],
+        workflow=values[12],
+    )

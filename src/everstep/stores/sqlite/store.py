@@ -1,0 +1,132 @@
+"""The SQLite store: one file, any number of processes on one machine."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from everstep.model.events import EventRow
+from everstep.stores.protocol import Delivery, HoldRow, Operation, RunFilter, RunRow, Verdict, WorkerRow
+from everstep.stores.sqlite.commits import Writer
+from everstep.stores.sqlite.connections import Durability, Patience
+from everstep.stores.sqlite.liveness import LiveLocks
+from everstep.stores.sqlite.opening import open_file
+from everstep.stores.sqlite.reads import Reader
+from everstep.stores.sqlite.workers import Workers
+
+
+class SqliteStore:
+    """A store in a SQLite file. See `Store` for what each method promises.
+
+    `durability="power"` survives the loss of power; `"process"` only that of the process, and is quicker.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: Durability = "power",
+        clock: Callable[[], int] | None = None,
+        create: bool = True,
+        migrate: bool = True,
+        vfs: str | None = None,
+    ) -> None:
+        # The real path: two names of one file must agree on the file of liveness locks beside it.
+        self.path = os.path.realpath(path)
+        self.url = f"sqlite:///{self.path}"
+        self._clock = clock or (lambda: time.time_ns() // 1000)
+        patience = Patience()
+        writing, reading, self.is_new = open_file(
+            self.path, durability=durability, patience=patience, create=create, may_migrate=migrate, vfs=vfs
+        )
+        self._writer = Writer(writing, patience, self.path)
+        self._reader = Reader(reading, self.path)
+        self._workers = Workers(self._writer, LiveLocks(self.path + "-live"))
+
+    def close(self) -> None:
+        """Close the store. Workers that did not leave count as dead from now on."""
+        self._workers.close()
+        self._reader.close()
+        self._writer.close()
+
+    def now(self) -> int:
+        """Return the store's clock."""
+        return self._clock()
+
+    def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
+        """Do all operations in one durable transaction, each accepted or refused by itself."""
+        return self._writer.commit(operations, patient=patient)
+
+    def changed(self) -> bool:
+        """Tell whether another process (or another store object) has written since the last call."""
+        return self._writer.changed()
+
+    # -- reading ------------------------------------------------------------------------------------------------
+    def run(self, id: str) -> RunRow | None:
+        """Return a run's row."""
+        return self._reader.run(id)
+
+    def runs(self, filter: RunFilter) -> list[RunRow]:
+        """Return the runs that a filter asks for, newest first."""
+        return self._reader.runs(filter)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many runs there are in each status that any run has."""
+        return self._reader.counts()
+
+    def events(self, run: str, generation: int) -> list[EventRow]:
+        """Return a history, as it is stored: whoever reads it verifies it."""
+        return self._reader.events(run, generation)
+
+    def payload(self, run: str, digest: str) -> bytes | None:
+        """Return a payload that was stored beside the history."""
+        return self._reader.payload(run, digest)
+
+    def inbox(self, run: str) -> list[Delivery]:
+        """Return the pending deliveries, in the order of their numbers."""
+        return self._reader.inbox(run)
+
+    def signals(self, run: str) -> list[Delivery]:
+        """Return all deliveries of the run, in order, with their states."""
+        return self._reader.signals(run)
+
+    def children(self, run: str) -> list[RunRow]:
+        """Return the runs whose parent is this one, oldest first."""
+        return self._reader.children(run)
+
+    def holds(self, *, run: str | None = None, open_only: bool = True) -> list[HoldRow]:
+        """Return holds, oldest first."""
+        return self._reader.holds(run=run, open_only=open_only)
+
+    # -- finding work -------------------------------------------------------------------------------------------
+    def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
+        """Return ids of runs that want a driver now, the most urgent first."""
+        return self._reader.due(at=at, workflows=workflows, worker=worker, everyone=everyone, limit=limit)
+
+    def diverged(self, workflows: Sequence[str], limit: int) -> list[str]:
+        """Return ids of runs with an open hold for the reason `diverged`."""
+        return self._reader.diverged(workflows, limit)
+
+    def next_wake(self, *, worker: str, everyone: bool) -> int | None:
+        """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
+        return self._reader.next_wake(worker=worker, everyone=everyone, at=self.now())
+
+    # -- workers ------------------------------------------------------------------------------------------------
+    def register_worker(self, worker: str, pid: int, host: str, lease_until: int) -> WorkerRow:
+        """Enter a worker and take its liveness lock, which the kernel frees when the process dies."""
+        return self._workers.register(worker, pid, host, self.now(), lease_until)
+
+    def renew(self, worker: str, lease_until: int) -> bool:
+        """Prolong the worker's lease; False if it had been buried."""
+        return self._workers.renew(worker, lease_until)
+
+    def workers(self) -> list[WorkerRow]:
+        """Return all workers, by their places."""
+        return self._reader.workers()
+
+    def bury_dead(self, at: int) -> list[str]:
+        """Remove workers whose process is gone, and return their ids."""
+        return self._workers.bury(self._reader.workers())
+
+    def leave(self, worker: str) -> None:
+        """Give back all runs of a worker and remove it."""
+        self._workers.leave(worker)

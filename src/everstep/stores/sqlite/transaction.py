@@ -1,0 +1,295 @@
+"""Operations, done inside an open transaction.
+
+`Transaction.one` does an operation by itself and is the specification. `Transaction.together` does the same for a whole
+batch with a handful of statements, provided that all of it is accepted, which is the rule; if it is not, the caller
+rolls back and does the operations one by one.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+
+import apsw
+
+from everstep.model.status import ENDED
+from everstep.stores.protocol import (
+    Accepted,
+    Append,
+    Claim,
+    Claimed,
+    Existing,
+    HoldRow,
+    NewRun,
+    NotClaimed,
+    NotPosted,
+    Operation,
+    Post,
+    Posted,
+    Refused,
+    Release,
+    RestartRun,
+    StartRun,
+    Verdict,
+    check_events,
+    child_value,
+)
+from everstep.stores.sqlite.batch import Batch, is_simple, keeps_running
+from everstep.stores.sqlite.queries import batches, query
+from everstep.stores.sqlite.rows import Row, as_json, change_values, head_values, run_row, run_values
+
+ACCEPTED = Accepted()
+
+
+class Transaction:
+    """What a connection does within a transaction. The caller begins and ends it."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        self._cursor = connection.cursor()
+
+    # -- a whole batch --------------------------------------------------------------------------------------------
+    def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
+        """Do a batch with few statements, or return None if some would be refused; then roll back."""
+        batch = Batch(operations)
+        if ends := batch.ending_runs():
+            entangled = self._all("entangled", (as_json(ends),))
+            batch.set_apart({run for run, _ in entangled}, {run for run, is_followed in entangled if not is_followed})
+        if not self._write_simple(batch):
+            return None
+        verdicts: list[Verdict] = [ACCEPTED] * len(operations)
+        for place, operation in batch.others:
+            verdicts[place] = self.one(operation)
+        return verdicts
+
+    def _write_simple(self, batch: Batch) -> bool:
+        """Write the simple operations of a batch; False if not all of them found their run as expected."""
+        runs = [run_values(start.new.row) for start in batch.starts]
+        if self._insert("create_runs", 24, runs) != len(runs):
+            return False
+        heads = [append for append in batch.appends if keeps_running(append)]
+        found = self._update("move_head", "move_heads", [head_values(append) for append in heads])
+        changes = [a for a in batch.appends if not keeps_running(a)]
+        if found != len(heads):
+            # Some were not `running` before. Those that moved just now no longer have the expected head.
+            changes += heads
+        rows = [change_values(append, append.row.status in ENDED) for append in changes]
+        found += self._update("change_row", "change_rows", rows)
+        if found != len(batch.appends):
+            return False
+        self._append_events(batch.appends, [start.new for start in batch.starts])
+        for append in batch.appends:
+            self._consume(append)
+        if batch.followed:
+            told = [
+                (place, a.run, child_value(a.row.status, a.row.outcome), a.row.at)
+                for place, a in enumerate(batch.followed)
+            ]
+            self._insert("tell_followers", 4, told)
+            self._run("forget_followers", (as_json([append.run for append in batch.followed]),))
+        return True
+
+    # -- one operation --------------------------------------------------------------------------------------------
+    def one(self, operation: Operation) -> Verdict:
+        """Do one operation, or refuse it and change nothing."""
+        match operation:
+            case Append():
+                return self._append(operation)
+            case StartRun():
+                return self._start(operation.new)
+            case Post():
+                return self._post(operation)
+            case Claim():
+                return self._claim(operation)
+            case Release():
+                return self._release(operation)
+            case RestartRun():
+                return self._restart(operation)
+
+    def _append(self, append: Append) -> Verdict:
+        check_events(append)
+        ended = append.row.status in ENDED
+        is_alone = is_simple(append) and not (ended and self._all("entangled", (as_json([append.run]),)))
+        if is_alone:
+            found = self._update("move_head", "", [head_values(append)]) if keeps_running(append) else 0
+            found = found or self._update("change_row", "", [change_values(append, ended)])
+            if found:
+                self._append_events([append], [])
+                self._consume(append)
+                return ACCEPTED
+        refusal = self._refusal(append, ended)
+        if refusal is not None:
+            return refusal
+        found = self._update("change_row", "", [change_values(append, ended)])
+        assert found == 1, "the run's row is as it was a moment ago"
+        self._append_events([append], [])
+        self._consume(append)
+        self._start_children(append.starts, append.row.at)
+        for post in append.posts:
+            if isinstance(verdict := self._post(post), NotPosted) and verdict.status is not None:
+                self._deliver(post)
+        if append.hold is not None:
+            self._hold(append.hold)
+        if ended:
+            told = (0, append.run, child_value(append.row.status, append.row.outcome), append.row.at)
+            self._insert("tell_followers", 4, [told])
+            self._run("forget_followers", (as_json([append.run]),))
+            self._run("settle_inbox", (append.run,))
+        return ACCEPTED
+
+    def _refusal(self, append: Append, ended: bool) -> Refused | None:
+        state = self._all("run_state", (append.run,))
+        if not state:
+            return Refused("missing")
+        generation, epoch, head_seq, head_digest, _ = state[0]
+        if (generation, epoch) != (append.generation, append.epoch):
+            return Refused("fenced")
+        if (head_seq, head_digest) != (append.expected_seq, append.expected_digest):
+            return Refused("head")
+        if ended:
+            cancels = {number for (number,) in self._all("pending_cancels", (append.run,))}
+            if not cancels <= set(append.consumed):
+                return Refused("inbox")
+        return None
+
+    def _start(self, new: NewRun) -> Verdict:
+        check_events(new)
+        if not self._insert("create_runs", 24, [run_values(new.row)]):
+            return Existing(run_row(self._all("run", (new.row.id,))[0]))
+        self._append_events([], [new])
+        self._follow([new])
+        return ACCEPTED
+
+    def _start_children(self, news: Sequence[NewRun], at: int) -> None:
+        """Create the children that are not there yet, all at once; follow or refuse the others."""
+        if not news:
+            return
+        there = self._states_of(news)
+        created: dict[str, NewRun] = {}
+        others: list[NewRun] = []
+        for new in news:
+            check_events(new)
+            if new.row.id in there or new.row.id in created:
+                others.append(new)
+            else:
+                created[new.row.id] = new
+        self._insert("create_runs", 24, [run_values(new.row) for new in created.values()])
+        self._append_events([], list(created.values()))
+        self._follow(list(created.values()))
+        if others:
+            there = self._states_of(others)
+            for new in others:
+                self._follow_or_refuse(new, there[new.row.id], at)
+
+    def _states_of(self, news: Sequence[NewRun]) -> dict[str, Row]:
+        rows = self._all("children_states", (as_json([new.row.id for new in news]),))
+        return {row[0]: row for row in rows}
+
+    def _follow_or_refuse(self, new: NewRun, there: Row, at: int) -> None:
+        if new.follower is None:
+            return
+        _, workflow, arguments, status, outcome = there
+        if (workflow, arguments) != (new.row.workflow, new.row.arguments):
+            value = child_value("refused", None)
+        elif status in ENDED:
+            value = child_value(status, outcome)
+        else:
+            self._follow([new])
+            return
+        self._deliver(Post(new.follower, "child", new.row.id, str(new.follower_call), value, at))
+
+    def _restart(self, operation: RestartRun) -> Verdict:
+        new = operation.new
+        check_events(new)
+        state = self._all("run_state", (new.row.id,))
+        if not state:
+            return Refused("missing")
+        generation, epoch, _, _, status = state[0]
+        if epoch != operation.epoch or status not in ENDED or new.row.generation != generation + 1:
+            return Refused("fenced")
+        self._run("settle_inbox", (new.row.id,))
+        self._run("stop_following", (new.row.id,))
+        self._run("restart_run", run_values(new.row))
+        self._append_events([], [new])
+        self._follow([new])
+        return ACCEPTED
+
+    def _post(self, post: Post) -> Verdict:
+        numbers = self._all("post", (post.run, post.kind, post.name, post.id, post.value, post.at))
+        if numbers:
+            return Posted(numbers[0][0])
+        there = self._all("duplicate", (post.run, post.kind, post.id))
+        if there:
+            return Posted(there[0][0], duplicate=True)
+        state = self._all("run_state", (post.run,))
+        return NotPosted(state[0][4] if state else None)
+
+    def _deliver(self, post: Post) -> None:
+        self._run("deliver", (post.run, post.kind, post.name, post.id, post.value, post.at))
+
+    def _claim(self, claim: Claim) -> Verdict:
+        statuses = [*dict.fromkeys(claim.statuses), *[None] * 7][:7]
+        rows = self._all("claim", (claim.run, claim.worker, claim.at, *statuses))
+        if rows:
+            return Claimed(run_row(rows[0]))
+        there = self._all("run", (claim.run,))
+        return NotClaimed(run_row(there[0]) if there else None)
+
+    def _release(self, release: Release) -> Verdict:
+        self._run("release", (release.run, release.epoch, release.status))
+        if self._connection.changes():
+            return ACCEPTED
+        return Refused("fenced" if self._all("run_state", (release.run,)) else "missing")
+
+    def _hold(self, hold: HoldRow) -> None:
+        if hold.resolved_at is None:
+            facts = (hold.id, hold.run, hold.reason, hold.step, hold.summary, hold.report)
+            self._run("open_hold", (*facts, as_json(hold.resolutions), hold.created_at))
+        else:
+            decision = (hold.resolved_at, hold.resolution, hold.by, hold.note)
+            self._run("resolve_hold", (*decision, hold.id, hold.run))
+
+    # -- parts ------------------------------------------------------------------------------------------------------
+    def _append_events(self, appends: Sequence[Append], news: Sequence[NewRun]) -> None:
+        """Insert the events and payloads of accepted appends and of new runs."""
+        events = [(a.run, a.generation, *event) for a in appends for event in a.events]
+        events += [(new.row.id, new.row.generation, *new.event) for new in news]
+        self._insert("append_events", 8, events)
+        payloads = [(a.run, digest, value) for a in appends for digest, value in a.payloads]
+        payloads += [(new.row.id, digest, value) for new in news for digest, value in new.payloads]
+        self._insert("keep_payloads", 3, payloads)
+
+    def _consume(self, append: Append) -> None:
+        if append.consumed:
+            self._run("consume", (append.run, as_json(append.consumed)))
+
+    def _follow(self, news: Sequence[NewRun]) -> None:
+        followed = [(new.row.id, new.follower, new.follower_call) for new in news if new.follower is not None]
+        self._insert("follow", 3, followed)
+
+    def _insert(self, name: str, width: int, rows: Sequence[Row]) -> int:
+        """Insert rows and return how many were new."""
+        inserted = 0
+        if rows:
+            for sql, parameters in batches(name, width, list(chain.from_iterable(rows))):
+                self._cursor.execute(sql, parameters)
+                inserted += self._connection.changes()
+        return inserted
+
+    def _update(self, one: str, many: str, rows: Sequence[Row]) -> int:
+        """Update a row of `runs` for each row of parameters, and return how many were as expected."""
+        found = 0
+        if len(rows) < 4:  # Joining with a list of rows costs as much as several plain updates.
+            for row in rows:
+                self._cursor.execute(query(one), row)
+                found += self._connection.changes()
+            return found
+        for sql, parameters in batches(many, len(rows[0]), list(chain.from_iterable(rows))):
+            self._cursor.execute(sql, parameters)
+            found += self._connection.changes()
+        return found
+
+    def _run(self, name: str, parameters: Row) -> None:
+        self._cursor.execute(query(name), parameters)
+
+    def _all(self, name: str, parameters: Row) -> list[Row]:
+        rows: list[Row] = self._cursor.execute(query(name), parameters).fetchall()
+        return rows

@@ -1,0 +1,128 @@
+"""Stored bytes never become code, and SQL is static: it lives in `.sql` files, where it can be read as a whole."""
+
+import ast
+import re
+
+import pytest
+
+from tests.house.sources import Source, modules, report
+
+CODE_LOADERS = frozenset({"cloudpickle", "dill", "jsonpickle", "marshal", "pickle", "shelve"})
+CODE_RUNNERS = frozenset({"__import__", "eval", "exec"})
+
+# These rooms handle what is stored, so nothing there may be imported by a name that is computed.
+ROOMS_WITHOUT_IMPORT_BY_NAME = ("model/", "codec/", "stores/", "effects/", "engine/", "web/")
+
+HARMLESS: dict[tuple[str, str], str] = {
+    ("codec/exceptions.py", "import_module"): "the module comes from a closed table of the standard library's errors",
+}
+"""File and name to the reason why it turns no data into code."""
+
+SQL = re.compile(
+    r"\s*(?:"
+    r"(?:SELECT|INSERT|UPDATE|DELETE|CREATE|DROP|ALTER|REPLACE|WITH)\s"
+    r"|(?i:select\s.*\sfrom\s|insert\s+(?:or\s+\w+\s+)?into\s|update\s+\w+\s+set\s|delete\s+from\s|replace\s+into\s"
+    r"|create\s+(?:unique\s+|temp\s+)?(?:table|index|view|trigger)\s|drop\s+(?:table|index)\s|alter\s+table\s"
+    r"|with\s+(?:recursive\s+)?\w+(?:\s*\([^)]*\))?\s+as\s*\()"
+    r")",
+    re.DOTALL,
+)
+
+
+def code_violations(source: Source) -> list[str]:
+    """Return what could turn data into code."""
+    found = []
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Import(names=names):
+                bad = [alias.name for alias in names if alias.name.split(".")[0] in CODE_LOADERS]
+            case ast.ImportFrom(module=str(module)) if module.split(".")[0] in CODE_LOADERS:
+                bad = [module]
+            case ast.Name(id=name) if name in CODE_RUNNERS:
+                bad = [name]
+            case ast.Attribute(value=ast.Name(id="builtins"), attr=name) if name in CODE_RUNNERS:
+                bad = [name]
+            case ast.Name(id="import_module") | ast.Attribute(attr="import_module"):
+                bad = ["import_module"] if source.path.startswith(ROOMS_WITHOUT_IMPORT_BY_NAME) else []
+            case _:
+                bad = []
+        bad = [name for name in bad if (source.path, name) not in HARMLESS]
+        found += [source.at(getattr(node, "lineno", 1), f"{name} can turn data into code") for name in bad]
+    return found
+
+
+def sql_violations(source: Source) -> list[str]:
+    """Return strings that are SQL, docstrings aside."""
+    return [
+        source.at(line, f"SQL lives in .sql files: {text.strip()[:40]!r}")
+        for line, text, is_docstring in source.strings()
+        if not is_docstring and SQL.match(text)
+    ]
+
+
+def test_nothing_turns_data_into_code() -> None:
+    violations = [violation for source in modules() for violation in code_violations(source)]
+    assert not violations, report(violations)
+
+
+def test_sql_lives_in_sql_files() -> None:
+    violations = [violation for source in modules() for violation in sql_violations(source)]
+    assert not violations, report(violations)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "import json, marshal as m",
+        "def f():\n    from pickle import loads",
+        "import shelve",
+        "value = eval(text)",
+        "run = exec",
+        "builtins.eval(text)",
+        "__import__(name)",
+        "importlib.import_module(name)",
+    ],
+)
+def test_what_turns_data_into_code_is_found(code: str) -> None:
+    assert code_violations(Source("codec/x.py", code))
+
+
+def test_what_is_harmless_in_one_file_is_found_in_another() -> None:
+    for path, name in HARMLESS:
+        assert not code_violations(Source(path, f"importlib.{name}(x)"))
+        assert code_violations(Source("codec/other.py", f"importlib.{name}(x)"))
+
+
+def test_the_command_line_may_import_a_user_s_module_by_name() -> None:
+    assert not code_violations(Source("cli/x.py", "importlib.import_module(name)"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT 1",
+        "select id from runs where id = ?",
+        "\n    INSERT INTO runs VALUES (?)",
+        "insert or ignore into runs values (?)",
+        "update runs set status = ?",
+        "DELETE FROM runs",
+        "create table runs (id text)",
+        "with recursive tree(id) as (select 1) values (1)",
+    ],
+)
+def test_sql_in_a_module_is_found(text: str) -> None:
+    assert sql_violations(Source("stores/sqlite/x.py", f"QUERY = {text!r}"))
+
+
+def test_sql_put_together_from_parts_is_found() -> None:
+    assert sql_violations(Source("stores/sqlite/x.py", "query = f'UPDATE {table} SET x = 1'"))
+
+
+@pytest.mark.parametrize("text", ["Update the run", "select a run", "with a note", "create a run", "BEGIN IMMEDIATE"])
+def test_a_sentence_is_not_sql(text: str) -> None:
+    assert not sql_violations(Source("cli/x.py", f"HELP = {text!r}"))
+
+
+def test_a_docstring_may_show_sql() -> None:
+    assert not sql_violations(Source("cli/x.py", '"""SELECT is what a witness runs."""'))

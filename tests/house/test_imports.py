@@ -1,0 +1,126 @@
+"""Imports point one way: model ← codec ← stores ← effects ← engine ← worker ← web, cli, graph, integrations."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.house.sources import Source, modules, report
+
+SURFACE = "the public surface"
+SURFACE_MODULES = frozenset({"__init__", "blocking", "files", "witness"})
+
+CHAIN = ("errors", "model", "codec", "stores", "effects", "engine", "worker")
+THROUGH = {room: frozenset(CHAIN[: CHAIN.index(room) + 1]) for room in CHAIN}
+
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    **THROUGH,
+    SURFACE: THROUGH["worker"] | {SURFACE, "graph"},
+    "graph": THROUGH["worker"] | {SURFACE, "graph"},
+    "testing": THROUGH["worker"] | {SURFACE, "graph", "testing"},
+    "web": THROUGH["worker"] | {SURFACE, "graph", "web"},
+    "cli": THROUGH["worker"] | {SURFACE, "graph", "testing", "web", "cli"},
+    "integrations": frozenset({"errors", SURFACE, "graph", "testing", "integrations"}),
+}
+
+# Packages that one room alone may import, so that nobody else pays for them at start-up.
+BELONGS_TO = {"click": "cli", "rich": "cli"}
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module such as `everstep.engine.driver`, or of a name imported from the surface."""
+    parts = module.split(".")
+    if len(parts) == 1 or parts[1] in SURFACE_MODULES:
+        return SURFACE
+    if parts[1] == "__main__":
+        return "cli"
+    # `from everstep import step`: what is no room is a name of the surface.
+    return parts[1] if parts[1] in MAY_IMPORT else SURFACE
+
+
+def room_of_path(path: str) -> str:
+    """Return the room that a file lies in, or its first part when the table above does not know it."""
+    first = path.split("/", maxsplit=1)[0].removesuffix(".py")
+    return {"__main__": "cli"}.get(first, SURFACE if first in SURFACE_MODULES else first)
+
+
+def imported(source: Source) -> Iterator[tuple[int, str]]:
+    """Give every module of ours that a file imports, at its top, in its functions, or by a constant name."""
+    package = ["everstep", *source.path.split("/")[:-1]]
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                base = package[: len(package) - level + 1] if level else []
+                yield from ((node.lineno, ".".join([*base, *filter(None, [module]), alias.name])) for alias in names)
+            case ast.Call(
+                func=ast.Attribute(attr="import_module") | ast.Name(id="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield node.lineno, name
+
+
+def import_violations(source: Source) -> list[str]:
+    """Return what a file imports against the direction."""
+    room = room_of_path(source.path)
+    if room not in MAY_IMPORT:
+        return [source.at(1, f"{room!r} is no room of the house: give it its place in tests/house/test_imports.py")]
+    found = []
+    for line, name in imported(source):
+        if name.split(".")[0] == "everstep" and room_of(name) not in MAY_IMPORT[room]:
+            found.append(source.at(line, f"{room} must not import {room_of(name)} ({name})"))
+        if BELONGS_TO.get(name.split(".")[0], room) != room:
+            found.append(source.at(line, f"{room} must not import {name}: only {BELONGS_TO[name.split('.')[0]]} does"))
+    return found
+
+
+def test_imports_point_one_way() -> None:
+    violations = [violation for source in modules() for violation in import_violations(source)]
+    assert not violations, report(violations)
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("model/events.py", "from everstep.codec import encode"),
+        ("codec/types.py", "import everstep.stores.protocol"),
+        ("stores/memory.py", "from everstep.effects.step import Step"),
+        ("effects/step.py", "def later():\n    from everstep.engine.driver import drive"),
+        ("engine/driver.py", "from ..worker import queues"),
+        ("engine/driver.py", "from .. import worker"),
+        ("engine/driver.py", "import everstep"),
+        ("engine/driver.py", "from everstep import step"),
+        ("engine/driver.py", "import importlib\nimportlib.import_module('everstep.cli')"),
+        ("worker/loop.py", "from everstep import cli"),
+        ("web/app.py", "from everstep.cli.main import main"),
+        ("blocking.py", "from everstep.testing import FakeClock"),
+        ("errors.py", "from everstep.model.status import Status"),
+        ("integrations/langgraph/saver.py", "from everstep.engine.driver import drive"),
+        ("engine/driver.py", "from rich.console import Console"),
+        ("__init__.py", "import click"),
+        ("helpers/text.py", ""),
+    ],
+)
+def test_an_import_against_the_direction_is_found(path: str, code: str) -> None:
+    assert import_violations(Source(path, code))
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("engine/driver.py", "from everstep.errors import Error\nfrom . import loop\nfrom ..model import status"),
+        ("cli/main.py", "import everstep\nfrom everstep.web.app import serve\nfrom everstep.testing import crash"),
+        ("cli/main.py", "import click\nfrom rich.table import Table"),
+        ("__init__.py", "from everstep.engine.app import open"),
+        ("model/status.py", "import everstepping"),
+        ("integrations/langgraph/saver.py", "from everstep import step, workflow"),
+    ],
+)
+def test_an_import_along_the_direction_is_fine(path: str, code: str) -> None:
+    assert not import_violations(Source(path, code))
+
+
+def test_a_violation_names_its_file_and_line() -> None:
+    source = Source("model/events.py", "import re\n\nfrom everstep.codec import encode\n")
+    assert import_violations(source) == ["model/events.py:3: model must not import codec (everstep.codec.encode)"]
