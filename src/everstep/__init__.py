@@ -11,7 +11,7 @@ from everstep.effects.step import step
 from everstep.engine.app import App
 from everstep.engine.handles import Run
 from everstep.engine.inside import current, now, patched, publish, random, receive, sleep, start, uuid
-from everstep.engine.opening import open, run
+from everstep.engine.opening import open, run  # noqa: A004  # everstep.open, as users type it
 from everstep.engine.workflow import workflow
 from everstep.errors import Error, Evicted, Fatal, NotDone
 from everstep.model.retry import Retry

@@ -1,12 +1,12 @@
 """For `def` workflows: what `async` workflows await, as plain calls.
 
-    import everstep
-    from everstep import blocking
+import everstep
+from everstep import blocking
 
-    @everstep.workflow
-    def approve(order: str) -> bool:
-        blocking.sleep(60)
-        return blocking.receive("approved", bool, timeout=86400)
+@everstep.workflow
+def approve(order: str) -> bool:
+    blocking.sleep(60)
+    return blocking.receive("approved", bool, timeout=86400)
 """
 
 import asyncio
@@ -26,7 +26,9 @@ __all__ = ["Child", "gather", "receive", "sleep", "start"]
 def _wait(what: str, awaitable: Any) -> Any:
     if not in_greenlet():
         awaitable.close()
-        raise Misuse(f"everstep.blocking.{what}() is for `def` workflows; in an `async` one write `await everstep.{what}()`.")
+        raise Misuse(
+            f"everstep.blocking.{what}() is for `def` workflows; in an `async` one write `await everstep.{what}()`."
+        )
     return wait_in_greenlet(awaitable)
 
 

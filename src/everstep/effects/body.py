@@ -40,7 +40,9 @@ class StepBody:
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A step called by another step's body is the plain function: the outer step's contract covers it."""
         if step.effect in ("once", "atomic"):
-            raise Misuse(f"{step.name} ({step.effect}) was called inside the step {self.step}: call it in the workflow.")
+            raise Misuse(
+                f"{step.name} ({step.effect}) was called inside the step {self.step}: call it in the workflow."
+            )
         return step.function(*args, **kwargs)
 
     def call_workflow(self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:

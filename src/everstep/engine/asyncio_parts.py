@@ -17,12 +17,11 @@ _wait_for = asyncio.wait_for
 
 
 class Completions:
-    """What `as_completed` returns: awaitables (or with `async for`, the given tasks) in the order of their completion."""
+    """What `as_completed` returns: awaitables (with `async for`: tasks) in the order of their completion."""
 
     def __init__(self, awaitables: Iterable[Any], timeout: float | None) -> None:
         loop = events.get_running_loop()
         unique = dict.fromkeys(awaitables)
-        self._given = set(item for item in unique if asyncio.isfuture(item))
         self._todo = {asyncio.ensure_future(item, loop=loop): None for item in unique}
         self._left = len(self._todo)
         self._done: asyncio.Queue[Any] = asyncio.Queue()

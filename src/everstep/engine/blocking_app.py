@@ -56,6 +56,7 @@ class BlockingApp:
     def start(
         self,
         workflow: Callable[[*Ts], Coroutine[Any, Any, R]],
+        /,
         *args: *Ts,
         id: str | None = ...,
         on_existing: OnExisting | None = ...,
@@ -65,22 +66,23 @@ class BlockingApp:
     def start(
         self,
         workflow: Callable[[*Ts], R],
+        /,
         *args: *Ts,
         id: str | None = ...,
         on_existing: OnExisting | None = ...,
         **options: Any,
     ) -> "BlockingRun[R]": ...
-    def start(self, workflow: Any, *args: Any, **options: Any) -> "BlockingRun[Any]":
+    def start(self, workflow: Any, /, *args: Any, **options: Any) -> "BlockingRun[Any]":  # type: ignore[misc]  # as in App.start
         """See `App.start`."""
         return BlockingRun(self, self.wait(self._app.start(workflow, *args, **options)))
 
     @overload
     def run(
-        self, workflow: Callable[[*Ts], Coroutine[Any, Any, R]], *args: *Ts, id: str | None = ..., **options: Any
+        self, workflow: Callable[[*Ts], Coroutine[Any, Any, R]], /, *args: *Ts, id: str | None = ..., **options: Any
     ) -> R: ...
     @overload
-    def run(self, workflow: Callable[[*Ts], R], *args: *Ts, id: str | None = ..., **options: Any) -> R: ...
-    def run(self, workflow: Any, *args: Any, **options: Any) -> Any:
+    def run(self, workflow: Callable[[*Ts], R], /, *args: *Ts, id: str | None = ..., **options: Any) -> R: ...
+    def run(self, workflow: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[misc]  # as in App.start
         """See `App.run`."""
         return self.start(workflow, *args, **options).result()
 

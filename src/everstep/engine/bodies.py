@@ -14,6 +14,7 @@ from everstep.errors import StepTimedOut
 from everstep.model.crash_points import crash_point
 
 if TYPE_CHECKING:
+    from everstep.engine.attempts import StepAttempts
     from everstep.engine.driver import Driver
 
 log = logging.getLogger("everstep.step")
@@ -38,9 +39,10 @@ class Attempt:
 class Bodies:
     """The bodies of one run that are running now."""
 
-    def __init__(self, driver: "Driver") -> None:
+    def __init__(self, driver: "Driver", attempts: "StepAttempts") -> None:
         self.running: dict[int, Attempt] = {}
         self._driver = driver
+        self._attempts = attempts
         self._heartbeats: dict[int, bytes] = {}
         self._heartbeat_timer: asyncio.TimerHandle | None = None
 
@@ -77,17 +79,17 @@ class Bodies:
         except asyncio.CancelledError as error:
             if self.running.get(call.call) is not attempt:
                 return  # the code no longer waits, or the run leaves memory: nothing is recorded
-            self._driver.attempt_failed(attempt, error, time.monotonic() - began)
+            self._attempts.failed(attempt, error, time.monotonic() - began)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  # whatever a body raises is its outcome
             crash_point("body.after")
             if self.running.get(call.call) is attempt:
-                self._driver.attempt_failed(attempt, error, time.monotonic() - began)
+                self._attempts.failed(attempt, error, time.monotonic() - began)
         else:
             crash_point("body.after")
             if self.running.get(call.call) is attempt:
-                self._driver.attempt_completed(attempt, value, time.monotonic() - began)
+                self._attempts.completed(attempt, value, time.monotonic() - began)
 
     async def _call_within(self, attempt: Attempt, seconds: float) -> Any:
         try:
@@ -150,7 +152,7 @@ class Bodies:
         if self._heartbeat_timer is not None:
             self._heartbeat_timer.cancel()
 
-    # -- heartbeats -----------------------------------------------------------------------------------------------------
+    # -- heartbeats ------------------------------------------------------------------------------------------------
     def _take_heartbeat(self, call: int, details: Any) -> None:
         """May be called on any thread."""
         app = self._driver.app
@@ -179,5 +181,5 @@ class Bodies:
         for call, payload in self._heartbeats.items():
             attempt = self.running.get(call)
             if attempt is not None:
-                self._driver.record_heartbeat(attempt, payload)
+                self._attempts.record_heartbeat(attempt, payload)
         self._heartbeats.clear()

@@ -16,7 +16,7 @@ class Clock(Protocol):
 
 
 class StoreClock:
-    """The monotonic clock, offset to the store's clock: a jump of the machine's clock does not reach a running process."""
+    """The monotonic clock, offset to the store's: a jump of the machine's clock does not reach a running process."""
 
     def __init__(self, store_now: int) -> None:
         self._offset = store_now - time.monotonic_ns() // 1000

@@ -282,7 +282,9 @@ class EndRun(Command):
         return "", False
 
     def text(self) -> str:
-        return {"run_completed": "return", "run_failed": "raise an error", "run_cancelled": "stop, cancelled"}[self.kind]
+        return {"run_completed": "return", "run_failed": "raise an error", "run_cancelled": "stop, cancelled"}[
+            self.kind
+        ]
 
 
 class CallFuture(WorkflowFuture):

@@ -1,8 +1,8 @@
 """Group commit: everything that is ready, of all runs, goes into one transaction; then the waiters are woken.
 
-A hop to another thread costs as much as a fast fsync. So while only one run is ready and commits are quick, the commit is
-made right here on the application's loop; as soon as there are many or the disk is slow, on the committer's thread:
-the application's loop never waits long for a disk.
+A hop to another thread costs as much as a fast fsync. So while only one run is ready and commits are quick, the
+commit is made right here on the application's loop; as soon as there are many or the disk is slow, on the committer's
+thread: the application's loop never waits long for a disk.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from everstep.errors import StoreError, StoreFull
+from everstep.errors import StoreFull
 from everstep.stores.protocol import Append, Busy, Operation, Store, Verdict
 
 log = logging.getLogger("everstep.store")
@@ -86,7 +86,7 @@ class Committer:
         self._thread: threading.Thread | None = None
         self._idle: asyncio.Future[None] | None = None
 
-    # -- what comes in ------------------------------------------------------------------------------------------------
+    # -- what comes in ---------------------------------------------------------------------------------------------
     def ready(self, source: Source, *, waited_for: bool) -> None:
         """Take note that a run has something to write; `waited_for` when something waits for it to be durable."""
         if source not in self._queued:
@@ -115,7 +115,7 @@ class Committer:
         if not self._busy:
             self._flush()
 
-    # -- one transaction ----------------------------------------------------------------------------------------------
+    # -- one transaction -------------------------------------------------------------------------------------------
     def _flush(self) -> None:
         self._flush_soon = False
         if self._busy or self._closed:
@@ -170,7 +170,6 @@ class Committer:
         """The committer's thread."""
         while (batch := self._batches.get()) is not None:
             began = time.perf_counter()
-            outcome: Callable[[], None]
             try:
                 verdicts = self.store.commit(_operations(batch))
             except Exception as error:  # noqa: BLE001  # every failure goes to whoever waits for the commit
@@ -222,16 +221,19 @@ class Committer:
                 entry[0].fail(error)
         if full and self._stalled:
             self._wait_for_room(error)
-        self._go_on() if not full else self._now_idle()
+        if full:
+            self._now_idle()
+        else:
+            self._go_on()
 
-    def _wait_for_room(self, error: StoreError) -> None:
+    def _wait_for_room(self, error: Exception) -> None:
         if not self.full:
             self.full = True
             log.error("%s Work pauses and goes on by itself when there is room.", error)
         if self._flush_later is None:
             self._flush_later = self._loop.call_later(ROOM_SECONDS, self._flush_lingering)
 
-    # -- the end ------------------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------------------
     def _now_idle(self) -> None:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)

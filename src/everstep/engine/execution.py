@@ -64,7 +64,7 @@ class Execution:
         self.generation = generation
         self.codec = codec
         self.lookup = lookup
-        self.loop = WorkflowLoop(self._call_in_executor)
+        self.loop = WorkflowLoop(self._call_in_executor)  # type: ignore[abstract]  # the rest is forbidden, in a loop
         self.entropy = ""
         self.steps: dict[int, StepCall] = {}
         self.children: dict[int, ChildCall] = {}
@@ -84,7 +84,7 @@ class Execution:
         self._random: random.Random | None = None
         self._cancel_came_too_late = False
 
-    # -- the history moves the code -----------------------------------------------------------------------------------
+    # -- the history moves the code --------------------------------------------------------------------------------
     def begin(self, started: ev.RunStarted, at: int) -> None:
         """Apply `run_started`: create the main task and let it run to its first rest."""
         self.entropy = started.entropy
@@ -118,7 +118,7 @@ class Execution:
         return issued
 
     def _awaited(self, calls: dict[int, _C], body: Any) -> _C | None:
-        """Take the call that an outcome is for. Only one that was recorded early may find that nobody waits any more."""
+        """Take the call that an outcome is for. Only an early one may find that nobody waits any more."""
         if body.early:
             return calls.pop(body.call, None)
         return calls.pop(body.call)
@@ -180,7 +180,7 @@ class Execution:
         """Return a payload that stands in a body, or is kept beside it under its digest."""
         return self.lookup(ref) if ref else bytes(value)
 
-    # -- the code's end -----------------------------------------------------------------------------------------------
+    # -- the code's end --------------------------------------------------------------------------------------------
     def _end(self) -> EndRun:
         assert self.main is not None
         if self._cancel_came_too_late:
@@ -230,7 +230,7 @@ class Execution:
         """Whether the code waits for anything that can still happen."""
         return bool(self.steps or self.loop.timers or self.children or any(self.receives.values()))
 
-    # -- the code asks --------------------------------------------------------------------------------------------------
+    # -- the code asks ---------------------------------------------------------------------------------------------
     def _next_call(self) -> int:
         self._calls += 1
         return self._calls
@@ -299,9 +299,7 @@ class Execution:
             f"asyncio.to_thread({name}, …) in a workflow body: threads are for steps. Put @everstep.step on {name}."
         )
 
-    def call_workflow(
-        self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
-    ) -> Any:
+    def call_workflow(self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A workflow called by workflow code is a child run."""
         if workflow.is_async:
             return self._await_child(workflow, args, kwargs, where_is(frame))
@@ -312,9 +310,7 @@ class Execution:
             f"write `await asyncio.to_thread({workflow.name}, …)`."
         )
 
-    async def _await_child(
-        self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], source: str
-    ) -> Any:
+    async def _await_child(self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> Any:
         return await self.issue_child(workflow, args, kwargs, None, source)
 
     def issue_child(
@@ -385,7 +381,7 @@ class Execution:
             self._random = random.Random(derived_key(self.entropy, "#random"))
         return self._random
 
-    # -- leaving memory -------------------------------------------------------------------------------------------------
+    # -- leaving memory --------------------------------------------------------------------------------------------
     def evict(self) -> None:
         """Unwind the code: every command raises `Evicted`, nothing is recorded."""
         if not self.unwinding:

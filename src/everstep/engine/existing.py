@@ -48,7 +48,9 @@ async def go_on_with(app: "App", row: RunRow) -> None:
 async def restart(app: "App", row: RunRow, workflow: Workflow, arguments: Arguments) -> None:
     """Begin an ended run again. Its old history is kept as an earlier generation."""
     if row.status not in ENDED:
-        raise RunActive(f"The run {row.id} is {row.status}: cancel it first (`everstep cancel {row.id}`), then restart it.")
+        raise RunActive(
+            f"The run {row.id} is {row.status}: cancel it first (`everstep cancel {row.id}`), then restart it."
+        )
     at = max(app.clock.now(), row.updated_at)
     claim = await app.committer.submit(Claim(row.id, app.worker, at, tuple(ENDED)))
     if not isinstance(claim, Claimed):

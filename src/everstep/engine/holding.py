@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from everstep.effects.surroundings import where_is
 from everstep.engine.commands import Difference, StepCall
 from everstep.errors import Damaged
 from everstep.stores.protocol import HoldRow
@@ -95,10 +96,9 @@ def exhausted_report(call: StepCall, attempt: int, error: BaseException) -> Hold
 
 def stuck_report(execution: "Execution", error: BaseException | None) -> HoldReport:
     """The code waits for something that can never happen, or does not come to rest."""
-    lines = []
+    lines: list[str] = []
     for task in list(execution.loop.tasks.values()):
-        for frame in task.get_stack(limit=1):
-            lines.append(f"{task.get_name()}: {frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}")
+        lines += [f"{task.get_name()}: {where_is(frame)}" for frame in task.get_stack(limit=1)]
     if error is None:
         summary = "the code waits for something that can never happen: no step, timer, signal or child is open"
     else:

@@ -45,7 +45,7 @@ async def receive(name: str, type: type[T], *, timeout: float | None = ...) -> T
 @overload
 async def receive(name: str, type: Any = ..., *, timeout: float | None = ...) -> Any: ...
 async def receive(name: str, type: Any = Any, *, timeout: float | None = None) -> Any:
-    """Wait for the next signal of this name and return its value. With `timeout=` (seconds): `TimeoutError` after it."""
+    """Wait for the next signal of this name and return its value; after `timeout` seconds: `TimeoutError`."""
     execution = current_execution("everstep.receive()")
     source = where_is(_caller())
     future = execution.receive(checked_name(name, "signal"), type, source)
@@ -87,7 +87,7 @@ class Child(Generic[T]):
 
     async def result(self) -> T:
         """Wait for the child's end; return its result or raise its failure. Giving up waiting does not cancel it."""
-        return await asyncio.shield(self._future)  # type: ignore[no-any-return]
+        return await asyncio.shield(self._future)
 
     def cancel(self) -> bool:
         """Ask the child to stop. Returns False if it has ended already."""

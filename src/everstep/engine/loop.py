@@ -82,7 +82,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._executor = executor
         self._asyncgens: list[Any] = []
 
-    # -- what asyncio asks of a loop ------------------------------------------------------------------------------
+    # -- what asyncio asks of a loop -------------------------------------------------------------------------------
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
@@ -138,14 +138,14 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     async def shutdown_asyncgens(self) -> None:
         """Nothing to do: open generators are closed when the run leaves memory."""
 
-    # -- moving ---------------------------------------------------------------------------------------------------
+    # -- moving ----------------------------------------------------------------------------------------------------
     def fire(self, timer: Timer) -> None:
         """Make a durable timer's callback ready."""
         timer.call = 0
         self._ready.append(timer)
 
     def timers_at_rest(self) -> list[Timer]:
-        """Return the timers that were made since the last rest and are still pending, in the order of their creation."""
+        """Return the timers made since the last rest that are still pending, in the order of their creation."""
         if not self.new_timers:
             return []
         pending = [timer for timer in self.new_timers if not timer.cancelled()]
@@ -165,11 +165,11 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
             with Guard.armed:
                 while ready:
                     handle = ready.popleft()
-                    if not handle._cancelled:  # type: ignore[attr-defined]
+                    if not handle._cancelled:
                         try:
                             handle._run()
                         except SystemExit:
-                            pass  # it is the task's exception now: `sys.exit()` in a workflow fails the run, not the worker
+                            pass  # it is the task's exception now: `sys.exit()` in a workflow fails the run only
                     turns += 1
                     if turns > TURNS_MAX:
                         raise SpinningWorkflow
@@ -222,12 +222,43 @@ def _forbid(name: str, remedy: str) -> None:
 
 
 _IN_A_STEP: Final = "workflow code is replayed, so whatever touches the outside belongs into a step (@everstep.step)."
-for _name in (
-    "create_connection create_server create_unix_connection create_unix_server create_datagram_endpoint start_tls "
-    "connect_accepted_socket sendfile sock_recv sock_recv_into sock_recvfrom sock_sendall sock_sendto sock_connect "
-    "sock_accept sock_sendfile getaddrinfo getnameinfo add_reader remove_reader add_writer remove_writer "
-    "connect_read_pipe connect_write_pipe subprocess_exec subprocess_shell add_signal_handler remove_signal_handler "
-    "call_soon_threadsafe set_default_executor shutdown_default_executor run_forever run_until_complete stop close"
-).split():
+_FORBIDDEN: Final = (
+    "create_connection",
+    "create_server",
+    "create_unix_connection",
+    "create_unix_server",
+    "create_datagram_endpoint",
+    "start_tls",
+    "connect_accepted_socket",
+    "sendfile",
+    "sock_recv",
+    "sock_recv_into",
+    "sock_recvfrom",
+    "sock_sendall",
+    "sock_sendto",
+    "sock_connect",
+    "sock_accept",
+    "sock_sendfile",
+    "getaddrinfo",
+    "getnameinfo",
+    "add_reader",
+    "remove_reader",
+    "add_writer",
+    "remove_writer",
+    "connect_read_pipe",
+    "connect_write_pipe",
+    "subprocess_exec",
+    "subprocess_shell",
+    "add_signal_handler",
+    "remove_signal_handler",
+    "call_soon_threadsafe",
+    "set_default_executor",
+    "shutdown_default_executor",
+    "run_forever",
+    "run_until_complete",
+    "stop",
+    "close",
+)
+for _name in _FORBIDDEN:
     _forbid(_name, _IN_A_STEP)
-WorkflowLoop.__abstractmethods__ = frozenset()
+WorkflowLoop.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]  # all are defined by now

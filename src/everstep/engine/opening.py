@@ -80,7 +80,7 @@ def open(
 
     url: `sqlite:///file.db`, a path, or `memory:` for tests; default `EVERSTEP_URL`, else `sqlite:///everstep.db`.
     recover: also take up unfinished runs whose owner is gone, now and all the time.
-    lease: seconds after which a worker that does not answer loses its runs. (A dead one on this machine loses them at once.)
+    lease: seconds after which a worker that does not answer loses its runs. (A dead one here loses them at once.)
     durability: `"power"` (default): every commit survives a power failure. `"process"`: it survives the death of the
         process, not of the machine.
     on_hold: called with each hold that happens here.
@@ -94,6 +94,7 @@ def open(
 @overload
 def run(
     workflow: Callable[[*Ts], Coroutine[Any, Any, R]],
+    /,
     *args: *Ts,
     id: str | None = ...,
     url: str | None = ...,
@@ -102,13 +103,14 @@ def run(
 @overload
 def run(
     workflow: Callable[[*Ts], R],
+    /,
     *args: *Ts,
     id: str | None = ...,
     url: str | None = ...,
     on_existing: OnExisting | None = ...,
 ) -> R: ...
-def run(
-    workflow: Any, *args: Any, id: str | None = None, url: str | None = None, on_existing: OnExisting | None = None
+def run(  # type: ignore[misc]  # mypy does not see that *args: Any takes any *Ts
+    workflow: Any, /, *args: Any, id: str | None = None, url: str | None = None, on_existing: OnExisting | None = None
 ) -> Any:
     """Run a workflow to its end and return its result. Run the script again after a crash and it goes on.
 
@@ -116,7 +118,9 @@ def run(
     """
     _refuse_while_importing(sys._getframe(1))
     if asyncio._get_running_loop() is not None:
-        raise Misuse("everstep.run() blocks, and an event loop is running here: use `async with everstep.open() as app`.")
+        raise Misuse(
+            "everstep.run() blocks, and an event loop is running here: use `async with everstep.open() as app`."
+        )
 
     async def main() -> Any:
         async with open(url) as app:

@@ -12,16 +12,14 @@ import msgspec
 from everstep.codec import ANY
 from everstep.engine.history import Recorded, load_verified
 from everstep.engine.holding import CONSEQUENCES, asked_report
-from everstep.engine.journal import Journal
-from everstep.engine.resume import bare_unit, hold_unit
+from everstep.engine.resume import bare_unit, hold_unit, journal_of, resolve_unit
 from everstep.engine.starting import new_entropy
-from everstep.errors import Damaged, HoldConflict, Misuse, RunActive, RunEnded, UnknownRun
+from everstep.errors import HoldConflict, Misuse, RunActive, RunEnded, UnknownRun
 from everstep.model import events as ev
 from everstep.model.ids import checked_name, checked_run_id
 from everstep.model.status import ENDED, Status
 from everstep.stores.protocol import (
     Accepted,
-    Append,
     Claim,
     Claimed,
     HoldRow,
@@ -79,7 +77,7 @@ async def _end_here(app: "App", row: RunRow, reason: str, by: str) -> bool:
     claimed = await _claim(app, row.id, ("queued", "running", "waiting"))
     if claimed is None:
         return False  # somebody drives it: the inbox reaches them
-    journal = _journal(app, claimed)
+    journal = journal_of(app, claimed)
     journal.record("cancel_requested", "", ev.CancelRequested(reason=reason, by=by, now=True), journal.at)
     journal.record("run_cancelled", "", ev.RunCancelled(forced=True), journal.at)
     verdict = await app.committer.submit(bare_unit(claimed, journal, RowChange("cancelled", journal.at)))
@@ -104,7 +102,7 @@ async def retry(app: "App", run: str, by: str) -> None:
     claimed = await _claim(app, run, ("failed",))
     if claimed is None:
         raise RunActive(f"The run {run} was retried by somebody else just now.")
-    journal = _journal(app, claimed)
+    journal = journal_of(app, claimed)
     body = ev.RunRetried(voids, new_entropy(app.randomness), call, by)
     journal.record("run_retried", "", body, journal.at)
     _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, RowChange("queued", journal.at))), run)
@@ -147,9 +145,7 @@ async def hold(app: "App", run: str, note: str, by: str) -> None:
     _expect_accepted(await app.committer.submit(hold_unit(app, claimed, report)), run)
 
 
-async def resolve(
-    app: "App", run: str, resolution: str, *, hold: str | None, value: Any, note: str, by: str
-) -> None:
+async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, value: Any, note: str, by: str) -> None:
     """Write down what a person decided, and let the run go on (or end)."""
     existing_row(app, run)
     chosen = _one_hold(app, run, hold)
@@ -162,7 +158,9 @@ async def resolve(
     claimed = await _claim(app, run, ("held",))
     if claimed is None:
         raise HoldConflict(f"Hold {chosen.id} was resolved by somebody else just now.")
-    _expect_accepted(await app.committer.submit(_resolve_unit(app, claimed, chosen, resolution, payload, note, by)), run)
+    _expect_accepted(
+        await app.committer.submit(resolve_unit(app, claimed, chosen, resolution, payload, note=note, by=by)), run
+    )
     app.look_again(run)
 
 
@@ -182,35 +180,6 @@ def _one_hold(app: "App", run: str, hold: str | None) -> HoldRow:
     raise HoldConflict(f"The run {run} has no open hold {hold}. Open: {listed}.")
 
 
-def _resolve_unit(
-    app: "App", row: RunRow, hold: HoldRow, resolution: str, payload: bytes, note: str, by: str
-) -> Append:
-    """Return the unit that resolves a hold. A damaged history gets no event."""
-    journal = _journal(app, row)
-    facts = msgspec.json.decode(hold.report)
-    status: Status = "queued"
-    if hold.reason != "damaged":
-        accepted = {int(seq): digest for seq, digest in facts.get("accepted", {}).items()}
-        body = ev.RunResolved(hold.id, resolution, by, note, accepted if resolution == "accept" else {})
-        body.call = int(facts.get("call", 0))
-        journal.record("run_resolved", hold.step, body, journal.at)
-    if resolution == "skip":
-        raw, ref = journal.pack(payload)
-        outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]))
-        journal.record("step_completed", hold.step, outcome, journal.at)
-    elif resolution == "cancel":
-        journal.record("run_cancelled", "", ev.RunCancelled(forced=True), journal.at)
-        status = "cancelled"
-    resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
-    return bare_unit(row, journal, RowChange(status, journal.at, None, row.current_step), hold=resolved)
-
-
-async def resolve_because_it_matches(app: "App", row: RunRow, hold: HoldRow) -> None:
-    """The right code is back: the engine resolves the hold itself, and the run goes on."""
-    unit = _resolve_unit(app, row, hold, "retry", b"", "the code matches the history again", "everstep")
-    _expect_accepted(await app.committer.submit(unit), row.id)
-
-
 def existing_row(app: "App", run: str) -> RunRow:
     """Return a run's row, or say that there is none."""
     row = app.store.run(checked_run_id(run))
@@ -224,14 +193,6 @@ async def _claim(app: "App", run: str, statuses: tuple[Status, ...]) -> RunRow |
     app.store.bury_dead(app.clock.now())
     verdict = await app.committer.submit(Claim(run, app.worker, app.clock.now(), statuses))
     return verdict.row if isinstance(verdict, Claimed) else None
-
-
-def _journal(app: "App", row: RunRow) -> Journal:
-    try:
-        last = load_verified(app.store, row)[-1].at
-    except Damaged:
-        last = row.updated_at
-    return Journal(row.id, row.generation, row.head_seq, row.head_digest, max(app.clock.now(), last))
 
 
 def _expect_accepted(verdict: Any, run: str) -> None:

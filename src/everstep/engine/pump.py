@@ -13,7 +13,7 @@ from everstep.engine.resume import DEATHS_MAX
 from everstep.errors import StoreError
 
 if TYPE_CHECKING:
-    from everstep.engine.app import App
+    from everstep.engine.driving import Driving
 
 log = logging.getLogger("everstep.worker")
 
@@ -25,7 +25,7 @@ SWEEP_SECONDS: Final = 0.5
 class Pump:
     """One background task of an app."""
 
-    def __init__(self, app: "App") -> None:
+    def __init__(self, app: "Driving") -> None:
         self.app = app
         self._task: asyncio.Task[None] | None = None
         self._nudged = asyncio.Event()

@@ -21,7 +21,15 @@ from everstep.errors import NotDecodable
 from everstep.model.events import ENDS
 
 COMMANDS: Final = frozenset(
-    "step_cancelled timer_started signal_awaited signal_rejected child_started child_cancelled value_published".split()
+    {
+        "step_cancelled",
+        "timer_started",
+        "signal_awaited",
+        "signal_rejected",
+        "child_started",
+        "child_cancelled",
+        "value_published",
+    }
 )
 NEVER: Final = -1
 """The due time of an attempt that waits for a person."""
@@ -48,6 +56,8 @@ class Replayed(msgspec.Struct):
     published: dict[str, msgspec.Raw]
     cancel_at: int = 0
     """When the cancel was requested, if it was."""
+    retried: bool = False
+    """Whether the run was ever retried."""
 
 
 class Replay:
@@ -89,10 +99,16 @@ class Replay:
         self.execution.replaying = False
         self.execution.loop.quiet = False
         return Replayed(
-            self.execution, self.differences, list(self._queue), self.attempts, self.published, self.cancel_at
+            self.execution,
+            self.differences,
+            list(self._queue),
+            self.attempts,
+            self.published,
+            self.cancel_at,
+            any(event.kind == "run_retried" for event in self.history),
         )
 
-    # -- looking ahead ----------------------------------------------------------------------------------------------
+    # -- looking ahead ---------------------------------------------------------------------------------------------
     def _look_ahead(self) -> None:
         """Find what later events say about earlier ones: patches, accepted differences, failures that were retried."""
         for event in self.history:
@@ -111,9 +127,9 @@ class Replay:
             if kind in COMMANDS or kind in ENDS or (kind == "step_started" and body.attempt == 1):
                 self._void.add(event.seq)
                 begun_after.add(getattr(body, "call", 0))
-            elif kind == "cancel_requested" or event.seq == retried.body.voids:
-                self._void.add(event.seq)
-            elif getattr(body, "call", 0) in begun_after:
+            elif (
+                event.seq == retried.body.voids or kind == "cancel_requested" or getattr(body, "call", 0) in begun_after
+            ):
                 self._void.add(event.seq)
 
     def _count_silent(self) -> int:
@@ -124,19 +140,19 @@ class Replay:
         """
         for event in reversed(self.history):
             if event.kind in OUTCOMES or event.kind == "run_started":
-                return event.seq - 1
+                return int(event.seq) - 1
             if event.kind in COMMANDS or event.kind in ENDS or event.kind == "step_started":
                 return len(self.history)
         return len(self.history)
 
-    # -- one event ----------------------------------------------------------------------------------------------------
+    # -- one event -------------------------------------------------------------------------------------------------
     @property
     def _is_broken(self) -> bool:
         return bool(self.differences) and not self.differences[-1].acceptable
 
     def _step(self, position: int) -> bool:
         """Take one event. Returns False when code and history have parted."""
-        seq, kind, step, at, body = event = self.history[position]
+        seq, kind, _, at, body = event = self.history[position]
         execution = self.execution
         execution.replaying = position < len(self.history) - 1
         execution.loop.quiet = execution.replaying
@@ -226,7 +242,7 @@ class Replay:
             self._retry(event)
 
     def _retry(self, event: Recorded) -> None:
-        """A person's retry: the failed call is open again and what the code asks for from now on has keys of its own."""
+        """A person's retry: the failed call is open again; what the code asks for from now on has keys of its own."""
         self.execution.entropy = event.body.entropy
         self.execution.ended = False
         self.cancel_at = 0
@@ -237,7 +253,7 @@ class Replay:
             # The code's own error, raised again by the same code. Its end counts as new.
             self.execution.ended = True
 
-    # -- differences ----------------------------------------------------------------------------------------------------
+    # -- differences -----------------------------------------------------------------------------------------------
     def _add(
         self, event: Recorded, what: str, recorded: str, command: Command | None, acceptable: bool = False
     ) -> None:

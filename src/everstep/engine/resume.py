@@ -6,6 +6,8 @@ Whatever does not agree puts the run on hold, and nothing else is changed.
 import logging
 from typing import Any
 
+import msgspec
+
 from everstep.engine.driver import Driver, Surrounding
 from everstep.engine.history import Recorded, load_verified
 from everstep.engine.holding import HoldReport, damaged_report, diverged_report, poisoned_report
@@ -15,6 +17,7 @@ from everstep.engine.workflow import Workflow
 from everstep.errors import Damaged, NotDecodable
 from everstep.model import events as ev
 from everstep.model.semantics import SUPPORTED
+from everstep.model.status import Status
 from everstep.stores.protocol import Append, HoldRow, RowChange, RunRow, Store
 
 log = logging.getLogger("everstep.run")
@@ -23,7 +26,9 @@ DEATHS_MAX = 3
 """A run whose drivers died this often in a row without progress, the last time alone, is held as poisoned."""
 
 
-def take_up(app: Surrounding, row: RunRow, workflow: Workflow, events: list[Recorded] | None = None) -> Driver | HoldReport:
+def take_up(
+    app: Surrounding, row: RunRow, workflow: Workflow, events: list[Recorded] | None = None
+) -> Driver | HoldReport:
     """Bring a claimed run to the point from which it goes on; or say why a person must look at it."""
     if row.deaths >= DEATHS_MAX:
         return poisoned_report(row.deaths)
@@ -67,8 +72,8 @@ def _clock_started_at(history: list[Recorded]) -> int:
     """Return when the run's timeout began: at its start, or at its newest retry."""
     for event in reversed(history):
         if event.kind == "run_retried":
-            return event.at
-    return history[0].at
+            return int(event.at)
+    return int(history[0].at)
 
 
 def is_supported(row: RunRow) -> bool:
@@ -107,3 +112,34 @@ def bare_unit(row: RunRow, journal: Journal, change: RowChange, *, hold: HoldRow
         release=True,
     )
 
+
+def resolve_unit(
+    app: Surrounding, row: RunRow, hold: HoldRow, resolution: str, payload: bytes = b"", *, note: str, by: str
+) -> Append:
+    """Return the unit that resolves a hold. A damaged history gets no event."""
+    journal = journal_of(app, row)
+    facts = msgspec.json.decode(hold.report)
+    status: Status = "queued"
+    if hold.reason != "damaged":
+        accepted = {int(seq): digest for seq, digest in facts.get("accepted", {}).items()}
+        body = ev.RunResolved(hold.id, resolution, by, note, accepted if resolution == "accept" else {})
+        body.call = int(facts.get("call", 0))
+        journal.record("run_resolved", hold.step, body, journal.at)
+    if resolution == "skip":
+        raw, ref = journal.pack(payload)
+        outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]))
+        journal.record("step_completed", hold.step, outcome, journal.at)
+    elif resolution == "cancel":
+        journal.record("run_cancelled", "", ev.RunCancelled(forced=True), journal.at)
+        status = "cancelled"
+    resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
+    return bare_unit(row, journal, RowChange(status, journal.at, None, row.current_step), hold=resolved)
+
+
+def journal_of(app: Surrounding, row: RunRow) -> Journal:
+    """Return the growing end of a claimed run's history, for a unit that is written without its code."""
+    try:
+        last = load_verified(app.store, row)[-1].at
+    except Damaged:
+        last = row.updated_at
+    return Journal(row.id, row.generation, row.head_seq, row.head_digest, max(app.clock.now(), last))

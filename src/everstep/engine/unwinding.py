@@ -1,4 +1,4 @@
-"""Teardown is not execution: workflow code that leaves memory is unwound, and nothing it does on the way is recorded."""
+"""Teardown is not execution: code that leaves memory is unwound, and nothing it does on the way is recorded."""
 
 import logging
 from typing import Any, Final

@@ -20,7 +20,7 @@ ON_PARENT_END: Final = ("cancel", "abandon", "wait")
 
 
 class Workflow:
-    """A declared workflow. Called inside a workflow it is a child run; called anywhere else it is the plain function."""
+    """A declared workflow. Called inside a workflow it is a child run; anywhere else it is the plain function."""
 
     def __init__(
         self,

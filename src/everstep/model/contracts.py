@@ -8,7 +8,7 @@ EFFECTS: Final[tuple[Effect, ...]] = ("read", "repeat", "once", "atomic")
 
 
 def needs_intent(effect: Effect) -> bool:
-    """Tell whether `step_started` must be durable before the body starts. Reads change nothing, so they need not wait."""
+    """Tell whether `step_started` must be durable before the body starts. Reads change nothing, so they need not."""
     return effect != "read"
 
 

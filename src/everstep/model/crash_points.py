@@ -36,6 +36,9 @@ TABLE: Final[dict[str, str]] = {
     "store.bury.before": "dead workers were found",
     "store.bury.written": "their rows are removed; not committed",
     "store.bury.after": "they are buried",
+    "body.before": "a step's body is about to start; its intent is durable if its contract needs one",
+    "body.after": "a body has ended and its outcome is not recorded",
+    "run.end": "a run's code has ended and its end is not recorded",
 }
 """Every crash point there is, and the moment it stands for. A point that is not here cannot be passed when armed."""
 

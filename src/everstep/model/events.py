@@ -98,7 +98,7 @@ class StepStarted(Body):
     source: str = ""
     attempt: int = 1
     because: str = ""
-    """Why there is another attempt: `retry` (its policy), `crash` (the one before was cut off), `person` (a retried run)."""
+    """Why there is another attempt: `retry` (its policy), `crash` (the last was cut off), `person` (a retried run)."""
 
 
 class StepCompleted(Outcome):
@@ -293,7 +293,7 @@ class RunCompleted(Body):
 
 
 class RunFailed(Body):
-    """The run's failure. `call` is the step or child whose failure it is, if it is one's; `forced` as in `run_cancelled`."""
+    """The run's failure. `call`: the step or child whose failure it is, if it is one's; `forced` as in a cancel."""
 
     error: msgspec.Raw = NO_PAYLOAD
     ref: str = ""

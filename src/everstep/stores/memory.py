@@ -342,9 +342,10 @@ class MemoryStore:
             return [row.id for row in sorted((self._runs[id] for id in chosen), key=urgency)[:limit]]
 
     def pending(self, worker: str) -> list[str]:
-        """Return ids of runs that this worker owns and that have a pending delivery, whatever their status."""
+        """Return ids of runs that this worker owns and that have a pending delivery, by its arrival."""
         with self._lock:
-            return [row.id for row in self._runs.values() if row.owner == worker and self._pending(row.id)]
+            pending = (delivery.run for delivery in self._signals.values() if delivery.state == "pending")
+            return [run for run in dict.fromkeys(pending) if self._runs[run].owner == worker]
 
     def diverged(self, workflows: Sequence[str], limit: int) -> list[str]:
         """Return ids of runs with an open hold for the reason `diverged`, the oldest hold first."""

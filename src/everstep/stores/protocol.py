@@ -147,8 +147,8 @@ class Append(msgspec.Struct, kw_only=True):
     epoch or generation is another, `Refused("head")` when only the head is. An append that ends the run is
     `Refused("inbox")` while a `cancel` that it does not consume is pending: a cancel is never lost.
 
-    `starts`: child runs. One whose id exists already with the same workflow and arguments is followed instead (and if it
-    has ended, the follower is told at once); with others, the follower's inbox gets a `child` delivery with the status
+    `starts`: child runs. One whose id exists already with the same workflow and arguments is followed instead (and if
+    it has ended, the follower is told at once); with others, the follower's inbox gets a `child` delivery with the status
     `refused`. A `child` delivery has the other run's id as `name`, the decimal call as `id`, and as value the JSON
     `{"status": …, "outcome": <the outcome's payload or null>}`.
     An append that ends the run also tells all followers, marks pending inbox rows `undelivered`, sets `ended_at`,
@@ -177,8 +177,8 @@ class Claim(msgspec.Struct):
 
     Accepted (`Claimed`) only if the status is one of `statuses` and the run is free: no owner, the owner is `worker`
     itself, or the owner has no row in `workers` (it died), or its lease has lapsed at `at`. Otherwise `NotClaimed`.
-    When the owner had died while the status was `running` or `queued`: `deaths` becomes `deaths + 1` if the head did not
-    move since the last death, else 1.
+    When the owner had died while the status was `running` or `queued`: `deaths` becomes `deaths + 1` if the head did
+    not move since the last death, else 1.
     A claim by the present owner also raises the epoch.
     """
 
@@ -273,13 +273,14 @@ class WorkerRow(msgspec.Struct):
 
 class Store(Protocol):
     """What the engine needs of a database. Methods may be called from any thread, one at a time per method family:
-    `commit` only from the committer; the reading methods from anywhere (they use a connection of their own)."""
+    `commit` only from the committer; the reading methods from anywhere (they use a connection of their own).
+    """
 
     url: str
     is_new: bool
     """Whether this call created the store."""
 
-    # -- writing ------------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------------
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations in one durable transaction, in order, each accepted or refused by itself.
 
@@ -293,7 +294,7 @@ class Store(Protocol):
         """Return the store's clock."""
         ...
 
-    # -- reading ------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------------
     def run(self, id: str) -> RunRow | None: ...
 
     def runs(self, filter: RunFilter) -> list[RunRow]: ...
@@ -318,7 +319,7 @@ class Store(Protocol):
 
     def holds(self, *, run: str | None = None, open_only: bool = True) -> list[HoldRow]: ...
 
-    # -- finding work --------------------------------------------------------------------------------------------
+    # -- finding work ----------------------------------------------------------------------------------------------
     def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
         """Return ids of runs that want a driver now, the most urgent first.
 
@@ -344,7 +345,7 @@ class Store(Protocol):
         """Tell whether another process (or another store object) has written since the last call. Very cheap."""
         ...
 
-    # -- workers -------------------------------------------------------------------------------------------------
+    # -- workers ---------------------------------------------------------------------------------------------------
     def register_worker(self, worker: str, pid: int, host: str, lease_until: int) -> WorkerRow:
         """Enter a worker and take its liveness lock, which the kernel frees when the process dies."""
         ...

@@ -97,8 +97,10 @@ class Writer:
             self._roll_back()
             if verdicts is not None and self._was_done(operations, verdicts):
                 return True, verdicts
+            if isinstance(error, StoreError | Busy):
+                raise
             trouble = self._trouble(error)
-            if isinstance(trouble, StoreError | Busy):
+            if isinstance(trouble, StoreError):
                 raise trouble from error
             return False, [Failed(trouble)] * len(operations)
         except BaseException:

@@ -27,16 +27,16 @@ class Patience:
         self.is_patient = True
         self._since = 0.0
 
-    def __call__(self, tries: int) -> bool:
+    def __call__(self, waits: int) -> bool:
         """Wait a little and return True, or return False to give up."""
         if not self.is_patient:
             return False
         now = time.monotonic()
-        if tries == 0:
+        if waits == 0:
             self._since = now
         if now - self._since > PATIENCE_SECONDS:
             return False
-        time.sleep(random.uniform(0.5, 1.5) * min(0.0002 * 1.15**tries, 0.025))
+        time.sleep(random.uniform(0.5, 1.5) * min(0.0002 * 1.15**waits, 0.025))
         return True
 
 

@@ -19,6 +19,7 @@ import apsw
 from everstep.errors import StoreError, StoreReadOnly, StoreUnusable
 from everstep.model.crash_points import crash_point
 from everstep.stores.sqlite.connections import PATIENCE_SECONDS, Durability, Patience, connect, translated
+from everstep.stores.sqlite.queries import query
 from everstep.stores.sqlite.rows import Row
 
 APPLICATION_ID: Final = 0x45765374
@@ -101,14 +102,12 @@ def check_is_store(path: str, *, create: bool, vfs: str | None) -> None:
 
 def version_of(connection: apsw.Connection, path: str) -> int:
     """Return the version of the schema, 0 for an empty file. Raises `StoreUnusable` if the file is something else."""
-    application, is_empty = connection.execute(
-        "SELECT (SELECT application_id FROM pragma_application_id), NOT EXISTS (SELECT 1 FROM sqlite_schema)"
-    ).fetchall()[0]
+    application, is_empty = connection.execute(query("what_it_is")).fetchall()[0]
     if application == 0 and is_empty:
         return 0
     if application != APPLICATION_ID:
         raise StoreUnusable(f"{path} is not a store: it is a SQLite database of something else. Nothing was changed.")
-    versions: list[Row] = connection.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchall()
+    versions: list[Row] = connection.execute(query("schema_version")).fetchall()
     version: int = versions[0][0]
     if version > len(migrations()):
         raise StoreUnusable(
@@ -164,11 +163,7 @@ def migrate(connection: apsw.Connection, path: str, *, may_migrate: bool) -> boo
         try:
             if version_of(connection, path) == version:
                 connection.execute(migrations()[version])
-                connection.execute(
-                    "INSERT INTO meta (name, value) VALUES ('schema_version', ?) "
-                    "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-                    (version + 1,),
-                )
+                connection.execute(query("set_schema_version"), (version + 1,))
                 connection.pragma("application_id", APPLICATION_ID)
                 is_new = is_new or version == 0
             crash_point("store.migrate.written")

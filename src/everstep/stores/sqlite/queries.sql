@@ -4,6 +4,20 @@
 -- of Python's global lock, and a busy thread then keeps it for milliseconds, so a batch takes few statements.
 -- Values are always parameters. Lists of texts come as one parameter, a JSON array.
 
+-- ------------------------------------------------------------------------------------------------------- schema
+
+-- name: what_it_is
+-- Asked of any SQLite file before anything is changed: whose it is, and whether it is empty.
+SELECT (SELECT application_id FROM pragma_application_id), NOT EXISTS (SELECT 1 FROM sqlite_schema);
+
+-- name: schema_version
+-- Only asked of a store.
+SELECT value FROM meta WHERE name = 'schema_version';
+
+-- name: set_schema_version
+-- In one transaction with the migration that leads to it.
+INSERT INTO meta (name, value) VALUES ('schema_version', ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
 -- ---------------------------------------------------------------------------------------------------- appending
 
 -- name: move_head
@@ -73,7 +87,7 @@ UPDATE runs SET
     published = ?23, outcome = ?24
 WHERE id = ?1 AND ?9 IS NOT NULL;
 
--- name: run_state
+-- name: run_head
 -- What decides whether an operation is accepted.
 SELECT generation, epoch, head_seq, head_digest, status FROM runs WHERE id = ?;
 
@@ -309,10 +323,13 @@ SELECT CAST(json_group_array(json_array(priority, created_at, id)) AS BLOB) FROM
     GROUP BY signals.run ORDER BY min(signals.number) LIMIT ?2
 );
 
--- name: pending
--- Deliveries for runs that a worker drives, also while they are busy. The pending rows are few, so they lead.
-SELECT DISTINCT s.run FROM signals AS s INDEXED BY signals_pending CROSS JOIN runs AS r ON r.id = s.run
-WHERE s.state = 'pending' AND r.owner = ?1;
+-- name: pending_of_owner
+-- Deliveries for runs that a worker drives, also while they are busy. The pending ones are few, so they lead.
+SELECT CAST(json_group_array(run) AS BLOB) FROM (
+    SELECT signals.run FROM signals INDEXED BY signals_pending CROSS JOIN runs ON runs.id = signals.run
+    WHERE signals.state = 'pending' AND runs.owner = ?1
+    GROUP BY signals.run ORDER BY min(signals.number)
+);
 
 -- name: next_wake_free
 -- The first entry of the index.

@@ -150,8 +150,8 @@ class Reader:
         return list(dict.fromkeys(id for _, _, id in chosen))[:limit]
 
     def pending(self, worker: str) -> list[str]:
-        """Return ids of runs that this worker owns and that have a pending delivery, whatever their status."""
-        return [run for (run,) in self._all("pending", worker)]
+        """Return ids of runs that this worker owns and that have a pending delivery, by its arrival."""
+        return self._list("pending_of_owner", worker)
 
     def diverged(self, workflows: Sequence[str], limit: int) -> list[str]:
         """Return ids of runs with an open hold for the reason `diverged`, the oldest hold first."""

@@ -102,6 +102,10 @@ class SqliteStore:
         """Return ids of runs that want a driver now, the most urgent first."""
         return self._reader.due(at=at, workflows=workflows, worker=worker, everyone=everyone, limit=limit)
 
+    def pending(self, worker: str) -> list[str]:
+        """Return ids of runs that this worker owns and that have a pending delivery, whatever their status."""
+        return self._reader.pending(worker)
+
     def diverged(self, workflows: Sequence[str], limit: int) -> list[str]:
         """Return ids of runs with an open hold for the reason `diverged`."""
         return self._reader.diverged(workflows, limit)

@@ -136,7 +136,7 @@ class Transaction:
         return ACCEPTED
 
     def _refusal(self, append: Append, ended: bool) -> Refused | None:
-        state = self._all("run_state", (append.run,))
+        state = self._all("run_head", (append.run,))
         if not state:
             return Refused("missing")
         generation, epoch, head_seq, head_digest, _ = state[0]
@@ -199,7 +199,7 @@ class Transaction:
     def _restart(self, operation: RestartRun) -> Verdict:
         new = operation.new
         check_events(new)
-        state = self._all("run_state", (new.row.id,))
+        state = self._all("run_head", (new.row.id,))
         if not state:
             return Refused("missing")
         generation, epoch, _, _, status = state[0]
@@ -219,7 +219,7 @@ class Transaction:
         there = self._all("duplicate", (post.run, post.kind, post.id))
         if there:
             return Posted(there[0][0], duplicate=True)
-        state = self._all("run_state", (post.run,))
+        state = self._all("run_head", (post.run,))
         return NotPosted(state[0][4] if state else None)
 
     def _deliver(self, post: Post) -> None:
@@ -237,7 +237,7 @@ class Transaction:
         self._run("release", (release.run, release.epoch, release.status))
         if self._connection.changes():
             return ACCEPTED
-        return Refused("fenced" if self._all("run_state", (release.run,)) else "missing")
+        return Refused("fenced" if self._all("run_head", (release.run,)) else "missing")
 
     def _hold(self, hold: HoldRow) -> None:
         if hold.resolved_at is None:

@@ -1,0 +1,94 @@
+"""What every measurement has in common: it is a process of its own, and prints its figures as one line of JSON.
+
+`python with_everstep.py w1-repeat FOLDER` is such a process. The parent gives it an empty folder on a real disk.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+
+STEPS = 1_000
+"""W1: the steps of one long run."""
+RUNS = 2_000
+RUN_STEPS = 5
+AT_A_TIME = 100
+"""W2: many short runs in one process."""
+HISTORY_STEPS = 10_000
+"""W5: the steps that are finished when the process is killed."""
+
+Figures = dict[str, Any]
+Measurement = Callable[[Path], Figures]
+
+
+class Failed(Exception):
+    """A measurement could not be made, or its result was wrong."""
+
+
+def main(measurements: Mapping[str, Measurement]) -> None:
+    """Make the measurement that the command line names, and print its figures."""
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    print(json.dumps(measurements[name](folder)))
+
+
+def measure(script: str, name: str, folder: Path, *, seconds_max: float = 150.0) -> Figures:
+    """Make one measurement in a process of its own and return its figures."""
+    command = [sys.executable, str(HERE / script), name, str(folder)]
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds_max, cwd=folder, env=environment(), check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{script} {name} took longer than {seconds_max:.0f} s") from None
+    if ended.returncode:
+        raise Failed(f"{script} {name} failed:\n{ended.stderr[-2000:]}")
+    figures: Figures = json.loads(ended.stdout.splitlines()[-1])
+    return figures
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a measurement: nobody's settings, and nothing that sends reports anywhere."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DBOS", "LANG", "EVERSTEP"))}
+    return {**kept, "PYTHONHASHSEED": "0", "LANGSMITH_TRACING": "false", **more}
+
+
+@contextmanager
+def empty_folder() -> Iterator[Path]:
+    """Give an empty folder on the project's own disk: a folder for temporary files may lie in memory."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=ROOT / "build", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+class Stopwatch:
+    """Measures wall time and the process's own CPU time: `with Stopwatch() as watch: …`."""
+
+    seconds = 0.0
+    cpu_seconds = 0.0
+
+    def __enter__(self) -> "Stopwatch":
+        self._began, self._cpu = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._began
+        self.cpu_seconds = time.process_time() - self._cpu
+
+    def rate(self, count: int) -> Figures:
+        """Return the figures of a measurement of throughput."""
+        return {"rate": count / self.seconds, "cpu_microseconds": 1e6 * self.cpu_seconds / count}
+
+
+def expect(found: object, wanted: object, what: str) -> None:
+    """A system that did not do its work has no figures."""
+    if found != wanted:
+        raise Failed(f"{what}: {found!r} instead of {wanted!r}")

@@ -1,0 +1,170 @@
+"""Everstep: SQLite, `durability="power"`, which is its default."""
+
+import asyncio
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+from measuring import AT_A_TIME, HISTORY_STEPS, RUN_STEPS, RUNS, STEPS, Figures, Stopwatch, expect, main
+from with_sqlite import durability_text, percentiles
+
+import everstep
+from everstep import step, workflow
+
+BODIES_AT: list[float] = []
+"""When bodies ran: the time between two is what a sequential step takes."""
+
+
+@step
+async def act(x: int) -> int:
+    BODIES_AT.append(time.perf_counter())
+    return x + 1
+
+
+@step
+def act_plainly(x: int) -> int:
+    return x + 1
+
+
+@step(effect="read")
+async def look(x: int) -> int:
+    return x + 1
+
+
+@workflow
+async def acting(steps: int) -> int:
+    x = 0
+    for _ in range(steps):
+        x = await act(x)
+    return x
+
+
+@workflow
+def acting_plainly(steps: int) -> int:
+    x = 0
+    for _ in range(steps):
+        x = act_plainly(x)
+    return x
+
+
+@workflow
+async def looking(steps: int) -> int:
+    x = 0
+    for _ in range(steps):
+        x = await look(x)
+    return x
+
+
+def url_of(folder: Path) -> str:
+    return f"sqlite:///{folder}/everstep.db"
+
+
+# -- W1 -----------------------------------------------------------------------------------------------------------------
+async def one_long_run(flow: Any, folder: Path) -> Figures:
+    """One run of many sequential steps. Its result is given when its end, and so all before it, is durable."""
+    async with everstep.open(url_of(folder)) as app:
+        await app.run(flow, 10)
+        BODIES_AT.clear()
+        with Stopwatch() as watch:
+            result = await app.run(flow, STEPS, id="measured")
+        written = what_is_durable(folder, "measured")
+        expect(result, STEPS, "the result")
+        expect(written, ("completed", STEPS, STEPS), "what a second connection sees once the clock has stopped")
+        between = [later - earlier for earlier, later in zip(BODIES_AT, BODIES_AT[1:], strict=False)]
+        latency = percentiles(between) if between else {}
+        return {**watch.rate(STEPS), **latency, "settings": settings(app)}
+
+
+def what_is_durable(folder: Path, run: str) -> tuple[Any, ...]:
+    """Ask the store on a connection of another library: the run's status, its steps begun and its outcomes."""
+    with sqlite3.connect(f"file:{folder}/everstep.db?mode=ro", uri=True) as connection:
+        count = "(SELECT count(*) FROM events WHERE run = ?1 AND kind = '{}')"
+        columns = f"status, {count.format('step_started')}, {count.format('step_completed')}"
+        answer: tuple[Any, ...] = connection.execute(f"SELECT {columns} FROM runs WHERE id = ?1", (run,)).fetchone()
+    connection.close()
+    return answer
+
+
+def settings(app: Any) -> str:
+    """Return what decides about durability, asked of the connection that writes."""
+    import apsw
+
+    writing = app.store._writer.connection
+    return durability_text(writing.pragma("journal_mode"), writing.pragma("synchronous"), apsw.sqlite_lib_version())
+
+
+# -- W2 -----------------------------------------------------------------------------------------------------------------
+async def many_short_runs(flow: Any, folder: Path) -> Figures:
+    """Many runs of a few steps, a hundred at a time."""
+    async with everstep.open(url_of(folder)) as app:
+        gate = asyncio.Semaphore(AT_A_TIME)
+
+        async def one(number: int) -> None:
+            async with gate:
+                expect(await app.run(flow, RUN_STEPS, id=f"run-{number}"), RUN_STEPS, "the result")
+
+        await app.run(flow, 10)
+        commits = app.committer.commits
+        with Stopwatch() as watch:
+            await asyncio.gather(*(one(number) for number in range(RUNS)))
+        expect(ended(folder), (RUNS + 1, RUNS * RUN_STEPS + 10), "runs and outcomes in the store")
+        return {**watch.rate(RUNS * RUN_STEPS), "commits": app.committer.commits - commits}
+
+
+def ended(folder: Path) -> tuple[Any, ...]:
+    """Return how many runs are completed and how many outcomes recorded, by another library's connection."""
+    with sqlite3.connect(f"file:{folder}/everstep.db?mode=ro", uri=True) as connection:
+        outcomes = "(SELECT count(*) FROM events WHERE kind = 'step_completed')"
+        answer: tuple[Any, ...] = connection.execute(
+            f"SELECT count(*), {outcomes} FROM runs WHERE status = 'completed'"
+        ).fetchone()
+    connection.close()
+    return answer
+
+
+# -- replay inside one process ------------------------------------------------------------------------------------------
+REACHED: list[asyncio.Event] = []
+
+
+@step(effect="read")
+async def last() -> None:
+    REACHED[-1].set()
+    await asyncio.Event().wait()
+
+
+@workflow
+async def looking_long(steps: int) -> None:
+    for x in range(steps):
+        await look(x)
+    await last()
+
+
+async def replay(folder: Path) -> Figures:
+    """Load, verify and replay a long history, until the next body runs; without starting Python."""
+    await until_last_step(folder)
+    return (await until_last_step(folder)).rate(HISTORY_STEPS)
+
+
+async def until_last_step(folder: Path) -> Stopwatch:
+    """Start the long run or go on with it until its last step's body runs, and leave it there."""
+    REACHED.append(asyncio.Event())
+    async with everstep.open(url_of(folder)) as app:
+        with Stopwatch() as watch:
+            await app.start(looking_long, HISTORY_STEPS, id="long")
+            await REACHED[-1].wait()
+        await app.committer.drained()
+    return watch
+
+
+MEASUREMENTS = {
+    "w1-repeat": lambda folder: asyncio.run(one_long_run(acting, folder)),
+    "w1-repeat-def": lambda folder: asyncio.run(one_long_run(acting_plainly, folder)),
+    "w1-read": lambda folder: asyncio.run(one_long_run(looking, folder)),
+    "w2-async": lambda folder: asyncio.run(many_short_runs(acting, folder)),
+    "w2-def": lambda folder: asyncio.run(many_short_runs(acting_plainly, folder)),
+    "replay": lambda folder: asyncio.run(replay(folder)),
+}
+
+if __name__ == "__main__":
+    main(MEASUREMENTS)

@@ -1,0 +1,155 @@
+"""The attempts at the open steps of one run: begun, failed, retried, given a fallback, or handed to a person."""
+
+from typing import TYPE_CHECKING, Any, Final
+
+from everstep.engine.bodies import Attempt, Bodies
+from everstep.engine.clock import microseconds
+from everstep.engine.commands import StepCall
+from everstep.engine.holding import exhausted_report
+from everstep.engine.replay import NEVER, Attempts
+from everstep.errors import Fatal, NotEncodable
+from everstep.model import events as ev
+from everstep.model.contracts import needs_intent
+
+if TYPE_CHECKING:
+    from everstep.engine.driver import Driver
+
+EXPENSIVE_SECONDS: Final = 0.05
+"""An outcome that took longer than this is durable before workflow code sees it."""
+
+
+class StepAttempts:
+    """What the driver knows about each open step, and what it does when an attempt ends."""
+
+    def __init__(self, driver: "Driver", known: dict[int, Attempts]) -> None:
+        self.bodies = Bodies(driver, self)
+        self.starting: set[int] = set()
+        """Calls whose intent is not durable yet."""
+        self._driver = driver
+        self._known = known
+
+    @property
+    def are_under_way(self) -> bool:
+        """Whether any body runs, or is about to."""
+        return bool(self.bodies.running or self.starting)
+
+    # -- beginning -------------------------------------------------------------------------------------------------
+    def begin(self, call: StepCall, seq: int) -> None:
+        """The code asked for a step, and that is recorded as event `seq`."""
+        self._known[call.call] = Attempts(attempt=1)
+        self._start_when_allowed(call, seq)
+
+    def settle_open(self, call: StepCall) -> None:
+        """A step was begun and its outcome is not recorded: `read` and `repeat` say run it again, same key."""
+        attempts = self._known.setdefault(call.call, Attempts(attempt=1))
+        if attempts.due is None:
+            self.begin_again(call.call, "crash")
+        elif attempts.due != NEVER:
+            self._driver.deadlines.add(attempts.due, "attempt", call.call)
+
+    def begin_again(self, number: int, because: str = "") -> None:
+        """Record and start another attempt; if they are used up and there is a fallback, that."""
+        call = self._driver.execution.steps[number]
+        attempts = self._known[number]
+        if attempts.failures >= call.target.retry.attempts and call.target.fallback is not None:
+            self.bodies.start(call, attempts.attempt, attempts.details, fallback=True)
+            return
+        body = call.body()
+        body.because = because or ("person" if attempts.by_person else "retry")
+        attempts.attempt += 1
+        attempts.due = None
+        attempts.by_person = False
+        body.attempt = attempts.attempt
+        self._start_when_allowed(call, self._driver.record("step_started", call.step, body))
+
+    def _start_when_allowed(self, call: StepCall, seq: int) -> None:
+        """A read may start at once. Anything else starts when its intent, and all before it, is durable."""
+        if needs_intent(call.target.effect):
+            self.starting.add(call.call)
+            self._driver.saver.when_durable(seq, lambda: self._start(call))
+        else:
+            self._driver.saver.save(waited_for=False)
+            self._start(call)
+
+    def _start(self, call: StepCall) -> None:
+        self.starting.discard(call.call)
+        if not call.cancelled and not self._driver.is_over and not self._driver.app.draining:
+            attempts = self._known[call.call]
+            self.bodies.start(call, attempts.attempt, attempts.details)
+
+    def is_due_later(self, call: int) -> bool:
+        """Whether a step waits for the time of its next attempt."""
+        attempts = self._known.get(call)
+        return attempts is not None and attempts.due is not None and call in self._driver.execution.steps
+
+    def forget(self, call: int) -> None:
+        """The code no longer waits for this step."""
+        self.bodies.cancel(call)
+        self._known.pop(call, None)
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+    def completed(self, attempt: Attempt, value: Any, seconds: float) -> None:
+        """A body returned."""
+        call, driver = attempt.call, self._driver
+        try:
+            payload = driver.app.codec.encode(value, call.target.signature.result, f"the outcome of {call.step}")
+        except NotEncodable as refused:
+            self.failed(attempt, refused, seconds, final=True)
+            return
+        self.bodies.finish(attempt)
+        if call.call not in driver.execution.steps:
+            return
+        attempts = self._known.pop(call.call)
+        raw, ref = driver.journal.pack(payload)
+        body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, round(seconds, 3), fallback=attempt.fallback)
+        body.key_unused = attempts.attempt > 1 and call.target.effect == "repeat" and not attempt.body.key_used
+        driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
+
+    def failed(self, attempt: Attempt, error: BaseException, seconds: float, *, final: bool = False) -> None:
+        """A body raised: another attempt by its policy, a fallback, a person, or the workflow gets the error."""
+        call, driver = attempt.call, self._driver
+        self.bodies.record_heartbeats()
+        self.bodies.finish(attempt)
+        if call.call not in driver.execution.steps or driver.is_over:
+            return
+        attempts = self._known[call.call]
+        attempts.failures += 1
+        policy = call.target.retry
+        if not final and not attempt.fallback:
+            if policy.allows(attempts.failures, error):
+                delay = policy.delay(attempts.failures, error, driver.app.randomness)
+                self._record_failure(call, attempts, error, seconds, driver.app.clock.now() + microseconds(delay))
+                driver.deadlines.add(attempts.due or 0, "attempt", call.call)
+                driver.come_to_rest()
+                return
+            if call.target.fallback is not None:
+                attempts.failures = max(attempts.failures, policy.attempts)
+                self._record_failure(call, attempts, error, seconds, driver.app.clock.now())
+                self.bodies.start(call, attempts.attempt, attempts.details, fallback=True)
+                return
+            if policy.then == "hold" and not isinstance(error, Fatal):
+                self._record_failure(call, attempts, error, seconds, NEVER)
+                driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
+                return
+        del self._known[call.call]
+        raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
+        body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3))
+        driver.deliver("step_failed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
+
+    def _record_failure(
+        self, call: StepCall, attempts: Attempts, error: BaseException, seconds: float, due: int
+    ) -> None:
+        attempts.due = due
+        raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
+        body = ev.AttemptFailed(call.call, attempts.attempt, due, raw, ref, round(seconds, 3))
+        self._driver.record("attempt_failed", call.step, body)
+        self._driver.saver.save(waited_for=False)
+
+    def record_heartbeat(self, attempt: Attempt, payload: bytes) -> None:
+        """Write down how far a body is, for its next attempt."""
+        call = attempt.call
+        if call.call in self._known:
+            self._known[call.call].details = payload
+            raw, ref = self._driver.journal.pack(payload)
+            self._driver.record("heartbeat", call.step, ev.Heartbeat(call.call, attempt.body.attempt, raw, ref))
+            self._driver.saver.save(waited_for=False)

@@ -1,0 +1,350 @@
+"""The part of an app that drives runs: it claims them, takes them up, lets them rest, and lets them go."""
+
+import asyncio
+import contextvars
+import logging
+import os
+import random
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Self, TypeVar
+
+from everstep.codec import Codec
+from everstep.engine import asyncio_parts
+from everstep.engine.clock import Clock, StoreClock, microseconds
+from everstep.engine.committer import Committer
+from everstep.engine.driver import Driver
+from everstep.engine.history import Recorded
+from everstep.engine.holding import HoldReport
+from everstep.engine.pump import Pump
+from everstep.engine.resume import hold_unit, is_supported, resolve_unit, take_up, would_go_on
+from everstep.engine.workflow import DECLARED, Workflow
+from everstep.errors import Misuse, UnknownRun, UnknownWorkflow
+from everstep.model.events import decode_body
+from everstep.model.status import ENDED, Status
+from everstep.stores.protocol import Accepted, Claim, Claimed, HoldRow, NewRun, Release, RunRow, Store
+
+log = logging.getLogger("everstep.app")
+
+V = TypeVar("V")
+
+RESTING_MAX: Final = 256
+"""So many waiting runs stay in memory, so that a signal need not replay them."""
+THREADS_MAX: Final = 64
+"""`def` bodies that run at the same time."""
+CLAIMABLE: Final[tuple[Status, ...]] = ("queued", "running", "waiting")
+
+
+class Driving:
+    """A store, a committer, and the drivers of the runs that this process has claimed."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        recover: bool = False,
+        lease: float = 30.0,
+        concurrency: int = 100,
+        clock: Clock | None = None,
+        codec: Codec | None = None,
+        randomness: random.Random | None = None,
+        workflows: Sequence[str] | None = None,
+        on_hold: Callable[[HoldRow], None] | None = None,
+    ) -> None:
+        if lease < 1:
+            raise Misuse(f"lease={lease!r}: it is a number of seconds, at least 1.")
+        self.store = store
+        self.recover = recover
+        self.lease = lease
+        self.concurrency = concurrency
+        self.clock = clock or StoreClock(store.now())
+        self.codec = codec or Codec()
+        self.randomness = randomness or random.SystemRandom()
+        self.context = contextvars.copy_context()
+        self.drivers: dict[str, Driver] = {}
+        self.wanted: set[str] = set()
+        """Runs that this app should drive and does not yet: somebody else does, or they are about to be claimed."""
+        self.watchers: dict[str, list[asyncio.Future[None]]] = {}
+        self.threads: set[Any] = set()
+        self.draining = False
+        self.on_hold = on_hold
+        self.worker = ""
+        self._workflows = workflows
+        self._resting: OrderedDict[str, Driver] = OrderedDict()
+        self._taking_up: set[str] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ended: dict[str, tuple[Status, bytes | None]] = {}
+        self._failed: BaseException | None = None
+
+    # -- opening and closing ---------------------------------------------------------------------------------------
+    async def open(self) -> Self:
+        """Begin: bind to the running loop, and with `recover` take up what was left behind."""
+        asyncio_parts.install()
+        self.loop = asyncio.get_running_loop()
+        self.thread = threading.get_ident()
+        self.pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="everstep-step")
+        self.committer = Committer(self.store, self.loop)
+        self.pump = Pump(self)
+        if self.recover:
+            await self.become_worker()
+        return self
+
+    async def become_worker(self) -> None:
+        """Enter this process among the workers, once it drives its first run."""
+        if not self.worker:
+            worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{self.randomness.getrandbits(32):08x}"
+            until = self.clock.now() + microseconds(self.lease)
+            self.store.register_worker(worker, os.getpid(), socket.gethostname(), until)
+            self.worker = worker
+            self.pump.start()
+
+    async def close(self, drain: float = 0.0) -> None:
+        """Stop: start no more bodies, wait `drain` seconds for those that run, save, and give the runs back."""
+        self.draining = True
+        await self.pump.stop()
+        await self._wait_for_bodies(drain)
+        if self._failed is None:
+            await self.committer.drained()
+        acting = {
+            driver.run
+            for driver in self.drivers.values()
+            if any(a.in_thread for a in driver.attempts.bodies.running.values())
+        }
+        for driver in list(self.drivers.values()):
+            driver.stop()
+        for task in self._tasks:
+            task.cancel()
+        await self.committer.close()
+        if self.worker and self._failed is None:
+            self._leave(acting)
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self._wake_all_watchers()
+        self.store.close()
+
+    async def _wait_for_bodies(self, seconds: float) -> None:
+        """Let running bodies end. Threads cannot be stopped, so they get a little time in any case."""
+        deadline = self.loop.time() + seconds
+        bodies = [driver.attempts.bodies for driver in self.drivers.values()]
+        while any(one.running for one in bodies) and self.loop.time() < deadline:  # noqa: ASYNC110  # they end in many ways
+            await asyncio.sleep(0.02)
+
+    def _leave(self, acting: set[str]) -> None:
+        """Give all runs back. One whose body still runs on a thread keeps its owner until this process is gone."""
+        if not acting:
+            self.store.leave(self.worker)
+            return
+        log.warning("%d steps still run on threads; their runs are free when this process ends.", len(acting))
+        rows = [driver.row for driver in self.drivers.values() if driver.run not in acting]
+        self.store.commit([Release(row.id, row.epoch, "queued") for row in rows])
+
+    # -- driving ---------------------------------------------------------------------------------------------------
+    def refuse_when_failed(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def drive_new(self, new: NewRun, workflow: Workflow) -> None:
+        event = new.event
+        started = Recorded(event.seq, event.kind, event.step, event.at, decode_body(event.kind, event.body))
+        self._drive(new.row, workflow, [started])
+
+    def _drive(self, row: RunRow, workflow: Workflow, events: list[Recorded] | None = None) -> None:
+        """Drive a claimed run from here on."""
+        taken = take_up(self, row, workflow, events)
+        if isinstance(taken, HoldReport):
+            self.spawn(self._hold(row, taken))
+            return
+        self.drivers[row.id] = taken
+        self.wanted.discard(row.id)
+        taken.go_on()
+        if events is None or len(events) > 1:
+            self.spawn(taken.inbox.pull())
+
+    async def _hold(self, row: RunRow, report: HoldReport) -> None:
+        unit = hold_unit(self, row, report)
+        await self.committer.submit(unit)
+        self.held(unit.hold)
+        self._notify(row.id, "held", None)
+
+    def held(self, hold: HoldRow | None) -> None:
+        """Tell whoever should know that a run is held."""
+        if hold is None:
+            return
+        log.warning("Run %s is held (%s): %s", hold.run, hold.reason, hold.summary)
+        if self.on_hold is not None:
+            try:
+                self.on_hold(hold)
+            except Exception:
+                log.exception("on_hold raised")
+
+    async def take_up_run(self, run: str, statuses: Sequence[Status] = CLAIMABLE) -> bool:
+        """Claim a run if it is free, and drive it. Returns whether it is driven here now."""
+        if run in self.drivers or run in self._taking_up or self.draining:
+            return run in self.drivers
+        self._taking_up.add(run)
+        try:
+            await self.become_worker()
+            verdict = await self.committer.submit(Claim(run, self.worker, self.clock.now(), statuses))
+            if not isinstance(verdict, Claimed) or self.draining:
+                return False
+            return await self._take_up_claimed(verdict.row)
+        finally:
+            self._taking_up.discard(run)
+
+    async def _take_up_claimed(self, row: RunRow) -> bool:
+        try:
+            workflow = DECLARED.named(row.workflow)
+        except (UnknownWorkflow, Misuse) as error:
+            log.warning("Run %s is left for a worker that knows it: %s", row.id, error)
+            await self.committer.submit(Release(row.id, row.epoch, row.status))
+            return False
+        if not is_supported(row):
+            log.warning("Run %s was made by a newer release (semantics %d); it is left alone.", row.id, row.semantics)
+            await self.committer.submit(Release(row.id, row.epoch, row.status))
+            return False
+        self._drive(row, workflow)
+        return row.id in self.drivers
+
+    def adopt(self, run: str) -> None:
+        """Drive a child run that one of our runs has started."""
+        self.wanted.add(run)
+        self.spawn(self.take_up_run(run))
+
+    def wake(self, run: str) -> None:
+        """Something arrived for a run: if it is here, let it look into its inbox; else look who can take it up."""
+        driver = self.drivers.get(run)
+        if driver is not None:
+            self.spawn(driver.inbox.pull())
+        else:
+            self.pump.nudge()
+
+    def wake_driver(self, run: str) -> None:
+        """Let a run that is here look at its inbox and its deadlines."""
+        driver = self.drivers.get(run)
+        if driver is not None:
+            self.spawn(driver.inbox.pull())
+            driver.ring()
+
+    def is_busy(self) -> bool:
+        """Tell whether any run is being driven here just now."""
+        return bool(self._taking_up) or any(driver.status == "running" for driver in self.drivers.values())
+
+    async def retry_diverged(self, run: str) -> None:
+        """Compare a run that is held as diverged with the code as it is now; if it matches, it goes on by itself."""
+        holds = [hold for hold in self.store.holds(run=run) if hold.reason == "diverged"]
+        row = self.store.run(run)
+        if not holds or row is None or not is_supported(row) or row.workflow not in DECLARED.names():
+            return
+        await self.become_worker()
+        verdict = await self.committer.submit(Claim(run, self.worker, self.clock.now(), ("held",)))
+        if not isinstance(verdict, Claimed):
+            return
+        if not would_go_on(self, verdict.row, DECLARED.named(row.workflow)):
+            await self.committer.submit(Release(run, verdict.row.epoch, "held"))
+            return
+        note = "the code matches the history again"
+        unit = resolve_unit(self, verdict.row, holds[0], "retry", note=note, by="everstep")
+        if isinstance(await self.committer.submit(unit), Accepted):
+            self.adopt(run)
+
+    def rested(self, driver: Driver) -> None:
+        """Keep a waiting run in memory for a while; the one that has waited longest leaves."""
+        self._resting[driver.run] = driver
+        self._resting.move_to_end(driver.run)
+        if len(self._resting) > RESTING_MAX:
+            for run, oldest in list(self._resting.items())[: len(self._resting) - RESTING_MAX]:
+                if oldest.status != "waiting" or oldest.stopped:
+                    del self._resting[run]
+                elif oldest.is_idle:
+                    self._evict(oldest)
+
+    def _evict(self, driver: Driver) -> None:
+        self._resting.pop(driver.run, None)
+        self.drivers.pop(driver.run, None)
+        driver.stop()
+
+    def let_go(self, driver: Driver, error: BaseException | None = None) -> None:
+        """A run has ended, is held, was taken over, or its store failed: it leaves memory, and waiters are told."""
+        self._resting.pop(driver.run, None)
+        if self.drivers.get(driver.run) is driver:
+            del self.drivers[driver.run]
+        status, outcome, hold = driver.ended_as(), driver.outcome, driver.hold
+        driver.stop()
+        if error is not None:
+            self._failed = error
+            log.error("The store failed; this process stops writing. %s", error)
+            self._wake_all_watchers()
+            return
+        self.held(hold)
+        if status is not None:
+            self._notify(driver.run, status, outcome)
+        elif driver.run in self.watchers:
+            self.wanted.add(driver.run)
+
+    # -- waiting for ends ------------------------------------------------------------------------------------------
+    async def wait_for_end(self, run: str, timeout: float | None = None) -> tuple[Status, bytes | None]:
+        """Wait until a run has ended or is held; return how, and its outcome's payload."""
+        async with asyncio.timeout(timeout):
+            while True:
+                self.refuse_when_failed()
+                if run not in self.drivers:
+                    row = await self.read(self.store.run, run)
+                    if row is None:
+                        raise UnknownRun(
+                            f"There is no run {run!r} in {self.store.url}. `everstep ls` lists the runs there."
+                        )
+                    if row.status in ENDED or row.status == "held":
+                        return row.status, row.outcome
+                ended = await self._watch(run)
+                if ended is not None:
+                    return ended
+
+    async def _watch(self, run: str) -> tuple[Status, bytes | None] | None:
+        future: asyncio.Future[Any] = self.loop.create_future()
+        self.watchers.setdefault(run, []).append(future)
+        self.pump.nudge()
+        try:
+            return await future  # type: ignore[no-any-return]
+        finally:
+            waiting = self.watchers.get(run, [])
+            if future in waiting:
+                waiting.remove(future)
+            if not waiting:
+                self.watchers.pop(run, None)
+
+    def _notify(self, run: str, status: Status, outcome: bytes | None) -> None:
+        for future in self.watchers.pop(run, []):
+            if not future.done():
+                future.set_result((status, outcome))  # type: ignore[arg-type]
+
+    def look_again(self, run: str) -> None:
+        """Let whoever waits for a run look at its row again."""
+        for future in self.watchers.get(run, []):
+            if not future.done():
+                future.set_result(None)
+
+    def _wake_all_watchers(self) -> None:
+        for run in list(self.watchers):
+            self.look_again(run)
+
+    # -- small helpers ---------------------------------------------------------------------------------------------
+    def workflows(self) -> Sequence[str]:
+        """Return the names of the workflows that this app can drive."""
+        return self._workflows if self._workflows is not None else DECLARED.names()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run something in the background; its failure is logged, not lost."""
+        task = self.loop.create_task(coroutine, context=self.context.copy())
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned_done)
+
+    def _spawned_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("A task of the engine failed", exc_info=error)
+
+    async def read(self, method: Callable[..., V], *args: Any) -> V:
+        """Ask the store. Reads of an embedded store are quick, so they are made right here."""
+        return method(*args)

@@ -1,0 +1,111 @@
+"""The writing side of one run: units for the committer, and what waits for them to be durable."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from everstep.model.events import ENDS
+from everstep.model.status import Status
+from everstep.stores.protocol import Accepted, Append, Failed, Refused, Verdict
+
+if TYPE_CHECKING:
+    from everstep.engine.driver import Driver
+
+log = logging.getLogger("everstep.run")
+
+
+class Saver:
+    """Puts a run's unsaved events into units, each of which expects the head that the one before it leaves."""
+
+    def __init__(self, driver: "Driver") -> None:
+        self.durable = driver.journal.seq
+        """The newest event that is surely on disk."""
+        self._driver = driver
+        self._sent = (driver.journal.seq, driver.journal.digest)
+        self._written: tuple[Status, int | None] = (driver.row.status, driver.row.wake_at)
+        self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
+
+    def save(self, *, waited_for: bool) -> None:
+        """Ask the committer for a commit; `waited_for` when something waits for it."""
+        self._driver.app.committer.ready(self, waited_for=waited_for)
+
+    def save_status(self) -> None:
+        """Write how the run is, if the store does not know it yet."""
+        if self._written != (self._driver.status, self._driver.wake_at()):
+            self.save(waited_for=False)
+
+    def when_durable(self, seq: int, callback: Callable[[], None]) -> None:
+        """Call back once an event, and so all before it, is durable."""
+        self._waiters.append((seq, callback))
+        self.save(waited_for=True)
+
+    @property
+    def all_is_durable(self) -> bool:
+        """Whether nothing is left to write or to wait for."""
+        journal = self._driver.journal
+        return not (self._waiters or journal.unsaved or journal.consumed) and self.durable == journal.seq
+
+    # -- for the committer -----------------------------------------------------------------------------------------
+    def unit(self) -> Append | None:
+        """Return everything that is not saved yet."""
+        driver, journal = self._driver, self._driver.journal
+        wake_at = driver.wake_at() if driver.status == "waiting" else None
+        unchanged = not journal.unsaved and not journal.consumed and self._written == (driver.status, wake_at)
+        if driver.stopped or unchanged:
+            return None
+        unit = Append(
+            run=driver.run,
+            generation=journal.generation,
+            epoch=driver.row.epoch,
+            expected_seq=self._sent[0],
+            expected_digest=self._sent[1],
+            events=journal.unsaved,
+            row=driver.row_change(wake_at),
+            payloads=journal.payloads,
+            consumed=journal.consumed,
+            starts=journal.starts,
+            posts=journal.posts,
+            hold=driver.hold,
+            release=driver.hold is not None,
+        )
+        self._sent = (journal.seq, journal.digest)
+        self._written = (unit.row.status, wake_at)
+        journal.unsaved, journal.payloads, journal.consumed, journal.starts, journal.posts = [], [], [], [], []
+        return unit
+
+    def settle(self, unit: Append, verdict: Verdict) -> None:
+        """Take the committer's verdict."""
+        driver = self._driver
+        if driver.stopped:
+            return
+        if isinstance(verdict, Accepted):
+            if unit.events:
+                self.durable = unit.events[-1].seq
+            while self._waiters and self._waiters[0][0] <= self.durable:
+                self._waiters.popleft()[1]()
+            if unit.row.status == "held" or (unit.events and unit.events[-1].kind in ENDS):
+                driver.app.let_go(driver)
+        elif isinstance(verdict, Refused) and verdict.why == "inbox":
+            self._take_back_end(unit)
+        elif isinstance(verdict, Failed):
+            self.fail(verdict.error)
+        else:
+            log.info("Run %s was taken over by another worker; this one lets go of it.", driver.run)
+            driver.app.let_go(driver)
+
+    def fail(self, error: BaseException) -> None:
+        """The store has failed: nothing is assumed, and nothing more is done."""
+        self._driver.app.let_go(self._driver, error)
+
+    def _take_back_end(self, unit: Append) -> None:
+        """A cancel arrived before the end was durable: the end is taken back and the cancel comes first."""
+        journal = self._driver.journal
+        journal.unsaved = list(unit.events[:-1])
+        journal.payloads, journal.consumed = list(unit.payloads), list(unit.consumed)
+        journal.starts, journal.posts = list(unit.starts), list(unit.posts)
+        last = unit.events[-2] if len(unit.events) > 1 else None
+        journal.seq = last.seq if last else unit.expected_seq
+        journal.digest = last.digest if last else unit.expected_digest
+        self._sent = (unit.expected_seq, unit.expected_digest)
+        self._driver.take_back_end()

@@ -1,0 +1,146 @@
+"""What the tests of stores share: runs and appends made by hand, and a harness for each kind of store."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from everstep.model.digests import chain_next, chain_start
+from everstep.model.events import EventRow
+from everstep.stores.memory import MemoryStore
+from everstep.stores.protocol import Append, Claimed, NewRun, Operation, RowChange, RunRow, StartRun, Store, Verdict
+from everstep.stores.sqlite import SqliteStore
+
+
+def events_after(seq: int, digest: bytes, count: int, body: bytes = b"{}") -> list[EventRow]:
+    """Return events that follow a head."""
+    events = []
+    for number in range(seq + 1, seq + 1 + count):
+        digest = chain_next(digest, number, "step_started", "fetch", number, body)
+        events.append(EventRow(number, "step_started", "fetch", number, body, digest))
+    return events
+
+
+def new_run(id: str, **fields: Any) -> NewRun:
+    """Return a run with its first event. Fields of `NewRun` and of its row may be given."""
+    extra = {name: fields.pop(name) for name in ("payloads", "follower", "follower_call") if name in fields}
+    generation = fields.get("generation", 1)
+    event = EventRow(
+        1, "run_started", "", 1, b"{}", chain_next(chain_start(id, generation), 1, "run_started", "", 1, b"{}")
+    )
+    row = RunRow(id=id, head_seq=1, head_digest=event.digest, **{"workflow": "order", **fields})
+    return NewRun(row, event, **extra)
+
+
+def append_to(row: RunRow, events: int = 1, status: str = "running", at: int = 10, **fields: Any) -> Append:
+    """Return an append that fits a run's row. Fields of `Append` and of its `RowChange` may be given."""
+    names = ("wake_at", "current_step", "published", "outcome")
+    change = {name: fields.pop(name) for name in names if name in fields}
+    body = fields.pop("body", b"{}")
+    expected = {
+        "run": row.id,
+        "generation": row.generation,
+        "epoch": row.epoch,
+        "expected_seq": row.head_seq,
+        "expected_digest": row.head_digest,
+        "events": events_after(row.head_seq, row.head_digest, events, body),
+        "row": RowChange(status, at, **change),  # type: ignore[arg-type]
+    }
+    return Append(**(expected | fields))
+
+
+class Harness:
+    """A store under test, with a clock, and workers that a test can kill."""
+
+    def __init__(self) -> None:
+        self.now = 1_000
+
+    store: Store
+
+    def enter(self, worker: str, lease_until: int = 10_000) -> None:
+        """Enter a worker of another process."""
+        self.store.register_worker(worker, 1, "host", lease_until)
+
+    def kill(self, worker: str) -> None:
+        """Let a worker's process be gone."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close everything."""
+        self.store.close()
+
+    # -- shorthands -------------------------------------------------------------------------------------------------
+    def do(self, *operations: Operation) -> list[Verdict]:
+        """Commit operations in one batch."""
+        return self.store.commit(operations)
+
+    def one(self, operation: Operation) -> Verdict:
+        """Commit one operation."""
+        return self.store.commit([operation])[0]
+
+    def start(self, id: str, **fields: Any) -> RunRow:
+        """Start a run and return its row."""
+        self.one(StartRun(new_run(id, **fields)))
+        return self.row(id)
+
+    def row(self, id: str) -> RunRow:
+        """Return a run that is there."""
+        row = self.store.run(id)
+        assert row is not None
+        return row
+
+    def end(self, id: str, status: str = "completed", **fields: Any) -> Verdict:
+        """End a run."""
+        return self.one(append_to(self.row(id), status=status, **fields))
+
+    def due(self, worker: str = "me", at: int = 1_000, everyone: bool = True, limit: int = 100) -> list[str]:
+        """Return what is due for a worker that knows the workflow `order`."""
+        return self.store.due(at=at, workflows=["order"], worker=worker, everyone=everyone, limit=limit)
+
+
+class MemoryHarness(Harness):
+    """The in-memory store."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.store = self._memory = MemoryStore(clock=lambda: self.now)
+
+    def kill(self, worker: str) -> None:
+        self._memory.kill_worker(worker)
+
+
+class SqliteHarness(Harness):
+    """The SQLite store; each worker that enters has a store object of its own, which dies with it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.path = folder / "runs.db"
+        self.store = self.sqlite = SqliteStore(self.path, durability="process", clock=lambda: self.now)
+        self._others: dict[str, SqliteStore] = {}
+
+    def enter(self, worker: str, lease_until: int = 10_000) -> None:
+        other = SqliteStore(self.path, durability="process", clock=lambda: self.now)
+        other.register_worker(worker, 1, "host", lease_until)
+        self._others[worker] = other
+
+    def kill(self, worker: str) -> None:
+        self._others.pop(worker).close()
+
+    def close(self) -> None:
+        for other in self._others.values():
+            other.close()
+        super().close()
+
+
+HARNESSES: dict[str, Callable[[Path], Harness]] = {"memory": MemoryHarness, "sqlite": SqliteHarness}
+"""A further store adds its harness here and must pass the whole conformance suite."""
+
+
+def claimed(verdict: Verdict) -> RunRow:
+    """Return the row of a claim that was accepted."""
+    assert isinstance(verdict, Claimed), verdict
+    return verdict.row
+
+
+def numbers(deliveries: Sequence[Any]) -> list[int]:
+    """Return the numbers of deliveries."""
+    return [delivery.number for delivery in deliveries]
