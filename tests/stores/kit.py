@@ -1,9 +1,13 @@
 """What the tests of stores share: runs and appends made by hand, and a harness for each kind of store."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import everstep
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import EventRow
 from everstep.stores.memory import MemoryStore
@@ -31,7 +35,7 @@ def new_run(id: str, **fields: Any) -> NewRun:
     return NewRun(row, event, **extra)
 
 
-def append_to(row: RunRow, events: int = 1, status: str = "running", at: int = 10, **fields: Any) -> Append:
+def append_to(row: RunRow, count: int = 1, status: str = "running", at: int = 10, **fields: Any) -> Append:
     """Return an append that fits a run's row. Fields of `Append` and of its `RowChange` may be given."""
     names = ("wake_at", "current_step", "published", "outcome")
     change = {name: fields.pop(name) for name in names if name in fields}
@@ -42,7 +46,7 @@ def append_to(row: RunRow, events: int = 1, status: str = "running", at: int = 1
         "epoch": row.epoch,
         "expected_seq": row.head_seq,
         "expected_digest": row.head_digest,
-        "events": events_after(row.head_seq, row.head_digest, events, body),
+        "events": events_after(row.head_seq, row.head_digest, count, body),
         "row": RowChange(status, at, **change),  # type: ignore[arg-type]
     }
     return Append(**(expected | fields))
@@ -133,6 +137,27 @@ class SqliteHarness(Harness):
 
 HARNESSES: dict[str, Callable[[Path], Harness]] = {"memory": MemoryHarness, "sqlite": SqliteHarness}
 """A further store adds its harness here and must pass the whole conformance suite."""
+
+
+def begin_python(code: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+    """Begin a process with pipes. `everstep` is the one under test."""
+    path = os.pathsep.join([str(Path(everstep.__file__).parents[1]), str(Path(__file__).parents[2])])
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    )
+
+
+def python(code: str, *arguments: str, **environment: str) -> str:
+    """Run a process to its end and return what it printed."""
+    with begin_python(code, *arguments, **environment) as process:
+        out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return out
 
 
 def claimed(verdict: Verdict) -> RunRow:

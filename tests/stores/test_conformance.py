@@ -147,11 +147,12 @@ def test_a_history_that_is_not_there_is_empty(harness: Harness) -> None:
     ],
 )
 @pytest.mark.parametrize("status", ["running", "waiting", "completed"])
+@pytest.mark.parametrize("posts", [[], [Post("a", "signal")]])
 def test_an_append_that_does_not_fit_is_refused_and_changes_nothing(
-    harness: Harness, wrong: dict[str, object], why: str, status: str
+    harness: Harness, wrong: dict[str, object], why: str, status: str, posts: list[Post]
 ) -> None:
     row = harness.start("a", status="running", epoch=7, owner="me")
-    append = append_to(row, status=status, payloads=[("d", b"x")], posts=[Post("a", "signal")], **wrong)
+    append = append_to(row, status=status, payloads=[("d", b"x")], posts=posts, **wrong)
     assert harness.one(append) == Refused(why)  # type: ignore[arg-type]
     assert harness.row("a") == row
     assert len(harness.store.events("a", 1)) == 1

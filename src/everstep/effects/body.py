@@ -1,11 +1,11 @@
 """What the body of a step may ask for: its key, its attempt, its heartbeat."""
 
-from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from everstep.effects.surroundings import require
 from everstep.errors import Misuse
+from everstep.model.digests import derived_key
 
 if TYPE_CHECKING:
     from everstep.effects.step import Step
@@ -15,27 +15,20 @@ class StepBody:
     """The surroundings of a step's body: one attempt."""
 
     place = "step"
-    __slots__ = ("attempt", "details", "key", "key_used", "on_heartbeat", "run", "step", "workflow")
+    __slots__ = ("attempt", "details", "entropy", "key_used", "run", "step", "workflow")
 
-    def __init__(
-        self,
-        *,
-        run: str,
-        workflow: str,
-        step: str,
-        key: str,
-        attempt: int,
-        details: Any,
-        on_heartbeat: Callable[[Any], None],
-    ) -> None:
+    def __init__(self, run: str, workflow: str, step: str, entropy: str, attempt: int, details: Any) -> None:
         self.run = run
         self.workflow = workflow
         self.step = step
-        self.key = key
+        self.entropy = entropy
         self.attempt = attempt
         self.details = details
         self.key_used = False
-        self.on_heartbeat = on_heartbeat
+
+    def take_heartbeat(self, details: Any) -> None:
+        """Note how far the body is. May be called on any thread."""
+        raise AssertionError("an attempt that runs takes heartbeats")
 
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A step called by another step's body is the plain function: the outer step's contract covers it."""
@@ -54,10 +47,10 @@ def key() -> str:
     """Return the idempotency key of the step whose body this is: the same in every attempt, and in no other step."""
     body: StepBody = require("everstep.key()", StepBody)
     body.key_used = True
-    return body.key
+    return derived_key(body.entropy, body.step)
 
 
 def heartbeat(details: Any = None) -> None:
     """Say that this step's body is alive, and leave `details` for its next attempt (`everstep.current().details`)."""
     body: StepBody = require("everstep.heartbeat()", StepBody)
-    body.on_heartbeat(details)
+    body.take_heartbeat(details)

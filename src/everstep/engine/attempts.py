@@ -92,7 +92,7 @@ class StepAttempts:
         """A body returned."""
         call, driver = attempt.call, self._driver
         try:
-            payload = driver.app.codec.encode(value, call.target.signature.result, f"the outcome of {call.step}")
+            payload = driver.app.codec.encode(value, call.target.signature.result, call.step)
         except NotEncodable as refused:
             self.failed(attempt, refused, seconds, final=True)
             return
@@ -102,7 +102,7 @@ class StepAttempts:
         attempts = self._known.pop(call.call)
         raw, ref = driver.journal.pack(payload)
         body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, round(seconds, 3), fallback=attempt.fallback)
-        body.key_unused = attempts.attempt > 1 and call.target.effect == "repeat" and not attempt.body.key_used
+        body.key_unused = attempts.attempt > 1 and call.target.effect == "repeat" and not attempt.key_used
         driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
 
     def failed(self, attempt: Attempt, error: BaseException, seconds: float, *, final: bool = False) -> None:
@@ -151,5 +151,5 @@ class StepAttempts:
         if call.call in self._known:
             self._known[call.call].details = payload
             raw, ref = self._driver.journal.pack(payload)
-            self._driver.record("heartbeat", call.step, ev.Heartbeat(call.call, attempt.body.attempt, raw, ref))
+            self._driver.record("heartbeat", call.step, ev.Heartbeat(call.call, attempt.attempt, raw, ref))
             self._driver.saver.save(waited_for=False)

@@ -23,17 +23,23 @@ HEARTBEAT_SECONDS: Final = 1.0
 """Heartbeats that come faster are recorded at this pace; the newest always counts."""
 
 
-class Attempt:
+class Attempt(StepBody):
     """One attempt at a step, while its body runs."""
 
-    __slots__ = ("body", "call", "fallback", "in_thread", "task")
+    __slots__ = ("_bodies", "call", "fallback", "in_thread", "task")
 
-    def __init__(self, call: StepCall, body: StepBody, fallback: bool) -> None:
+    def __init__(
+        self, bodies: "Bodies", run: str, workflow: str, call: StepCall, attempt: int, details: Any, fallback: bool
+    ) -> None:
+        super().__init__(run, workflow, call.step, call.entropy, attempt, details)
+        self._bodies = bodies
         self.call = call
-        self.body = body
         self.fallback = fallback
         self.task: asyncio.Task[None] | None = None
         self.in_thread = False
+
+    def take_heartbeat(self, details: Any) -> None:
+        self._bodies.take_heartbeat(self.call.call, details)
 
 
 class Bodies:
@@ -51,18 +57,10 @@ class Bodies:
         crash_point("body.before")
         driver = self._driver
         app = driver.app
-        body = StepBody(
-            run=driver.run,
-            workflow=driver.execution.workflow.name,
-            step=call.step,
-            key=driver.execution.key_of(call),
-            attempt=attempt,
-            details=app.codec.decode(details) if details else None,
-            on_heartbeat=lambda value: self._take_heartbeat(call.call, value),
-        )
-        running = Attempt(call, body, fallback)
+        left = app.codec.decode(details) if details else None
+        running = Attempt(self, driver.run, driver.execution.workflow.name, call, attempt, left, fallback)
         context: Context = app.context.copy()
-        context.run(CURRENT.set, body)
+        context.run(CURRENT.set, running)
         self.running[call.call] = running
         running.task = app.loop.create_task(self._perform(running), context=context)
 
@@ -71,11 +69,13 @@ class Bodies:
         call = attempt.call
         began = time.monotonic()
         try:
-            timeout = call.target.timeout
-            if timeout is None:
+            target = call.target
+            if target.is_async and target.timeout is None and not attempt.fallback:
+                value = await target.function(*call.arguments.args, **call.arguments.kwargs)
+            elif target.timeout is None:
                 value = await self._call(attempt)
             else:
-                value = await self._call_within(attempt, timeout)
+                value = await self._call_within(attempt, target.timeout)
         except asyncio.CancelledError as error:
             if self.running.get(call.call) is not attempt:
                 return  # the code no longer waits, or the run leaves memory: nothing is recorded
@@ -114,7 +114,7 @@ class Bodies:
         """Run a `def` body on a thread. A thread cannot be stopped: the attempt may act on after its timeout."""
         app = self._driver.app
         context: Context = app.context.copy()
-        context.run(CURRENT.set, attempt.body)
+        context.run(CURRENT.set, attempt)
         attempt.in_thread = True
 
         def in_thread() -> Any:
@@ -153,7 +153,7 @@ class Bodies:
             self._heartbeat_timer.cancel()
 
     # -- heartbeats ------------------------------------------------------------------------------------------------
-    def _take_heartbeat(self, call: int, details: Any) -> None:
+    def take_heartbeat(self, call: int, details: Any) -> None:
         """May be called on any thread."""
         app = self._driver.app
         payload = app.codec.encode(details, where="heartbeat")

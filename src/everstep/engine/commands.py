@@ -60,16 +60,17 @@ class StepCall(Command):
     """A call of a step, from the code's request to its outcome."""
 
     kind = "step_started"
-    __slots__ = ("arguments", "call", "cancelled", "future", "key", "source", "step", "target")
+    __slots__ = ("arguments", "call", "cancelled", "entropy", "future", "source", "step", "target")
 
     def __init__(
-        self, call: int, step: str, target: Step, arguments: Arguments, key: str, future: "CallFuture", source: str
+        self, call: int, step: str, target: Step, arguments: Arguments, entropy: str, future: "CallFuture", source: str
     ) -> None:
         self.call = call
         self.step = step
         self.target = target
         self.arguments = arguments
-        self.key = key
+        self.entropy = entropy
+        """What its key hangs on: the entropy in force when the code asked for it."""
         self.future = future
         self.source = source
         self.cancelled = False

@@ -24,7 +24,7 @@ import msgspec
 
 from everstep.codec import Codec
 from everstep.engine.attempts import StepAttempts
-from everstep.engine.clock import Clock, microseconds
+from everstep.engine.clock import Alarm, Clock, microseconds, set_alarm
 from everstep.engine.commands import (
     CancelChild,
     CancelStep,
@@ -114,7 +114,7 @@ class Driver:
         self.status: Status = "running"
         self._published = replayed.published
         self._publishes = False
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: Alarm | None = None
         self._unapplied: deque[tuple[int, bool, str, Any, int]] = deque()
         self._applying = False
         self._retried = replayed.retried
@@ -356,8 +356,7 @@ class Driver:
             self._alarm.cancel()
             self._alarm = None
         if wake_at is not None:
-            seconds = min(max(0, wake_at - self.app.clock.now()) / 1e6, 3600.0)
-            self._alarm = self.app.loop.call_later(seconds, self.ring)
+            self._alarm = set_alarm(self.app.clock, self.app.loop, wake_at, self.ring)
 
     def record(self, kind: str, step: str, body: ev.Body) -> int:
         """Append an event to the history and return its number."""

@@ -231,6 +231,10 @@ class Driving:
         """Tell whether any run is being driven here just now."""
         return bool(self._taking_up) or any(driver.status == "running" for driver in self.drivers.values())
 
+    def is_at_rest(self) -> bool:
+        """Tell whether every run that is driven here waits, and all of that is durable."""
+        return not (self._taking_up or self._tasks) and all(driver.is_idle for driver in self.drivers.values())
+
     async def retry_diverged(self, run: str) -> None:
         """Compare a run that is held as diverged with the code as it is now; if it matches, it goes on by itself."""
         holds = [hold for hold in self.store.holds(run=run) if hold.reason == "diverged"]
@@ -280,31 +284,33 @@ class Driving:
         self.held(hold)
         if status is not None:
             self._notify(driver.run, status, outcome)
+            self.pump.nudge()  # a run of ours may follow this one, and has its end in its inbox now
         elif driver.run in self.watchers:
             self.wanted.add(driver.run)
 
     # -- waiting for ends ------------------------------------------------------------------------------------------
     async def wait_for_end(self, run: str, timeout: float | None = None) -> tuple[Status, bytes | None]:
         """Wait until a run has ended or is held; return how, and its outcome's payload."""
-        async with asyncio.timeout(timeout):
-            while True:
-                self.refuse_when_failed()
-                if run not in self.drivers:
-                    row = await self.read(self.store.run, run)
-                    if row is None:
-                        raise UnknownRun(
-                            f"There is no run {run!r} in {self.store.url}. `everstep ls` lists the runs there."
-                        )
-                    if row.status in ENDED or row.status == "held":
-                        return row.status, row.outcome
-                ended = await self._watch(run)
-                if ended is not None:
-                    return ended
+        if timeout is not None:
+            async with asyncio.timeout(timeout):
+                return await self.wait_for_end(run)
+        while True:
+            self.refuse_when_failed()
+            if run not in self.drivers:
+                row = await self.read(self.store.run, run)
+                if row is None:
+                    place = self.store.url
+                    raise UnknownRun(f"There is no run {run!r} in {place}. `everstep ls` lists the runs there.")
+                if row.status in ENDED or row.status == "held":
+                    return row.status, row.outcome
+                self.pump.nudge()
+            ended = await self._watch(run)
+            if ended is not None:
+                return ended
 
     async def _watch(self, run: str) -> tuple[Status, bytes | None] | None:
         future: asyncio.Future[Any] = self.loop.create_future()
         self.watchers.setdefault(run, []).append(future)
-        self.pump.nudge()
         try:
             return await future  # type: ignore[no-any-return]
         finally:

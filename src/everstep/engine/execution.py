@@ -272,10 +272,6 @@ class Execution:
         self._issued.append(call)
         return future
 
-    def key_of(self, call: StepCall) -> str:
-        """Return a step's idempotency key. It hangs on the entropy in force when the code asked for the step."""
-        return derived_key(call.key, call.step)
-
     def stop_waiting(self, target: StepCall | ChildCall) -> None:
         """The code was cancelled while it waited for a step or child."""
         if self.unwinding:

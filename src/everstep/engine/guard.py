@@ -40,34 +40,18 @@ _LOOK_AWAY: Final = ("importlib", "<frozen importlib", "<frozen zipimport", "lin
 
 
 class Guard:
-    """Armed for the thread that runs workflow code: `with Guard.armed:`."""
+    """Armed for the thread that runs workflow code, from `arm()` until `thread` is 0 again."""
 
-    armed: "Guard"
     thread = 0
+    _is_installed = False
 
-    def __enter__(self) -> None:
-        _install()
-        Guard.thread = threading.get_ident()
-
-    def __exit__(self, *_: Any) -> None:
-        Guard.thread = 0
-
-
-Guard.armed = Guard()
-_installed = False
-
-
-def _install() -> None:
-    """Audit hooks cannot be taken off again, so there is one, and it comes with the first workflow."""
-    global _installed, _install
-    if not _installed:
-        _installed = True
-        sys.addaudithook(_audit)
-    _install = _nothing
-
-
-def _nothing() -> None:
-    return None
+    @classmethod
+    def arm(cls) -> None:
+        """Watch this thread. Audit hooks cannot be taken off again, so there is one, from the first workflow on."""
+        if not cls._is_installed:
+            cls._is_installed = True
+            sys.addaudithook(_audit)
+        cls.thread = threading.get_ident()
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:

@@ -7,7 +7,7 @@ import msgspec
 
 from everstep.errors import Damaged
 from everstep.model.digests import chain_next, digest_of
-from everstep.model.events import Body, EventRow, encode_body
+from everstep.model.events import NO_PAYLOAD, Body, EventRow, encode_body
 from everstep.stores.protocol import NewRun, Post
 
 INLINE_BYTES_MAX: Final = 8 * 1024
@@ -26,6 +26,8 @@ class Journal:
         self.at = at
         self.unsaved: list[EventRow] = []
         self.payloads: list[tuple[str, bytes]] = []
+        self.undurable: dict[str, bytes] = {}
+        """Payloads of the code's newest outcomes, which the store may not have yet."""
         self.consumed: list[int] = []
         self.starts: list[NewRun] = []
         self.posts: list[Post] = []
@@ -44,10 +46,11 @@ class Journal:
     def pack(self, payload: bytes) -> tuple[msgspec.Raw, str]:
         """Return a payload as it stands in a body: itself, or the digest under which it is kept."""
         if len(payload) <= INLINE_BYTES_MAX:
-            return msgspec.Raw(payload), ""
+            return msgspec.Raw(payload) if payload else NO_PAYLOAD, ""
         stored, ref = store_payload(payload)
         self.payloads.append((ref, stored))
-        return msgspec.Raw(b""), ref
+        self.undurable[ref] = payload
+        return NO_PAYLOAD, ref
 
     def pack_into(self, body: Any, field: str) -> Any:
         """Move a body's payload beside the event if it is large."""

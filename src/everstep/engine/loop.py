@@ -16,7 +16,7 @@ import logging
 import sys
 from asyncio import events
 from collections.abc import Callable
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import Any, Final
 
 from everstep.engine.guard import Guard
@@ -54,6 +54,26 @@ class WorkflowTask(asyncio.Task[Any]):
         return self.number
 
 
+class Ready:
+    """A callback that is ready to run: what `asyncio.Handle` is elsewhere, with only what is needed here."""
+
+    __slots__ = ("_args", "_callback", "_cancelled", "_context")
+
+    def __init__(self, callback: Any, args: tuple[Any, ...], context: Context) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = context
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Do not run it."""
+        self._cancelled = True
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self._cancelled
+
+
 class Timer(asyncio.TimerHandle):
     """A timer of workflow code. It becomes durable if it is still pending when the code comes to rest."""
 
@@ -78,13 +98,13 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self.new_timers: list[Timer] = []
         self.timers: dict[int, Timer] = {}
         self.quiet = False
-        self._ready: collections.deque[asyncio.Handle] = collections.deque()
+        self._ready: collections.deque[Ready | Timer] = collections.deque()
         self._executor = executor
         self._asyncgens: list[Any] = []
 
     # -- what asyncio asks of a loop -------------------------------------------------------------------------------
-    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
-        handle = asyncio.Handle(callback, args, self, context)
+    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]
+        handle = Ready(callback, args, context if context is not None else copy_context())
         self._ready.append(handle)
         return handle
 
@@ -162,18 +182,23 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         ready = self._ready
         turns = 0
         try:
-            with Guard.armed:
-                while ready:
-                    handle = ready.popleft()
-                    if not handle._cancelled:
-                        try:
-                            handle._run()
-                        except SystemExit:
-                            pass  # it is the task's exception now: `sys.exit()` in a workflow fails the run only
-                    turns += 1
-                    if turns > TURNS_MAX:
-                        raise SpinningWorkflow
+            Guard.arm()
+            while ready:
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    try:
+                        handle._context.run(handle._callback, *handle._args)  # type: ignore[union-attr]
+                    except (KeyboardInterrupt, SystemExit) as error:
+                        if isinstance(error, KeyboardInterrupt):
+                            raise
+                        # `sys.exit()` is the task's exception now: it fails the run, and not the worker.
+                    except BaseException as error:  # noqa: BLE001  # as every event loop does: tell, and go on
+                        self.call_exception_handler({"message": "A callback raised", "exception": error})
+                turns += 1
+                if turns > TURNS_MAX:
+                    raise SpinningWorkflow
         finally:
+            Guard.thread = 0
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(outer)
             _step_into_task(outer, task)

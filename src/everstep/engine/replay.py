@@ -89,9 +89,10 @@ class Replay:
         last_silent = len(self.history) if quiet else self._count_silent()
         position = 0
         try:
-            with Silence():
-                while position < last_silent and self._step(position):
-                    position += 1
+            if last_silent:
+                with Silence():
+                    while position < last_silent and self._step(position):
+                        position += 1
             while not self._is_broken and position < len(self.history) and self._step(position):
                 position += 1
         except (NotDecodable, SpinningWorkflow) as error:

@@ -43,6 +43,8 @@ def take_up(
         replayed.execution.evict()
         return diverged_report(replayed.differences)
     journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, history[-1].at)
+    stored = replayed.execution.lookup
+    replayed.execution.lookup = lambda digest: journal.undurable.get(digest) or stored(digest)
     return Driver(app, row, replayed, journal, _clock_started_at(history))
 
 

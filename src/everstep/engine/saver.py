@@ -82,6 +82,8 @@ class Saver:
         if isinstance(verdict, Accepted):
             if unit.events:
                 self.durable = unit.events[-1].seq
+            for digest, _ in unit.payloads:
+                driver.journal.undurable.pop(digest, None)
             while self._waiters and self._waiters[0][0] <= self.durable:
                 self._waiters.popleft()[1]()
             if unit.row.status == "held" or (unit.events and unit.events[-1].kind in ENDS):

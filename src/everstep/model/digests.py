@@ -25,10 +25,8 @@ def chain_next(previous: bytes, seq: int, kind: str, step: str, at: int, body: b
 
     The lengths of the texts stand in the header, so that no two different events have the same bytes.
     """
-    kind_bytes = kind.encode()
-    step_bytes = step.encode()
-    header = b"%d %d %d %d " % (seq, at, len(kind_bytes), len(step_bytes))
-    return blake2b(previous + header + kind_bytes + step_bytes + body, digest_size=DIGEST_BYTES).digest()
+    header = f"{seq} {at} {len(kind)} {len(step)} {kind}{step}".encode()
+    return blake2b(previous + header + body, digest_size=DIGEST_BYTES).digest()
 
 
 def derived_key(entropy: str, name: str) -> str:

@@ -68,7 +68,8 @@ class MemoryStore:
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations in order, each accepted or refused by itself."""
         with self._lock:
-            return deepcopy([self._verdict(deepcopy(operation)) for operation in operations])
+            # Copied one by one: a row in a verdict is as it was then, whatever later operations do to it.
+            return [deepcopy(self._verdict(deepcopy(operation))) for operation in operations]
 
     def _verdict(self, operation: Operation) -> Verdict:
         try:

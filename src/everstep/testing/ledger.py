@@ -66,6 +66,10 @@ class Ledger:
         """Let the ledger treat an effect in another way from now on."""
         _post(self.url, "/mode", {"effect": effect, "mode": asdict(mode)}, 10.0)
 
+    def book(self, name: str) -> "Ledger":
+        """Return the book of this name, with a `url` of its own: for trials that share one process."""
+        return Ledger(self.folder / name, self._process, f"{self.url}/{name}")
+
     def entries(self) -> list[dict[str, Any]]:
         """Return everything so far, in order, once no request is under way.
 
@@ -108,9 +112,10 @@ def ask(url: str, effect: str, key: str, arguments: Any, *, timeout: float = 30.
 
 
 def _post(url: str, path: str, body: dict[str, Any], timeout: float) -> str:
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=timeout)
+    host, _, book = url.removeprefix("http://").partition("/")
+    connection = http.client.HTTPConnection(host, timeout=timeout)
     try:
-        connection.request("POST", path, json.dumps(body).encode())
+        connection.request("POST", f"/{book}{path}" if book else path, json.dumps(body).encode())
         answer = connection.getresponse()
         content = answer.read()
     except http.client.HTTPException as error:

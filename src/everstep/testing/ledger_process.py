@@ -4,7 +4,8 @@
 
 It prints its address and then serves until its standard input ends, which it also does when whoever started it dies.
 Every request and every applied effect is a line of `FOLDER/ledger.jsonl`, on disk before the answer is given. Started
-again on the same folder, it knows what it has applied.
+again on the same folder, it knows what it has applied. Requests to `/NAME/…` go into a book of their own, in
+`FOLDER/NAME`.
 """
 
 import hashlib
@@ -25,9 +26,10 @@ NO_MODE: dict[str, Any] = {"delay": 0.0, "refuses": 0, "fails": 0, "loses": 0, "
 class LedgerBook:
     """The lines that are written, and what a receiver of effects remembers between requests."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, modes: dict[str, dict[str, Any]]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         path = folder / "ledger.jsonl"
-        self.modes: dict[str, dict[str, Any]] = {}
+        self.modes = modes
         self._receipts: dict[tuple[str, str], str] = {}
         self._requests: Counter[tuple[str, str]] = Counter()
         self._key_locks: dict[tuple[str, str], threading.Lock] = {}
@@ -115,18 +117,30 @@ def receipt(effect: str, digest: str) -> str:
 class Handler(BaseHTTPRequestHandler):
     """One request: `/apply`, `/ask` (nothing is applied), `/mode`, `/idle`."""
 
-    book: ClassVar[LedgerBook]
+    folder: ClassVar[Path]
+    modes: ClassVar[dict[str, dict[str, Any]]] = {}
+    books: ClassVar[dict[str, LedgerBook]] = {}
+    opening: ClassVar[threading.Lock] = threading.Lock()
+
+    def book(self, name: str) -> LedgerBook:
+        """Return the book of this name; the nameless one is the ledger's own."""
+        with self.opening:
+            if name not in self.books:
+                folder = self.folder / "".join(letter for letter in name if letter.isalnum() or letter == "-")
+                self.books[name] = LedgerBook(folder, self.modes)
+            return self.books[name]
 
     def do_POST(self) -> None:
         """Answer, fail, or close the connection without an answer."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        name, _, verb = self.path.rpartition("/")
         how, value = "answer", ""
-        if self.path == "/mode":
-            self.book.modes[body["effect"]] = body["mode"]
-        elif self.path == "/idle":
-            self.book.wait_until_idle()
+        if verb == "mode":
+            self.modes[body["effect"]] = body["mode"]
+        elif verb == "idle":
+            self.book(name).wait_until_idle()
         else:
-            how, value = self.book.serve(body, applies=self.path == "/apply")
+            how, value = self.book(name).serve(body, applies=verb == "apply")
         if how == "lose":
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
@@ -155,7 +169,7 @@ class LedgerServer(ThreadingHTTPServer):
 
 def main(folder: str) -> None:
     """Serve until the standard input ends."""
-    Handler.book = LedgerBook(Path(folder))
+    Handler.folder = Path(folder)
     server = LedgerServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)

@@ -79,7 +79,7 @@ def translated(error: Exception, path: str, *, writing: bool) -> Exception:
             )
         case apsw.CantOpenError():
             return StoreUnusable(f"{path} or a file beside it cannot be opened ({error}).")
-        case apsw.ConnectionClosedError():
+        case apsw.ConnectionClosedError() | apsw.CursorClosedError():
             return Misuse(f"The store {path} has been closed.")
     return error
 

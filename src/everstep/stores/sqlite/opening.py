@@ -25,6 +25,9 @@ from everstep.stores.sqlite.rows import Row
 APPLICATION_ID: Final = 0x45765374
 """`EvSt`: what `PRAGMA application_id` says of a store."""
 
+SIZE_MIN: Final = 512
+"""No SQLite file is smaller. SQLite would take one of a single byte for empty, and overwrite it."""
+
 _MIGRATION: Final = re.compile(r"(\d{4})_\w+\.sql")
 _creating: Final = threading.Lock()
 
@@ -81,7 +84,10 @@ def _create(path: str, folder: str) -> None:
 
 def check_is_store(path: str, *, create: bool, vfs: str | None) -> None:
     """Raise `StoreUnusable` unless the file is a store or empty. The file is opened for reading only."""
-    if os.stat(path).st_size:
+    size = os.stat(path).st_size
+    if 0 < size < SIZE_MIN:
+        raise StoreUnusable(f"{path} is not a store: it is no SQLite file.")
+    if size:
         connection = None
         try:
             flags = apsw.SQLITE_OPEN_READONLY

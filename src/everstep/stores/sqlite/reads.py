@@ -72,7 +72,7 @@ class Reader:
     def _run_rows(self, rows: list[Row]) -> list[RunRow]:
         try:
             return [run_row(row) for row in rows]
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Damaged(f"{self._path} has a run whose row is damaged: its tags are not JSON.") from error
 
     def counts(self) -> dict[str, int]:
@@ -84,7 +84,7 @@ class Reader:
         try:
             ((facts, bodies, digests),) = self._all("events_packed", run, generation)
             entries = msgspec.json.decode(facts)
-        except (msgspec.MsgspecError, apsw.TooBigError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, apsw.TooBigError):
             return self._events_singly(run, generation)
         events: list[EventRow] = []
         body_at = digest_at = 0

@@ -7,6 +7,7 @@ rolls back and does the operations one by one.
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Final
 
 import apsw
 
@@ -36,7 +37,9 @@ from everstep.stores.sqlite.batch import Batch, is_simple, keeps_running
 from everstep.stores.sqlite.queries import batches, query
 from everstep.stores.sqlite.rows import Row, as_json, change_values, head_values, run_row, run_values
 
-ACCEPTED = Accepted()
+ACCEPTED: Final = Accepted()
+JOIN_ROWS_MIN = 4
+"""Joining `runs` with a list of rows costs as much as this many plain updates."""
 
 
 class Transaction:
@@ -109,8 +112,8 @@ class Transaction:
         ended = append.row.status in ENDED
         is_alone = is_simple(append) and not (ended and self._all("entangled", (as_json([append.run]),)))
         if is_alone:
-            found = self._update("move_head", "", [head_values(append)]) if keeps_running(append) else 0
-            found = found or self._update("change_row", "", [change_values(append, ended)])
+            found = self._update("move_head", "move_heads", [head_values(append)]) if keeps_running(append) else 0
+            found = found or self._update("change_row", "change_rows", [change_values(append, ended)])
             if found:
                 self._append_events([append], [])
                 self._consume(append)
@@ -118,7 +121,7 @@ class Transaction:
         refusal = self._refusal(append, ended)
         if refusal is not None:
             return refusal
-        found = self._update("change_row", "", [change_values(append, ended)])
+        found = self._update("change_row", "change_rows", [change_values(append, ended)])
         assert found == 1, "the run's row is as it was a moment ago"
         self._append_events([append], [])
         self._consume(append)
@@ -277,7 +280,7 @@ class Transaction:
     def _update(self, one: str, many: str, rows: Sequence[Row]) -> int:
         """Update a row of `runs` for each row of parameters, and return how many were as expected."""
         found = 0
-        if len(rows) < 4:  # Joining with a list of rows costs as much as several plain updates.
+        if len(rows) < JOIN_ROWS_MIN:
             for row in rows:
                 self._cursor.execute(query(one), row)
                 found += self._connection.changes()

@@ -1,0 +1,35 @@
+"""The same with DBOS: `resume_dbos.py FOLDER STEPS MARK`. It takes up by itself, when launched, what was left behind."""
+
+import sys
+import time
+from pathlib import Path
+
+from dbos import DBOS, SetWorkflowID
+
+FOLDER, LAST, MARK = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+
+
+@DBOS.step()
+def act(x: int) -> int:
+    if x == LAST:
+        MARK.write_text(str(time.time_ns()))
+        time.sleep(600)
+    return x + 1
+
+
+@DBOS.workflow()
+def acting() -> int:
+    x = 0
+    while x <= LAST:
+        x = act(x)
+    return x
+
+
+if __name__ == "__main__":
+    is_new = not Path(FOLDER, "dbos.db").exists()
+    DBOS(config={"name": "bench", "system_database_url": f"sqlite:///{FOLDER}/dbos.db", "log_level": "ERROR"})
+    DBOS.launch()
+    if is_new:
+        with SetWorkflowID("killed"):
+            acting()
+    time.sleep(600)

@@ -1,0 +1,106 @@
+"""What a person does to a run: `signal`, `cancel`, `retry`, `hold`. Each is durable when the command ends."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import click
+
+from everstep.cli.arguments import decoded_json
+from everstep.cli.opening import acting, existing_run, store_options, user_name
+from everstep.cli.resolving import is_served_here, say_who_goes_on
+from everstep.cli.terminal import console, say_json, styled
+from everstep.engine.app import App
+from everstep.stores.protocol import RunRow
+
+
+def _act(
+    run: str, url: str | None, act: Callable[[App], Awaitable[Any]], said: dict[str, Any], text: str, *, in_json: bool
+) -> tuple[RunRow, bool]:
+    """Do something to a run, say so, and return the run's row and whether a worker is there."""
+
+    async def do() -> tuple[RunRow, bool]:
+        async with acting(url) as app:
+            existing_run(app.store, run)
+            await act(app)
+            return existing_run(app.store, run), is_served_here(app)
+
+    row, is_served = asyncio.run(do())
+    if in_json:
+        say_json({"run": run, **said, "status": row.status})
+    else:
+        console().print(styled("✓ ", "green").append(f"{run}: {text}"))
+    return row, is_served
+
+
+@click.command("signal")
+@click.argument("run")
+@click.argument("name")
+@click.argument("value", metavar="[JSON]", default="null")
+@click.option("--signal-id", metavar="TEXT", help="Sending again with the same one delivers the signal once.")
+@store_options
+def signal_command(run: str, name: str, value: str, signal_id: str | None, url: str | None, in_json: bool) -> None:
+    r"""Send a signal to a run.
+
+    \b
+        everstep signal report-17 approved true
+
+    It is kept until the run asks for it, also while no process drives the run.
+    """
+    decoded = decoded_json(value, "The value")
+    said = {"signal": name, "signal_id": signal_id or ""}
+    text = f"the signal {name} is in its inbox"
+    row, is_served = _act(
+        run, url, lambda app: app.signal(run, name, decoded, id=signal_id), said, text, in_json=in_json
+    )
+    if not in_json and row.status == "held":
+        console().print(styled("  The run is held; it takes the signal when that is resolved.", "dim"))
+    elif not in_json and not is_served:
+        say_who_goes_on(run, url, is_served=False)
+
+
+@click.command("cancel")
+@click.argument("run")
+@click.option("--reason", default="", help="Why; it is kept in the history.")
+@click.option("--grace", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS")
+@click.option("--now", is_flag=True, help="End it without its code: no `finally` block runs.")
+@store_options
+def cancel_command(run: str, reason: str, grace: float, now: bool, url: str | None, in_json: bool) -> None:
+    """Ask a run to stop.
+
+    Its code gets a CancelledError and may clean up for --grace seconds. The request is never lost: it takes effect, or
+    this command says that the run had ended.
+    """
+    row, is_served = _act(
+        run,
+        url,
+        lambda app: app.cancel(run, reason, grace=grace, now=now, by=user_name()),
+        {"cancel": "requested"},
+        "cancel requested",
+        in_json=in_json,
+    )
+    if not in_json and row.status == "cancelled":
+        console().print(styled("  It is cancelled now.", "dim"))
+    elif not in_json and not is_served:
+        console().print(styled("  No process drives it: it stops when one takes it up, or at once with --now.", "dim"))
+
+
+@click.command("retry")
+@click.argument("run")
+@store_options
+def retry_command(run: str, url: str | None, in_json: bool) -> None:
+    """Let a failed run go on from what failed, as a new attempt. What was done stays done."""
+    _, is_served = _act(
+        run, url, lambda app: app.retry(run, by=user_name()), {"retried": True}, "goes on from what failed", in_json=in_json
+    )
+    if not in_json:
+        say_who_goes_on(run, url, is_served=is_served)
+
+
+@click.command("hold")
+@click.argument("run")
+@click.option("--note", default="", help="Why; it is kept in the history.")
+@store_options
+def hold_command(run: str, note: str, url: str | None, in_json: bool) -> None:
+    """Put a run on hold until somebody resolves it."""
+    _act(run, url, lambda app: app.hold(run, note, by=user_name()), {"hold": "asked"}, "put on hold", in_json=in_json)

@@ -1,0 +1,192 @@
+"""Timelines in the terminal: a row for each step, timer, signal and child, with a bar over time."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from everstep.cli.terminal import between, clean, shortened, styled
+from everstep.cli.timeline import Row, Timeline
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+MARKS: Final = {
+    "completed": ("✓", "green"),
+    "failed": ("✗", "red"),
+    "cancelled": ("⊘", "yellow"),
+    "dropped": ("·", "dim"),
+    "open": ("▸", "cyan"),
+}
+WAITING: Final = {"timer": ("◷", "blue"), "signal": ("✉", "magenta"), "child": ("▸", "cyan")}
+STYLES: Final = {"completed": "green", "failed": "red", "crashed": "green", "cancelled": "yellow", "open": "cyan"}
+STATUS_STYLES: Final = {
+    "queued": "blue",
+    "running": "cyan",
+    "waiting": "magenta",
+    "held": "bold yellow",
+    "completed": "green",
+    "failed": "bold red",
+    "cancelled": "yellow",
+}
+
+
+class Scale:
+    """Time to columns. When most of a run is one long wait, longer times are drawn shorter and the axis says so."""
+
+    def __init__(self, times: list[int], width: int) -> None:
+        self.width = width
+        points = sorted(set(times)) or [0]
+        steps = [after - before for before, after in zip(points, points[1:], strict=False)]
+        total = sum(steps) or 1
+        self.is_compressed = len(steps) > 2 and max(steps) > 0.6 * total
+        weights = [step**0.5 for step in steps] if self.is_compressed else [float(step) for step in steps]
+        whole = sum(weights) or 1.0
+        self._points, self._columns = points, [0.0]
+        for weight in weights:
+            self._columns.append(self._columns[-1] + weight / whole * (width - 1))
+
+    def column(self, at: int) -> int:
+        """Return the column of a time."""
+        import bisect
+
+        index = bisect.bisect_right(self._points, at) - 1
+        if index < 0:
+            return 0
+        if index >= len(self._points) - 1:
+            return self.width - 1
+        before, after = self._points[index], self._points[index + 1]
+        share = (at - before) / (after - before)
+        low, high = self._columns[index], self._columns[index + 1]
+        return min(self.width - 1, round(low + share * (high - low)))
+
+
+def times_of(timeline: Timeline, now: int) -> list[int]:
+    """Return every time at which something in a timeline begins or ends."""
+    times = [timeline.started_at, now]
+    for row in timeline.rows:
+        times += [row.started_at, row.ended_at or now]
+        times += [at for attempt in row.attempts for at in (attempt.started_at, attempt.ended_at) if at]
+    return times
+
+
+def draw_timeline(timeline: Timeline, *, now: int, width: int, most: int = 0) -> "RenderableType":
+    """Return the timeline as a table as wide as the terminal. With `most`, only so many of the newest rows."""
+    from rich.console import Group
+    from rich.table import Table
+
+    rows = timeline.rows[-most:] if most else timeline.rows
+    names = min(max([len(row.name) for row in rows] + [12]), 32)
+    bar = max(16, min(56, width - names - 44))
+    scale = Scale(times_of(timeline, now), bar)
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=True, header_style="dim", pad_edge=False)
+    table.add_column("")
+    table.add_column("step", width=names, no_wrap=True, overflow="ellipsis")
+    table.add_column("contract", no_wrap=True)
+    table.add_column(axis(bar, between(timeline.started_at, now), compressed=scale.is_compressed), width=bar)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
+    for row in rows:
+        add_row(table, row, scale, now)
+    hidden = len(timeline.rows) - len(rows)
+    if hidden:
+        return Group(styled(f"  … {hidden} earlier rows", "dim"), table)
+    return table
+
+
+def axis(width: int, length: str, *, compressed: bool) -> "Text":
+    """Return the heading of the bars: where time begins and ends."""
+    end = f"{length} (compressed)" if compressed else length
+    return styled("0" + end.rjust(width - 1), "dim")
+
+
+def add_row(table: "Table", row: Row, scale: Scale, now: int) -> None:
+    """Add one row."""
+    mark, style = MARKS[row.state]
+    if row.state == "open" and row.kind in WAITING:
+        mark, style = WAITING[row.kind]
+    kind = {"timer": "timer", "signal": "signal", "child": "child", "note": ""}.get(row.kind, row.effect)
+    name_style = "" if row.kind == "step" else "bold" if row.kind == "note" else "dim"
+    took = "" if row.kind == "note" else between(row.started_at, row.ended_at or now)
+    table.add_row(
+        styled(mark, style), styled(row.name, name_style), styled(kind, "dim"), bar_of(row, scale, now),
+        styled(took, "dim" if row.state != "open" else "cyan"), remark_of(row),
+    )  # fmt: skip
+
+
+def bar_of(row: Row, scale: Scale, now: int) -> "Text":
+    """Return a row's bar: solid while it worked, dotted while it waited, a cross where it was cut off."""
+    cells: list[tuple[str, str]] = [(" ", "")] * scale.width
+
+    def fill(start: int, end: int, character: str, style: str) -> None:
+        for column in range(scale.column(start), scale.column(end) + 1):
+            cells[column] = (character, style)
+
+    if row.kind == "note":
+        cells[scale.column(row.started_at)] = ("◆", MARKS[row.state][1])
+    elif row.kind != "step":
+        style = WAITING[row.kind][1] if row.state == "open" else "dim"
+        fill(row.started_at, row.ended_at or now, "┄" if row.kind != "child" else "━", style)
+    else:
+        _fill_attempts(row, fill, now)
+    return _joined(cells)
+
+
+def _fill_attempts(row: Row, fill: Callable[[int, int, str, str], None], now: int) -> None:
+    for attempt, following in zip(row.attempts, [*row.attempts[1:], None], strict=True):
+        end = attempt.ended_at or now
+        if following is not None or attempt.due:
+            fill(end, following.started_at if following else now, "┄", "dim")
+        fill(attempt.started_at, end, "━", STYLES[attempt.outcome])
+        if attempt.outcome in ("crashed", "failed"):
+            fill(end, end, "╳", "bold red")
+
+
+def _joined(cells: list[tuple[str, str]]) -> "Text":
+    from rich.text import Text
+
+    text = Text()
+    for character, style in cells:
+        text.append(character, style=style)
+    return text
+
+
+def remark_of(row: Row) -> "Text":
+    """Return what is worth saying about a row: crashes, attempts, errors, values."""
+    parts: list[tuple[str, str]] = []
+    if row.crashes:
+        parts.append((f"killed {times(row.crashes)}", "bold red"))
+    failed = sum(1 for attempt in row.attempts if attempt.outcome == "failed")
+    if len(row.attempts) > 1:
+        parts.append((f"{len(row.attempts)} attempts", "yellow" if failed else "dim"))
+    if row.error:
+        parts.append((error_line(row.error), "red"))
+    elif row.state == "open" and row.attempts and row.attempts[-1].error:
+        parts.append((error_line(row.attempts[-1].error), "red"))
+    if row.note:
+        parts.append((row.note, "dim" if row.kind != "note" else ""))
+    if row.state == "completed" and row.value and row.kind != "note":
+        parts.append((f"→ {row.value}", "dim"))
+    from rich.text import Text
+
+    text = Text()
+    for part, style in parts:
+        text.append(" · " if text else "", style="dim").append(shortened(clean(part), 120), style=style)
+    return text
+
+
+def times(count: int) -> str:
+    """Return how often, in words."""
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def error_line(error: dict[str, object]) -> str:
+    """Return an error's type and the first line of its message."""
+    message = str(error.get("message", "")).split("\n")[0]
+    kind = str(error.get("type", ""))
+    return f"{kind}: {message}" if message else kind
+
+
+def status_text(status: str) -> "Text":
+    """Return a status in its colour."""
+    return styled(status, STATUS_STYLES.get(status, ""))

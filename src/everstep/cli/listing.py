@@ -1,0 +1,155 @@
+"""`everstep ls` and `everstep history`: the runs of a store, and every event of one run."""
+
+from typing import Any
+
+import click
+import msgspec
+
+from everstep.cli.drawing import status_text
+from everstep.cli.opening import existing_run, line_to_paste, place_of, reading, store_options
+from everstep.cli.running import parsed_tags
+from everstep.cli.terminal import between, clean, console, duration, local_time, payload_json, say_json, shortened, styled
+from everstep.engine.history import public_events
+from everstep.errors import Misuse
+from everstep.model.status import STATUSES
+from everstep.stores.protocol import RunFilter, RunRow, Store
+
+
+@click.command("ls")
+@click.option("--status", multiple=True, type=click.Choice(STATUSES), help="Only these; can be given again.")
+@click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
+@click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Only runs with this tag; can be given again.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
+@store_options
+def ls_command(
+    status: tuple[Any, ...], workflow: str | None, tags: tuple[str, ...], limit: int, url: str | None, in_json: bool
+) -> None:
+    """List the runs of a store, the newest first."""
+    with reading(url) as store:
+        chosen = RunFilter(status=status, workflow=workflow, tags=parsed_tags(tags), limit=limit)
+        rows = store.runs(chosen)
+        now, counts = store.now(), store.counts()
+        if in_json:
+            say_json([row_facts(row) for row in rows])
+        else:
+            _print_rows(rows, now, counts, place_of(store), url)
+
+
+def row_facts(row: RunRow) -> dict[str, Any]:
+    """Return a run's row for `--json`."""
+    facts: dict[str, Any] = {"id": row.id, "workflow": row.workflow, "version": row.version, "status": row.status}
+    facts |= {"generation": row.generation, "current_step": row.current_step, "parent": row.parent, "tags": row.tags}
+    facts |= {"queue": row.queue, "priority": row.priority, "arguments": row.preview, "events": row.head_seq}
+    facts |= {"created_at": row.created_at, "updated_at": row.updated_at, "ended_at": row.ended_at}
+    return facts | {"wake_at": row.wake_at, "published": published_of(row)}
+
+
+def published_of(row: RunRow) -> dict[str, Any]:
+    """Return the values that a run has published, as plain data."""
+    try:
+        values = msgspec.json.decode(row.published or b"{}", type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:
+        return {}
+    return {name: payload_json(bytes(payload)) for name, payload in values.items()}
+
+
+def _print_rows(rows: list[RunRow], now: int, counts: dict[str, int], place: str, url: str | None) -> None:
+    from rich.table import Table
+
+    out = console()
+    if not rows:
+        out.print(styled(f"No run matches in {place}." if counts else f"There are no runs in {place} yet.", "dim"))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("run", overflow="fold")
+    table.add_column("workflow", overflow="ellipsis", max_width=24)
+    table.add_column("status", no_wrap=True)
+    table.add_column("age", justify="right", no_wrap=True)
+    table.add_column("step", overflow="ellipsis", no_wrap=True, max_width=28)
+    table.add_column("arguments", overflow="ellipsis", no_wrap=True, ratio=1)
+    for row in rows:
+        step = row.current_step
+        if row.status == "waiting" and row.wake_at is not None:
+            step = f"until {local_time(row.wake_at):%m-%d %H:%M:%S}" if not step else step
+        table.add_row(
+            styled(row.id, "bold"), styled(row.workflow), status_text(row.status), between(row.created_at, now),
+            styled(step), styled(shortened(arguments_text(row.preview), 200), "dim"),
+        )  # fmt: skip
+    out.print(table)
+    total = sum(counts.values())
+    summary = ", ".join(f"{counts[one]} {one}" for one in STATUSES if counts.get(one))
+    out.print(styled(f"{len(rows)} of {total} runs ({summary}) in {place}", "dim"))
+    if counts.get("held"):
+        out.print(styled("Held runs wait for a person: " + line_to_paste("holds", url=url), "yellow"))
+
+
+def arguments_text(preview: str) -> str:
+    """Return the arguments in a preview of their payload, without the brackets around them."""
+    text = preview.removeprefix("[[")
+    end = text.rfind("]]")
+    return text[:end] if end >= 0 else text.removeprefix("[")
+
+
+@click.command("history")
+@click.argument("run")
+@click.option("--generation", type=click.IntRange(min=1), help="An earlier one: the history from before a restart.")
+@store_options
+def history_command(run: str, generation: int | None, url: str | None, in_json: bool) -> None:
+    """List every event of a run, a line each; with --json their whole bodies."""
+    with reading(url) as store:
+        row = existing_run(store, run)
+        if generation is not None and generation > row.generation:
+            raise Misuse(f"The run {run} has {row.generation} generations; {generation} is not one of them.")
+        if in_json:
+            events = public_events(store.events(run, generation or row.generation))
+            say_json([event._asdict() for event in events])
+        else:
+            _print_events(store, row, generation or row.generation)
+
+
+def _print_events(store: Store, row: RunRow, generation: int) -> None:
+    from rich.table import Table
+
+    out = console()
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("seq", justify="right")
+    table.add_column("time", no_wrap=True)
+    table.add_column("after", justify="right", no_wrap=True)
+    table.add_column("event", no_wrap=True)
+    table.add_column("step", overflow="ellipsis", no_wrap=True, max_width=32)
+    table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)
+    before = 0
+    for event in public_events(store.events(row.id, generation)):
+        after = duration((event.at - before) / 1e6) if before else ""
+        before = event.at
+        time = f"{local_time(event.at):%H:%M:%S.%f}"[:-3]
+        style = "red" if "failed" in event.kind or event.kind == "run_held" else ""
+        table.add_row(
+            str(event.seq), styled(time, "dim"), styled(after, "dim"), styled(event.kind, style),
+            styled(event.step, "bold"), styled(_gist(event.body), "dim"),
+        )  # fmt: skip
+    out.print(table)
+    if row.generation > 1:
+        out.print(styled(f"generation {generation} of {row.generation}", "dim"))
+
+
+def _gist(body: dict[str, Any]) -> str:
+    """Return what is worth a line of an event's body."""
+    parts = []
+    for name, value in body.items():
+        if name in ("entropy", "arguments", "semantics", "python", "call", "number", "early") or value in ("", None):
+            continue
+        if name == "preview":
+            parts.insert(0, arguments_text(str(value)))
+        elif name == "error":
+            facts = value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else {}
+            parts.append(f"{facts.get('type', '')}: {facts.get('message', '')}")
+        elif name in ("value", "details") and isinstance(value, list) and value:
+            parts.append(f"{name}={msgspec.json.encode(value[0]).decode()}")
+        elif name == "source":
+            parts.append(str(value).partition(": ")[0])
+        elif name == "seconds":
+            parts.append(duration(float(value)))
+        else:
+            parts.append(f"{name}={value}")
+    return clean(shortened("  ".join(parts), 240))

@@ -1,0 +1,92 @@
+"""What commands have in common: options, opening the store that is meant, and lines to paste."""
+
+import getpass
+import shlex
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final, TypeVar
+
+import click
+
+from everstep.engine.app import App
+from everstep.engine.opening import default_url
+from everstep.errors import UnknownRun
+from everstep.model.ids import checked_run_id
+from everstep.stores.opening import open_store
+from everstep.stores.protocol import RunRow, Store
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+URL_HELP: Final = "The store, such as sqlite:///runs.db or a path. Default: EVERSTEP_URL, else sqlite:///everstep.db."
+
+
+def store_options(function: F) -> F:
+    """Give a command `--url` and `--json`."""
+    function = click.option("--json", "in_json", is_flag=True, help="Print JSON. Times are microseconds since 1970.")(
+        function
+    )
+    return click.option("--url", metavar="URL", help=URL_HELP)(function)
+
+
+@contextmanager
+def reading(url: str | None) -> Iterator[Store]:
+    """Open a store that must exist, and only look at it."""
+    store = open_store(url or default_url(), create=False, migrate=False)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@asynccontextmanager
+async def acting(url: str | None) -> AsyncIterator[App]:
+    """Open a store that must exist, to change something in it. Nothing is driven here."""
+    app = App(open_store(url or default_url(), create=False, migrate=False), workflows=())
+    await app.open()
+    try:
+        yield app
+    finally:
+        await app.close()
+
+
+def place_of(store: Store) -> str:
+    """Return where a store is: the absolute path of its file, or its URL."""
+    path: str = getattr(store, "path", store.url)
+    return path
+
+
+def existing_run(store: Store, run: str) -> RunRow:
+    """Return a run's row, or say that there is no such run and which one may be meant."""
+    row = store.run(checked_run_id(run))
+    if row is not None:
+        return row
+    import difflib
+
+    from everstep.stores.protocol import RunFilter
+
+    near = difflib.get_close_matches(run, [one.id for one in store.runs(RunFilter(limit=200))], 1)
+    hint = f" Did you mean {near[0]}?" if near else " `everstep ls` lists the runs there."
+    raise UnknownRun(f"There is no run {run!r} in {place_of(store)}.{hint}")
+
+
+def line_to_paste(*words: str, url: str | None) -> str:
+    """Return a command line as a person can paste it into this shell."""
+    named = ["--url", url] if url else []
+    return shlex.join(["everstep", *words, *named])
+
+
+def user_name() -> str:
+    """Return who is at the keyboard, for the history."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container's user may have no name
+        return ""
+
+
+def example_value(type_text: str) -> str:
+    """Return JSON that shows what a signal of a type looks like on a command line."""
+    simple = {"bool": "true", "int": "1", "float": "1.0", "str": '"text"', "None": "null"}
+    if type_text in simple:
+        return simple[type_text]
+    first = type_text.partition("[")[0]
+    return {"list": "[]", "tuple": "[]", "set": "[]", "dict": "{}", "Any": "null"}.get(first, "{}")

@@ -1,0 +1,243 @@
+"""A run's progress while it is being driven: lines as things happen, and in a terminal what is under way, alive."""
+
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from everstep.cli.drawing import MARKS, error_line
+from everstep.cli.opening import example_value, line_to_paste
+from everstep.cli.terminal import between, clean, clock_time, console, duration, moment, shortened, styled
+from everstep.cli.timeline import Row, Timeline
+from everstep.model.events import EventRow, decode_body
+from everstep.stores.protocol import RunRow, Store
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+UNDER_WAY_MAX = 12
+"""So many lines of steps under way are shown at once."""
+
+
+class Progress(Protocol):
+    """Where progress goes."""
+
+    def say(self, mark: str, text: str, style: str = "") -> None:
+        """Say something that stays."""
+
+    def refresh(self, row: RunRow, timeline: Timeline) -> None:
+        """Show what is under way now."""
+
+    def close(self) -> None:
+        """Stop showing."""
+
+
+class SilentProgress:
+    """Says nothing: for `--json`."""
+
+    def say(self, mark: str, text: str, style: str = "") -> None:
+        """Say nothing."""
+
+    def refresh(self, row: RunRow, timeline: Timeline) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class PlainProgress:
+    """Lines on standard error, for logs and pipes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._console = console(err=True)
+
+    def say(self, mark: str, text: str, style: str = "") -> None:
+        """Print a line."""
+        self._console.print(f"{clock_time(self._store.now())}  {mark} {clean(text)}", soft_wrap=True)
+
+    def refresh(self, row: RunRow, timeline: Timeline) -> None:
+        """Show nothing beside the lines."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class LiveProgress:
+    """Lines that stay, and below them what is under way, redrawn."""
+
+    def __init__(self, store: Store) -> None:
+        import sys
+
+        from rich.live import Live
+
+        self._store = store
+        self._console = console(err=True)
+        self._live = Live(
+            console=self._console,
+            refresh_per_second=10,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),
+            redirect_stderr=True,
+        )
+        self._live.start()
+
+    def say(self, mark: str, text: str, style: str = "") -> None:
+        """Print a line above what is under way."""
+        self._console.print(styled(f"{mark} ", style).append(clean(text), style="" if mark != "…" else "dim"))
+
+    def refresh(self, row: RunRow, timeline: Timeline) -> None:
+        """Redraw what is under way."""
+        self._live.update(self._draw(timeline), refresh=False)
+
+    def _draw(self, timeline: Timeline) -> "RenderableType":
+        from rich.console import Group
+
+        now = self._store.now()
+        under_way = [one for one in timeline.rows if one.state == "open"]
+        lines: list[Text] = [_under_way(one, now) for one in under_way[:UNDER_WAY_MAX]]
+        if len(under_way) > UNDER_WAY_MAX:
+            lines.append(styled(f"  … and {len(under_way) - UNDER_WAY_MAX} more", "dim"))
+        return Group(*lines)
+
+    def close(self) -> None:
+        """Remove what was under way, leave the lines."""
+        self._live.update("")
+        self._live.stop()
+
+
+def _under_way(row: Row, now: int) -> "Text":
+    frames = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+    frame = frames[int(time.monotonic() * 10) % len(frames)]
+    if row.kind == "step":
+        attempt = row.attempts[-1]
+        if attempt.ended_at is not None and attempt.due is not None:
+            wait = max(0, attempt.due - now) / 1e6
+            return styled(f"◷ {row.name}: attempt {attempt.number + 1} in {duration(wait)}", "yellow")
+        count = f", attempt {attempt.number}" if attempt.number > 1 else ""
+        return styled(f"{frame} {row.name}{count}  {between(attempt.started_at, now)}", "cyan")
+    if row.kind == "timer" and row.deadline is not None:
+        return styled(f"◷ timer, {duration(max(0, row.deadline - now) / 1e6)} left", "blue")
+    if row.kind == "signal":
+        return styled(f"✉ waits for the signal {row.name}", "magenta")
+    return styled(f"{frame} child run {row.name}  {between(row.started_at, now)}", "cyan")
+
+
+class Watcher:
+    """Follows one run in the store and tells progress what is new."""
+
+    def __init__(self, store: Store, run: str, progress: Progress, url: str | None) -> None:
+        self.timeline = Timeline(store, run)
+        self._store = store
+        self._run = run
+        self._progress = progress
+        self._url = url
+        self._generation = 0
+        self._said: set[str] = set()
+
+    def catch_up(self) -> RunRow | None:
+        """Take what is there already, silently; return the run's row, if there is one."""
+        row = self._store.run(self._run)
+        if row is not None:
+            self._take_new(row, silent=True)
+        return row
+
+    def look(self) -> float:
+        """Tell what is new and return how many seconds to wait before looking again."""
+        began = time.monotonic()
+        row = self._store.run(self._run)
+        if row is not None:
+            if row.head_seq != self.timeline.last_seq or row.generation != self._generation:
+                self._take_new(row, silent=False)
+            self._say_what_it_waits_for(row)
+            self._progress.refresh(row, self.timeline)
+        # A long history takes a while to read: looking at it must not cost more than a tenth of the time.
+        return max(0.05, 10 * (time.monotonic() - began))
+
+    def _take_new(self, row: RunRow, *, silent: bool) -> None:
+        if row.generation != self._generation:
+            self._generation = row.generation
+            self.timeline = Timeline(self._store, self._run)
+        for event in self._store.events(self._run, row.generation)[self.timeline.last_seq :]:
+            self.timeline.add(event)
+            if not silent:
+                self._say(event)
+
+    def _say(self, event: EventRow) -> None:
+        try:
+            body = decode_body(event.kind, event.body)
+        except Exception:  # noqa: BLE001 - a damaged event has nothing to say; the engine holds the run for it
+            return
+        line = _LINES.get(event.kind)
+        said = line(event, body, self.timeline) if line is not None else None
+        if said is not None:
+            self._progress.say(*said)
+
+    def _say_what_it_waits_for(self, row: RunRow) -> None:
+        if row.status != "waiting":
+            return
+        for awaited in self.timeline.awaited_signals():
+            if (key := f"signal {awaited.seq}") not in self._said:
+                self._said.add(key)
+                line = line_to_paste("signal", self._run, awaited.name, example_value(awaited.type), url=self._url)
+                self._progress.say("✉", f"waits for the signal {awaited.name} ({awaited.type}); send it with:", "magenta")
+                self._progress.say(" ", f"  {line}", "bold")
+        if row.wake_at is not None and (key := f"wake {row.wake_at}") not in self._said:
+            self._said.add(key)
+            now = self._store.now()
+            if row.wake_at - now > 1_000_000:
+                left = duration((row.wake_at - now) / 1e6)
+                self._progress.say("◷", f"waits until {moment(row.wake_at, now)} ({left})", "blue")
+
+
+Said = tuple[str, str, str] | None
+
+
+def _step_started(event: EventRow, body: Any, timeline: Timeline) -> Said:
+    if body.because == "crash":
+        return "↻", f"{event.step} was cut off; attempt {body.attempt} begins", "yellow"
+    if body.because == "person":
+        return "↻", f"{event.step}: attempt {body.attempt}, because somebody wanted it", "yellow"
+    if body.attempt > 1:
+        return "↻", f"{event.step}: attempt {body.attempt}", "yellow"
+    return "…", f"{event.step} {shortened(body.preview, 100)}", "dim"
+
+
+def _step_ended(event: EventRow, body: Any, timeline: Timeline) -> Said:
+    row = next((one for one in reversed(timeline.rows) if one.kind == "step" and one.name == event.step), None)
+    took = f"  {duration(body.seconds)}"
+    if event.kind == "step_completed":
+        value = shortened(row.value, 100) if row is not None and row.value not in ("", "null") else ""
+        return MARKS["completed"][0], f"{event.step}{took}" + (f"  → {value}" if value else ""), "green"
+    why = error_line(row.error) if row is not None and row.error else ""
+    return MARKS["failed"][0], f"{event.step}{took}  {why}", "red"
+
+
+def _attempt_failed(event: EventRow, body: Any, timeline: Timeline) -> Said:
+    row = next((one for one in reversed(timeline.rows) if one.kind == "step" and one.name == event.step), None)
+    error = row.attempts[-1].error if row is not None and row.attempts else None
+    wait = duration(max(0, body.due - event.at) / 1e6)
+    return "✗", f"{event.step}: attempt {body.attempt} failed, the next in {wait}  {error_line(error or {})}", "red"
+
+
+def _published(event: EventRow, body: Any, timeline: Timeline) -> Said:
+    return "◆", f"{body.name} = {shortened(timeline.published.get(body.name, ''), 120)}", "magenta"
+
+
+def _child_ended(event: EventRow, body: Any, timeline: Timeline) -> Said:
+    mark = "✓" if body.status == "completed" else "✗"
+    return mark, f"child run {body.run} {body.status}", "green" if mark == "✓" else "red"
+
+
+_LINES: dict[str, Any] = {
+    "step_started": _step_started,
+    "step_completed": _step_ended,
+    "step_failed": _step_ended,
+    "attempt_failed": _attempt_failed,
+    "value_published": _published,
+    "child_started": lambda event, body, _: ("▸", f"child run {body.run} ({body.workflow})", "cyan"),
+    "child_ended": _child_ended,
+    "signal_received": lambda event, body, _: ("✉", f"signal {body.name} arrived", "magenta"),
+    "signal_rejected": lambda event, body, _: ("✗", f"signal {body.name} was rejected: {body.why}", "red"),
+    "cancel_requested": lambda event, body, _: ("⊘", f"cancel requested {body.reason}".rstrip(), "yellow"),
+    "timer_fired": lambda event, body, _: ("◷", "a timer fired", "blue"),
+}

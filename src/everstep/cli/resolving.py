@@ -1,0 +1,141 @@
+"""`everstep resolve`: what a person decides about a hold, or about many alike."""
+
+import asyncio
+from typing import Any
+
+import click
+
+from everstep.cli.arguments import decoded_json
+from everstep.cli.holds import draw_hold, hold_facts
+from everstep.cli.mistakes import EXIT_FAILED
+from everstep.cli.opening import acting, existing_run, line_to_paste, store_options, user_name
+from everstep.cli.terminal import clean, console, say_json, styled
+from everstep.engine.app import App
+from everstep.errors import Error, HoldConflict, describe
+from everstep.stores.protocol import HoldRow
+
+
+@click.command("resolve")
+@click.argument("run", required=False)
+@click.option("--hold", metavar="ID", help="Which hold, if the run has more than one.")
+@click.option("--accept", is_flag=True, help="Keep the recorded outcomes although the arguments are others now.")
+@click.option("--retry", is_flag=True, help="Try again what the run was held for.")
+@click.option("--skip", metavar="JSON", help="Take this value as the step's outcome.")
+@click.option("--cancel", is_flag=True, help="End the run as cancelled.")
+@click.option("--note", default="", help="Why; it is kept in the history.")
+@click.option("--reason", help="Without RUN: resolve all holds for this reason.")
+@click.option("--step", help="Without RUN: resolve all holds at this step.")
+@click.option("--workflow", help="Without RUN: resolve all holds of this workflow.")
+@click.option("--yes", is_flag=True, help="Resolve all that match; without it they are only listed.")
+@store_options
+def resolve_command(
+    run: str | None,
+    hold: str | None,
+    accept: bool,
+    retry: bool,
+    skip: str | None,
+    cancel: bool,
+    note: str,
+    reason: str | None,
+    step: str | None,
+    workflow: str | None,
+    yes: bool,
+    url: str | None,
+    in_json: bool,
+) -> int:
+    """Decide about a held run: it then goes on, or ends.
+
+    `everstep holds` shows which answers a hold allows and what each of them means. Many alike are resolved at once
+    without RUN, by --reason, --step and --workflow: first they are listed, with --yes they are resolved.
+    """
+    answers = {"accept": accept, "retry": retry, "skip": skip is not None, "cancel": cancel}
+    chosen = [name for name, given in answers.items() if given]
+    if len(chosen) != 1:
+        raise click.UsageError("Say one of --accept, --retry, --skip JSON, --cancel. `everstep holds` explains them.")
+    value = decoded_json(skip, "--skip") if skip is not None else None
+    filters = {name: one for name, one in (("reason", reason), ("step", step), ("workflow", workflow)) if one}
+    if run is not None and filters:
+        raise click.UsageError("--reason, --step and --workflow choose among many; they do not go with RUN.")
+    if run is None and not filters:
+        raise click.UsageError("Name a RUN, or choose many by --reason, --step or --workflow.")
+    answer = {"resolution": chosen[0], "value": value, "note": note, "by": user_name()}
+    if run is not None:
+        return asyncio.run(_resolve_one(run, hold, answer, url, in_json=in_json))
+    return asyncio.run(_resolve_many(filters, answer, url, yes=yes, in_json=in_json))
+
+
+async def _resolve(app: App, run: str, hold: str | None, answer: dict[str, Any]) -> None:
+    options = {name: answer[name] for name in ("value", "note", "by")}
+    await app.resolve(run, answer["resolution"], hold=hold, **options)
+
+
+async def _resolve_one(run: str, hold: str | None, answer: dict[str, Any], url: str | None, *, in_json: bool) -> int:
+    async with acting(url) as app:
+        row = existing_run(app.store, run)
+        if row.status != "held":
+            raise HoldConflict(f"The run {run} is {row.status}, not held. `everstep holds` lists what is.")
+        await _resolve(app, run, hold, answer)
+        row = existing_run(app.store, run)
+        is_served = is_served_here(app)
+    if in_json:
+        say_json({"run": run, "resolution": answer["resolution"], "status": row.status})
+    else:
+        console().print(styled("✓ ", "green").append(f"{run}: {answer['resolution']}; it is {row.status} now"))
+        if row.status != "cancelled":
+            say_who_goes_on(run, url, is_served=is_served)
+    return 0
+
+
+def is_served_here(app: App) -> bool:
+    """Tell whether there is a worker beside this command itself that could take up a run."""
+    return any(worker.id != app.worker for worker in app.store.workers())
+
+
+def say_who_goes_on(run: str, url: str | None, *, is_served: bool) -> None:
+    """Say what takes up a run that is free to go on."""
+    if is_served:
+        text = "A worker that knows its workflow takes it up at once."
+    else:
+        text = f"No worker is there: start `{line_to_paste('worker', 'FILE', url=url)}`, or say `everstep run …` again."
+    console().print(styled(f"  {text}", "dim"))
+
+
+async def _resolve_many(
+    filters: dict[str, str], answer: dict[str, Any], url: str | None, *, yes: bool, in_json: bool
+) -> int:
+    done: list[str] = []
+    refused: list[dict[str, Any]] = []
+    async with acting(url) as app:
+        holds = [hold for hold in app.store.holds() if _matches(hold, filters)]
+        if yes:
+            for hold in holds:
+                try:
+                    await _resolve(app, hold.run, hold.id, answer)
+                    done.append(hold.run)
+                except Error as error:
+                    refused.append({"run": hold.run, "hold": hold.id, "error": describe(error)})
+    if in_json:
+        say_json({"matching": [hold_facts(one, url) for one in holds], "resolved": done, "refused": refused})
+    else:
+        _print_many(holds, done, refused, answer["resolution"], url, yes=yes)
+    return EXIT_FAILED if refused else 0
+
+
+def _matches(hold: HoldRow, filters: dict[str, str]) -> bool:
+    return all(getattr(hold, name) == wanted for name, wanted in filters.items())
+
+
+def _print_many(
+    holds: list[HoldRow], done: list[str], refused: list[dict[str, Any]], resolution: str, url: str | None, *, yes: bool
+) -> None:
+    out = console()
+    if not holds:
+        out.print(styled("Nothing that is held matches.", "dim"))
+    elif not yes:
+        for hold in holds:
+            out.print(draw_hold(hold, url))
+        out.print(f"{len(holds)} would be resolved with {resolution}. Say it again with --yes to do so.")
+    for run in done:
+        out.print(styled("✓ ", "green").append(f"{run}: {resolution}"))
+    for one in refused:
+        out.print(styled("✗ ", "red").append(f"{one['run']}: {clean(one['error']['message'])}"))

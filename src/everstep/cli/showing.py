@@ -1,0 +1,224 @@
+"""`everstep show`: what a run did, when, how often, what it waits for, and what to do about it."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from everstep.cli.drawing import draw_timeline, error_line, status_text
+from everstep.cli.holds import draw_hold, hold_facts
+from everstep.cli.listing import arguments_text, published_of, row_facts
+from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
+from everstep.cli.opening import example_value, existing_run, line_to_paste, place_of, reading, store_options
+from everstep.cli.terminal import (
+    between,
+    clean,
+    console,
+    duration,
+    json_text,
+    local_time,
+    moment,
+    payload_json,
+    say_json,
+    shortened,
+    styled,
+)
+from everstep.cli.timeline import Row, Timeline, timeline_of
+from everstep.engine.history import load_verified
+from everstep.errors import Damaged
+from everstep.model.status import ENDED
+from everstep.stores.protocol import RunRow, Store
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+REFRESH_SECONDS = 0.25
+
+
+@click.command("show")
+@click.argument("run")
+@click.option("--watch", is_flag=True, help="Go on showing until it has ended or is held; the exit status says how.")
+@store_options
+def show_command(run: str, watch: bool, url: str | None, in_json: bool) -> int:
+    """Show a run: its steps over time, attempts, crashes, what it waits for, holds and errors."""
+    with reading(url) as store:
+        existing_run(store, run)
+        if watch:
+            return _watch(store, run, url, in_json=in_json)
+        row = existing_run(store, run)
+        timeline = timeline_of(store, run, row.generation)
+        if in_json:
+            say_json(run_facts(store, row, timeline, url))
+        else:
+            out = console()
+            out.print(draw_run(store, row, timeline, url, out.width))
+    return EXIT_DONE
+
+
+def _watch(store: Store, run: str, url: str | None, *, in_json: bool) -> int:
+    """Draw again and again until the run has ended or is held."""
+    from rich.live import Live
+
+    out = console()
+    live = None if in_json or not out.is_terminal else Live(console=out, auto_refresh=False, screen=False)
+    row = existing_run(store, run)
+    timeline = timeline_of(store, run, row.generation)
+    try:
+        if live is not None:
+            live.start()
+        while row.status not in ENDED and row.status != "held":
+            if live is not None:
+                rows = max(4, out.height - 14)
+                live.update(draw_run(store, row, timeline, url, out.width, most=rows), refresh=True)
+            time.sleep(REFRESH_SECONDS)
+            seen = (row.head_seq, row.generation)
+            row = existing_run(store, run)
+            if (row.head_seq, row.generation) != seen:
+                timeline = timeline_of(store, run, row.generation)
+    finally:
+        if live is not None:
+            live.update("", refresh=True)
+            live.stop()
+    if in_json:
+        say_json(run_facts(store, row, timeline, url))
+    else:
+        out.print(draw_run(store, row, timeline, url, out.width))
+    return {"completed": EXIT_DONE, "held": EXIT_HELD}.get(row.status, EXIT_FAILED)
+
+
+def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) -> dict[str, Any]:
+    """Return everything about a run for `--json`."""
+    facts = row_facts(row)
+    facts["store"] = place_of(store)
+    facts["completed_steps"] = timeline.completed_steps()
+    facts["attempts"] = {step.name: len(step.attempts) for step in timeline.steps}
+    facts["steps"] = [_step_facts(step) for step in timeline.steps]
+    facts["crashes"] = timeline.crashes
+    facts["waits_for"] = _waits(row, timeline, url)
+    facts["holds"] = [hold_facts(hold, url) for hold in store.holds(run=row.id)]
+    facts["children"] = [{"id": child.id, "status": child.status} for child in store.children(row.id)]
+    facts["patches"] = timeline.patches
+    facts["result"] = payload_json(row.outcome or b"[null]") if row.status == "completed" else None
+    facts["error"] = timeline.error
+    return facts
+
+
+def _step_facts(step: Row) -> dict[str, Any]:
+    facts: dict[str, Any] = {"name": step.name, "effect": step.effect, "state": step.state, "seq": step.seq}
+    facts |= {"started_at": step.started_at, "ended_at": step.ended_at, "attempts": step.attempts}
+    return facts | {"arguments": step.arguments, "value": step.value, "error": step.error, "source": step.source}
+
+
+def _waits(row: RunRow, timeline: Timeline, url: str | None) -> list[dict[str, Any]]:
+    if row.status != "waiting":
+        return []
+    waits: list[dict[str, Any]] = [
+        {
+            "signal": one.name,
+            "type": one.type,
+            "command": line_to_paste("signal", row.id, one.name, example_value(one.type), url=url),
+        }
+        for one in timeline.awaited_signals()
+    ]
+    if row.wake_at is not None:
+        waits.append({"timer": row.wake_at})
+    waits += [{"child": one.name} for one in timeline.rows if one.kind == "child" and one.state == "open"]
+    return waits
+
+
+def draw_run(
+    store: Store, row: RunRow, timeline: Timeline, url: str | None, width: int, *, most: int = 0
+) -> "RenderableType":
+    """Return a run as a page for the terminal."""
+    from rich.console import Group
+
+    now = store.now()
+    end = row.ended_at or (timeline.last_at if row.status == "held" else now)
+    parts: list[Any] = [_heading(row, timeline, now, place_of(store)), ""]
+    if timeline.rows:
+        parts += [draw_timeline(timeline, now=end, width=width, most=most), ""]
+    parts += _crashes(timeline)
+    if published := published_of(row):
+        parts.append(styled("published", "dim"))
+        parts += [styled(f"  {name} = {shortened(_one_line(value), 200)}") for name, value in published.items()]
+        parts.append("")
+    parts += _problems(store, row, timeline, url)
+    for wait in _waits(row, timeline, url):
+        parts += _draw_wait(wait, now)
+    if row.status == "completed":
+        parts += [styled("result", "dim"), styled(shortened(_one_line(payload_json(row.outcome or b"[null]")), 2000))]
+    if not parts[-1]:
+        parts.pop()
+    return Group(*parts)
+
+
+def _one_line(value: Any) -> str:
+    return json_text(value, indent=-1)
+
+
+def _heading(row: RunRow, timeline: Timeline, now: int, place: str) -> "RenderableType":
+    from rich.console import Group
+
+    first = styled(row.id, "bold").append("  ").append_text(status_text(row.status))
+    first.append(f"  {clean(row.workflow)}({shortened(clean(arguments_text(row.preview)), 80)})")
+    if row.generation > 1:
+        first.append(f"  generation {row.generation}", style="dim")
+    attempts = sum(len(step.attempts) for step in timeline.steps)
+    took = between(row.created_at, row.ended_at or now)
+    facts = [f"began {local_time(row.created_at):%Y-%m-%d %H:%M:%S}", f"took {took}" if row.ended_at else f"{took} ago"]
+    facts.append(f"{len(timeline.completed_steps())} steps done, {attempts} attempts")
+    if timeline.crashes:
+        facts.append(f"{len(timeline.crashes)} crashes survived")
+    facts.append(f"{row.head_seq} events")
+    return Group(first, styled(" · ".join(facts), "dim"), styled(place, "dim"))
+
+
+def _crashes(timeline: Timeline) -> list[Any]:
+    lines: list[Any] = []
+    for crash in timeline.crashes:
+        gap = between(crash.last_sign_at, crash.went_on_at)
+        steps = ", ".join(crash.steps[:4]) + (f" and {len(crash.steps) - 4} more" if len(crash.steps) > 4 else "")
+        when = f"{local_time(crash.last_sign_at):%H:%M:%S}"
+        line = styled("╳ ", "bold red")
+        lines.append(line.append(f"cut off after {when} in {clean(steps)}; went on after {gap}"))
+    return [*lines, ""] if lines else []
+
+
+def _problems(store: Store, row: RunRow, timeline: Timeline, url: str | None) -> list[Any]:
+    """Return what is wrong: damage, errors with where they were raised, holds with their answers."""
+    parts: list[Any] = []
+    try:
+        load_verified(store, row)
+    except Damaged as damage:
+        parts += [styled(f"damaged: {damage}", "bold red"), ""]
+    for step in timeline.steps:
+        if step.state == "failed" and step.error and step.error != timeline.error:
+            parts += _draw_error(f"step {step.name}", step.error)
+    if timeline.error is not None:
+        parts += _draw_error("the run", timeline.error)
+        if row.status == "failed":
+            parts += [styled("go on from what failed:", "dim"), styled("  " + line_to_paste("retry", row.id, url=url), "bold"), ""]
+    for hold in store.holds(run=row.id):
+        parts.append(draw_hold(hold, url))
+    return parts
+
+
+def _draw_error(what: str, error: dict[str, Any]) -> list[Any]:
+    parts: list[Any] = [styled(f"✗ {what} failed with {error_line(error)}", "red")]
+    for line in str(error.get("traceback", "")).rstrip().split("\n")[-8:]:
+        if line.strip():
+            parts.append(styled(f"  {line}", "dim"))
+    cause = error.get("cause") or error.get("context")
+    if isinstance(cause, dict):
+        parts.append(styled(f"  because of {error_line(cause)}", "red"))
+    return [*parts, ""]
+
+
+def _draw_wait(wait: dict[str, Any], now: int) -> list[Any]:
+    if "signal" in wait:
+        text = styled("✉ ", "magenta").append(f"waits for the signal {clean(wait['signal'])} ({clean(wait['type'])}):")
+        return [text, styled(f"  {wait['command']}", "bold")]
+    if "timer" in wait:
+        left = duration(max(0, wait["timer"] - now) / 1e6)
+        return [styled("◷ ", "blue").append(f"waits until {moment(wait['timer'], now)} ({left} left)")]
+    return [styled("▸ ", "cyan").append(f"waits for the child run {clean(wait['child'])}")]

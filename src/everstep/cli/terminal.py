@@ -1,0 +1,127 @@
+"""What reaches the terminal: harmless text, JSON, durations and times.
+
+Payloads are written by agents and other strangers. Their text never reaches the terminal as it is: control characters
+and escape codes become visible escapes, and nothing is read as markup.
+"""
+
+import json
+import re
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from everstep.codec.preview import harmless
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+PIPE_WIDTH: Final = 160
+"""So wide are lines that no terminal limits."""
+_UNPRINTABLE: Final = re.compile(r"[^\n\x20-\x7e]")
+_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+def console(*, err: bool = False) -> "Console":
+    """Return a console that takes no text for markup."""
+    from rich.console import Console
+
+    stream = sys.stderr if err else sys.stdout
+    width = None if stream.isatty() else PIPE_WIDTH
+    return Console(file=stream, markup=False, emoji=False, highlight=False, width=width, soft_wrap=False)
+
+
+def clean(text: object) -> str:
+    """Return text as one harmless line."""
+    return harmless(str(text))
+
+
+def clean_lines(text: object) -> str:
+    """Return text as harmless lines."""
+    return "\n".join(harmless(line) for line in str(text).split("\n"))
+
+
+def styled(text: object, style: str = "") -> "Text":
+    """Return harmless text in a style."""
+    from rich.text import Text
+
+    return Text(clean_lines(text), style=style)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return text of at most so many characters."""
+    return text if len(text) <= most else f"{text[: max(most - 1, 0)]}…"
+
+
+def json_text(value: Any, *, indent: int = 2) -> str:
+    """Return a value as JSON that is safe to show: a character that could be an instruction is written as an escape.
+
+    An `indent` below zero gives one line.
+    """
+    encoded = msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
+    return _UNPRINTABLE.sub(_visible, encoded)
+
+
+def _visible(match: "re.Match[str]") -> str:
+    character = match.group()
+    return character if character.isprintable() else json.dumps(character)[1:-1]
+
+
+def say_json(value: Any) -> None:
+    """Print a value as JSON."""
+    click.echo(json_text(value))
+
+
+def say_json_line(value: Any) -> None:
+    """Print a value as one line of JSON, at once."""
+    click.echo(json_text(value, indent=-1))
+    sys.stdout.flush()
+
+
+def payload_json(payload: bytes) -> Any:
+    """Return the value in a payload as plain JSON data; None if it cannot be read."""
+    try:
+        return msgspec.json.decode(payload)[0]
+    except (msgspec.MsgspecError, ValueError, LookupError, TypeError):
+        return None
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as a person says it: `340 ms`, `2.5 s`, `3 min 20 s`, `2 d 4 h`."""
+    if seconds < 0.9995:
+        return f"{max(seconds, 0) * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    rest = round(seconds)
+    parts = []
+    for size, unit in _UNITS:
+        if rest >= size:
+            parts.append(f"{rest // size} {unit}")
+            rest %= size
+    if rest and seconds < 3600:
+        parts.append(f"{rest} s")
+    return " ".join(parts[:2])
+
+
+def between(start: int, end: int) -> str:
+    """Return the duration between two times in microseconds."""
+    return duration((end - start) / 1e6)
+
+
+def local_time(at: int) -> datetime:
+    """Return a time in microseconds since 1970 in this machine's time zone."""
+    return datetime.fromtimestamp(at / 1e6, UTC).astimezone()
+
+
+def clock_time(at: int) -> str:
+    """Return the time of day of an event."""
+    return f"{local_time(at):%H:%M:%S}"
+
+
+def moment(at: int, now: int) -> str:
+    """Return a time: the time of day if it is near, with the date if not."""
+    near = abs(at - now) < 12 * 3600 * 1_000_000
+    return f"{local_time(at):%H:%M:%S}" if near else f"{local_time(at):%Y-%m-%d %H:%M}"

@@ -1,0 +1,333 @@
+"""A history as a person sees it: rows of steps, timers, signals and children, with attempts, waits and crashes.
+
+Events are added one by one, so that the same timeline serves a finished run and one that is being watched. Nothing here
+prints, and nothing fails on a damaged history: what cannot be read is left out.
+"""
+
+from collections import defaultdict, deque
+from typing import Any, Literal
+
+import msgspec
+
+from everstep.codec import Codec, error_facts
+from everstep.engine.journal import restore_payload
+from everstep.errors import Damaged
+from everstep.model.events import EventRow, decode_body
+from everstep.stores.protocol import Store
+
+RowKind = Literal["step", "timer", "signal", "child", "note"]
+State = Literal["open", "completed", "failed", "cancelled", "dropped"]
+VALUE_CHARACTERS_MAX = 200
+
+
+class AttemptView(msgspec.Struct):
+    """One attempt at a step. One that was cut off by a crash ended at the run's last sign of life before its next."""
+
+    number: int
+    started_at: int
+    because: str = ""
+    ended_at: int | None = None
+    outcome: Literal["open", "completed", "failed", "crashed", "cancelled"] = "open"
+    due: int | None = None
+    error: dict[str, Any] | None = None
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """Something that takes time in a run."""
+
+    kind: RowKind
+    name: str
+    seq: int
+    started_at: int
+    ended_at: int | None = None
+    state: State = "open"
+    effect: str = ""
+    arguments: str = ""
+    value: str = ""
+    note: str = ""
+    source: str = ""
+    type: str = ""
+    deadline: int | None = None
+    attempts: list[AttemptView] = []
+    error: dict[str, Any] | None = None
+
+    @property
+    def crashes(self) -> int:
+        """How many attempts were cut off."""
+        return sum(1 for attempt in self.attempts if attempt.outcome == "crashed")
+
+
+class Crash(msgspec.Struct):
+    """The process that drove the run was gone between these times."""
+
+    last_sign_at: int
+    went_on_at: int
+    steps: list[str]
+
+
+class Timeline:
+    """What the events so far say."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._store = store
+        self._run = run
+        self._codec = Codec()
+        self.rows: list[Row] = []
+        self.crashes: list[Crash] = []
+        self.published: dict[str, str] = {}
+        self.patches: dict[str, bool] = {}
+        self.started_at = 0
+        self.last_at = 0
+        self.last_seq = 0
+        self.end = ""
+        self.error: dict[str, Any] | None = None
+        self.cancel_requested = False
+        self._calls: dict[int, Row] = {}
+        self._awaited: defaultdict[str, deque[Row]] = defaultdict(deque)
+        self._unasked: defaultdict[str, deque[tuple[int, str]]] = defaultdict(deque)
+        self._timed_receives: deque[Row] = deque()
+        self._timers_of: dict[int, Row] = {}
+        self._last_sign_at = 0
+
+    # -- what it says ---------------------------------------------------------------------------------------------------
+    @property
+    def steps(self) -> list[Row]:
+        """The rows that are steps."""
+        return [row for row in self.rows if row.kind == "step"]
+
+    def completed_steps(self) -> list[str]:
+        """Return the names of the steps that are done, in the order in which they were finished."""
+        done = [row for row in self.steps if row.state == "completed"]
+        return [row.name for row in sorted(done, key=lambda row: row.ended_at or 0)]
+
+    def awaited_signals(self) -> list[Row]:
+        """Return the signals that the code has asked for and not got."""
+        return [row for row in self.rows if row.kind == "signal" and row.state == "open"]
+
+    # -- what it is told ------------------------------------------------------------------------------------------------
+    def add(self, event: EventRow) -> None:
+        """Take the next event."""
+        self.last_seq = event.seq
+        try:
+            body = decode_body(event.kind, event.body)
+        except (msgspec.MsgspecError, KeyError):
+            return
+        self.last_at = max(self.last_at, event.at)
+        take = getattr(self, f"_take_{event.kind}", None)
+        if take is not None:
+            take(event, body)
+        if not (event.kind == "step_started" and body.because == "crash"):
+            self._last_sign_at = event.at
+
+    def _payload(self, raw: msgspec.Raw, ref: str) -> bytes:
+        if not ref:
+            return bytes(raw)
+        try:
+            return restore_payload(self._store.payload(self._run, ref), ref)
+        except Damaged:
+            return b""
+
+    def _value(self, body: Any) -> str:
+        payload = self._payload(body.value, body.ref)
+        return self._codec.preview(payload, VALUE_CHARACTERS_MAX) if payload else ""
+
+    def _error(self, body: Any) -> dict[str, Any]:
+        return error_facts(self._payload(body.error, body.ref))
+
+    def _new(self, row: Row, call: int = 0) -> Row:
+        self.rows.append(row)
+        if call:
+            self._calls[call] = row
+        return row
+
+    def _note(self, event: EventRow, name: str, note: str, state: State = "completed") -> Row:
+        at = event.at
+        return self._new(
+            Row(kind="note", name=name, seq=event.seq, started_at=at, ended_at=at, state=state, note=note)
+        )
+
+    # -- steps ----------------------------------------------------------------------------------------------------------
+    def _take_step_started(self, event: EventRow, body: Any) -> None:
+        row = self._calls.get(body.call)
+        if row is None or body.attempt == 1:
+            row = Row(kind="step", name=event.step, seq=event.seq, started_at=event.at)
+            row.effect, row.source, row.arguments = body.effect, body.source, body.preview
+            self._new(row, body.call)
+        elif body.because == "crash":
+            self._crashed(event, row)
+        row.state, row.ended_at, row.error = "open", None, None
+        row.attempts.append(AttemptView(body.attempt, event.at, body.because))
+
+    def _crashed(self, event: EventRow, row: Row) -> None:
+        if row.attempts and row.attempts[-1].ended_at is None:
+            row.attempts[-1].ended_at = max(self._last_sign_at, row.attempts[-1].started_at)
+            row.attempts[-1].outcome = "crashed"
+        if self.crashes and self.crashes[-1].last_sign_at == self._last_sign_at:
+            self.crashes[-1].steps.append(row.name)
+        else:
+            self.crashes.append(Crash(self._last_sign_at, event.at, [row.name]))
+
+    def _take_attempt_failed(self, event: EventRow, body: Any) -> None:
+        row = self._calls.get(body.call)
+        if row is not None and row.attempts:
+            attempt = row.attempts[-1]
+            attempt.ended_at, attempt.outcome, attempt.due = event.at, "failed", body.due
+            attempt.error = self._error(body)
+
+    def _take_step_completed(self, event: EventRow, body: Any) -> None:
+        row = self._end_step(event, body.call, "completed")
+        if row is not None:
+            row.value = self._value(body)
+            if body.fallback:
+                row.note = "by its fallback"
+            elif body.key_unused and len(row.attempts) > 1:
+                row.note = "repeated, and its body never used its key"
+
+    def _take_step_failed(self, event: EventRow, body: Any) -> None:
+        row = self._end_step(event, body.call, "failed")
+        if row is not None:
+            row.error = self._error(body)
+            if row.attempts:
+                row.attempts[-1].error = row.error
+
+    def _take_step_cancelled(self, event: EventRow, body: Any) -> None:
+        self._end_step(event, body.step_call, "cancelled")
+
+    def _end_step(self, event: EventRow, call: int, state: Literal["completed", "failed", "cancelled"]) -> Row | None:
+        row = self._calls.get(call)
+        if row is None:
+            return None
+        row.state, row.ended_at = state, event.at
+        if row.attempts and row.attempts[-1].ended_at is None:
+            row.attempts[-1].ended_at, row.attempts[-1].outcome = event.at, state
+        return row
+
+    def _take_heartbeat(self, event: EventRow, body: Any) -> None:
+        row = self._calls.get(body.call)
+        if row is not None:
+            details = self._payload(body.details, body.ref)
+            row.note = f"heartbeat {self._codec.preview(details, 60)}" if details else "heartbeat"
+
+    # -- timers, signals, children --------------------------------------------------------------------------------------
+    def _take_timer_started(self, event: EventRow, body: Any) -> None:
+        from everstep.cli.terminal import duration
+
+        row = Row(kind="timer", name=duration(body.duration / 1e6), seq=event.seq, started_at=event.at)
+        row.deadline = body.deadline
+        self._new(row, body.call)
+        if self._timed_receives:
+            receive = self._timed_receives.popleft()
+            self._timers_of[receive.seq] = row
+            row.note = f"timeout of the signal {receive.name}"
+
+    def _take_timer_fired(self, event: EventRow, body: Any) -> None:
+        row = self._calls.get(body.call)
+        if row is not None:
+            row.state, row.ended_at = "completed", event.at
+            for awaited in self.awaited_signals():
+                if self._timers_of.get(awaited.seq) is row:
+                    awaited.state, awaited.ended_at, awaited.note = "dropped", event.at, "timed out"
+                    self._awaited[awaited.name].remove(awaited)
+
+    def _take_signal_awaited(self, event: EventRow, body: Any) -> None:
+        row = Row(kind="signal", name=body.name, seq=event.seq, started_at=event.at)
+        row.type, row.source = body.type, body.source
+        self._new(row, body.call)
+        if "timeout" in body.source:
+            self._timed_receives.append(row)
+        if self._unasked[body.name]:
+            row.value = self._unasked[body.name].popleft()[1]
+            row.state, row.ended_at = "completed", event.at
+        else:
+            self._awaited[body.name].append(row)
+
+    def _take_signal_received(self, event: EventRow, body: Any) -> None:
+        value = self._value(body)
+        if not self._awaited[body.name]:
+            self._unasked[body.name].append((event.at, value))
+            return
+        row = self._awaited[body.name].popleft()
+        row.state, row.ended_at, row.value = "completed", event.at, value
+        timer = self._timers_of.get(row.seq)
+        if timer is not None and timer.state == "open":
+            timer.state, timer.ended_at = "dropped", event.at
+
+    def _take_signal_rejected(self, event: EventRow, body: Any) -> None:
+        row = self._calls.get(body.call)
+        self._note(event, f"signal {body.name}", f"rejected: {body.why}", "failed")
+        if row is not None and row.kind == "signal" and row.state == "completed":
+            row.state, row.ended_at, row.value = "open", None, ""
+            self._awaited[row.name].appendleft(row)
+
+    def _take_child_started(self, event: EventRow, body: Any) -> None:
+        row = Row(kind="child", name=body.run, seq=event.seq, started_at=event.at)
+        row.note, row.source, row.arguments = body.workflow, body.source, body.preview
+        self._new(row, body.call)
+
+    def _take_child_ended(self, event: EventRow, body: Any) -> None:
+        row = self._calls.get(body.call)
+        if row is not None:
+            row.ended_at = event.at
+            row.state = body.status if body.status in ("completed", "cancelled") else "failed"
+            payload = self._payload(body.value, body.ref)
+            if row.state == "completed" and payload:
+                row.value = self._codec.preview(payload, VALUE_CHARACTERS_MAX)
+            elif body.status == "failed":
+                row.error = error_facts(payload)
+
+    def _take_child_cancelled(self, event: EventRow, body: Any) -> None:
+        row = self._calls.get(body.child_call)
+        if row is not None:
+            row.note = f"{row.note} (asked to stop)"
+
+    # -- the run itself -------------------------------------------------------------------------------------------------
+    def _take_run_started(self, event: EventRow, body: Any) -> None:
+        self.started_at = event.at
+
+    def _take_value_published(self, event: EventRow, body: Any) -> None:
+        self.published[body.name] = self._value(body)
+
+    def _take_patched(self, event: EventRow, body: Any) -> None:
+        self.patches[body.name] = body.value
+
+    def _take_cancel_requested(self, event: EventRow, body: Any) -> None:
+        self.cancel_requested = True
+        why = body.reason or ("timeout" if body.timeout else "")
+        self._note(event, "cancel", " by ".join(filter(None, [why, body.by])), "cancelled")
+
+    def _take_run_held(self, event: EventRow, body: Any) -> None:
+        self._note(event, "held", f"{body.reason}: {body.summary}", "failed")
+
+    def _take_run_resolved(self, event: EventRow, body: Any) -> None:
+        by = f" by {body.by}" if body.by else ""
+        self._note(event, "resolved", f"{body.resolution}{by}" + (f": {body.note}" if body.note else ""))
+
+    def _take_run_retried(self, event: EventRow, body: Any) -> None:
+        self.end, self.error, self.cancel_requested = "", None, False
+        self._note(event, "retried", f"by {body.by}" if body.by else "")
+
+    def _take_run_completed(self, event: EventRow, body: Any) -> None:
+        self._ended(event)
+
+    def _take_run_cancelled(self, event: EventRow, body: Any) -> None:
+        self._ended(event)
+
+    def _take_run_failed(self, event: EventRow, body: Any) -> None:
+        self.error = self._error(body)
+        self._ended(event)
+
+    def _ended(self, event: EventRow) -> None:
+        self.end = event.kind
+        for row in self.rows:
+            if row.state == "open":
+                row.state, row.ended_at = "dropped", event.at
+                if row.attempts and row.attempts[-1].ended_at is None:
+                    row.attempts[-1].ended_at, row.attempts[-1].outcome = event.at, "cancelled"
+
+
+def timeline_of(store: Store, run: str, generation: int) -> Timeline:
+    """Return the timeline of all events of a run."""
+    timeline = Timeline(store, run)
+    for event in store.events(run, generation):
+        timeline.add(event)
+    return timeline

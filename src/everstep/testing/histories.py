@@ -1,0 +1,70 @@
+"""Histories as the checker judges them: exported from a store, one for each generation of each run."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from everstep.model.events import EventRow
+from everstep.stores.protocol import Delivery, RunFilter, RunRow, Store
+
+PAGE: Final = 500
+
+RULES: Final[dict[str, str]] = {
+    "L1": "an acknowledged start is in the store, and ends or waits once a worker lives",
+    "L2": "an acknowledged signal is consumed or visibly undelivered",
+    "L3": "a recorded outcome never changes and its step never runs again; attempts are counted on",
+    "L4": "every timer fires, never early and at most once",
+    "L5": "a history is whole, and a prefix of its later self",
+    "D1": "a run has one end",
+    "D2": "a step, timer or child has one outcome",
+    "D3": "effects are applied as often as their contract says, and not before their intent is durable",
+    "D4": "a signal is consumed at most once",
+    "D5": "epochs never go down along a history and have one owner each",
+    "D6": "there is one run for an id",
+    "D7": "all requests of one step carry the same key and the same arguments",
+    "R1": "commands and outcomes follow each other as the code gave them",
+}
+"""What "nothing lost, nothing doubled" means, rule by rule."""
+
+
+class Violation(NamedTuple):
+    """A broken rule: which, in which run, at which event (0 if it is about none), and what was found."""
+
+    rule: str
+    run: str
+    seq: int
+    what: str
+
+    def __str__(self) -> str:
+        place = f" event {self.seq}" if self.seq else ""
+        return f"{self.rule} {self.run or '—'}{place}: {self.what}"
+
+
+class RunHistory(msgspec.Struct):
+    """One generation of a run. The row is that of the newest generation."""
+
+    row: RunRow
+    generation: int
+    events: Sequence[EventRow]
+    signals: Sequence[Delivery] = ()
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether the row speaks about this generation."""
+        return self.generation == self.row.generation
+
+
+def export_histories(store: Store) -> list[RunHistory]:
+    """Return everything that a store has on its runs."""
+    histories: list[RunHistory] = []
+    offset = 0
+    while page := store.runs(RunFilter(limit=PAGE, offset=offset)):
+        offset += len(page)
+        for row in page:
+            signals = store.signals(row.id)
+            histories += [
+                RunHistory(row, generation, store.events(row.id, generation), signals)
+                for generation in range(1, row.generation + 1)
+            ]
+    return histories

@@ -1,0 +1,55 @@
+"""The journal of a client: what it asked for, what was acknowledged, and what was refused. No answer is an answer too.
+
+A line is written before the question and another after the answer, by one `write` each, so that a process which is
+killed leaves no half lines and several processes may share a file.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from everstep.stores.protocol import Accepted, Append, Claim, Claimed, Operation, Store, Verdict
+
+State = Literal["asked", "acknowledged", "refused"]
+
+
+class ClientJournal:
+    """A file of JSON lines, each with `verb`, `run`, `state` and further facts."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def note(self, verb: str, run: str, state: State, **facts: Any) -> None:
+        """Write down one question or answer."""
+        line = json.dumps({"verb": verb, "run": run, "state": state, "pid": os.getpid(), **facts})
+        os.write(self._file, line.encode() + b"\n")
+
+
+def read_journal(path: str | Path) -> list[dict[str, Any]]:
+    """Return a journal's lines; an absent file has none."""
+    file = Path(path)
+    return [json.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
+
+
+def watch_commits(store: Store, journal: ClientJournal) -> None:
+    """Let a journal have every append and claim that this store accepts: the account that epochs are judged by."""
+    commit = store.commit
+
+    def watched(operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
+        verdicts = commit(operations, patient=patient)
+        for operation, verdict in zip(operations, verdicts, strict=True):
+            match operation, verdict:
+                case Append(events=[first, *_]), Accepted():
+                    last = operation.events[-1].seq
+                    journal.note(
+                        "append", operation.run, "acknowledged", epoch=operation.epoch, first=first.seq, last=last
+                    )
+                case Claim(), Claimed():
+                    journal.note(
+                        "claim", operation.run, "acknowledged", epoch=verdict.row.epoch, worker=operation.worker
+                    )
+        return verdicts
+
+    store.commit = watched  # type: ignore[method-assign]

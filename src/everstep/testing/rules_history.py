@@ -1,0 +1,244 @@
+"""The rules that one history can break by itself. One pass, whatever its length."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from everstep.model.digests import chain_next, chain_start, derived_key
+from everstep.model.events import ENDS, EventRow, decode_body
+from everstep.model.status import ENDED, Status
+from everstep.testing.histories import RunHistory, Violation
+
+STATUS_OF_END: Final[dict[str, Status]] = {
+    "run_completed": "completed",
+    "run_failed": "failed",
+    "run_cancelled": "cancelled",
+}
+
+
+class Call(msgspec.Struct):
+    """What the history has said so far about one call of the code."""
+
+    kind: str
+    seq: int
+    step: str = ""
+    key: str = ""
+    effect: str = ""
+    arguments: str = ""
+    attempt: int = 0
+    due: int = 0
+    deadline: int = 0
+    run: str = ""
+    outcome: str = ""
+    outcome_seq: int = 0
+    outcome_at: int = 0
+    cancelled: bool = False
+
+
+class HistoryJudge:
+    """Goes through one history and notes what it breaks. What it learns of the calls is for the other rules."""
+
+    def __init__(self, history: RunHistory) -> None:
+        self.history = history
+        self.run = history.row.id
+        self.violations: list[Violation] = []
+        self.calls: dict[int, Call] = {}
+        self.every_call: list[Call] = []
+        """Also those that a retry made void."""
+        self.consumed: dict[int, int] = {}
+        """Inbox numbers, and the events that took them."""
+        self.ended_by: EventRow | None = None
+        self._signal_ids: set[str] = set()
+        self._entropy = ""
+        self._last_call = 0
+        self._at = 0
+        self._event: EventRow
+        self._go()
+
+    def _go(self) -> None:
+        digest = chain_start(self.run, self.history.generation)
+        for expected, event in enumerate(self.history.events, 1):
+            self._event = event
+            digest = chain_next(digest, event.seq, event.kind, event.step, event.at, event.body)
+            if event.seq != expected:
+                self._broken("L5", f"it stands where event {expected} should")
+            if digest != event.digest:
+                self._broken("L5", "it does not match its digest")
+                digest = event.digest
+            if event.at < self._at:
+                self._broken("L5", "its time is before that of the event before it")
+            self._at = event.at
+            try:
+                body = decode_body(event.kind, event.body)
+            except (msgspec.MsgspecError, KeyError):
+                self._broken("L5", "it cannot be read")
+                continue
+            self._judge(event, body)
+        self._judge_row()
+
+    def _broken(self, rule: str, what: str) -> None:
+        self.violations.append(Violation(rule, self.run, self._event.seq, f"{self._event.kind} {what}".strip()))
+
+    def _judge(self, event: EventRow, body: Any) -> None:
+        if (event.seq == 1) != (event.kind == "run_started"):
+            self._broken("D6", "a history begins with run_started, once")
+        if self.ended_by is not None and event.kind != "run_retried":
+            rule = "D1" if event.kind in ENDS else "L3"
+            self._broken(rule, f"stands after the run's end (event {self.ended_by.seq})")
+        if event.kind in ENDS:
+            self.ended_by = event
+        elif event.kind in _JUDGE:
+            _JUDGE[event.kind](self, body)
+
+    def _judge_row(self) -> None:
+        row, events = self.history.row, self.history.events
+        if not self.history.is_newest:
+            return
+        if not events or (events[-1].seq, events[-1].digest) != (row.head_seq, row.head_digest):
+            self.violations.append(Violation("L5", self.run, row.head_seq, "the run's row names another head"))
+        expected = STATUS_OF_END[self.ended_by.kind] if self.ended_by is not None else None
+        if expected is not None and row.status != expected:
+            self.violations.append(Violation("D1", self.run, row.head_seq, f"it ended, and its row says {row.status}"))
+        if expected is None and row.status in ENDED:
+            self.violations.append(
+                Violation("L3", self.run, row.head_seq, f"{row.status} without an event that says so")
+            )
+
+    # -- commands ---------------------------------------------------------------------------------------------------
+    def _begin(self, call: int, new: Call) -> Call:
+        if call != self._last_call + 1:
+            self._broken("R1", f"is call {call}, and the one before was {self._last_call}")
+        self._last_call = call
+        self.calls[call] = new
+        self.every_call.append(new)
+        return new
+
+    def _run_started(self, body: Any) -> None:
+        self._entropy = body.entropy
+
+    def _step_started(self, body: Any) -> None:
+        event = self._event
+        if body.attempt == 1:
+            key = derived_key(self._entropy, event.step)
+            new = Call(event.kind, event.seq, event.step, key, body.effect, body.arguments, 1)
+            if body.call in self.calls and body.call <= self._last_call:
+                self._broken("L3", "begins a call again at its first attempt")
+            self._begin(body.call, new)
+            return
+        call = self._known(body.call)
+        if call is None:
+            return
+        if call.outcome:
+            self._broken("L3", f"runs again after its outcome (event {call.outcome_seq})")
+        if body.attempt != call.attempt + 1:
+            self._broken("L3", f"is attempt {body.attempt}, and the one before was {call.attempt}")
+        if (body.arguments, body.effect, event.step) != (call.arguments, call.effect, call.step):
+            self._broken("D7", "has other arguments, contract or name than the first attempt")
+        if event.at < call.due:
+            self._broken("L4", "comes before its back-off was over")
+        call.attempt, call.due = body.attempt, 0
+
+    def _timer_started(self, body: Any) -> None:
+        self._begin(body.call, Call(self._event.kind, self._event.seq, deadline=body.deadline))
+
+    def _child_started(self, body: Any) -> None:
+        self._begin(body.call, Call(self._event.kind, self._event.seq, self._event.step, run=body.run))
+
+    def _other_command(self, body: Any) -> None:
+        self._begin(body.call, Call(self._event.kind, self._event.seq))
+
+    def _step_cancelled(self, body: Any) -> None:
+        self._other_command(body)
+        if body.step_call in self.calls:
+            self.calls[body.step_call].cancelled = True
+
+    # -- outcomes ---------------------------------------------------------------------------------------------------
+    def _known(self, number: int) -> Call | None:
+        call = self.calls.get(number)
+        if call is None:
+            self._broken("R1", f"is about call {number}, which the code had not given")
+        return call
+
+    def _settle(self, number: int, outcome: str = "") -> Call | None:
+        call = self._known(number)
+        if call is not None:
+            if call.outcome:
+                self._broken("D2", f"is a second outcome (the first is event {call.outcome_seq})")
+            call.outcome, call.outcome_seq = outcome or self._event.kind, self._event.seq
+            call.outcome_at = self._event.at
+        return call
+
+    def _step_ended(self, body: Any) -> None:
+        call = self._settle(body.call)
+        if call is not None and body.attempt != call.attempt:
+            self._broken("L3", f"is of attempt {body.attempt}, and the last one begun is {call.attempt}")
+
+    def _attempt_failed(self, body: Any) -> None:
+        call = self._known(body.call)
+        if call is not None:
+            if call.outcome:
+                self._broken("L3", f"comes after the step's outcome (event {call.outcome_seq})")
+            if body.attempt != call.attempt:
+                self._broken("L3", f"is of attempt {body.attempt}, and the last one begun is {call.attempt}")
+            call.due = body.due
+
+    def _timer_fired(self, body: Any) -> None:
+        call = self.calls.get(body.call)
+        if call is not None and call.outcome:
+            self._broken("L4", f"fires a second time (the first is event {call.outcome_seq})")
+        elif (call := self._settle(body.call)) is not None and self._event.at < call.deadline:
+            self._broken("L4", f"fires {call.deadline - self._event.at} microseconds early")
+
+    def _signal_received(self, body: Any) -> None:
+        self._consume(body.number)
+        if body.id and body.id in self._signal_ids:
+            self._broken("D4", f"takes the signal with the id {body.id!r} a second time")
+        self._signal_ids.add(body.id)
+
+    def _cancel_requested(self, body: Any) -> None:
+        self._consume(body.number)
+
+    def _child_ended(self, body: Any) -> None:
+        self._consume(body.number)
+        call = self._settle(body.call, body.status)
+        if call is not None and call.run != body.run:
+            self._broken("L3", f"is of the run {body.run}, and the call started {call.run}")
+
+    def _consume(self, number: int) -> None:
+        if number in self.consumed:
+            self._broken("D4", f"takes delivery {number} a second time (first in event {self.consumed[number]})")
+        elif number:
+            self.consumed[number] = self._event.seq
+
+    # -- going on after a failure -----------------------------------------------------------------------------------
+    def _run_retried(self, body: Any) -> None:
+        """What the code did since the event `voids` no longer counts, and its calls' numbers are given again."""
+        self.ended_by = None
+        self._entropy = body.entropy
+        self.calls = {number: call for number, call in self.calls.items() if call.seq < body.voids}
+        self._last_call = max(self.calls, default=0)
+        for call in self.calls.values():
+            if call.outcome_seq == body.voids:
+                call.outcome, call.outcome_seq, call.due = "", 0, 0
+
+
+_JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
+    "run_started": HistoryJudge._run_started,
+    "step_started": HistoryJudge._step_started,
+    "step_completed": HistoryJudge._step_ended,
+    "step_failed": HistoryJudge._step_ended,
+    "step_cancelled": HistoryJudge._step_cancelled,
+    "attempt_failed": HistoryJudge._attempt_failed,
+    "timer_started": HistoryJudge._timer_started,
+    "timer_fired": HistoryJudge._timer_fired,
+    "signal_awaited": HistoryJudge._other_command,
+    "signal_received": HistoryJudge._signal_received,
+    "signal_rejected": HistoryJudge._other_command,
+    "child_started": HistoryJudge._child_started,
+    "child_cancelled": HistoryJudge._other_command,
+    "child_ended": HistoryJudge._child_ended,
+    "value_published": HistoryJudge._other_command,
+    "cancel_requested": HistoryJudge._cancel_requested,
+    "run_retried": HistoryJudge._run_retried,
+}

@@ -1,0 +1,165 @@
+"""The reference workload: a program as a user would write it, in a process of its own, that tests kill in all ways.
+
+    python workload.py reference FOLDER LEDGER      one run with a bit of everything
+    python workload.py reads FOLDER LEDGER          twenty slow reads
+    python workload.py fleet FOLDER LEDGER COUNT    many runs; any number of these processes share them
+
+Started again it goes on. It leaves its results in its journal and exits with 0 when it has all of them.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+
+import everstep
+from everstep import Retry, step, workflow
+from everstep.testing.journals import ClientJournal, watch_commits
+from everstep.testing.ledger import apply, ask
+
+LEDGER = sys.argv[3] if len(sys.argv) > 3 else ""
+READS, LANES = 20, 4
+PATIENT = Retry(attempts=6, first=0.005, factor=1.0, jitter=0.0)
+
+
+@step(effect="read")
+async def look_up(number: int) -> str:
+    return await asyncio.to_thread(ask, LEDGER, "look_up", everstep.key(), number)
+
+
+@step(effect="read")
+def compute_large(number: int) -> str:
+    """A result that does not fit into an event."""
+    return f"{number:05} " * 4000
+
+
+@step(retry=PATIENT)
+async def charge(amount: int) -> str:
+    """The ledger loses its first answer and fails the second time."""
+    return await asyncio.to_thread(apply, LEDGER, "charge", everstep.key(), amount)
+
+
+@step
+def stamp(text: str) -> str:
+    everstep.heartbeat("half-way")
+    return apply(LEDGER, "stamp", everstep.key(), text)
+
+
+@step
+async def pack(number: int) -> str:
+    return await asyncio.to_thread(apply, LEDGER, "pack", everstep.key(), number)
+
+
+@workflow
+async def reference_child(number: int) -> str:
+    return await pack(number)
+
+
+@workflow
+async def reference_order(number: int) -> dict[str, str | int | list[str]]:
+    found = await asyncio.gather(*(look_up(number + offset) for offset in range(3)))
+    everstep.publish("found", len(found))
+    large, paid = await asyncio.gather(asyncio.to_thread(compute_large, number), charge(number))
+    await asyncio.sleep(0.02)
+    packed = await reference_child(number)
+    word = await everstep.receive("word", str)
+    stamped = await asyncio.to_thread(stamp, word)
+    try:
+        async with asyncio.timeout(0.01):
+            await everstep.receive("never", str)
+    except TimeoutError:
+        everstep.publish("waited", True)
+    token = everstep.random().getrandbits(16) >= 0
+    return {
+        "found": found,
+        "large": len(large),
+        "paid": paid,
+        "packed": packed,
+        "stamped": stamped,
+        "word": word,
+        "token": token,
+    }
+
+
+@step(effect="read")
+async def slow_look(number: int) -> str:
+    return await asyncio.to_thread(ask, LEDGER, "slow_look", everstep.key(), number)
+
+
+@workflow
+async def reference_reads() -> list[str]:
+    async def lane(first: int) -> list[str]:
+        return [await slow_look(number) for number in range(first, READS, LANES)]
+
+    lanes = await asyncio.gather(*(lane(first) for first in range(LANES)))
+    return sorted(value for values in lanes for value in values)
+
+
+@workflow
+async def reference_fleet(number: int) -> list[str]:
+    first = await look_up(number)
+    await asyncio.sleep(0.05)
+    paid = await charge(number)
+    packed = await reference_child(number)
+    return [first, paid, packed]
+
+
+async def reference(app: everstep.App, journal: ClientJournal) -> None:
+    await journalled(journal, "start", "order-1", app.start(reference_order, 7, id="order-1"))
+    try:
+        sent = app.signal("order-1", "word", "tides", id="word-1")
+        await journalled(journal, "signal", "order-1", sent, id="word-1", name="word")
+    except everstep.errors.RunEnded:
+        pass  # an earlier process sent it
+    await note_result(app, journal, "order-1")
+
+
+async def reads(app: everstep.App, journal: ClientJournal) -> None:
+    await journalled(journal, "start", "reads-1", app.start(reference_reads, id="reads-1"))
+    await note_result(app, journal, "reads-1")
+
+
+async def fleet(app: everstep.App, journal: ClientJournal) -> None:
+    async def one(number: int) -> None:
+        run = f"fleet-{number}"
+        await journalled(journal, "start", run, app.start(reference_fleet, number, id=run))
+        await note_result(app, journal, run)
+
+    await asyncio.gather(*(one(number) for number in range(int(sys.argv[4]))))
+
+
+async def journalled(journal: ClientJournal, verb: str, run: str, asked, **facts):
+    journal.note(verb, run, "asked", **facts)
+    try:
+        answer = await asked
+    except everstep.Error as error:
+        journal.note(verb, run, "refused", error=type(error).__name__, **facts)
+        raise
+    journal.note(verb, run, "acknowledged", **facts)
+    return answer
+
+
+async def note_result(app: everstep.App, journal: ClientJournal, run: str) -> None:
+    value = await app.get(run).result(timeout=60)
+    published = await app.get(run).published()
+    journal.note("result", run, "acknowledged", value=value, published=published)
+
+
+async def main(kind: str, folder: str) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    lease = float(os.environ.get("WORKLOAD_LEASE", "30"))
+    recover = kind == "fleet"
+    journal = ClientJournal(os.path.join(folder, "journal.jsonl"))
+    async with everstep.open(os.path.join(folder, "store.db"), recover=recover, lease=lease) as app:
+        watch_commits(app.store, journal)
+        work = {"reference": reference, "reads": reads, "fleet": fleet}[kind]
+        await work(app, journal)
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main(sys.argv[1], sys.argv[2]))
+    except asyncio.CancelledError:
+        sys.exit(143)

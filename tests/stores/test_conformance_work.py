@@ -1,0 +1,268 @@
+"""What every store does with workers, leases and the search for work."""
+
+import pytest
+
+from everstep.errors import Misuse
+from everstep.stores.protocol import (
+    Accepted,
+    Claim,
+    Claimed,
+    NotClaimed,
+    Post,
+    Refused,
+    Release,
+    WorkerRow,
+)
+from tests.stores.kit import Harness, append_to, claimed
+
+UNFINISHED = ("queued", "running", "waiting")
+
+
+def claim(run: str, worker: str = "me", at: int = 1_000) -> Claim:
+    return Claim(run, worker, at, UNFINISHED)
+
+
+# -- claims ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_of_a_free_run_raises_its_epoch_and_sets_its_owner(harness: Harness) -> None:
+    before = harness.start("a", epoch=3, status="waiting", updated_at=5)
+    verdict = harness.one(claim("a"))
+    assert isinstance(verdict, Claimed)
+    assert verdict.row == harness.row("a")
+    assert (verdict.row.epoch, verdict.row.owner, verdict.row.deaths) == (4, "me", 0)
+    before.epoch, before.owner = 4, "me"
+    assert verdict.row == before
+
+
+def test_whoever_was_fenced_writes_nothing_more(harness: Harness) -> None:
+    harness.start("a", status="running")
+    old = claimed(harness.one(claim("a", "old")))
+    new = claimed(harness.one(claim("a", "new")))
+    assert harness.one(append_to(old)) == Refused("fenced")
+    assert harness.one(Release("a", old.epoch, "queued")) == Refused("fenced")
+    assert harness.one(append_to(new)) == Accepted()
+
+
+def test_a_claim_and_the_first_append_can_be_in_one_batch(harness: Harness) -> None:
+    row = harness.start("a", status="running", epoch=1)
+    row.epoch = 2
+    verdict, append = harness.do(claim("a"), append_to(row))
+    assert (type(verdict), append) == (Claimed, Accepted())
+
+
+def test_only_the_wanted_statuses_are_claimed(harness: Harness) -> None:
+    row = harness.start("a", status="held")
+    assert harness.one(claim("a")) == NotClaimed(row)
+    assert harness.one(Claim("a", "me", 0, ())) == NotClaimed(row)
+    assert isinstance(harness.one(Claim("a", "me", 0, ("held",))), Claimed)
+    assert harness.one(claim("none")) == NotClaimed(None)
+
+
+def test_a_run_of_a_living_worker_is_not_claimed(harness: Harness) -> None:
+    harness.enter("you", lease_until=5_000)
+    row = harness.start("a", status="running", owner="you")
+    assert harness.one(claim("a", at=4_999)) == NotClaimed(row)
+
+
+def test_a_run_is_claimed_when_its_owner_s_lease_has_lapsed(harness: Harness) -> None:
+    harness.enter("you", lease_until=5_000)
+    harness.start("a", status="running", owner="you")
+    assert claimed(harness.one(claim("a", at=5_000))).deaths == 0
+
+
+def test_the_owner_itself_may_claim_again(harness: Harness) -> None:
+    harness.enter("me")
+    harness.start("a", status="running", owner="me", epoch=1)
+    row = claimed(harness.one(claim("a")))
+    assert (row.epoch, row.deaths) == (2, 0)
+
+
+@pytest.mark.parametrize(("status", "deaths"), [("running", 1), ("queued", 1), ("waiting", 0)])
+def test_the_death_of_a_driver_counts(harness: Harness, status: str, deaths: int) -> None:
+    harness.start("a", status=status, owner="dead")
+    assert claimed(harness.one(claim("a"))).deaths == deaths
+
+
+def test_deaths_in_a_row_add_up_until_the_head_moves(harness: Harness) -> None:
+    harness.start("a", status="running")
+    for number in range(4):
+        row = claimed(harness.one(claim("a", f"dying{number}")))
+        assert row.deaths == number
+    harness.one(append_to(row, 0))
+    row = claimed(harness.one(claim("a", "next")))
+    assert row.deaths == 4
+    harness.one(append_to(row, 1))
+    assert claimed(harness.one(claim("a", "last"))).deaths == 1
+
+
+# -- giving back ----------------------------------------------------------------------------------------------------
+
+
+def test_a_release_gives_a_run_back_without_history(harness: Harness) -> None:
+    row = harness.start("a", status="running", owner="me", epoch=2, wake_at=9)
+    assert harness.one(Release("a", 1, "queued")) == Refused("fenced")
+    assert harness.one(Release("b", 1, "queued")) == Refused("missing")
+    assert harness.row("a") == row
+    assert harness.one(Release("a", 2, "waiting")) == Accepted()
+    row.owner, row.status = None, "waiting"
+    assert harness.row("a") == row
+
+
+def test_a_leaving_worker_gives_back_everything(harness: Harness) -> None:
+    harness.store.register_worker("me", 1, "host", 10_000)
+    for number, status in enumerate(["running", "waiting", "queued", "held"]):
+        harness.start(f"r{number}", status=status, owner="me")
+    harness.start("other", status="running", owner="you")
+    harness.store.leave("me")
+    assert [harness.row(f"r{n}").status for n in range(4)] == ["queued", "waiting", "queued", "held"]
+    assert {harness.row(f"r{n}").owner for n in range(4)} == {None}
+    assert (harness.row("other").owner, harness.row("other").status) == ("you", "running")
+    assert harness.store.workers() == []
+    harness.store.leave("me")
+
+
+# -- workers --------------------------------------------------------------------------------------------------------
+
+
+def test_workers_get_different_places_and_the_smallest_free_ones(harness: Harness) -> None:
+    rows = [harness.store.register_worker(f"w{n}", 10 + n, "host", 100) for n in range(3)]
+    assert rows == [WorkerRow(f"w{n}", n + 1, 10 + n, "host", 1_000, 100) for n in range(3)]
+    harness.store.leave("w1")
+    assert harness.store.register_worker("w3", 1, "host", 100).place == 2
+    assert [row.id for row in harness.store.workers()] == ["w0", "w3", "w2"]
+
+
+def test_a_lease_is_prolonged_until_the_worker_is_buried(harness: Harness) -> None:
+    harness.enter("you", lease_until=5)
+    assert harness.store.renew("you", 50)
+    assert harness.store.workers()[0].lease_until == 50
+    harness.kill("you")
+    assert harness.store.bury_dead(0) == ["you"]
+    assert not harness.store.renew("you", 60)
+    assert harness.store.workers() == []
+    assert harness.store.bury_dead(0) == []
+
+
+def test_a_worker_whose_lease_has_lapsed_is_not_buried_while_it_lives(harness: Harness) -> None:
+    harness.enter("you", lease_until=5)
+    harness.store.register_worker("me", 1, "host", 5)
+    assert harness.store.bury_dead(1_000_000) == []
+    assert len(harness.store.workers()) == 2
+
+
+def test_only_the_dead_are_buried(harness: Harness) -> None:
+    for worker in ("a", "b", "c"):
+        harness.enter(worker)
+    harness.kill("b")
+    assert harness.store.bury_dead(0) == ["b"]
+    assert [row.id for row in harness.store.workers()] == ["a", "c"]
+
+
+def test_a_name_is_taken_while_its_worker_lives(harness: Harness) -> None:
+    harness.enter("you")
+    with pytest.raises(Misuse):
+        harness.store.register_worker("you", 1, "host", 10)
+    harness.kill("you")
+    harness.store.register_worker("you", 1, "host", 10)
+    assert [(row.id, row.lease_until) for row in harness.store.workers()] == [("you", 10)]
+    assert harness.store.bury_dead(0) == []
+
+
+# -- finding work ---------------------------------------------------------------------------------------------------
+
+
+def test_queued_and_running_runs_that_are_free_are_due_for_everyone(harness: Harness) -> None:
+    harness.enter("you", lease_until=2_000)
+    for id, status, owner in [
+        ("a", "queued", None),
+        ("b", "running", None),
+        ("c", "running", "you"),
+        ("d", "running", "dead"),
+        ("e", "held", None),
+        ("f", "completed", None),
+        ("g", "running", "me"),
+        ("h", "waiting", None),
+    ]:
+        harness.start(id, status=status, owner=owner)
+    assert harness.due() == ["a", "b", "d"]
+    assert harness.due(at=2_000) == ["a", "b", "c", "d"]
+    assert harness.due(everyone=False) == []
+
+
+def test_only_runs_of_known_workflows_are_due(harness: Harness) -> None:
+    for number, status in enumerate(["queued", "waiting"]):
+        harness.start(f"r{number}", workflow="other", status=status, wake_at=1)
+        harness.one(Post(f"r{number}", "signal"))
+    assert harness.due() == []
+    assert harness.store.due(at=9, workflows=["x", "other"], worker="me", everyone=True, limit=9) == ["r0", "r1"]
+    assert harness.store.due(at=9, workflows=[], worker="me", everyone=True, limit=9) == []
+
+
+def test_waiting_runs_are_due_when_their_time_has_come(harness: Harness) -> None:
+    harness.enter("you", lease_until=2_000)
+    for id, owner in [("free", None), ("mine", "me"), ("yours", "you"), ("orphan", "dead")]:
+        harness.start(id, status="waiting", owner=owner, wake_at=500)
+    harness.start("never", status="waiting")
+    assert harness.due(at=499) == []
+    assert harness.due(at=500) == ["free", "mine", "orphan"]
+    assert harness.due(at=500, everyone=False) == ["mine"]
+    assert harness.due(at=2_000) == ["free", "mine", "orphan", "yours"]
+
+
+def test_waiting_runs_are_due_when_something_has_arrived(harness: Harness) -> None:
+    harness.enter("you", lease_until=2_000)
+    for id, owner in [("free", None), ("mine", "me"), ("yours", "you"), ("orphan", "dead")]:
+        harness.start(id, status="waiting", owner=owner)
+        harness.do(Post(id, "signal"), Post(id, "signal"))
+    assert harness.due() == ["free", "mine", "orphan"]
+    assert harness.due(everyone=False) == ["mine"]
+    harness.one(append_to(harness.row("mine"), status="waiting", consumed=[3, 4]))
+    assert harness.due(everyone=False) == []
+
+
+def test_the_most_urgent_run_comes_first(harness: Harness) -> None:
+    harness.start("old", created_at=1)
+    harness.start("new", created_at=2)
+    harness.start("low", created_at=0, priority=-1)
+    harness.start("high", created_at=9, priority=5)
+    harness.start("timer", created_at=5, priority=5, status="waiting", wake_at=1)
+    harness.start("twice", created_at=3, status="waiting", wake_at=1)
+    harness.one(Post("twice", "signal"))
+    everything = ["timer", "high", "old", "new", "twice", "low"]
+    assert harness.due() == everything
+    for limit in range(7):
+        assert harness.due(limit=limit) == everything[:limit]
+
+
+def test_the_longest_overdue_timers_are_considered_first(harness: Harness) -> None:
+    for number in range(6):
+        harness.start(f"r{number}", status="waiting", wake_at=100 - number, owner="dead" if number % 2 else None)
+    assert harness.due(limit=2) == ["r4", "r5"]
+
+
+def test_the_next_wake_is_the_earliest_timer_that_could_be_due(harness: Harness) -> None:
+    harness.enter("you", lease_until=2_000)
+    assert harness.store.next_wake(worker="me", everyone=True) is None
+    for id, owner, wake_at in [("yours", "you", 1), ("orphan", "dead", 20), ("free", None, 30), ("mine", "me", 40)]:
+        harness.start(id, status="waiting", owner=owner, wake_at=wake_at)
+    harness.start("running", status="running", wake_at=0)
+    assert harness.store.next_wake(worker="me", everyone=False) == 40
+    assert harness.store.next_wake(worker="me", everyone=True) == 20
+    assert harness.store.next_wake(worker="nobody", everyone=False) is None
+    harness.one(append_to(harness.row("orphan"), status="waiting"))
+    assert harness.store.next_wake(worker="me", everyone=True) == 30
+    harness.now = 2_000
+    assert harness.store.next_wake(worker="me", everyone=True) == 1
+
+
+def test_own_writes_are_not_changes_by_others(harness: Harness) -> None:
+    harness.store.changed()
+    harness.start("a")
+    harness.store.register_worker("me", 1, "host", 1)
+    assert not harness.store.changed()
+
+
+def test_the_clock_is_a_parameter(harness: Harness) -> None:
+    harness.now = 123
+    assert harness.store.now() == 123

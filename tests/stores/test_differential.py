@@ -1,0 +1,216 @@
+"""Random operations give equal verdicts and equal reads on every store, with the in-memory one as the reference."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from everstep.model.status import ENDED, STATUSES
+from everstep.stores.protocol import (
+    Append,
+    Claim,
+    Failed,
+    HoldRow,
+    NewRun,
+    Operation,
+    Post,
+    Release,
+    RestartRun,
+    RunFilter,
+    StartRun,
+    Store,
+    Verdict,
+)
+from everstep.stores.sqlite import transaction
+from tests.stores.kit import HARNESSES, Harness, append_to, new_run
+
+RUNS = ["a", "b", "c", "d", "e"]
+WORKERS = ["w0", "w1", "w2"]
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+runs = st.sampled_from(RUNS)
+statuses = st.sampled_from(STATUSES)
+times = st.integers(0, 40)
+maybe_times = st.none() | times
+small_bytes = st.sampled_from([b"", b"1", b"\x00\xff"])
+
+
+@st.composite
+def posts(draw: Draw) -> Post:
+    kind = draw(st.sampled_from(["signal", "signal", "cancel", "hold"]))
+    return Post(draw(runs), kind, "n", draw(st.sampled_from(["", "", "i", "j"])), draw(small_bytes), draw(times))
+
+
+@st.composite
+def new_runs(draw: Draw, follower: str | None = None) -> NewRun:
+    return new_run(
+        draw(runs),
+        workflow=draw(st.sampled_from(["order", "order", "other"])),
+        status=draw(st.sampled_from(["queued", "running", "waiting"])),
+        owner=draw(st.none() | st.sampled_from(WORKERS)),
+        wake_at=draw(maybe_times),
+        priority=draw(st.integers(-1, 1)),
+        created_at=draw(times),
+        arguments=draw(st.sampled_from(["x", "x", "y"])),
+        parent=draw(st.none() | runs),
+        tags=draw(st.dictionaries(st.sampled_from(["t", "u"]), st.sampled_from(["1", "2"]))),
+        follower=follower or draw(st.none() | runs),
+        follower_call=draw(st.integers(1, 2)),
+        payloads=draw(st.lists(st.tuples(st.sampled_from(["p", "q"]), small_bytes), max_size=2)),
+    )
+
+
+def drawn_append(draw: Draw, harness: Harness) -> Append | None:
+    row = harness.store.run(draw(runs))
+    if row is None:
+        return None
+    fields: dict[str, Any] = {}
+    if draw(st.integers(0, 4)) == 0:
+        fields["hold"] = HoldRow(
+            id=draw(st.sampled_from(["h", "i"])),
+            run=row.id,
+            reason=draw(st.sampled_from(["diverged", "drift"])),
+            created_at=draw(times),
+            resolved_at=draw(maybe_times),
+        )
+    if draw(st.integers(0, 3)) == 0:
+        fields["starts"] = draw(st.lists(new_runs(follower=row.id), max_size=3))
+        fields["posts"] = draw(st.lists(posts(), max_size=2))
+    append = append_to(
+        row,
+        draw(st.integers(0, 3)),
+        draw(statuses),
+        draw(times),
+        wake_at=draw(maybe_times),
+        published=draw(st.none() | small_bytes),
+        outcome=draw(st.none() | st.sampled_from([b"1", b"null"])),
+        payloads=draw(st.lists(st.tuples(st.sampled_from(["p", "q"]), small_bytes), max_size=2)),
+        consumed=draw(st.lists(st.integers(1, 9), max_size=3)),
+        release=draw(st.booleans()),
+        **fields,
+    )
+    append.epoch += draw(st.sampled_from([0] * 9 + [1]))
+    append.generation += draw(st.sampled_from([0] * 12 + [1]))
+    return append
+
+
+def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
+    kind = draw(st.sampled_from(["append"] * 6 + ["start", "start", "post", "post", "claim", "release", "restart"]))
+    if kind == "append":
+        return drawn_append(draw, harness)
+    if kind == "start":
+        return StartRun(draw(new_runs()))
+    if kind == "post":
+        post: Post = draw(posts())
+        return post
+    row = harness.store.run(draw(runs))
+    if kind == "claim":
+        wanted = draw(st.lists(statuses, max_size=7))
+        return Claim(draw(runs), draw(st.sampled_from(WORKERS)), draw(times), wanted or list(STATUSES))
+    if row is None:
+        return Release("none", 0, "queued")
+    epoch = row.epoch - draw(st.sampled_from([0, 0, 0, 1]))
+    if kind == "release":
+        return Release(row.id, epoch, draw(statuses))
+    return RestartRun(
+        epoch, new_run(row.id, generation=row.generation + 1, arguments="x", follower=draw(st.none() | runs))
+    )
+
+
+def drawn_change_of_workers(draw: Draw, harnesses: Sequence[Harness], living: set[str]) -> None:
+    """Let workers come, go, die and be buried, in all stores alike."""
+    worker, lease = draw(st.sampled_from(WORKERS)), draw(times)
+    action = draw(st.sampled_from(["enter", "kill", "leave", "renew", "bury"]))
+    if action == "enter" and worker not in living:
+        living.add(worker)
+        for harness in harnesses:
+            harness.enter(worker, lease)
+    elif action == "kill" and worker in living:
+        living.remove(worker)
+        for harness in harnesses:
+            harness.kill(worker)
+    elif action == "renew":
+        same([harness.store.renew(worker, lease) for harness in harnesses])
+    elif action == "bury":
+        same([harness.store.bury_dead(0) for harness in harnesses])
+    elif action == "leave" and worker not in living:
+        for harness in harnesses:
+            harness.store.bury_dead(0)
+            harness.store.leave(worker)
+
+
+def same(results: Sequence[Any]) -> None:
+    """Assert that all stores said the same."""
+    for result in results[1:]:
+        assert result == results[0]
+
+
+def comparable(verdicts: list[Verdict]) -> list[Any]:
+    """Return verdicts, without the texts of errors."""
+    return ["failed" if isinstance(verdict, Failed) else verdict for verdict in verdicts]
+
+
+def everything(store: Store) -> dict[str, Any]:
+    """Return all that a store tells."""
+    told: dict[str, Any] = {"counts": store.counts(), "workers": store.workers()}
+    told["holds"] = [store.holds(), store.holds(open_only=False)]
+    told["diverged"] = store.diverged(["order", "other"], 2)
+    for run in RUNS:
+        told[run] = [
+            store.run(run),
+            [store.events(run, generation) for generation in range(1, 4)],
+            [store.payload(run, digest) for digest in "pq"],
+            store.inbox(run),
+            store.signals(run),
+            store.children(run),
+            store.holds(run=run),
+        ]
+    for wanted in (
+        {},
+        {"status": ["queued", "completed"]},
+        {"tags": {"t": "1"}},
+        {"workflow": "other"},
+        {"parent": "a"},
+    ):
+        told[f"runs {wanted}"] = store.runs(RunFilter(limit=3, offset=1, **wanted))  # type: ignore[arg-type]
+    for worker in WORKERS:
+        told[f"pending {worker}"] = store.pending(worker)
+        for everyone in (False, True):
+            told[f"wake {worker} {everyone}"] = store.next_wake(worker=worker, everyone=everyone)
+            for at, limit in ((5, 9), (20, 2), (40, 9)):
+                told[f"due {worker} {everyone} {at}"] = store.due(
+                    at=at, workflows=["order"], worker=worker, everyone=everyone, limit=limit
+                )
+    return told
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_random_operations_give_equal_verdicts_and_equal_reads(data: st.DataObject) -> None:
+    # Also few rows take the way of many.
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transaction, "JOIN_ROWS_MIN", data.draw(st.sampled_from([1, 4])))
+        harnesses = [make(Path(folder)) for make in HARNESSES.values()]
+        reference = harnesses[0]
+        living: set[str] = set()
+        try:
+            for harness in harnesses:
+                harness.now = 15
+                harness.do(*[StartRun(new_run(run, status="running", arguments="x")) for run in RUNS[:3]])
+            for _ in range(data.draw(st.integers(1, 7), "batches")):
+                if data.draw(st.booleans()):
+                    drawn_change_of_workers(data.draw, harnesses, living)
+                drawn = [drawn_operation(data.draw, reference) for _ in range(data.draw(st.integers(1, 6)))]
+                batch = [operation for operation in drawn if operation is not None]
+                same([comparable(harness.store.commit(batch)) for harness in harnesses])
+                same([everything(harness.store) for harness in harnesses])
+            for run in RUNS:
+                row = reference.store.run(run)
+                assert row is None or row.status not in ENDED or not reference.store.inbox(run)
+        finally:
+            for harness in harnesses:
+                harness.close()
