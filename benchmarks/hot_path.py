@@ -1,7 +1,7 @@
 """Everstep's hot path alone, beside the floor, in less than 20 seconds: did a change make it worse?
 
-    python benchmarks/hot_path.py                   the figures: the best and the median of three, each in its own process
-    python benchmarks/hot_path.py --profile w1-read where the time goes, by function
+python benchmarks/hot_path.py                   the figures: the best and the median of three, each in its own process
+python benchmarks/hot_path.py --profile w1-read where the time goes, by function
 """
 
 import argparse

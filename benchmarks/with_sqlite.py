@@ -91,7 +91,9 @@ def percentiles(seconds: list[float]) -> Figures:
 
 def settings(connection: apsw.Connection) -> str:
     """Return what decides about durability, asked of the connection that was measured."""
-    return durability_text(connection.pragma("journal_mode"), connection.pragma("synchronous"), apsw.sqlite_lib_version())
+    return durability_text(
+        connection.pragma("journal_mode"), connection.pragma("synchronous"), apsw.sqlite_lib_version()
+    )
 
 
 def durability_text(journal_mode: object, synchronous: object, version: str) -> str:

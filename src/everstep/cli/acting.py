@@ -90,9 +90,9 @@ def cancel_command(run: str, reason: str, grace: float, now: bool, url: str | No
 @store_options
 def retry_command(run: str, url: str | None, in_json: bool) -> None:
     """Let a failed run go on from what failed, as a new attempt. What was done stays done."""
-    _, is_served = _act(
-        run, url, lambda app: app.retry(run, by=user_name()), {"retried": True}, "goes on from what failed", in_json=in_json
-    )
+    text = "goes on from what failed"
+    said = {"retried": True}
+    _, is_served = _act(run, url, lambda app: app.retry(run, by=user_name()), said, text, in_json=in_json)
     if not in_json:
         say_who_goes_on(run, url, is_served=is_served)
 

@@ -1,6 +1,7 @@
 """Timelines in the terminal: a row for each step, timer, signal and child, with a bar over time."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from everstep.cli.terminal import between, clean, shortened, styled
@@ -18,6 +19,8 @@ MARKS: Final = {
     "dropped": ("·", "dim"),
     "open": ("▸", "cyan"),
 }
+COMPRESSED_FROM: Final = 10_000_000
+"""Shorter runs (microseconds) are drawn to scale, whatever they wait for."""
 WAITING: Final = {"timer": ("◷", "blue"), "signal": ("✉", "magenta"), "child": ("▸", "cyan")}
 STYLES: Final = {"completed": "green", "failed": "red", "crashed": "green", "cancelled": "yellow", "open": "cyan"}
 STATUS_STYLES: Final = {
@@ -37,9 +40,9 @@ class Scale:
     def __init__(self, times: list[int], width: int) -> None:
         self.width = width
         points = sorted(set(times)) or [0]
-        steps = [after - before for before, after in zip(points, points[1:], strict=False)]
+        steps = [after - before for before, after in pairwise(points)]
         total = sum(steps) or 1
-        self.is_compressed = len(steps) > 2 and max(steps) > 0.6 * total
+        self.is_compressed = len(steps) > 2 and max(steps) > 0.6 * total > 0.6 * COMPRESSED_FROM
         weights = [step**0.5 for step in steps] if self.is_compressed else [float(step) for step in steps]
         whole = sum(weights) or 1.0
         self._points, self._columns = points, [0.0]

@@ -1,4 +1,4 @@
-"""The command `everstep`: its subcommands in sections, loaded when they are called, and how every mistake is answered."""
+"""The command `everstep`: its subcommands in sections, loaded when they are called, and how mistakes are answered."""
 
 import os
 import sys
@@ -72,7 +72,7 @@ class Everstep(click.Group):
             with formatter.section(title):
                 formatter.write_dl(rows)
 
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:  # type: ignore[override]
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         """Run a command and end the process with its exit status: 0 done, 1 the run failed, 2 misuse, 3 held."""
         words = list(args) if args is not None else sys.argv[1:]
         options["standalone_mode"] = False

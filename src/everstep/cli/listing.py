@@ -8,7 +8,18 @@ import msgspec
 from everstep.cli.drawing import status_text
 from everstep.cli.opening import existing_run, line_to_paste, place_of, reading, store_options
 from everstep.cli.running import parsed_tags
-from everstep.cli.terminal import between, clean, console, duration, local_time, payload_json, say_json, shortened, styled
+from everstep.cli.terminal import (
+    arguments_text,
+    between,
+    clean,
+    console,
+    duration,
+    local_time,
+    payload_json,
+    say_json,
+    shortened,
+    styled,
+)
 from everstep.engine.history import public_events
 from everstep.errors import Misuse
 from everstep.model.status import STATUSES
@@ -70,7 +81,7 @@ def _print_rows(rows: list[RunRow], now: int, counts: dict[str, int], place: str
     for row in rows:
         step = row.current_step
         if row.status == "waiting" and row.wake_at is not None:
-            step = f"until {local_time(row.wake_at):%m-%d %H:%M:%S}" if not step else step
+            step = step or f"until {local_time(row.wake_at):%m-%d %H:%M:%S}"
         table.add_row(
             styled(row.id, "bold"), styled(row.workflow), status_text(row.status), between(row.created_at, now),
             styled(step), styled(shortened(arguments_text(row.preview), 200), "dim"),
@@ -81,13 +92,6 @@ def _print_rows(rows: list[RunRow], now: int, counts: dict[str, int], place: str
     out.print(styled(f"{len(rows)} of {total} runs ({summary}) in {place}", "dim"))
     if counts.get("held"):
         out.print(styled("Held runs wait for a person: " + line_to_paste("holds", url=url), "yellow"))
-
-
-def arguments_text(preview: str) -> str:
-    """Return the arguments in a preview of their payload, without the brackets around them."""
-    text = preview.removeprefix("[[")
-    end = text.rfind("]]")
-    return text[:end] if end >= 0 else text.removeprefix("[")
 
 
 @click.command("history")
@@ -135,7 +139,7 @@ def _print_events(store: Store, row: RunRow, generation: int) -> None:
 
 def _gist(body: dict[str, Any]) -> str:
     """Return what is worth a line of an event's body."""
-    parts = []
+    parts: list[str] = []
     for name, value in body.items():
         if name in ("entropy", "arguments", "semantics", "python", "call", "number", "early") or value in ("", None):
             continue

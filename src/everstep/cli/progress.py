@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from everstep.cli.drawing import MARKS, error_line
 from everstep.cli.opening import example_value, line_to_paste
-from everstep.cli.terminal import between, clean, clock_time, console, duration, moment, shortened, styled
+from everstep.cli.terminal import (
+    arguments_text,
+    between,
+    clean,
+    clock_time,
+    console,
+    duration,
+    moment,
+    shortened,
+    styled,
+)
 from everstep.cli.timeline import Row, Timeline
 from everstep.model.events import EventRow, decode_body
 from everstep.stores.protocol import RunRow, Store
@@ -179,7 +189,7 @@ class Watcher:
             if (key := f"signal {awaited.seq}") not in self._said:
                 self._said.add(key)
                 line = line_to_paste("signal", self._run, awaited.name, example_value(awaited.type), url=self._url)
-                self._progress.say("✉", f"waits for the signal {awaited.name} ({awaited.type}); send it with:", "magenta")
+                self._progress.say("✉", f"waits for the signal {awaited.name} ({awaited.type}):", "magenta")
                 self._progress.say(" ", f"  {line}", "bold")
         if row.wake_at is not None and (key := f"wake {row.wake_at}") not in self._said:
             self._said.add(key)
@@ -199,7 +209,7 @@ def _step_started(event: EventRow, body: Any, timeline: Timeline) -> Said:
         return "↻", f"{event.step}: attempt {body.attempt}, because somebody wanted it", "yellow"
     if body.attempt > 1:
         return "↻", f"{event.step}: attempt {body.attempt}", "yellow"
-    return "…", f"{event.step} {shortened(body.preview, 100)}", "dim"
+    return "…", f"{event.step} {shortened(arguments_text(body.preview), 100)}", "dim"
 
 
 def _step_ended(event: EventRow, body: Any, timeline: Timeline) -> Said:

@@ -30,7 +30,7 @@ from everstep.worker.stopping import stopping_on_signals
 @click.command("run")
 @click.argument("target", metavar="FILE[:WORKFLOW]")
 @click.argument("arguments", nargs=-1, metavar="[JSON]...")
-@click.option("--id", "run", metavar="ID", help="The run's id. With the id of an existing run it goes on with that one.")
+@click.option("--id", "run", metavar="ID", help="The run's id; that of an existing run goes on with it.")
 @click.option(
     "--on-existing",
     type=click.Choice(ON_EXISTING),
@@ -77,7 +77,13 @@ def parsed_tags(tags: tuple[str, ...]) -> dict[str, str]:
 
 
 async def _run(
-    workflow: Workflow, values: tuple[Any, ...], options: dict[str, Any], url: str | None, again: list[str], *, in_json: bool
+    workflow: Workflow,
+    values: tuple[Any, ...],
+    options: dict[str, Any],
+    url: str | None,
+    again: list[str],
+    *,
+    in_json: bool,
 ) -> int:
     store = open_store(url or default_url())
     app = App(store)
@@ -168,7 +174,8 @@ def _print_end(row: RunRow, holds: list[HoldRow], url: str | None) -> None:
         err.print(styled("✓ ", "bold green").append(f"run {row.id} completed in {took}", style=""))
         click.echo(json_text(payload_json(row.outcome or b"[null]")))
     elif row.status == "failed":
-        err.print(styled("✗ ", "bold red").append(f"run {row.id} failed: {clean(error_line(error_facts(row.outcome or b'')))}"))
+        why = clean(error_line(error_facts(row.outcome or b"")))
+        err.print(styled("✗ ", "bold red").append(f"run {row.id} failed: {why}"))
         err.print(styled("  see  " + line_to_paste("show", row.id, url=url), "dim"))
         err.print(styled("  then " + line_to_paste("retry", row.id, url=url) + "  to go on from what failed", "dim"))
     elif row.status == "held":

@@ -1,16 +1,18 @@
 """`everstep show`: what a run did, when, how often, what it waits for, and what to do about it."""
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from everstep.cli.drawing import draw_timeline, error_line, status_text
 from everstep.cli.holds import draw_hold, hold_facts
-from everstep.cli.listing import arguments_text, published_of, row_facts
+from everstep.cli.listing import published_of, row_facts
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
 from everstep.cli.opening import example_value, existing_run, line_to_paste, place_of, reading, store_options
 from everstep.cli.terminal import (
+    arguments_text,
     between,
     clean,
     console,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 REFRESH_SECONDS = 0.25
+OURS = str(Path(__file__).parents[1])
 
 
 @click.command("show")
@@ -197,7 +200,8 @@ def _problems(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
     if timeline.error is not None:
         parts += _draw_error("the run", timeline.error)
         if row.status == "failed":
-            parts += [styled("go on from what failed:", "dim"), styled("  " + line_to_paste("retry", row.id, url=url), "bold"), ""]
+            line = line_to_paste("retry", row.id, url=url)
+            parts += [styled("go on from what failed:", "dim"), styled(f"  {line}", "bold"), ""]
     for hold in store.holds(run=row.id):
         parts.append(draw_hold(hold, url))
     return parts
@@ -205,13 +209,23 @@ def _problems(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
 
 def _draw_error(what: str, error: dict[str, Any]) -> list[Any]:
     parts: list[Any] = [styled(f"✗ {what} failed with {error_line(error)}", "red")]
-    for line in str(error.get("traceback", "")).rstrip().split("\n")[-8:]:
-        if line.strip():
-            parts.append(styled(f"  {line}", "dim"))
+    parts += [styled(f"  {line}", "dim") for line in theirs(str(error.get("traceback", "")))[-8:]]
     cause = error.get("cause") or error.get("context")
     if isinstance(cause, dict):
         parts.append(styled(f"  because of {error_line(cause)}", "red"))
     return [*parts, ""]
+
+
+def theirs(traceback: str) -> list[str]:
+    """Return the lines of a traceback without the frames of this package: a person wants to see their own code."""
+    frames: list[list[str]] = []
+    for line in traceback.rstrip().split("\n"):
+        if line.startswith("  File ") or not frames:
+            frames.append([])
+        if line.strip() and line.strip(" ^~"):
+            frames[-1].append(line.rstrip())
+    own = [frame for frame in frames if frame and OURS not in frame[0]]
+    return [line for frame in own or frames for line in frame]
 
 
 def _draw_wait(wait: dict[str, Any], now: int) -> list[Any]:

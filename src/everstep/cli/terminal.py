@@ -125,3 +125,10 @@ def moment(at: int, now: int) -> str:
     """Return a time: the time of day if it is near, with the date if not."""
     near = abs(at - now) < 12 * 3600 * 1_000_000
     return f"{local_time(at):%H:%M:%S}" if near else f"{local_time(at):%Y-%m-%d %H:%M}"
+
+
+def arguments_text(preview: str) -> str:
+    """Return the arguments in a preview of their payload, without the brackets around them."""
+    text = preview.removeprefix("[[")
+    end = text.rfind("]]")
+    return text[:end] if end >= 0 else text.removeprefix("[")

@@ -89,7 +89,7 @@ class Timeline:
         self._timers_of: dict[int, Row] = {}
         self._last_sign_at = 0
 
-    # -- what it says ---------------------------------------------------------------------------------------------------
+    # -- what it says --------------------------------------------------------------------------------------------------
     @property
     def steps(self) -> list[Row]:
         """The rows that are steps."""
@@ -104,7 +104,7 @@ class Timeline:
         """Return the signals that the code has asked for and not got."""
         return [row for row in self.rows if row.kind == "signal" and row.state == "open"]
 
-    # -- what it is told ------------------------------------------------------------------------------------------------
+    # -- what it is told -----------------------------------------------------------------------------------------------
     def add(self, event: EventRow) -> None:
         """Take the next event."""
         self.last_seq = event.seq
@@ -142,11 +142,9 @@ class Timeline:
 
     def _note(self, event: EventRow, name: str, note: str, state: State = "completed") -> Row:
         at = event.at
-        return self._new(
-            Row(kind="note", name=name, seq=event.seq, started_at=at, ended_at=at, state=state, note=note)
-        )
+        return self._new(Row(kind="note", name=name, seq=event.seq, started_at=at, ended_at=at, state=state, note=note))
 
-    # -- steps ----------------------------------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------------------------------
     def _take_step_started(self, event: EventRow, body: Any) -> None:
         row = self._calls.get(body.call)
         if row is None or body.attempt == 1:
@@ -208,7 +206,7 @@ class Timeline:
             details = self._payload(body.details, body.ref)
             row.note = f"heartbeat {self._codec.preview(details, 60)}" if details else "heartbeat"
 
-    # -- timers, signals, children --------------------------------------------------------------------------------------
+    # -- timers, signals, children -------------------------------------------------------------------------------------
     def _take_timer_started(self, event: EventRow, body: Any) -> None:
         from everstep.cli.terminal import duration
 
@@ -280,7 +278,7 @@ class Timeline:
         if row is not None:
             row.note = f"{row.note} (asked to stop)"
 
-    # -- the run itself -------------------------------------------------------------------------------------------------
+    # -- the run itself ------------------------------------------------------------------------------------------------
     def _take_run_started(self, event: EventRow, body: Any) -> None:
         self.started_at = event.at
 

@@ -7,13 +7,22 @@ the originals run, untouched.
 
 import asyncio
 from asyncio import events
-from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+from types import FunctionType
+from typing import Any, Self
 
 from everstep.engine.loop import WorkflowLoop
 
-_as_completed = asyncio.as_completed
-_wait_for = asyncio.wait_for
+
+def _copy(function: Any) -> Any:
+    """Return a function that stays what this one is now."""
+    copied = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+_as_completed = _copy(asyncio.as_completed)
+_wait_for = _copy(asyncio.wait_for)
 
 
 class Completions:
@@ -53,14 +62,23 @@ class Completions:
     async def _next_result(self) -> Any:
         return (await self._next()).result()
 
-    def __iter__(self) -> Iterator[Any]:
-        for _ in range(self._left):
-            yield self._next_result()
+    def __iter__(self) -> Self:
+        return self
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        for _ in range(self._left):
-            future = await self._next()
-            yield future
+    def __next__(self) -> Any:
+        if not self._left:
+            raise StopIteration
+        self._left -= 1
+        return self._next_result()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if not self._left:
+            raise StopAsyncIteration
+        self._left -= 1
+        return await self._next()
 
 
 def as_completed(fs: Iterable[Any], *, timeout: float | None = None) -> Any:
@@ -81,18 +99,32 @@ async def wait_for(fut: Any, timeout: float | None) -> Any:
         if future.done():
             return future.result()
         future.cancel()
+        await asyncio.wait([future])  # a cancel of this task is raised here, and stays one
         try:
-            await future
+            return future.result()
         except asyncio.CancelledError as error:
             raise TimeoutError from error
-        raise TimeoutError
     async with asyncio.timeout(timeout):
         return await fut
 
 
+def _go_to_as_completed(fs: Any, *, timeout: float | None = None) -> Any:
+    from everstep.engine.asyncio_parts import as_completed  # this code runs in asyncio's own module
+
+    return as_completed(fs, timeout=timeout)
+
+
+async def _go_to_wait_for(fut: Any, timeout: float | None) -> Any:
+    from everstep.engine.asyncio_parts import wait_for
+
+    return await wait_for(fut, timeout)
+
+
 def install() -> None:
-    """Put both in place. They hand over to the originals outside workflows."""
-    asyncio.as_completed = as_completed
-    asyncio.tasks.as_completed = as_completed
-    asyncio.wait_for = wait_for
-    asyncio.tasks.wait_for = wait_for
+    """Put both in place. They hand over to the originals outside workflows.
+
+    The code of asyncio's functions is exchanged, not their names: whoever wrote `from asyncio import wait_for` before
+    would otherwise keep the originals.
+    """
+    asyncio.as_completed.__code__ = _go_to_as_completed.__code__
+    asyncio.wait_for.__code__ = _go_to_wait_for.__code__

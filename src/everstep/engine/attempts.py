@@ -101,8 +101,11 @@ class StepAttempts:
             return
         attempts = self._known.pop(call.call)
         raw, ref = driver.journal.pack(payload)
-        body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, round(seconds, 3), fallback=attempt.fallback)
-        body.key_unused = attempts.attempt > 1 and call.target.effect == "repeat" and not attempt.key_used
+        body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, round(seconds, 3))
+        if attempt.fallback:
+            body.fallback = True
+        if attempts.attempt > 1:
+            body.key_unused = call.target.effect == "repeat" and not attempt.key_used
         driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
 
     def failed(self, attempt: Attempt, error: BaseException, seconds: float, *, final: bool = False) -> None:

@@ -1,10 +1,11 @@
 """Bodies of steps at work: attempts are started, timed, cancelled; their ends are told to the driver."""
 
 import asyncio
+import functools
 import logging
 import threading
 import time
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.effects.body import StepBody
@@ -26,7 +27,7 @@ HEARTBEAT_SECONDS: Final = 1.0
 class Attempt(StepBody):
     """One attempt at a step, while its body runs."""
 
-    __slots__ = ("_bodies", "call", "fallback", "in_thread", "task")
+    __slots__ = ("_bodies", "call", "fallback", "task")
 
     def __init__(
         self, bodies: "Bodies", run: str, workflow: str, call: StepCall, attempt: int, details: Any, fallback: bool
@@ -36,7 +37,6 @@ class Attempt(StepBody):
         self.call = call
         self.fallback = fallback
         self.task: asyncio.Task[None] | None = None
-        self.in_thread = False
 
     def take_heartbeat(self, details: Any) -> None:
         self._bodies.take_heartbeat(self.call.call, details)
@@ -62,7 +62,13 @@ class Bodies:
         context: Context = app.context.copy()
         context.run(CURRENT.set, running)
         self.running[call.call] = running
-        running.task = app.loop.create_task(self._perform(running), context=context)
+        target = call.target
+        if target.is_async or target.timeout is not None or fallback:
+            running.task = app.loop.create_task(self._perform(running), context=context)
+        else:
+            began = time.monotonic()
+            body = functools.partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)
+            app.threads.start(driver.run, body, lambda value, error: self._end(running, value, error, began))
 
     async def _perform(self, attempt: Attempt) -> None:
         """Run the body to its end, whatever that is, and tell the driver."""
@@ -76,20 +82,22 @@ class Bodies:
                 value = await self._call(attempt)
             else:
                 value = await self._call_within(attempt, target.timeout)
-        except asyncio.CancelledError as error:
-            if self.running.get(call.call) is not attempt:
-                return  # the code no longer waits, or the run leaves memory: nothing is recorded
-            self._attempts.failed(attempt, error, time.monotonic() - began)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  # whatever a body raises is its outcome
-            crash_point("body.after")
-            if self.running.get(call.call) is attempt:
-                self._attempts.failed(attempt, error, time.monotonic() - began)
+            self._end(attempt, None, error, began)
         else:
-            crash_point("body.after")
-            if self.running.get(call.call) is attempt:
-                self._attempts.completed(attempt, value, time.monotonic() - began)
+            self._end(attempt, value, None, began)
+
+    def _end(self, attempt: Attempt, value: Any, error: BaseException | None, began: float) -> None:
+        """A body has ended. If the code no longer waits, or the run has left memory, nothing is recorded."""
+        crash_point("body.after")
+        if self.running.get(attempt.call.call) is not attempt:
+            return
+        if error is None:
+            self._attempts.completed(attempt, value, time.monotonic() - began)
+        else:
+            self._attempts.failed(attempt, error, time.monotonic() - began)
 
     async def _call_within(self, attempt: Attempt, seconds: float) -> Any:
         try:
@@ -113,23 +121,18 @@ class Bodies:
     async def _call_in_thread(self, attempt: Attempt, function: Any, args: Any, kwargs: Any) -> Any:
         """Run a `def` body on a thread. A thread cannot be stopped: the attempt may act on after its timeout."""
         app = self._driver.app
-        context: Context = app.context.copy()
-        context.run(CURRENT.set, attempt)
-        attempt.in_thread = True
+        future: asyncio.Future[tuple[Any, BaseException | None]] = app.loop.create_future()
 
-        def in_thread() -> Any:
-            try:
-                return context.run(function, *args, **kwargs)
-            except StopIteration as error:  # a future cannot carry it
-                raise RuntimeError(f"StopIteration: {error}") from error
+        def done(value: Any, error: BaseException | None) -> None:
+            if not future.done():
+                future.set_result((value, error))
 
-        future = app.loop.run_in_executor(app.pool, in_thread)
-        app.threads.add(future)
-        future.add_done_callback(app.threads.discard)
-        try:
-            return await future
-        finally:
-            attempt.in_thread = not future.done() or future.cancelled()
+        body = functools.partial(copy_context().run, function, *args, **kwargs)
+        app.threads.start(attempt.run, body, done)
+        value, error = await future
+        if error is not None:
+            raise error
+        return value
 
     async def _call_fallback(self, fallback: Any, args: Any, kwargs: Any) -> Any:
         value = fallback(*args, **kwargs) if callable(fallback) else fallback

@@ -292,7 +292,8 @@ class CallFuture(WorkflowFuture):
     """The future of a step or child call. When the code stops waiting for it, that is a command too."""
 
     def __init__(self, loop: WorkflowLoop, execution: "Execution") -> None:
-        super().__init__(loop=loop)
+        self.number = next(loop.numbers)
+        asyncio.Future.__init__(self, loop=loop)
         self.execution = execution
         self.target: StepCall | ChildCall | None = None
 

@@ -18,7 +18,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -45,14 +45,12 @@ from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.replay import Replayed
 from everstep.engine.saver import Saver
 from everstep.engine.starting import new_run
+from everstep.engine.threads import Threads
 from everstep.errors import NotDecodable, RunTimedOut
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.status import Status
 from everstep.stores.protocol import HoldRow, NewRun, Post, RowChange, RunRow, Store
-
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
 
 log = logging.getLogger("everstep.run")
 
@@ -72,9 +70,8 @@ class Surrounding(Protocol):
     clock: Clock
     loop: asyncio.AbstractEventLoop
     context: Context
-    pool: "ThreadPoolExecutor"
     thread: int
-    threads: set[Any]
+    threads: Threads
     randomness: random.Random
     worker: str
     draining: bool
@@ -108,6 +105,7 @@ class Driver:
         self.inbox = Inbox(self)
         self.saver = Saver(self)
         self.stopped = False
+        self._now = app.clock.now
         self.ending = ""
         self.outcome: bytes | None = None
         self.hold: HoldRow | None = None
@@ -115,6 +113,7 @@ class Driver:
         self._published = replayed.published
         self._publishes = False
         self._alarm: Alarm | None = None
+        self._alarm_at: int | None = None
         self._unapplied: deque[tuple[int, bool, str, Any, int]] = deque()
         self._applying = False
         self._retried = replayed.retried
@@ -151,9 +150,10 @@ class Driver:
     # -- outcomes --------------------------------------------------------------------------------------------------
     def deliver(self, kind: str, step: str, body: Any, *, expensive: bool = False) -> None:
         """Record an outcome and give it to the code, in the order of the log."""
-        if self.is_over:
+        if self.stopped or self.ending or self.hold:
             return
-        body.early = bool(self._unapplied) or self._applying
+        if self._unapplied or self._applying:
+            body.early = True
         seq = self.record(kind, step, body)
         self._unapplied.append((seq, expensive, kind, body, self.journal.at))
         if expensive:
@@ -244,7 +244,7 @@ class Driver:
     # -- deadlines -------------------------------------------------------------------------------------------------
     def ring(self) -> None:
         """Do what is due by now."""
-        self._alarm = None
+        self._alarm = self._alarm_at = None
         self.fire_due(self.app.clock.now())
         self.come_to_rest()
 
@@ -336,9 +336,9 @@ class Driver:
     # -- resting and leaving ---------------------------------------------------------------------------------------
     def come_to_rest(self) -> None:
         """Say how the run is, set the alarm, and if the code can never go on, say that too."""
-        if self.is_over or self._applying:
+        if self._applying or self.stopped or self.ending or self.hold:
             return
-        if self.attempts.are_under_way or self._unapplied:
+        if self._unapplied or self.attempts.are_under_way:
             self.status = "running"
         else:
             self.execution.forget_stale_receives()
@@ -352,6 +352,9 @@ class Driver:
 
     def _set_alarm(self) -> None:
         wake_at = self.wake_at()
+        if wake_at == self._alarm_at:
+            return
+        self._alarm_at = wake_at
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -360,7 +363,7 @@ class Driver:
 
     def record(self, kind: str, step: str, body: ev.Body) -> int:
         """Append an event to the history and return its number."""
-        return self.journal.record(kind, step, body, self.app.clock.now())
+        return self.journal.record(kind, step, body, self._now())
 
     def row_change(self, wake_at: int | None) -> RowChange:
         """Return what the run's row should say beside the new head."""

@@ -9,7 +9,6 @@ import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Self, TypeVar
 
 from everstep.codec import Codec
@@ -21,6 +20,7 @@ from everstep.engine.history import Recorded
 from everstep.engine.holding import HoldReport
 from everstep.engine.pump import Pump
 from everstep.engine.resume import hold_unit, is_supported, resolve_unit, take_up, would_go_on
+from everstep.engine.threads import Threads
 from everstep.engine.workflow import DECLARED, Workflow
 from everstep.errors import Misuse, UnknownRun, UnknownWorkflow
 from everstep.model.events import decode_body
@@ -68,7 +68,6 @@ class Driving:
         self.wanted: set[str] = set()
         """Runs that this app should drive and does not yet: somebody else does, or they are about to be claimed."""
         self.watchers: dict[str, list[asyncio.Future[None]]] = {}
-        self.threads: set[Any] = set()
         self.draining = False
         self.on_hold = on_hold
         self.worker = ""
@@ -85,7 +84,7 @@ class Driving:
         asyncio_parts.install()
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
-        self.pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="everstep-step")
+        self.threads = Threads(self.loop, THREADS_MAX)
         self.committer = Committer(self.store, self.loop)
         self.pump = Pump(self)
         if self.recover:
@@ -108,11 +107,7 @@ class Driving:
         await self._wait_for_bodies(drain)
         if self._failed is None:
             await self.committer.drained()
-        acting = {
-            driver.run
-            for driver in self.drivers.values()
-            if any(a.in_thread for a in driver.attempts.bodies.running.values())
-        }
+        acting = self.threads.acting_for()
         for driver in list(self.drivers.values()):
             driver.stop()
         for task in self._tasks:
@@ -120,7 +115,7 @@ class Driving:
         await self.committer.close()
         if self.worker and self._failed is None:
             self._leave(acting)
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.threads.close()
         self._wake_all_watchers()
         self.store.close()
 

@@ -28,6 +28,10 @@ TURNS_MAX: Final = 5_000_000
 """So many callbacks without coming to rest is a loop that spins, such as `while True: await asyncio.sleep(0)`."""
 
 
+FOREVER_SECONDS: Final = 1e11
+"""A longer wait, `asyncio.sleep(math.inf)` too, is one of three thousand years: a deadline must fit into a column."""
+
+
 class SpinningWorkflow(Exception):
     """Workflow code did not come to rest."""
 
@@ -111,7 +115,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def call_later(self, delay: float, callback: Any, *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]
         if delay <= 0:
             return self.call_soon(callback, *args, context=context)
-        timer = Timer(round(delay * 1e6), self.time() + delay, callback, args, self, context)
+        timer = Timer(round(min(delay, FOREVER_SECONDS) * 1e6), self.time() + delay, callback, args, self, context)
         self.new_timers.append(timer)
         return timer
 
@@ -205,6 +209,11 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     def _finalize_asyncgen(self, generator: Any) -> None:
         self.create_task(generator.aclose())
+
+    @property
+    def has_asyncgens(self) -> bool:
+        """Whether any generator was begun."""
+        return bool(self._asyncgens)
 
     def close_asyncgens(self) -> None:
         """Close the generators that are still open, for a run that leaves memory."""

@@ -10,13 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.codec import Codec
 from everstep.engine.commands import Command, Difference, EndRun, StartTimer
-from everstep.engine.execution import OUTCOMES, Execution, PayloadLookup
+from everstep.engine.execution import OUTCOMES, Execution
 from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded
 from everstep.engine.loop import SpinningWorkflow
-from everstep.engine.workflow import Workflow
 from everstep.errors import NotDecodable
 from everstep.model.events import ENDS
 
@@ -58,23 +56,25 @@ class Replayed(msgspec.Struct):
     """When the cancel was requested, if it was."""
     retried: bool = False
     """Whether the run was ever retried."""
+    spins: bool = False
+    """Whether the code did not come to rest."""
+
+
+def first_run(execution: Execution, started: Recorded) -> Replayed:
+    """Run the code of a new run to its first rest: there is nothing to compare it with yet."""
+    try:
+        execution.begin(started.body, started.at)
+    except SpinningWorkflow:
+        return Replayed(execution, [], [], {}, {}, spins=True)
+    return Replayed(execution, [], execution.take_commands(), {}, {})
 
 
 class Replay:
     """One replay of one history."""
 
-    def __init__(
-        self,
-        workflow: Workflow,
-        history: Sequence[Recorded],
-        *,
-        run: str,
-        generation: int,
-        codec: Codec,
-        lookup: PayloadLookup,
-    ) -> None:
+    def __init__(self, execution: Execution, history: Sequence[Recorded]) -> None:
         self.history = history
-        self.execution = Execution(workflow, run=run, generation=generation, codec=codec, lookup=lookup)
+        self.execution = execution
         self.differences: list[Difference] = []
         self.attempts: dict[int, Attempts] = {}
         self.published: dict[str, msgspec.Raw] = {}

@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 
 from everstep.engine.driver import Driver, Surrounding
+from everstep.engine.execution import Execution
 from everstep.engine.history import Recorded, load_verified
-from everstep.engine.holding import HoldReport, damaged_report, diverged_report, poisoned_report
+from everstep.engine.holding import HoldReport, damaged_report, diverged_report, poisoned_report, stuck_report
 from everstep.engine.journal import Journal, restore_payload
-from everstep.engine.replay import Replay, Replayed
+from everstep.engine.loop import SpinningWorkflow
+from everstep.engine.replay import Replay, Replayed, first_run
 from everstep.engine.workflow import Workflow
 from everstep.errors import Damaged, NotDecodable
 from everstep.model import events as ev
@@ -39,6 +41,9 @@ def take_up(
         return damaged_report(error)
     except NotDecodable as error:
         return HoldReport("diverged", f"the arguments no longer decode: {error}", without=["accept"])
+    if replayed.spins:
+        replayed.execution.evict()
+        return stuck_report(replayed.execution, SpinningWorkflow())
     if replayed.differences:
         replayed.execution.evict()
         return diverged_report(replayed.differences)
@@ -66,8 +71,10 @@ def replay(
     def lookup(digest: str) -> bytes:
         return restore_payload(store.payload(row.id, digest), digest)
 
-    one = Replay(workflow, history, run=row.id, generation=row.generation, codec=codec, lookup=lookup)
-    return one.go(quiet=quiet)
+    execution = Execution(workflow, run=row.id, generation=row.generation, codec=codec, lookup=lookup)
+    if len(history) == 1 and not quiet:
+        return first_run(execution, history[0])
+    return Replay(execution, history).go(quiet=quiet)
 
 
 def _clock_started_at(history: list[Recorded]) -> int:

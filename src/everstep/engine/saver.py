@@ -38,7 +38,7 @@ class Saver:
     def when_durable(self, seq: int, callback: Callable[[], None]) -> None:
         """Call back once an event, and so all before it, is durable."""
         self._waiters.append((seq, callback))
-        self.save(waited_for=True)
+        self._driver.app.committer.ready(self, waited_for=True)
 
     @property
     def all_is_durable(self) -> bool:

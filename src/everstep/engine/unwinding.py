@@ -17,6 +17,8 @@ def unwind(loop: WorkflowLoop) -> None:
     loop.quiet = True
     loop.new_timers.clear()
     loop.timers.clear()
+    if not loop.tasks and not loop.has_asyncgens:
+        return
     with Silence():
         for _ in range(ROUNDS_MAX):
             waiting = [task for task in loop.tasks.values() if not task.done()]

@@ -48,6 +48,8 @@ class Workflow:
         self.on_parent_end = checked_choice("on_parent_end", on_parent_end, ON_PARENT_END)
         self.is_async = inspect.iscoroutinefunction(function)
         self.signature = Signature(function)
+        last = self.name.rpartition(".")[2]
+        self.id_prefix = "".join(c if c.isascii() and c.isalnum() else "-" for c in last)[:60].strip("-") or "run"
         functools.update_wrapper(self, function, updated=())
         DECLARED.add(self)
 

@@ -1,0 +1,154 @@
+"""Everstep beside DBOS, LangGraph and bare SQLite commits, measured in one go: `make bench`.
+
+    python benchmarks            everything, in less than twelve minutes
+    python benchmarks --quick    only W1, measured once each
+
+It ends with status 1 if a bar is not cleared.
+"""
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import resuming
+from chart import chart
+from judging import Findings, judge
+from measuring import HERE, HISTORY_STEPS, ROOT, Failed, empty_folder, environment, measure
+from plan import IMPORTS, RESUMES, ROWS, SMALL_STEPS
+from report import page
+
+ROUNDS = 3
+SECONDS_MAX = 640.0
+"""No measurement begins later than this, so that the whole ends in time also on a slow machine."""
+IMPORT_TIMES = 10
+IMPORT = "import time; began = time.perf_counter(); import {}; print(time.perf_counter() - began)"
+
+
+class Bench:
+    """One run of everything. Its rounds take all systems in turn, so that a noisy minute hits all of them."""
+
+    def __init__(self, quick: bool) -> None:
+        self.quick = quick
+        self.findings = Findings()
+        self.began = time.monotonic()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def run(self) -> None:
+        if self.quick:
+            self.throughput("W1", 1)
+            return
+        with empty_folder() as folder:
+            self.imports()
+            self.kill_all(folder)
+            self.idle_worker(folder)
+            for number in range(1, ROUNDS + 1):
+                self.throughput("W1", number)
+                self.resumes(folder, number)
+                self.throughput("W2", number)
+
+    def throughput(self, workload: str, number: int) -> None:
+        for row in ROWS:
+            if row.workload == workload and self.has_time(f"{row.key}, round {number}"):
+                with empty_folder() as folder, self.noted(row.key):
+                    found = measure(row.script, row.measurement, folder)
+                    self.findings.add_rate(row.key, row.system, found)
+                    self.say(
+                        f"round {number}  {row.workload} {row.system}, {row.variant}: {found['rate']:,.0f} steps/s"
+                    )
+
+    def imports(self) -> None:
+        """Time imports in fresh processes, after one that warms the disk's cache."""
+        for number in range(IMPORT_TIMES + 1):
+            for system, modules in IMPORTS.items():
+                if system == "Everstep" or number <= ROUNDS:
+                    command = [sys.executable, "-c", IMPORT.format(modules)]
+                    said = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True).stdout
+                    if number:
+                        self.findings.add(f"import {system}", float(said))
+        self.say(f"import everstep: {1000 * (self.findings.figure('import Everstep') or 0):.0f} ms")
+
+    def kill_all(self, folder: Path) -> None:
+        """Make what the resumes begin with: runs that were killed in a step."""
+        for system, script in RESUMES.items():
+            for steps in (SMALL_STEPS, HISTORY_STEPS):
+                with self.noted(f"{script} with {steps} steps"):
+                    resuming.kill_in_last_step(script, folder / f"{system}-{steps}", steps)
+                    self.say(f"{system} was killed in the step after {steps}")
+
+    def resumes(self, folder: Path, number: int) -> None:
+        for what, steps in (("resume", SMALL_STEPS), ("W5", HISTORY_STEPS)):
+            for system, script in RESUMES.items():
+                killed = folder / f"{system}-{steps}"
+                if killed.exists() and self.has_time(f"{what} {system}, round {number}"):
+                    with self.noted(f"{what} {system}"):
+                        again = resuming.seconds_to_next_body(script, killed, steps, folder / "again")
+                        self.findings.add(f"{what} {system}", again)
+                        self.say(f"round {number}  {what} {system}, after {steps} steps: {again:.3f} s")
+
+    def idle_worker(self, folder: Path) -> None:
+        """Compare a worker in a store full of waiting runs with one in an empty store."""
+        with self.noted("idle worker"):
+            found = {}
+            for name in ("empty", "full"):
+                (folder / name).mkdir()
+                if name == "full":
+                    self.say(
+                        f"waiting runs made in {measure('idle_worker.py', 'fill', folder / name)['seconds']:.0f} s"
+                    )
+                found[name] = measure("idle_worker.py", "idle", folder / name)
+                self.findings.add(f"{name} megabytes", found[name]["megabytes"])
+                self.findings.add(f"{name} cpu", found[name]["cpu_seconds"])
+            more = found["full"]["megabytes"] - found["empty"]["megabytes"]
+            self.findings.add("idle bytes", more * 1e6 / found["full"]["waiting"])
+            self.findings.add("idle cpu", found["full"]["cpu_seconds"])
+            self.say(f"idle worker with {found['full']['waiting']:,} waiting runs: {more:+.1f} MB")
+
+    def has_time(self, what: str) -> bool:
+        if self.seconds() < SECONDS_MAX:
+            return True
+        self.findings.notes.append(f"no time was left for {what}.")
+        return False
+
+    @contextlib.contextmanager
+    def noted(self, what: str):  # type: ignore[no-untyped-def]
+        """A measurement that fails is noted in the report, and the others go on."""
+        try:
+            yield
+        except Failed as error:
+            self.findings.notes.append(f"{what}: {error}")
+            self.say(f"{what}: {error}")
+
+    def say(self, text: str) -> None:
+        print(f"{self.seconds():5.0f} s  {text}", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Measure, print the page, and keep it and its picture if everything was measured."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="only W1, once; nothing is kept")
+    bench = Bench(parser.parse_args().quick)
+    bench.run()
+    verdicts = judge(bench.findings)
+    text = page(bench.findings, verdicts, bench.seconds() / 60)
+    print(text)
+    if not bench.quick:
+        write(HERE / "results" / "latest.md", text)
+        if picture := chart(bench.findings):
+            write(ROOT / "docs" / "pictures" / "bench.svg", picture)
+    return 0 if verdicts and all(verdict.passed for verdict in verdicts) else 1
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

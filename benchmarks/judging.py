@@ -1,0 +1,71 @@
+"""Medians of what was measured, and whether they clear the bars."""
+
+import statistics
+from dataclasses import dataclass, field
+
+from measuring import Figures
+from plan import LIMITS, RATIOS
+
+
+@dataclass
+class Findings:
+    """Everything that was measured, by key: throughput in `rates`, and single figures (seconds, bytes) in `figures`."""
+
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    figures: dict[str, list[float]] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add_rate(self, key: str, system: str, found: Figures) -> None:
+        self.rates.setdefault(key, []).append(found["rate"])
+        if "settings" in found:
+            self.settings.setdefault(system, found["settings"])
+        for name in ("p50_milliseconds", "p99_milliseconds"):
+            if name in found:
+                self.add(f"{key} {name}", found[name])
+
+    def add(self, key: str, value: float) -> None:
+        self.figures.setdefault(key, []).append(value)
+
+    def rate(self, key: str) -> float | None:
+        """Return a median throughput. That of a resume is its seconds turned over."""
+        if key in self.rates:
+            return statistics.median(self.rates[key])
+        seconds = self.figure(key)
+        return 1 / seconds if seconds else None
+
+    def figure(self, key: str) -> float | None:
+        return statistics.median(self.figures[key]) if key in self.figures else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A bar and how it was met."""
+
+    text: str
+    bar: str
+    found: str
+    passed: bool
+
+
+def judge(findings: Findings) -> list[Verdict]:
+    """Compare with every bar for which there are figures."""
+    verdicts = []
+    for bar in RATIOS:
+        ours = findings.rate(bar.ours)
+        theirs = [rate for key in bar.theirs if (rate := findings.rate(key)) is not None]
+        if ours is not None and theirs:
+            ratio = ours / max(theirs)
+            verdicts.append(Verdict(bar.text, f"≥ {times(bar.at_least)}", times(ratio), ratio >= bar.at_least))
+    for limit in LIMITS:
+        value = findings.figure(limit.figure)
+        if value is not None:
+            found = value * limit.scale
+            shown = f"{found:.3g} {limit.unit}"
+            verdicts.append(Verdict(limit.text, f"< {limit.below:g} {limit.unit}", shown, found < limit.below))
+    return verdicts
+
+
+def times(ratio: float) -> str:
+    """Return a ratio as a person says it: a share below one, a multiple above."""
+    return f"{ratio:.0%}" if ratio < 1 else f"{ratio:.1f}×"

@@ -1,0 +1,77 @@
+"""Serving workflows: take up what is unfinished and free, until a signal says stop; then let go of it in good order."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from everstep.engine.app import App
+from everstep.engine.driver import Driver
+from everstep.stores.protocol import HoldRow, Store
+from everstep.worker.stopping import stopping_on_signals
+
+log = logging.getLogger("everstep.worker")
+
+
+class News(msgspec.Struct, kw_only=True):
+    """Something that a worker did, for its log."""
+
+    what: str
+    """`took up`, `let go`, `held`, `stopping`, `stopped`, or how a run ended."""
+    run: str = ""
+    workflow: str = ""
+    detail: str = ""
+
+
+Tell = Callable[[News], None]
+
+
+class WorkerApp(App):
+    """An app that takes up whatever is free, and tells what it does."""
+
+    def __init__(self, store: Store, tell: Tell, **options: Any) -> None:
+        super().__init__(store, recover=True, on_hold=self._tell_hold, **options)
+        self._tell = tell
+
+    def _tell_hold(self, hold: HoldRow) -> None:
+        row = self.store.run(hold.run)
+        detail = f"{hold.reason}: {hold.summary}"
+        self._tell(News(what="held", run=hold.run, workflow=row.workflow if row is not None else "", detail=detail))
+
+    async def take_up_run(self, run: str, *args: Any) -> bool:
+        """Claim a run if it is free, and drive it."""
+        had = run in self.drivers
+        taken = await super().take_up_run(run, *args)
+        driver = self.drivers.get(run)
+        if taken and not had and driver is not None:
+            row = driver.row
+            detail = f"at event {row.head_seq}" + (f", {row.deaths} deaths before" if row.deaths else "")
+            self._tell(News(what="took up", run=run, workflow=row.workflow, detail=detail))
+        return taken
+
+    def let_go(self, driver: Driver, error: BaseException | None = None) -> None:
+        """Tell how a run left this worker."""
+        ended, workflow = driver.ended_as(), driver.row.workflow
+        super().let_go(driver, error)
+        if ended != "held":
+            self._tell(News(what=ended or "let go", run=driver.run, workflow=workflow, detail=str(error or "")))
+
+
+async def serve(app: WorkerApp, tell: Tell, *, drain: float) -> int:
+    """Serve until SIGTERM or SIGINT: then start nothing new, wait `drain` seconds for bodies, and give the runs back.
+
+    A second signal ends the process at once. Returns the exit status: 0 after the signal that was wanted.
+    """
+    await app.open()
+    with stopping_on_signals() as stop:
+        await stop.asked.wait()
+        under_way = sum(1 for driver in app.drivers.values() if driver.status == "running")
+        detail = f"{len(app.drivers)} runs are here, {under_way} of them at work"
+        if under_way:
+            detail += f"; steps under way may take up to {drain:g} s. A second signal stops at once"
+        tell(News(what="stopping", detail=detail))
+        given_back = sorted(app.drivers)
+        await app.close(drain)
+        tell(News(what="stopped", detail=f"{len(given_back)} runs were given back"))
+    return 0

@@ -1,0 +1,29 @@
+"""What the crash tests share: one ledger, and what undisturbed runs give."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep.testing.ledger import Ledger, Mode
+from tests.crash.trial import Expected, Trial
+
+READ_SECONDS = 0.2
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("crash")
+
+
+@pytest.fixture(scope="session")
+def ledger(place: Path) -> Iterator[Ledger]:
+    with Ledger.start(place / "ledger") as ledger:
+        ledger.behave("charge", Mode(loses=1, fails=1))
+        ledger.behave("slow_look", Mode(delay=READ_SECONDS))
+        yield ledger
+
+
+@pytest.fixture(scope="session")
+def undisturbed(place: Path, ledger: Ledger) -> Expected:
+    return Expected.of(Trial.new(place, ledger))

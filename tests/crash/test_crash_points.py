@@ -1,0 +1,114 @@
+"""The engine is killed at every named point, in the first run and during recovery."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep.model.crash_points import POINTS
+from everstep.testing.ledger import Ledger
+from tests.crash.figures import FIGURES
+from tests.crash.trial import KILLED, Expected, Trial, all_of, told
+
+FIRST_KILL = "store.commit.written:8"
+"""Where the first process of a recovery is killed: in the middle of the run, with steps under way."""
+
+
+def spread(passes: int, most: int) -> list[int]:
+    """Return the first, the second, the last and some in between."""
+    if passes <= most:
+        return list(range(1, passes + 1))
+    middle = {round(1 + n * (passes - 1) / (most - 2)) for n in range(most - 1)}
+    return sorted(middle | {2})
+
+
+def cases(passed: Counter[str], most: int) -> Iterator[tuple[str, int]]:
+    for name in sorted(passed):
+        for occurrence in spread(passed[name], most):
+            yield name, occurrence
+
+
+def kill_at(trial: Trial, name: str, occurrence: int) -> bool:
+    """Run armed. Two runs never commit in quite the same batches, so a late occurrence may be out of reach."""
+    status = trial.run(at=f"{name}:{occurrence}")
+    trial.faults.append(f"killed at {name}:{occurrence}")
+    if status == KILLED:
+        FIGURES.fired.add(name)
+        trial.take_snapshot()
+    elif status != 0:
+        trial.problems.append(f"the armed process ended with {status}: {trial.output()[-2000:]}")
+    return status == KILLED
+
+
+@pytest.fixture(scope="module")
+def recovering(place: Path, ledger: Ledger, undisturbed: Expected) -> Counter[str]:
+    """The points that a recovery passes."""
+    trial = Trial.new(place, ledger)
+    assert kill_at(trial, *split(FIRST_KILL)), trial.output()
+    trial.run_to_the_end()
+    passed = trial.passed()
+    problems = trial.finish(undisturbed)
+    assert not problems, told(problems)
+    return passed
+
+
+def split(at: str) -> tuple[str, int]:
+    name, _, occurrence = at.partition(":")
+    return name, int(occurrence)
+
+
+@pytest.mark.timeout(300)
+def test_a_run_survives_a_kill_at_every_crash_point(place: Path, ledger: Ledger, undisturbed: Expected) -> None:
+    def one(case: tuple[str, int]) -> list[str]:
+        trial = Trial.new(place, ledger)
+        if not kill_at(trial, *case) and case[1] == 1:
+            return [f"{case[0]} did not fire"]
+        trial.run_to_the_end()
+        return trial.finish(undisturbed)
+
+    FIGURES.points = POINTS
+    problems = all_of(one, cases(undisturbed.points, 5))
+    assert not problems, told(problems)
+
+
+@pytest.mark.timeout(300)
+def test_a_recovery_survives_a_kill_at_every_crash_point(
+    place: Path, ledger: Ledger, undisturbed: Expected, recovering: Counter[str]
+) -> None:
+    def one(case: tuple[str, int]) -> list[str]:
+        trial = Trial.new(place, ledger)
+        if not kill_at(trial, *split(FIRST_KILL)):
+            return [f"{FIRST_KILL} did not fire"]
+        if not kill_at(trial, *case) and case[1] == 1:
+            return [f"{case[0]} did not fire during recovery"]
+        trial.run_to_the_end()
+        return trial.finish(undisturbed)
+
+    problems = all_of(one, cases(recovering, 1))
+    assert not problems, told(problems)
+
+
+def test_every_crash_point_of_the_table_has_fired(undisturbed: Expected, recovering: Counter[str]) -> None:
+    never = POINTS - set(undisturbed.points) - set(recovering)
+    assert not never, f"no workload passes {sorted(never)}"
+
+
+@pytest.mark.timeout(300)
+def test_a_recovery_of_a_recovery_survives(
+    place: Path, ledger: Ledger, undisturbed: Expected, recovering: Counter[str]
+) -> None:
+    chance = random.Random(20)
+    first, second = list(cases(undisturbed.points, 12)), list(cases(recovering, 12))
+    pairs = [(chance.choice(first), chance.choice(second)) for _ in range(50)]
+
+    def one(pair: tuple[tuple[str, int], tuple[str, int]]) -> list[str]:
+        trial = Trial.new(place, ledger)
+        for name, occurrence in pair:
+            kill_at(trial, name, occurrence)
+        trial.run_to_the_end()
+        return trial.finish(undisturbed)
+
+    problems = all_of(one, pairs)
+    assert not problems, told(problems)

@@ -1,0 +1,188 @@
+"""One trial: a folder, the workload's processes in it, and the verdict on what they left behind."""
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from everstep.errors import StoreUnusable
+from everstep.stores.sqlite import SqliteStore
+from everstep.testing.checker import RunHistory, Violation, check, export_histories
+from everstep.testing.journals import read_journal
+from everstep.testing.ledger import Ledger
+from tests.crash.figures import FIGURES
+
+T = TypeVar("T")
+
+WORKLOAD = Path(__file__).with_name("workload.py")
+KILLED = -signal.SIGKILL
+SECONDS_MAX = 60
+RESTARTS_MAX = 5
+IN_PARALLEL = 2
+
+_numbers = itertools.count(1)
+_counting = threading.Lock()
+
+
+@dataclass
+class Trial:
+    """The processes of a trial share its folder (store, journal) and its book of the ledger."""
+
+    folder: Path
+    book: Ledger
+    kind: str = "reference"
+    count: int = 0
+    """How many runs a fleet has."""
+    faults: list[str] = field(default_factory=list)
+    snapshots: list[list[RunHistory]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @classmethod
+    def new(cls, parent: Path, ledger: Ledger, kind: str = "reference", count: int = 0) -> "Trial":
+        name = f"trial-{next(_numbers)}"
+        folder = parent / name
+        folder.mkdir()
+        return cls(folder, ledger.book(name), kind, count)
+
+    # -- processes ------------------------------------------------------------------------------------------------
+    def spawn(self, *, at: str = "", lease: float = 30.0, under: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
+        """Start a process of the workload: armed at a crash point, and under another program if wanted."""
+        environment = {**os.environ, "WORKLOAD_LEASE": str(lease), "EVERSTEP_CRASH_COUNT": str(self.folder / "points")}
+        if at:
+            environment["EVERSTEP_CRASH_AT"] = at
+        (self.folder / "points").unlink(missing_ok=True)
+        command = [*under, sys.executable, str(WORKLOAD), self.kind, str(self.folder), self.book.url, str(self.count)]
+        with open(self.folder / "output.txt", "ab") as output:
+            return subprocess.Popen(command, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+
+    def run(self, *, at: str = "", under: Sequence[str] = ()) -> int:
+        """Let a process run to its end, whatever that is, and return its exit status."""
+        process = self.spawn(at=at, under=under)
+        try:
+            return process.wait(SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            self.problems.append(f"a process did not end in {SECONDS_MAX} s")
+            return KILLED
+
+    def run_to_the_end(self) -> None:
+        """Start the workload again, as a person would, until it ends well."""
+        status = self.run()
+        if status != 0:
+            self.problems.append(f"the restarted process ended with {status}: {self.output()[-2000:]}")
+
+    def passed(self) -> Counter[str]:
+        """Return the crash points that the newest process has passed."""
+        points = self.folder / "points"
+        return Counter(points.read_text().split()) if points.exists() else Counter()
+
+    def output(self) -> str:
+        return (self.folder / "output.txt").read_text(errors="replace")
+
+    # -- what is left behind --------------------------------------------------------------------------------------
+    def histories(self, *, copied: bool = False) -> list[RunHistory]:
+        """Return what the store has. A copy is read after a kill: reading the file itself would tidy it up."""
+        path = self.folder / "store.db"
+        if not path.exists():
+            return []
+        if copied:
+            folder = self.folder / "copy"
+            folder.mkdir()
+            for name in ("store.db", "store.db-wal", "store.db-journal"):
+                if (self.folder / name).exists():
+                    shutil.copy(self.folder / name, folder / name)
+            path = folder / "store.db"
+        try:
+            store = SqliteStore(path, create=False)
+        except StoreUnusable:
+            return []  # it was killed before there was a store in it
+        try:
+            return export_histories(store)
+        finally:
+            store.close()
+            if copied:
+                shutil.rmtree(folder)
+
+    def take_snapshot(self) -> None:
+        """Keep and judge what a kill has left behind, before anybody goes on."""
+        histories = self.histories(copied=True)
+        self.judge(check(histories, journal=self.journal(), ledger=self.book.entries(), settled=False))
+        self.snapshots.append(histories)
+
+    def journal(self) -> list[dict[str, Any]]:
+        return read_journal(self.folder / "journal.jsonl")
+
+    def results(self) -> dict[str, Any]:
+        """Return what the processes were given as results, by run."""
+        return {line["run"]: (line["value"], line["published"]) for line in self.journal() if line["verb"] == "result"}
+
+    def applied(self) -> Counter[str]:
+        return Counter(entry["effect"] for entry in self.book.entries() if entry["kind"] == "applied")
+
+    # -- the verdict ----------------------------------------------------------------------------------------------
+    def judge(self, violations: Iterable[Violation]) -> None:
+        for violation in violations:
+            self.problems.append(str(violation))
+            with _counting:
+                FIGURES.lost += violation.rule.startswith("L")
+                FIGURES.doubled += violation.rule.startswith("D")
+
+    def finish(self, expected: "Expected") -> list[str]:
+        """Judge the end: every rule, the result and the effects of an undisturbed run. Returns what is wrong."""
+        histories = self.histories()
+        earlier = [history for snapshot in self.snapshots for history in snapshot]
+        accounts: dict[str, Any] = {"journal": self.journal(), "ledger": self.book.entries(), "faults": self.faults}
+        self.judge(check(histories, earlier=earlier, **accounts))
+        self.problems += [
+            f"{history.row.id} is {history.row.status}" for history in histories if history.row.status != "completed"
+        ]
+        if self.results() != expected.results:
+            self.problems.append(f"the results are {self.results()}, undisturbed they are {expected.results}")
+        if self.applied() != expected.applied:
+            self.problems.append(f"applied were {self.applied()}, undisturbed {expected.applied}")
+        with _counting:
+            FIGURES.trials += 1
+        if not self.problems:
+            shutil.rmtree(self.folder)
+        return [f"{self.folder.name} ({', '.join(self.faults)}): {problem}" for problem in self.problems]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an undisturbed run gives and does."""
+
+    results: dict[str, Any]
+    applied: Counter[str]
+    points: Counter[str]
+
+    @classmethod
+    def of(cls, trial: Trial) -> "Expected":
+        """Run a workload undisturbed."""
+        status = trial.run()
+        assert status == 0, trial.output()
+        assert trial.results(), "the undisturbed workload has no results"
+        expected = cls(trial.results(), trial.applied(), trial.passed())
+        problems = trial.finish(expected)
+        assert not problems, "\n".join(problems)
+        return expected
+
+
+def all_of(function: Callable[..., list[str]], cases: Iterable[Any], in_parallel: int = IN_PARALLEL) -> list[str]:
+    """Try every case, several at a time, and return all problems."""
+    with ThreadPoolExecutor(in_parallel) as pool:
+        return [problem for problems in pool.map(function, cases) for problem in problems]
+
+
+def told(problems: Sequence[str]) -> str:
+    """Return problems as the text of a failed assertion."""
+    return f"{len(problems)} problems:\n" + "\n".join(problems[:40])
