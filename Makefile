@@ -61,9 +61,9 @@ format: setup ## put the code into its format and its imports in order
 	@$(BIN)/ruff check --quiet --select I --fix .
 	@$(BIN)/ruff format --quiet .
 
-bench: $(VENV_BENCH)/.finished ## measure Everstep beside other systems, on this machine
+bench: $(VENV_BENCH)/.finished ## measure Everstep beside other systems, on this machine (QUICK=1: a glance)
 	$(SAY) "benchmarks"
-	@$(VENV_BENCH)/bin/python benchmarks $(BENCH_ARGS)
+	@$(VENV_BENCH)/bin/python benchmarks $(if $(QUICK),--quick) $(BENCH_ARGS)
 
 $(VENV_BENCH)/.finished: pyproject.toml constraints-bench.txt
 	$(SAY) "setting up $(VENV_BENCH)"

@@ -1,9 +1,9 @@
 """Everstep beside DBOS, LangGraph and bare SQLite commits, measured in one go: `make bench`.
 
     python benchmarks            everything, in less than twelve minutes
-    python benchmarks --quick    only W1, measured once each
+    python benchmarks --quick    only W1, measured once each; nothing is kept
 
-It ends with status 1 if a bar is not cleared.
+It ends with status 1 if a bar is not cleared. The quick figures are too few for that, so they only show.
 """
 
 import argparse
@@ -142,7 +142,7 @@ def main() -> int:
         write(HERE / "results" / "latest.md", text)
         if picture := chart(bench.findings):
             write(ROOT / "docs" / "pictures" / "bench.svg", picture)
-    return 0 if verdicts and all(verdict.passed for verdict in verdicts) else 1
+    return 0 if bench.quick or all(verdict.passed for verdict in verdicts) else 1
 
 
 def write(file: Path, text: str) -> None:

@@ -111,10 +111,10 @@ def draw(panel: Panel, left: int, top: int) -> str:
         length = max(2.0, room * bar.value / longest)
         is_ours = bar.label.startswith("Everstep")
         colour = OURS if is_ours else FLOOR if bar.label == "bare commits" else THEIRS
-        weight = ' font-weight="600"' if is_ours else ""
+        style = f'fill="{TEXT}"' + (' font-weight="600"' if is_ours else "")
         lines += [
-            f'<text x="{LABEL_WIDTH - 10}" y="{y + 13}" text-anchor="end" fill="{TEXT}"{weight}>{escape(bar.label)}</text>',
+            f'<text x="{LABEL_WIDTH - 10}" y="{y + 13}" text-anchor="end" {style}>{escape(bar.label)}</text>',
             f'<rect x="{LABEL_WIDTH}" y="{y}" width="{length:.1f}" height="{BAR_HEIGHT}" rx="3" fill="{colour}"/>',
-            f'<text x="{LABEL_WIDTH + length + 8:.1f}" y="{y + 13}" fill="{TEXT}"{weight}>{escape(bar.text)}</text>',
+            f'<text x="{LABEL_WIDTH + length + 8:.1f}" y="{y + 13}" {style}>{escape(bar.text)}</text>',
         ]
     return "\n".join([*lines, "</g>"])

@@ -15,9 +15,7 @@ def page(findings: Findings, verdicts: list[Verdict], minutes: float) -> str:
     """Return the whole report in Markdown."""
     parts = [
         "# Benchmarks",
-        f"Made by `make bench` on {datetime.now(UTC):%Y-%m-%d}, in {minutes:.1f} minutes, on {machine()}. Each figure is "
-        "a median; each measurement is a process of its own, and the systems take turns. Absolute figures hold only for "
-        "that machine and hour: compare within this page.",
+        origin(minutes),
         "Versions: " + ", ".join(f"{name} {version(name)}" for name in ("everstep", "dbos", "langgraph")) + ".",
         table([["", "asked of its own connection"], *([name, text] for name, text in findings.settings.items())]),
         *(f"## {name}\n\n{text}\n\n{throughput(findings, name)}" for name, text in measured_workloads(findings)),
@@ -29,6 +27,15 @@ def page(findings: Findings, verdicts: list[Verdict], minutes: float) -> str:
     parts.append(f"## Bars\n\nAgainst the best of the ways in which the other can be called.\n\n{bars(verdicts)}")
     parts += [f"Note: {note}" for note in findings.notes]
     return "\n\n".join(parts) + "\n"
+
+
+def origin(minutes: float) -> str:
+    """Return when, where and how the figures were made."""
+    return (
+        f"Made by `make bench` on {datetime.now(UTC):%Y-%m-%d}, in {minutes:.1f} minutes, on {machine()}.\n"
+        "Each figure is a median; each measurement is a process of its own, and the systems take turns.\n"
+        "Absolute figures hold only for that machine and hour: compare within this page."
+    )
 
 
 def machine() -> str:

@@ -1,4 +1,4 @@
-"""The same with DBOS: `resume_dbos.py FOLDER STEPS MARK`. It takes up by itself, when launched, what was left behind."""
+"""The same with DBOS: `resume_dbos.py FOLDER STEPS MARK`. When launched it takes up what was left behind."""
 
 import sys
 import time

@@ -75,7 +75,7 @@ def outcomes(folder: Path) -> int:
     return int(found)
 
 
-# -- W1 -----------------------------------------------------------------------------------------------------------------
+# -- W1 ----------------------------------------------------------------------------------------------------------------
 def one_long_run(folder: Path) -> Figures:
     with launched(folder):
         acting(10)
@@ -102,7 +102,7 @@ async def one_long_run_async(folder: Path) -> Figures:
         return {**watch.rate(STEPS), "settings": settings()}
 
 
-# -- W2 -----------------------------------------------------------------------------------------------------------------
+# -- W2 ----------------------------------------------------------------------------------------------------------------
 def many_short_runs(folder: Path) -> Figures:
     with launched(folder), ThreadPoolExecutor(AT_A_TIME) as pool:
         acting(10)

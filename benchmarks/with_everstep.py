@@ -1,6 +1,7 @@
 """Everstep: SQLite, `durability="power"`, which is its default."""
 
 import asyncio
+import itertools
 import sqlite3
 import time
 from pathlib import Path
@@ -60,7 +61,7 @@ def url_of(folder: Path) -> str:
     return f"sqlite:///{folder}/everstep.db"
 
 
-# -- W1 -----------------------------------------------------------------------------------------------------------------
+# -- W1 ----------------------------------------------------------------------------------------------------------------
 async def one_long_run(flow: Any, folder: Path) -> Figures:
     """One run of many sequential steps. Its result is given when its end, and so all before it, is durable."""
     async with everstep.open(url_of(folder)) as app:
@@ -71,7 +72,7 @@ async def one_long_run(flow: Any, folder: Path) -> Figures:
         written = what_is_durable(folder, "measured")
         expect(result, STEPS, "the result")
         expect(written, ("completed", STEPS, STEPS), "what a second connection sees once the clock has stopped")
-        between = [later - earlier for earlier, later in zip(BODIES_AT, BODIES_AT[1:], strict=False)]
+        between = [later - earlier for earlier, later in itertools.pairwise(BODIES_AT)]
         latency = percentiles(between) if between else {}
         return {**watch.rate(STEPS), **latency, "settings": settings(app)}
 
@@ -94,7 +95,7 @@ def settings(app: Any) -> str:
     return durability_text(writing.pragma("journal_mode"), writing.pragma("synchronous"), apsw.sqlite_lib_version())
 
 
-# -- W2 -----------------------------------------------------------------------------------------------------------------
+# -- W2 ----------------------------------------------------------------------------------------------------------------
 async def many_short_runs(flow: Any, folder: Path) -> Figures:
     """Many runs of a few steps, a hundred at a time."""
     async with everstep.open(url_of(folder)) as app:
@@ -123,7 +124,7 @@ def ended(folder: Path) -> tuple[Any, ...]:
     return answer
 
 
-# -- replay inside one process ------------------------------------------------------------------------------------------
+# -- replay inside one process -----------------------------------------------------------------------------------------
 REACHED: list[asyncio.Event] = []
 
 

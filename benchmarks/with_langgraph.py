@@ -63,7 +63,7 @@ def checkpoints(folder: Path) -> int:
     return int(found)
 
 
-# -- W1 -----------------------------------------------------------------------------------------------------------------
+# -- W1 ----------------------------------------------------------------------------------------------------------------
 def one_long_run(folder: Path) -> Figures:
     with graph_in(folder) as (graph, settings):
         graph.invoke(begin(10), run_of("warm", 10), durability="sync")
@@ -87,7 +87,7 @@ async def one_long_run_async(folder: Path) -> Figures:
         return watch.rate(STEPS)
 
 
-# -- W2 -----------------------------------------------------------------------------------------------------------------
+# -- W2 ----------------------------------------------------------------------------------------------------------------
 def many_short_runs(folder: Path) -> Figures:
     with graph_in(folder) as (graph, _), ThreadPoolExecutor(AT_A_TIME) as pool:
 

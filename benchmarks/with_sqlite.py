@@ -20,8 +20,11 @@ CREATE TABLE events (
 EVENT = "(?,1,?,?,?,?,?,?)"
 INSERT = "INSERT INTO events VALUES "
 UPDATE = "UPDATE runs SET head_seq = ?, head_digest = ?, updated_at = ?, step = ? WHERE id = ?"
-STARTED = b'{"call":%d,"arguments":"0123456789abcdef0123456789abcdef","preview":"[12]","source":"workflow.py:12: x = await act(x)"}'
-COMPLETED = b'{"call":%d,"value":[%d]}'
+STARTED = (
+    b'{"call":%d,"arguments":"0123456789abcdef0123456789abcdef","preview":"[12]",'
+    b'"source":"workflow.py:12: x = await act(x)"}'
+)
+COMPLETED = b'{"call":%d,"value":[%d],"seconds":0.0}'
 DIGEST = b"0123456789abcdef"
 
 

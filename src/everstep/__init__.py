@@ -4,17 +4,22 @@ Two decorators make a program durable: `@step` for what touches the outside, `@w
 `everstep.run(workflow, …, id="…")` runs it; run the script again after a crash and it goes on from where it was.
 """
 
-from everstep import blocking, errors
+from typing import TYPE_CHECKING, Any
+
+from everstep import errors
 from everstep.codec import Live, register
 from everstep.effects.body import heartbeat, key
 from everstep.effects.step import step
-from everstep.engine.app import App
-from everstep.engine.handles import Run
 from everstep.engine.inside import current, now, patched, publish, random, receive, sleep, start, uuid
-from everstep.engine.opening import open, run  # noqa: A004  # everstep.open, as users type it
 from everstep.engine.workflow import workflow
 from everstep.errors import Error, Evicted, Fatal, NotDone
 from everstep.model.retry import Retry
+
+if TYPE_CHECKING:
+    from everstep import blocking
+    from everstep.engine.app import App
+    from everstep.engine.handles import Run
+    from everstep.engine.opening import open, run  # noqa: A004  # everstep.open, as users type it
 
 __version__ = "0.1.0"
 
@@ -46,3 +51,23 @@ __all__ = [
     "uuid",
     "workflow",
 ]
+
+_DRIVING = {
+    "App": "everstep.engine.app",
+    "Run": "everstep.engine.handles",
+    "open": "everstep.engine.opening",
+    "run": "everstep.engine.opening",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what drives runs when it is first used: a module that only declares steps need not wait for it."""
+    from importlib import import_module
+
+    if name == "blocking":
+        return import_module("everstep.blocking")
+    if name not in _DRIVING:
+        raise AttributeError(f"module 'everstep' has no attribute {name!r}")
+    value = getattr(import_module(_DRIVING[name]), name)
+    globals()[name] = value
+    return value

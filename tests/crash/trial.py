@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from everstep.errors import StoreUnusable
@@ -24,9 +25,9 @@ from tests.crash.figures import FIGURES
 T = TypeVar("T")
 
 WORKLOAD = Path(__file__).with_name("workload.py")
+READS = ("look_up", "slow_look")
 KILLED = -signal.SIGKILL
-SECONDS_MAX = 60
-RESTARTS_MAX = 5
+SECONDS_MAX = 20
 IN_PARALLEL = 2
 
 _numbers = itertools.count(1)
@@ -92,31 +93,20 @@ class Trial:
     # -- what is left behind --------------------------------------------------------------------------------------
     def histories(self, *, copied: bool = False) -> list[RunHistory]:
         """Return what the store has. A copy is read after a kill: reading the file itself would tidy it up."""
-        path = self.folder / "store.db"
-        if not path.exists():
+        if not (self.folder / "store.db").exists():
             return []
-        if copied:
-            folder = self.folder / "copy"
-            folder.mkdir()
+        if not copied:
+            return read_histories(self.folder / "store.db")
+        with TemporaryDirectory(dir=self.folder) as folder:
             for name in ("store.db", "store.db-wal", "store.db-journal"):
                 if (self.folder / name).exists():
-                    shutil.copy(self.folder / name, folder / name)
-            path = folder / "store.db"
-        try:
-            store = SqliteStore(path, create=False)
-        except StoreUnusable:
-            return []  # it was killed before there was a store in it
-        try:
-            return export_histories(store)
-        finally:
-            store.close()
-            if copied:
-                shutil.rmtree(folder)
+                    shutil.copy(self.folder / name, folder)
+            return read_histories(Path(folder) / "store.db")
 
     def take_snapshot(self) -> None:
         """Keep and judge what a kill has left behind, before anybody goes on."""
         histories = self.histories(copied=True)
-        self.judge(check(histories, journal=self.journal(), ledger=self.book.entries(), settled=False))
+        self.judge(check(histories, journal=self.journal(), ledger=self.book.entries(), settled=False, reads=READS))
         self.snapshots.append(histories)
 
     def journal(self) -> list[dict[str, Any]]:
@@ -155,6 +145,17 @@ class Trial:
         if not self.problems:
             shutil.rmtree(self.folder)
         return [f"{self.folder.name} ({', '.join(self.faults)}): {problem}" for problem in self.problems]
+
+
+def read_histories(path: Path) -> list[RunHistory]:
+    try:
+        store = SqliteStore(path, create=False)
+    except StoreUnusable:
+        return []  # it was killed before there was a store in it
+    try:
+        return export_histories(store)
+    finally:
+        store.close()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Plain asyncio in workflows: what tasks share and how they end. Each lives again from every prefix of its history."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
@@ -13,7 +14,7 @@ from everstep import step, workflow
 from everstep.engine.app import App
 from everstep.stores.memory import MemoryStore
 from everstep.testing.clock import FakeClock
-from tests.engine.lives import RUN, add, echo, fail, hang, prove, prove_life, settle
+from tests.engine.lives import RUN, add, echo, fail, hang, play, prove, prove_life, settle
 
 COLOUR: ContextVar[str] = ContextVar("colour", default="none")
 
@@ -459,8 +460,19 @@ def test_an_error_that_nobody_retrieves_is_logged_and_does_not_end_the_run(caplo
         await asyncio.sleep(10)
         return "fine"
 
-    assert prove(flow, every_prefix=False) == "fine"
-    assert "lost" in caplog.text
+    async def main() -> str:
+        clock = FakeClock()
+        app = await App(MemoryStore(), clock=clock).open()
+        run = await app.start(flow, id=RUN)
+        await settle(app)
+        gc.collect()
+        assert "lost" in caplog.text
+        await play(app, clock)
+        result = await run.result()
+        await app.close()
+        return result
+
+    assert asyncio.run(main()) == "fine"
 
 
 def test_to_thread_calls_def_steps_concurrently() -> None:
@@ -499,7 +511,7 @@ def test_context_variables_belong_to_their_run_and_reach_its_tasks() -> None:
 
 
 def test_ids_of_concurrent_steps_follow_the_program_and_not_their_speed() -> None:
-    @step(effect="read")
+    @step(name="turns", effect="read")
     async def turns(count: int) -> int:
         for _ in range(count):
             await asyncio.sleep(0)

@@ -40,7 +40,7 @@ def append_to(row: RunRow, count: int = 1, status: str = "running", at: int = 10
     names = ("wake_at", "current_step", "published", "outcome")
     change = {name: fields.pop(name) for name in names if name in fields}
     body = fields.pop("body", b"{}")
-    expected = {
+    expected: dict[str, Any] = {
         "run": row.id,
         "generation": row.generation,
         "epoch": row.epoch,

@@ -1,5 +1,7 @@
 """What every store does with starts, appends, restarts, children and holds."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -149,7 +151,7 @@ def test_a_history_that_is_not_there_is_empty(harness: Harness) -> None:
 @pytest.mark.parametrize("status", ["running", "waiting", "completed"])
 @pytest.mark.parametrize("posts", [[], [Post("a", "signal")]])
 def test_an_append_that_does_not_fit_is_refused_and_changes_nothing(
-    harness: Harness, wrong: dict[str, object], why: str, status: str, posts: list[Post]
+    harness: Harness, wrong: dict[str, Any], why: str, status: str, posts: list[Post]
 ) -> None:
     row = harness.start("a", status="running", epoch=7, owner="me")
     append = append_to(row, status=status, payloads=[("d", b"x")], posts=posts, **wrong)

@@ -3,6 +3,7 @@
 import pytest
 
 from everstep.errors import Misuse
+from everstep.model.status import Status
 from everstep.stores.protocol import (
     Accepted,
     Claim,
@@ -15,7 +16,7 @@ from everstep.stores.protocol import (
 )
 from tests.stores.kit import Harness, append_to, claimed
 
-UNFINISHED = ("queued", "running", "waiting")
+UNFINISHED: tuple[Status, ...] = ("queued", "running", "waiting")
 
 
 def claim(run: str, worker: str = "me", at: int = 1_000) -> Claim:

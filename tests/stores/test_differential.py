@@ -178,7 +178,7 @@ def everything(store: Store) -> dict[str, Any]:
         {"workflow": "other"},
         {"parent": "a"},
     ):
-        told[f"runs {wanted}"] = store.runs(RunFilter(limit=3, offset=1, **wanted))  # type: ignore[arg-type]
+        told[f"runs {wanted}"] = store.runs(RunFilter(limit=3, offset=1, **wanted))
     for worker in WORKERS:
         told[f"pending {worker}"] = store.pending(worker)
         for everyone in (False, True):

@@ -1,6 +1,7 @@
 """Full disks, failing disks, unknown commits and locked files."""
 
 import resource
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -179,7 +180,7 @@ def test_a_full_disk_changes_nothing_and_work_goes_on_when_there_is_room(sqlite:
     row = sqlite.start("a", status="running")
     connection = sqlite.sqlite._writer.connection
     connection.pragma("max_page_count", connection.pragma("page_count"))
-    batch = [append_to(row, body=b"x" * 50_000), StartRun(new_run("b"))]
+    batch: list[Operation] = [append_to(row, body=b"x" * 50_000), StartRun(new_run("b"))]
     for _ in range(3):
         with pytest.raises(StoreFull, match="no room"):
             sqlite.do(*batch)
@@ -274,6 +275,29 @@ def faulty(tmp_path: Path) -> Iterator[SqliteStore]:
     FaultyFile.fail = set()
     store.close()
     vfs.unregister()
+
+
+def test_a_file_whose_very_first_write_was_cut_off_becomes_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_off = tmp_path / "cut off"
+    cut_off.mkdir()
+
+    def keep(vfs: apsw.VFS, name: str, sync: bool) -> None:
+        """Keep the files as they are before the journal goes, which is when the write counts."""
+        for file in tmp_path.glob("faulty.db*") if name.endswith("-journal") else ():
+            shutil.copy(file, cut_off / file.name)
+        apsw.VFS.xDelete(vfs, name, sync)
+
+    vfs = FaultyFiles()
+    monkeypatch.setattr(FaultyFiles, "xDelete", keep, raising=False)
+    SqliteStore(tmp_path / "faulty.db", vfs="faulty").close()
+    vfs.unregister()
+    assert {file.name for file in cut_off.iterdir()} >= {"faulty.db", "faulty.db-journal"}
+    store = SqliteStore(cut_off / "faulty.db")
+    assert store.is_new
+    assert store.commit([StartRun(new_run("a"))]) == [Accepted()]
+    store.close()
 
 
 @pytest.mark.parametrize("fault", ["sync", "write"])

@@ -53,7 +53,8 @@ def test_one_run_is_claimed_by_one_of_many_threads(sqlite: SqliteHarness) -> Non
         store.register_worker(f"w{id(store)}", 1, "host", 10_000)
     for round in range(25):
         sqlite.start(f"r{round}")
-        barrier, won = threading.Barrier(len(stores)), []
+        barrier = threading.Barrier(len(stores))
+        won: list[str] = []
 
         def race(store: SqliteStore, barrier: threading.Barrier, won: list[str], run: str) -> None:
             barrier.wait()

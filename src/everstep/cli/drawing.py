@@ -4,12 +4,11 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from everstep.cli.terminal import between, clean, shortened, styled
+from everstep.cli.terminal import add_fitted, between, clean, shortened, styled
 from everstep.cli.timeline import Row, Timeline
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
     from rich.text import Text
 
 MARKS: Final = {
@@ -21,6 +20,7 @@ MARKS: Final = {
 }
 COMPRESSED_FROM: Final = 10_000_000
 """Shorter runs (microseconds) are drawn to scale, whatever they wait for."""
+NAME_CHARACTERS_MAX: Final = 28
 WAITING: Final = {"timer": ("◷", "blue"), "signal": ("✉", "magenta"), "child": ("▸", "cyan")}
 STYLES: Final = {"completed": "green", "failed": "red", "crashed": "green", "cancelled": "yellow", "open": "cyan"}
 STATUS_STYLES: Final = {
@@ -79,18 +79,18 @@ def draw_timeline(timeline: Timeline, *, now: int, width: int, most: int = 0) ->
     from rich.table import Table
 
     rows = timeline.rows[-most:] if most else timeline.rows
-    names = min(max([len(row.name) for row in rows] + [12]), 32)
+    names = min(max([len(row.name) for row in rows] + [12]), NAME_CHARACTERS_MAX)
     bar = max(16, min(56, width - names - 44))
     scale = Scale(times_of(timeline, now), bar)
-    table = Table(box=None, padding=(0, 1, 0, 0), show_header=True, header_style="dim", pad_edge=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim", pad_edge=False)
     table.add_column("")
-    table.add_column("step", width=names, no_wrap=True, overflow="ellipsis")
+    table.add_column("step", width=names, no_wrap=True)
     table.add_column("contract", no_wrap=True)
     table.add_column(axis(bar, between(timeline.started_at, now), compressed=scale.is_compressed), width=bar)
     table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
-    for row in rows:
-        add_row(table, row, scale, now)
+    table.add_column("", no_wrap=True)
+    cells = [cells_of(row, scale, now) for row in rows]
+    add_fitted(table, cells, width)
     hidden = len(timeline.rows) - len(rows)
     if hidden:
         return Group(styled(f"  … {hidden} earlier rows", "dim"), table)
@@ -103,18 +103,17 @@ def axis(width: int, length: str, *, compressed: bool) -> "Text":
     return styled("0" + end.rjust(width - 1), "dim")
 
 
-def add_row(table: "Table", row: Row, scale: Scale, now: int) -> None:
-    """Add one row."""
+def cells_of(row: Row, scale: Scale, now: int) -> list["Text"]:
+    """Return the cells of one row."""
     mark, style = MARKS[row.state]
     if row.state == "open" and row.kind in WAITING:
         mark, style = WAITING[row.kind]
     kind = {"timer": "timer", "signal": "signal", "child": "child", "note": ""}.get(row.kind, row.effect)
     name_style = "" if row.kind == "step" else "bold" if row.kind == "note" else "dim"
     took = "" if row.kind == "note" else between(row.started_at, row.ended_at or now)
-    table.add_row(
-        styled(mark, style), styled(row.name, name_style), styled(kind, "dim"), bar_of(row, scale, now),
-        styled(took, "dim" if row.state != "open" else "cyan"), remark_of(row),
-    )  # fmt: skip
+    name = styled(shortened(row.name, NAME_CHARACTERS_MAX), name_style)
+    time = styled(took, "dim" if row.state != "open" else "cyan")
+    return [styled(mark, style), name, styled(kind, "dim"), bar_of(row, scale, now), time, remark_of(row)]
 
 
 def bar_of(row: Row, scale: Scale, now: int) -> "Text":

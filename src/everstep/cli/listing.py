@@ -9,12 +9,14 @@ from everstep.cli.drawing import status_text
 from everstep.cli.opening import existing_run, line_to_paste, place_of, reading, store_options
 from everstep.cli.running import parsed_tags
 from everstep.cli.terminal import (
+    add_fitted,
     arguments_text,
     between,
     clean,
     console,
     duration,
     local_time,
+    moment,
     payload_json,
     say_json,
     shortened,
@@ -72,26 +74,29 @@ def _print_rows(rows: list[RunRow], now: int, counts: dict[str, int], place: str
         out.print(styled(f"No run matches in {place}." if counts else f"There are no runs in {place} yet.", "dim"))
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("run", overflow="fold")
-    table.add_column("workflow", overflow="ellipsis", max_width=24)
-    table.add_column("status", no_wrap=True)
-    table.add_column("age", justify="right", no_wrap=True)
-    table.add_column("step", overflow="ellipsis", no_wrap=True, max_width=28)
-    table.add_column("arguments", overflow="ellipsis", no_wrap=True, ratio=1)
-    for row in rows:
-        step = row.current_step
-        if row.status == "waiting" and row.wake_at is not None:
-            step = step or f"until {local_time(row.wake_at):%m-%d %H:%M:%S}"
-        table.add_row(
-            styled(row.id, "bold"), styled(row.workflow), status_text(row.status), between(row.created_at, now),
-            styled(step), styled(shortened(arguments_text(row.preview), 200), "dim"),
-        )  # fmt: skip
+    for name in ("run", "workflow", "status", "age", "step", "arguments"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "age" else "left")
+    add_fitted(table, [_cells(row, now) for row in rows], out.width)
     out.print(table)
     total = sum(counts.values())
     summary = ", ".join(f"{counts[one]} {one}" for one in STATUSES if counts.get(one))
     out.print(styled(f"{len(rows)} of {total} runs ({summary}) in {place}", "dim"))
     if counts.get("held"):
         out.print(styled("Held runs wait for a person: " + line_to_paste("holds", url=url), "yellow"))
+
+
+def _cells(row: RunRow, now: int) -> list[Any]:
+    step = row.current_step
+    if row.status == "waiting" and row.wake_at is not None:
+        step = step or f"until {moment(row.wake_at, now)}"
+    return [
+        styled(row.id, "bold"),
+        styled(shortened(row.workflow, 24)),
+        status_text(row.status),
+        styled(between(row.created_at, now)),
+        styled(shortened(step, 28)),
+        styled(shortened(arguments_text(row.preview), 200), "dim"),
+    ]
 
 
 @click.command("history")
@@ -116,22 +121,18 @@ def _print_events(store: Store, row: RunRow, generation: int) -> None:
 
     out = console()
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("seq", justify="right")
-    table.add_column("time", no_wrap=True)
-    table.add_column("after", justify="right", no_wrap=True)
-    table.add_column("event", no_wrap=True)
-    table.add_column("step", overflow="ellipsis", no_wrap=True, max_width=32)
-    table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)
+    for name in ("seq", "time", "after", "event", "step", ""):
+        table.add_column(name, no_wrap=True, justify="right" if name in ("seq", "after") else "left")
+    rows: list[list[Any]] = []
     before = 0
     for event in public_events(store.events(row.id, generation)):
         after = duration((event.at - before) / 1e6) if before else ""
         before = event.at
         time = f"{local_time(event.at):%H:%M:%S.%f}"[:-3]
         style = "red" if "failed" in event.kind or event.kind == "run_held" else ""
-        table.add_row(
-            str(event.seq), styled(time, "dim"), styled(after, "dim"), styled(event.kind, style),
-            styled(event.step, "bold"), styled(_gist(event.body), "dim"),
-        )  # fmt: skip
+        cells = [styled(event.seq), styled(time, "dim"), styled(after, "dim"), styled(event.kind, style)]
+        rows.append([*cells, styled(shortened(event.step, 32), "bold"), styled(_gist(event.body), "dim")])
+    add_fitted(table, rows, out.width)
     out.print(table)
     if row.generation > 1:
         out.print(styled(f"generation {generation} of {row.generation}", "dim"))

@@ -94,6 +94,7 @@ async def _run(
         try:
             existed = store.run(options["id"]) if options["id"] else None
             handle = await app.start(workflow, *values, **options)
+            app.pump.nudge()  # so that it looks after this run from now on, and notices signals of other processes
             progress = _progress_for(store, in_json=in_json)
             stack.callback(progress.close)
             watcher = Watcher(store, handle.id, progress, url)

@@ -17,6 +17,7 @@ from everstep.codec.preview import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 PIPE_WIDTH: Final = 160
@@ -128,7 +129,25 @@ def moment(at: int, now: int) -> str:
 
 
 def arguments_text(preview: str) -> str:
-    """Return the arguments in a preview of their payload, without the brackets around them."""
-    text = preview.removeprefix("[[")
-    end = text.rfind("]]")
-    return text[:end] if end >= 0 else text.removeprefix("[")
+    """Return the arguments of a call from the preview of their payload, as they would stand between its brackets."""
+    try:
+        stored = msgspec.json.decode(preview)[0]
+    except (msgspec.MsgspecError, ValueError, LookupError, TypeError):
+        text = preview.removeprefix("[[")  # it was cut off
+        return f"{text}…" if len(preview) > 100 else text
+    named = stored.get("kwargs", {}) if isinstance(stored, dict) else {}
+    placed = stored.get("args", []) if isinstance(stored, dict) else stored
+    if not isinstance(placed, list) or not isinstance(named, dict):
+        return preview
+    texts = [json_text(value, indent=-1) for value in placed]
+    return ", ".join(texts + [f"{name}={json_text(value, indent=-1)}" for name, value in named.items()])
+
+
+def add_fitted(table: "Table", rows: "list[list[Text]]", width: int) -> None:
+    """Add rows to a table so that its last column takes what is left of the line, and the others stay whole."""
+    widths = [max([cell.cell_len for cell in cells]) for cells in zip(*rows, strict=True)]
+    heads = [len(str(column.header)) for column in table.columns]
+    used = sum(max(pair) + 2 for pair in zip(widths[:-1], heads[:-1], strict=True))
+    for row in rows:
+        row[-1].truncate(max(width - used, 10), overflow="ellipsis")
+        table.add_row(*row)

@@ -39,9 +39,8 @@ def verify_command(run: str | None, all_runs: bool, url: str | None, in_json: bo
             out.print(mark.append(f"{one['run']}: {text}"))
         if all_runs:
             count = sum(one["events"] for one in found)
-            out.print(
-                f"{len(found)} runs with {count} events in {place}: " + (f"{len(bad)} damaged" if bad else "sound")
-            )
+            verdict = f"{len(bad)} damaged" if bad else "sound"
+            out.print(f"{len(found)} runs with {count} events in {place}: {verdict}")
     return EXIT_FAILED if bad else EXIT_DONE
 
 

@@ -1,6 +1,6 @@
 """An App: what an application may ask of Everstep. How runs are driven stands in `driving.py`."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
@@ -11,10 +11,10 @@ from everstep.engine.existing import existing_run
 from everstep.engine.handles import Run
 from everstep.engine.starting import new_run
 from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, checked_choice, workflow_of
-from everstep.errors import Misuse
+from everstep.errors import Misuse, StoreError
 from everstep.model.ids import checked_run_id
 from everstep.model.status import STATUSES
-from everstep.stores.protocol import Existing, HoldRow, RunFilter, RunRow, StartRun
+from everstep.stores.protocol import Existing, HoldRow, RunFilter, RunRow, StartRun, Verdict
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -72,6 +72,7 @@ class App(Driving):
         target = workflow_of(workflow)
         policy = checked_choice("on_existing", on_existing or target.on_existing, ON_EXISTING)
         run = checked_run_id(id) if id is not None else self._new_id(target)
+        is_new = id is None
         arguments = self.codec.encode_arguments(target.signature, args, {}, target.name)
         await self.become_worker()
         self.refuse_when_failed()
@@ -88,14 +89,27 @@ class App(Driving):
             queue=queue,
             wake_at=at + microseconds(delay) if delay > 0 else None,
         )
-        verdict = await self.committer.submit(StartRun(new))
+        begun = self.committer.submit(StartRun(new))
+        if is_new and delay <= 0:
+            # Nobody else has this id, so the code may begin at once: its first events share the start's commit.
+            self.drive_new(new, target)
+        verdict = await self._begun(begun, run)
         if isinstance(verdict, Existing):
             await existing_run(self, verdict.row, target, arguments, policy)
-        elif delay <= 0:
-            self.drive_new(new, target)
-        else:
+        elif delay > 0:
             self.pump.nudge()
+        elif not is_new:
+            self.drive_new(new, target)
         return Run(self, run, target.signature.result)
+
+    async def _begun(self, begun: Awaitable[Verdict], run: str) -> Verdict:
+        """Wait until a start is durable. If it cannot be, a driver that has begun already is dropped."""
+        try:
+            return await begun
+        except StoreError:
+            if run in self.drivers:
+                self.let_go(self.drivers[run])
+            raise
 
     def _new_id(self, workflow: Workflow) -> str:
         """Return an id that nobody has: the time leads, so that runs of one time lie side by side in the store."""

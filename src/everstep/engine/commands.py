@@ -10,6 +10,7 @@ from everstep.effects.step import Step
 from everstep.engine.loop import Timer, WorkflowFuture, WorkflowLoop
 from everstep.engine.workflow import Workflow
 from everstep.model import events as ev
+from everstep.model.digests import digest_of
 
 if TYPE_CHECKING:
     from everstep.engine.execution import Execution
@@ -116,15 +117,16 @@ class StartTimer(Command):
     """A timer that is still pending at rest."""
 
     kind = "timer_started"
-    __slots__ = ("call", "timer")
+    __slots__ = ("call", "source", "timer")
 
     def __init__(self, call: int, timer: Timer) -> None:
         self.call = call
         self.timer = timer
+        self.source = timer.source
         timer.call = call
 
     def body(self) -> ev.TimerStarted:
-        return ev.TimerStarted(self.call, self.timer.duration, self.timer.deadline)
+        return ev.TimerStarted(self.call, self.timer.duration, self.timer.deadline, self.source)
 
     def text(self) -> str:
         return f"timer of {self.timer.duration / 1e6:g} s"
@@ -278,9 +280,10 @@ class EndRun(Command):
         return ev.RunCancelled()
 
     def compare(self, recorded: Any) -> tuple[str, bool]:
-        if self.kind == "run_completed" and not recorded.ref and bytes(recorded.value) != self.payload:
-            return "result", False
-        return "", False
+        if self.kind != "run_completed":
+            return "", False
+        same = digest_of(self.payload).hex() == recorded.ref if recorded.ref else bytes(recorded.value) == self.payload
+        return ("", False) if same else ("result", False)
 
     def text(self) -> str:
         return {"run_completed": "return", "run_failed": "raise an error", "run_cancelled": "stop, cancelled"}[

@@ -201,12 +201,12 @@ class Committer:
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._queue and not self._busy:
-            if not self._flush_soon:
-                self._flush_soon = True
-                self._loop.call_soon(self._flush)
-        elif not self._queue:
+        if not self._queue:
             self._now_idle()
+        elif self._waited_for:
+            self._soon()
+        elif self._flush_later is None and not self._busy:
+            self._flush_later = self._loop.call_later(LINGER_SECONDS, self._flush_lingering)
 
     def _fail(self, batch: list[_Entry], error: Exception) -> None:
         """Units of runs wait out a full disk; whoever asked directly is told. Any other failure stops the runs."""

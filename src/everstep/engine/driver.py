@@ -143,6 +143,8 @@ class Driver:
             self.attempts.settle_open(call)
         if self._retried:  # a child that failed was retried too, and has to be told again who waits for it
             self.journal.starts += [self._child(one) for n, one in self.execution.children.items() if n not in new]
+        for run in [one.run for number, one in self.execution.children.items() if number not in new]:
+            self.app.adopt(run)  # whoever drove it may have died with this run's last driver
         self._perform(self.fresh)
         self._applying = False
         self.come_to_rest()

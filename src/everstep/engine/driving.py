@@ -25,7 +25,18 @@ from everstep.engine.workflow import DECLARED, Workflow
 from everstep.errors import Misuse, UnknownRun, UnknownWorkflow
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED, Status
-from everstep.stores.protocol import Accepted, Claim, Claimed, HoldRow, NewRun, Release, RunRow, Store
+from everstep.stores.protocol import (
+    Accepted,
+    Claim,
+    Claimed,
+    HoldRow,
+    NewRun,
+    NotClaimed,
+    Operation,
+    Release,
+    RunRow,
+    Store,
+)
 
 log = logging.getLogger("everstep.app")
 
@@ -35,6 +46,8 @@ RESTING_MAX: Final = 256
 """So many waiting runs stay in memory, so that a signal need not replay them."""
 THREADS_MAX: Final = 64
 """`def` bodies that run at the same time."""
+STOP_SECONDS: Final = 5.0
+"""How long closing waits for bodies that were cancelled."""
 CLAIMABLE: Final[tuple[Status, ...]] = ("queued", "running", "waiting")
 
 
@@ -107,17 +120,26 @@ class Driving:
         await self._wait_for_bodies(drain)
         if self._failed is None:
             await self.committer.drained()
-        acting = self.threads.acting_for()
+        await self._stop_all()
+        await self.committer.close()
+        if self.worker and self._failed is None:
+            self._leave(self.threads.acting_for())
+        self.threads.close()
+        self._failed = self._failed or Misuse("The app was closed.")
+        self._wake_all_watchers()
+        self.store.close()
+
+    async def _stop_all(self) -> None:
+        """Take all runs out of memory, and wait until their bodies have taken note."""
+        bodies = [
+            attempt.task for driver in self.drivers.values() for attempt in driver.attempts.bodies.running.values()
+        ]
         for driver in list(self.drivers.values()):
             driver.stop()
         for task in self._tasks:
             task.cancel()
-        await self.committer.close()
-        if self.worker and self._failed is None:
-            self._leave(acting)
-        self.threads.close()
-        self._wake_all_watchers()
-        self.store.close()
+        if stopping := [task for task in (*bodies, *self._tasks) if task is not None]:
+            await asyncio.wait(stopping, timeout=STOP_SECONDS)
 
     async def _wait_for_bodies(self, seconds: float) -> None:
         """Let running bodies end. Threads cannot be stopped, so they get a little time in any case."""
@@ -132,8 +154,11 @@ class Driving:
             self.store.leave(self.worker)
             return
         log.warning("%d steps still run on threads; their runs are free when this process ends.", len(acting))
-        rows = [driver.row for driver in self.drivers.values() if driver.run not in acting]
-        self.store.commit([Release(row.id, row.epoch, "queued") for row in rows])
+        others = [driver for driver in self.drivers.values() if driver.run not in acting]
+        back: list[Operation] = [
+            Release(one.run, one.row.epoch, "waiting" if one.status == "waiting" else "queued") for one in others
+        ]
+        self.store.commit(back)
 
     # -- driving ---------------------------------------------------------------------------------------------------
     def refuse_when_failed(self) -> None:
@@ -182,6 +207,8 @@ class Driving:
         try:
             await self.become_worker()
             verdict = await self.committer.submit(Claim(run, self.worker, self.clock.now(), statuses))
+            if isinstance(verdict, NotClaimed) and (verdict.row is None or verdict.row.status in ENDED):
+                self.wanted.discard(run)
             if not isinstance(verdict, Claimed) or self.draining:
                 return False
             return await self._take_up_claimed(verdict.row)
@@ -263,6 +290,7 @@ class Driving:
         self._resting.pop(driver.run, None)
         self.drivers.pop(driver.run, None)
         driver.stop()
+        self.pump.nudge()  # from now on it wakes this run
 
     def let_go(self, driver: Driver, error: BaseException | None = None) -> None:
         """A run has ended, is held, was taken over, or its store failed: it leaves memory, and waiters are told."""
@@ -298,6 +326,7 @@ class Driving:
                     raise UnknownRun(f"There is no run {run!r} in {place}. `everstep ls` lists the runs there.")
                 if row.status in ENDED or row.status == "held":
                     return row.status, row.outcome
+                self.pump.start()
                 self.pump.nudge()
             ended = await self._watch(run)
             if ended is not None:

@@ -91,14 +91,26 @@ class Execution:
         self.loop.now = at
         payload = self.payload(started.arguments, started.arguments_ref)
         args, kwargs = self.codec.decode_arguments(self.workflow.signature, payload)
-        context = Context()
-        context.run(CURRENT.set, self)
+        self._check_arguments(args, kwargs)
+        context = self._new_context()
         if self.workflow.is_async:
             coroutine = self.workflow.function(*args, **kwargs)
         else:
             coroutine = on_greenlet(functools.partial(self.workflow.function, *args, **kwargs))
         self.main = self.loop.create_task(coroutine, name="main", context=context)
         self.loop.drain()
+
+    def _new_context(self) -> Context:
+        context = Context()
+        context.run(CURRENT.set, self)
+        return context
+
+    def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The code may have other parameters by now than when the run was started."""
+        try:
+            self.workflow.signature.normalise(args, kwargs)
+        except TypeError as error:
+            raise NotDecodable(f"the run's arguments no longer fit: {error}") from None
 
     def apply(self, kind: str, body: Any, at: int) -> None:
         """Apply one outcome and let the code run until it can only wait."""
@@ -382,7 +394,7 @@ class Execution:
         """Unwind the code: every command raises `Evicted`, nothing is recorded."""
         if not self.unwinding:
             self.unwinding = True
-            unwind(self.loop)
+            unwind(self.loop, self._new_context())
 
 
 def _unwrap_to_thread(

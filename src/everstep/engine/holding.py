@@ -80,7 +80,8 @@ def diverged_report(differences: Sequence[Difference]) -> HoldReport:
 
 
 def _verb(text: str) -> str:
-    return text if text.startswith(("return", "raise", "wait", "stop", "publish", "receive")) else f"ask for {text}"
+    verbs = ("fail:", "return", "raise", "wait", "stop", "publish", "receive")
+    return text if text.startswith(verbs) else f"ask for {text}"
 
 
 def damaged_report(error: Damaged) -> HoldReport:

@@ -2,11 +2,10 @@
 
 import asyncio
 import sys
-import uuid as uuid_module
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 from everstep.effects.body import StepBody
 from everstep.effects.surroundings import CURRENT, where_is
@@ -15,6 +14,9 @@ from everstep.engine.execution import current_execution
 from everstep.engine.workflow import workflow_of
 from everstep.errors import Misuse
 from everstep.model.ids import checked_name, checked_run_id
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 T = TypeVar("T")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -30,9 +32,11 @@ def random() -> Random:
     return current_execution("everstep.random()").random()
 
 
-def uuid() -> uuid_module.UUID:
+def uuid() -> "UUID":
     """Return a new UUID that is the same in every replay."""
-    return uuid_module.UUID(int=random().getrandbits(128), version=4)
+    from uuid import UUID
+
+    return UUID(int=random().getrandbits(128), version=4)
 
 
 async def sleep(seconds: float) -> None:

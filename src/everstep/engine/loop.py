@@ -13,12 +13,15 @@ import asyncio
 import collections
 import itertools
 import logging
+import os
 import sys
 from asyncio import events
 from collections.abc import Callable
 from contextvars import Context, copy_context
+from types import FrameType
 from typing import Any, Final
 
+from everstep.effects.surroundings import where_is
 from everstep.engine.guard import Guard
 from everstep.errors import OutsideInWorkflow
 
@@ -81,7 +84,7 @@ class Ready:
 class Timer(asyncio.TimerHandle):
     """A timer of workflow code. It becomes durable if it is still pending when the code comes to rest."""
 
-    __slots__ = ("call", "deadline", "duration")
+    __slots__ = ("call", "deadline", "duration", "source")
 
     def __init__(
         self, duration: int, when: float, callback: Any, args: Any, loop: "WorkflowLoop", context: Context | None
@@ -90,6 +93,18 @@ class Timer(asyncio.TimerHandle):
         self.duration = duration
         self.deadline = 0
         self.call = 0
+        self.source = _source_of_timer(sys._getframe(2))
+
+
+def _source_of_timer(frame: FrameType) -> str:
+    """Return the line that a person wrote: the first one outside asyncio and this package."""
+    caller: FrameType | None = frame
+    while caller is not None and caller.f_code.co_filename.startswith(_NOT_A_PERSONS):
+        caller = caller.f_back
+    return where_is(caller) if caller is not None else ""
+
+
+_NOT_A_PERSONS: Final = (os.path.dirname(asyncio.__file__), os.path.dirname(os.path.dirname(__file__)))
 
 
 class WorkflowLoop(asyncio.AbstractEventLoop):
@@ -105,6 +120,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._ready: collections.deque[Ready | Timer] = collections.deque()
         self._executor = executor
         self._asyncgens: list[Any] = []
+        self._asyncgens_swept = 0
 
     # -- what asyncio asks of a loop -------------------------------------------------------------------------------
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]
@@ -182,8 +198,9 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         task = _step_out_of_task(outer)
         events._set_running_loop(self)
         hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(firstiter=self._asyncgens.append, finalizer=self._finalize_asyncgen)
+        sys.set_asyncgen_hooks(firstiter=self._hold_asyncgen, finalizer=_let_go_of_asyncgen)
         ready = self._ready
+        handle: Ready | Timer | None = None
         turns = 0
         try:
             Guard.arm()
@@ -202,30 +219,33 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
                 if turns > TURNS_MAX:
                     raise SpinningWorkflow
         finally:
+            handle = None  # an error's traceback may keep this frame, and so would keep what it held last
             Guard.thread = 0
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(outer)
             _step_into_task(outer, task)
 
-    def _finalize_asyncgen(self, generator: Any) -> None:
-        self.create_task(generator.aclose())
+    def _hold_asyncgen(self, generator: Any) -> None:
+        """Hold a generator that begins: when the garbage collector finds one is no part of the history."""
+        held = self._asyncgens
+        held.append(generator)
+        if len(held) > 2 * self._asyncgens_swept + 100:
+            held[:] = [one for one in held if one.ag_frame is not None]  # the others have ended
+            self._asyncgens_swept = len(held)
 
     @property
     def has_asyncgens(self) -> bool:
         """Whether any generator was begun."""
         return bool(self._asyncgens)
 
-    def close_asyncgens(self) -> None:
-        """Close the generators that are still open, for a run that leaves memory."""
-        for generator in self._asyncgens:
-            closing = generator.aclose()
-            try:
-                closing.send(None)
-            except (StopIteration, RuntimeError, GeneratorExit):
-                pass
-            except BaseException:  # noqa: BLE001  # whatever its `finally` raised: the run is leaving memory anyway
-                pass
-        self._asyncgens.clear()
+    def take_asyncgens(self) -> list[Any]:
+        """Return the generators that are still open, and hold them no longer."""
+        taken, self._asyncgens = self._asyncgens, []
+        return [one for one in taken if one.ag_frame is not None]
+
+
+def _let_go_of_asyncgen(generator: Any) -> None:
+    """A generator of a run that has left memory: nothing more is done with it."""
 
 
 if sys.version_info >= (3, 14):

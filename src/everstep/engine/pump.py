@@ -8,11 +8,14 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from everstep.engine.clock import SECOND, microseconds
+from everstep.engine.clock import microseconds
 from everstep.engine.resume import DEATHS_MAX
 from everstep.errors import StoreError
+from everstep.model.status import ENDED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from everstep.engine.driving import Driving
 
 log = logging.getLogger("everstep.worker")
@@ -34,10 +37,12 @@ class Pump:
         self._next_renewal = 0
         self._next_wake: int | None = None
         self._diverged_tried = False
+        self._suspect = ""
 
     def start(self) -> None:
-        """Begin."""
-        self._task = self.app.loop.create_task(self._work(), context=self.app.context.copy())
+        """Begin, if that has not happened."""
+        if self._task is None:
+            self._task = self.app.loop.create_task(self._work(), context=self.app.context.copy())
 
     def nudge(self) -> None:
         """Look now."""
@@ -76,8 +81,8 @@ class Pump:
         nudged = self._nudged.is_set()
         self._nudged.clear()
         sweep = at >= self._next_sweep
-        if at >= self._next_renewal:
-            self._renew(at)
+        if at >= self._next_renewal and app.worker:
+            await self._renew(at)
         if sweep:
             self._next_sweep = at + microseconds(SWEEP_SECONDS)
             if app.recover or app.wanted:
@@ -90,10 +95,11 @@ class Pump:
             for run in [run for run in app.watchers if run not in app.drivers]:
                 app.look_again(run)
 
-    def _renew(self, at: int) -> None:
+    async def _renew(self, at: int) -> None:
+        """Prolong the lease, on a thread: another process may be writing for a while."""
         app = self.app
         self._next_renewal = at + microseconds(app.lease / 3)
-        if not app.store.renew(app.worker, at + microseconds(app.lease)):
+        if not await asyncio.to_thread(app.store.renew, app.worker, at + microseconds(app.lease)):
             log.warning("This worker was given up for dead; it lets go of its runs.")
             for driver in list(app.drivers.values()):
                 app.let_go(driver)
@@ -109,27 +115,49 @@ class Pump:
         app = self.app
         for run in app.store.pending(app.worker):
             app.wake_driver(run)
-        for run in list(app.wanted):
-            await app.take_up_run(run)
+        if app.wanted:
+            await self._take_wanted(at)
         await self._retry_diverged()
         room = app.concurrency - sum(1 for driver in app.drivers.values() if driver.status == "running")
-        if room > 0 and not app.draining:
+        if room > 0 and not app.draining and not self._runs_alone():
             names = app.workflows()
             due = app.store.due(at=at, workflows=names, worker=app.worker, everyone=app.recover, limit=room)
-            for run in due:
-                await self._take(run)
+            await self._take_due(due)
         self._next_wake = app.store.next_wake(worker=app.worker, everyone=app.recover)
 
-    async def _take(self, run: str) -> None:
-        """Take up a due run. One whose drivers have died is a suspect: it runs when nothing else does."""
+    async def _take_wanted(self, at: int) -> None:
+        """Take up runs that belong here as soon as nobody else drives them."""
         app = self.app
-        if run in app.drivers:
-            app.wake_driver(run)
-            return
-        row = app.store.run(run)
-        if row is not None and 0 < row.deaths < DEATHS_MAX and row.deaths >= DEATHS_MAX - 1 and app.is_busy():
-            return
-        await app.take_up_run(run)
+        alive = {worker.id for worker in app.store.workers() if worker.lease_until > at and worker.id != app.worker}
+        for run in list(app.wanted):
+            row = app.store.run(run)
+            if row is None or row.status in ENDED or row.status == "held":
+                app.wanted.discard(run)
+                app.look_again(run)
+            elif row.owner not in alive:
+                await app.take_up_run(run)
+
+    async def _take_due(self, due: "Sequence[str]") -> None:
+        """Take up what is due. A run whose drivers keep dying is a suspect: it runs when nothing else does."""
+        app = self.app
+        suspects: list[str] = []
+        for run in due:
+            if run in app.drivers:
+                app.wake_driver(run)
+                continue
+            row = app.store.run(run)
+            if row is not None and row.deaths >= DEATHS_MAX - 1:
+                suspects.append(run)
+            else:
+                await app.take_up_run(run)
+        if suspects and not app.is_busy():
+            self._suspect = suspects[0]
+            await app.take_up_run(self._suspect)
+
+    def _runs_alone(self) -> bool:
+        """Whether a suspect is being driven; then it is the only one, so that nobody else is blamed for its doing."""
+        driver = self.app.drivers.get(self._suspect)
+        return driver is not None and driver.status == "running"
 
     async def _retry_diverged(self) -> None:
         """New code may be the right code again: runs held as diverged are compared once when a worker starts."""
@@ -139,8 +167,3 @@ class Pump:
         self._diverged_tried = True
         for run in app.store.diverged(app.workflows(), 1000):
             await app.retry_diverged(run)
-
-
-def seconds_until(at: int, now: int) -> float:
-    """Return the seconds between two times, not below zero."""
-    return max(0, at - now) / SECOND

@@ -274,7 +274,8 @@ class Replay:
 
     def _differ(self, position: int, what: str, now: str) -> None:
         event = self.history[position]
-        self.differences.append(Difference(event.seq, what, _recorded_text(event), now))
+        what = "arguments" if event.kind == "run_started" else what
+        self.differences.append(Difference(event.seq, what, _recorded_text(event), f"fail: {now}"))
 
     def _what_the_code_does(self) -> str:
         main = self.execution.main
@@ -287,6 +288,8 @@ class Replay:
 def _recorded_text(event: Recorded) -> str:
     """Return a recorded event as a person would say it."""
     body, kind = event.body, event.kind
+    if kind == "run_started":
+        return f"start of {body.workflow}"
     if kind == "step_started":
         return f"step {event.step}({body.preview}) [{body.effect}]"
     if kind == "timer_started":

@@ -1,7 +1,7 @@
 """The first event of a run."""
 
-import platform
 import random
+import sys
 from typing import Final
 
 import msgspec
@@ -15,7 +15,7 @@ from everstep.model.semantics import SEMANTICS
 from everstep.model.status import Status
 from everstep.stores.protocol import NewRun, RunRow
 
-PYTHON: Final = platform.python_version()
+PYTHON: Final = ".".join(str(part) for part in sys.version_info[:3])
 
 
 def new_entropy(randomness: random.Random) -> str:

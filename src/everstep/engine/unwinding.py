@@ -1,6 +1,7 @@
 """Teardown is not execution: code that leaves memory is unwound, and nothing it does on the way is recorded."""
 
 import logging
+from contextvars import Context
 from typing import Any, Final
 
 from everstep.engine.guard import Silence
@@ -12,30 +13,52 @@ log = logging.getLogger("everstep.workflow")
 ROUNDS_MAX: Final = 100
 
 
-def unwind(loop: WorkflowLoop) -> None:
-    """Raise `Evicted` wherever the code waits, until all its tasks are done."""
+def unwind(loop: WorkflowLoop, context: Context) -> None:
+    """Raise `Evicted` wherever the code waits, until all its tasks are done and its generators closed.
+
+    Generators are closed in a context in which the run is the current one. In any other, a step in their `finally`
+    would be a plain function, and its body would run.
+    """
     loop.quiet = True
     loop.new_timers.clear()
     loop.timers.clear()
     if not loop.tasks and not loop.has_asyncgens:
         return
     with Silence():
-        for _ in range(ROUNDS_MAX):
-            waiting = [task for task in loop.tasks.values() if not task.done()]
-            if not waiting:
-                break
-            for task in waiting:
-                _wake_with_eviction(task)
-            try:
-                loop.drain()
-            except SpinningWorkflow:
-                break
-        loop.close_asyncgens()
+        _evict_tasks(loop)
+        for generator in loop.take_asyncgens():
+            loop.create_task(_close(generator), context=context)
+        if loop.tasks and _drain(loop):
+            _evict_tasks(loop)
     if any(not task.done() for task in loop.tasks.values()):
         log.warning("Workflow code caught Evicted and went on; it was dropped from memory as it was.")
         for task in loop.tasks.values():
             task._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.tasks.clear()
+
+
+def _evict_tasks(loop: WorkflowLoop) -> None:
+    for _ in range(ROUNDS_MAX):
+        waiting = [task for task in loop.tasks.values() if not task.done()]
+        for task in waiting:
+            _wake_with_eviction(task)
+        if not waiting or not _drain(loop):
+            break
+
+
+def _drain(loop: WorkflowLoop) -> bool:
+    try:
+        loop.drain()
+    except SpinningWorkflow:
+        return False
+    return True
+
+
+async def _close(generator: Any) -> None:
+    try:
+        await generator.aclose()
+    except BaseException:  # noqa: BLE001  # whatever its `finally` raised: the run is leaving memory anyway
+        pass
 
 
 def _wake_with_eviction(task: Any) -> None:

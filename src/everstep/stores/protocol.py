@@ -81,7 +81,10 @@ class NewRun(msgspec.Struct):
 
 
 class Post(msgspec.Struct):
-    """Something for a run's inbox. With an `id`, a second one of the same kind and id is not delivered again."""
+    """Something for a run's inbox. With an `id`, a second one of the same kind and id is not delivered again.
+
+    The id of a `child` delivery is a call, which comes again in a later generation, so it does not count here.
+    """
 
     run: str
     kind: DeliveryKind
@@ -148,11 +151,13 @@ class Append(msgspec.Struct, kw_only=True):
     `Refused("inbox")` while a `cancel` that it does not consume is pending: a cancel is never lost.
 
     `starts`: child runs. One whose id exists already with the same workflow and arguments is followed instead (and if
-    it has ended, the follower is told at once); with others, the follower's inbox gets a `child` delivery with the status
-    `refused`. A `child` delivery has the other run's id as `name`, the decimal call as `id`, and as value the JSON
+    it has ended, the follower is told at once); with others, the follower's inbox gets a `child` delivery with the
+    status `refused`. A `child` delivery has the other run's id as `name`, the decimal call as `id`, and as value the JSON
     `{"status": …, "outcome": <the outcome's payload or null>}`.
     An append that ends the run also tells all followers, marks pending inbox rows `undelivered`, sets `ended_at`,
     and gives the lease back. `payloads` are stored once per run by digest.
+    What `starts`, `posts` and ends deliver to a run that has ended already is kept as `undelivered`: nobody hears a
+    verdict on it, so it stays visible. What they deliver to a run that is not there is dropped.
     """
 
     run: str
@@ -180,6 +185,7 @@ class Claim(msgspec.Struct):
     When the owner had died while the status was `running` or `queued`: `deaths` becomes `deaths + 1` if the head did
     not move since the last death, else 1.
     A claim by the present owner also raises the epoch.
+    (An append with events sets `deaths` to 0.) A lease has lapsed when `lease_until <= at`. The status stays as it is.
     """
 
     run: str

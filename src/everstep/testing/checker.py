@@ -7,7 +7,7 @@ entries (`everstep.testing.ledger`), and the list of faults. `RULES` says what e
 proportion to what it reads.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from everstep.testing.histories import RULES, RunHistory, Violation, export_histories
@@ -35,6 +35,7 @@ def check(
     earlier: Sequence[RunHistory] = (),
     faults: Sequence[str] = (),
     settled: bool = True,
+    reads: Collection[str] = (),
     now: int | None = None,
 ) -> list[Violation]:
     """Return every broken rule, in the order of runs and events.
@@ -44,6 +45,7 @@ def check(
     faults: what was done to the system. `zombie`: a process was stopped and woken, so its bodies may ask late.
     settled: the runs have gone as far as they can. Otherwise their processes were killed a moment ago, and what was
         under way is in doubt.
+    reads: the effects whose contract is `read`, of which a request may be entered before any history knows it.
     now: the time of the export, by which overdue timers are found.
     """
     lines = list(journal)
@@ -53,7 +55,7 @@ def check(
     found += judge_prefixes(histories, earlier)
     found += judge_inboxes(judges)
     found += judge_children(judges)
-    found += judge_effects(judges, ledger, settled=settled, faults=faults)
+    found += judge_effects(judges, ledger, settled=settled, faults=faults, reads=reads)
     found += judge_clients(histories, lines, settled=settled)
     found += judge_epochs(histories, lines)
     if settled and now is not None:

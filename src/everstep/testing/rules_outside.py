@@ -1,7 +1,7 @@
 """The rules that join the histories with the accounts of others: the ledger, the clients, the signals' table."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -16,7 +16,12 @@ Entry = Mapping[str, Any]
 
 
 def judge_effects(
-    judges: Sequence[HistoryJudge], entries: Iterable[Entry], *, settled: bool, faults: Sequence[str]
+    judges: Sequence[HistoryJudge],
+    entries: Iterable[Entry],
+    *,
+    settled: bool,
+    faults: Sequence[str],
+    reads: Collection[str] = (),
 ) -> list[Violation]:
     """Compare what the ledger received and applied with what the histories say.
 
@@ -31,7 +36,7 @@ def judge_effects(
         (applied if entry["kind"] == "applied" else requests)[entry["key"]].append(entry)
     found = [violation for key, asked in requests.items() for violation in _one_question(key, asked)]
     known: dict[str, tuple[HistoryJudge, Call]] = {}
-    reads: set[str] = set()
+    reads = set(reads)
     for judge in judges:
         for call in judge.every_call:
             if call.kind == "step_started" and _effect_of(call) in effects:

@@ -24,11 +24,13 @@ class Batch:
     """A batch, split into what is done together (`appends`, `starts`) and the `others`, which are done in order.
 
     An operation is done together with others only if it is simple and no other operation of the batch mentions its
-    run: then it makes no difference when in the batch it is done.
+    run: then it makes no difference when in the batch it is done. The start of a run and its first append, which often
+    come together, are the exception: starts are done before appends anyway.
     """
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         mentioned = Counter(run for operation in operations for run in _runs_mentioned(operation))
+        begun = _begun_with_an_append(operations, mentioned)
         self.appends: list[Append] = []
         self.starts: list[StartRun] = []
         self.others: list[tuple[int, Operation]] = []
@@ -36,11 +38,11 @@ class Batch:
         self._places: dict[str, int] = {}
         for place, operation in enumerate(operations):
             match operation:
-                case Append() if mentioned[operation.run] == 1 and is_simple(operation):
+                case Append() if mentioned[operation.run] == 1 + (operation.run in begun) and is_simple(operation):
                     check_events(operation)
                     self.appends.append(operation)
                     self._places[operation.run] = place
-                case StartRun(new) if mentioned[new.row.id] == 1 and new.follower is None:
+                case StartRun(new) if new.row.id in begun or (mentioned[new.row.id] == 1 and new.follower is None):
                     check_events(new)
                     self.starts.append(operation)
                 case _:
@@ -66,6 +68,21 @@ class Batch:
         self.others.sort(key=lambda other: other[0])
         self.appends = [append for append in self.appends if append.run not in apart]
         self.followed = [append for append in self.appends if append.run in entangled]
+
+
+def _begun_with_an_append(operations: Sequence[Operation], mentioned: Counter[str]) -> set[str]:
+    """Return the runs whose start and then one simple append that does not end them are all that mentions them."""
+    started: set[str] = set()
+    both: set[str] = set()
+    for operation in operations:
+        match operation:
+            case StartRun(new) if new.follower is None and mentioned[new.row.id] == 2:
+                started.add(new.row.id)
+            case Append() if operation.run in started and is_simple(operation) and operation.row.status not in ENDED:
+                both.add(operation.run)
+            case _:
+                pass
+    return both
 
 
 def _runs_mentioned(operation: Operation) -> Iterator[str]:

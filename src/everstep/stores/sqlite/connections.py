@@ -42,7 +42,7 @@ class Patience:
 
 def connect(path: str, *, durability: Durability, patience: Patience, flags: int, vfs: str | None) -> apsw.Connection:
     """Open a connection with the settings of every connection. It never creates the file."""
-    connection = apsw.Connection(path, flags=flags, vfs=vfs, statementcachesize=128)
+    connection = apsw.Connection(path, flags=flags, vfs=vfs, statementcachesize=256)
     connection.set_busy_handler(patience)
     # A store comes from a disk that others may write, so its schema is not trusted with anything.
     connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)

@@ -28,6 +28,9 @@ APPLICATION_ID: Final = 0x45765374
 SIZE_MIN: Final = 512
 """No SQLite file is smaller. SQLite would take one of a single byte for empty, and overwrite it."""
 
+JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
+JOURNAL_HEADER_BYTES: Final = 28
+
 _MIGRATION: Final = re.compile(r"(\d{4})_\w+\.sql")
 _creating: Final = threading.Lock()
 
@@ -87,7 +90,7 @@ def check_is_store(path: str, *, create: bool, vfs: str | None) -> None:
     size = os.stat(path).st_size
     if 0 < size < SIZE_MIN:
         raise StoreUnusable(f"{path} is not a store: it is no SQLite file.")
-    if size:
+    if size and not is_half_made(path):
         connection = None
         try:
             flags = apsw.SQLITE_OPEN_READONLY
@@ -104,6 +107,19 @@ def check_is_store(path: str, *, create: bool, vfs: str | None) -> None:
             return
     if not create:
         raise StoreUnusable(f"{path} is empty: there is no store in it.")
+
+
+def is_half_made(path: str) -> bool:
+    """Tell whether a crash cut off the first write to an empty file: SQLite's journal says that it had no pages.
+
+    A connection for reading cannot undo such a write, so it could not look at the file; the one that writes can.
+    """
+    try:
+        with open(path + "-journal", "rb") as journal:
+            header = journal.read(JOURNAL_HEADER_BYTES)
+    except FileNotFoundError:
+        return False
+    return len(header) == JOURNAL_HEADER_BYTES and header[:8] == JOURNAL_MAGIC and header[16:20] == bytes(4)
 
 
 def version_of(connection: apsw.Connection, path: str) -> int:

@@ -1,0 +1,339 @@
+"""Write docs/reference from the code: public names, events, errors, settings.
+
+    python docs/make_reference.py
+
+What stands there is what the code says: signatures are taken from its source and texts are its docstrings. A test fails
+when a page is stale. Signatures come from the syntax tree and not from `inspect`, which words them differently in each
+version of Python.
+"""
+
+import ast
+import importlib
+import inspect
+import itertools
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import everstep
+from everstep import blocking, errors
+from everstep.effects.step import Step
+from everstep.engine.blocking_app import BlockingApp, BlockingRun
+from everstep.engine.handles import Verification
+from everstep.engine.history import Event
+from everstep.engine.inside import Child, Current
+from everstep.engine.opening import Opening
+from everstep.engine.workflow import Workflow
+from everstep.model import events, status
+from everstep.stores.protocol import HoldRow, RunRow
+
+FOLDER: Final = Path(__file__).resolve().parent / "reference"
+PACKAGE: Final = Path(everstep.__file__).resolve().parent
+MADE: Final = "<!-- Made by docs/make_reference.py from the code. Change the code, then `make docs`. -->\n\n"
+
+DECORATORS: Final[dict[str, type]] = {"step": Step, "workflow": Workflow}
+"""Their own signature says only `**options`; the class behind each has the options one by one."""
+
+GROUPS: Final[dict[str, tuple[str, ...]]] = {
+    "Declaring": ("workflow", "step", "Retry", "register", "Live"),
+    "Running": ("run", "open", "App", "Run"),
+    "Inside a workflow": ("receive", "sleep", "publish", "start", "patched", "now", "random", "uuid", "current"),
+    "Inside a step": ("key", "heartbeat"),
+    "Errors to raise and to know": ("NotDone", "Fatal", "Error", "Evicted"),
+    "Modules": ("blocking", "errors"),
+}
+HANDED_OUT: Final = (Opening, BlockingApp, BlockingRun, Child, Current, Event, Verification, RunRow, HoldRow)
+"""Classes that users meet without typing their names."""
+
+ENVIRONMENT: Final[dict[str, str]] = {
+    "EVERSTEP_URL": "The store that is opened when none is named. Without it: `sqlite:///everstep.db`, in the current "
+    "folder.",
+    "EVERSTEP_DEBUG": "The command line shows tracebacks instead of messages.",
+    "EVERSTEP_CRASH_AT": "For tests: kill this process at a crash point, `name:count` or `name:count:stop`.",
+    "EVERSTEP_CRASH_COUNT": "For tests: a file that gets the name of every crash point that is passed.",
+    "EVERSTEP_IMPORTING": "Set by commands while they import a file of yours; `everstep.run` is then refused.",
+}
+VARIABLE: Final = re.compile(r"\bEVERSTEP_(?!DEMO_)[A-Z_]+\b")
+"""What the demo tells its own processes is no setting."""
+
+FIGURES: Final[tuple[tuple[str, str], ...]] = (
+    ("engine.attempts", "EXPENSIVE_SECONDS"),
+    ("engine.driving", "RESTING_MAX"),
+    ("engine.driving", "THREADS_MAX"),
+    ("engine.journal", "INLINE_BYTES_MAX"),
+    ("engine.resume", "DEATHS_MAX"),
+)
+
+
+EVENTS_INTRODUCTION: Final = """# Events
+
+A history is a list of events. Each has `seq` (its number in the run, from 1), `kind`, `step` (the step's name, or
+empty), `at` (microseconds since 1970) and `body`, whose fields are below. A field that has its default is left out of the
+stored body. `call` numbers the commands of a run in the order in which its code gave them; an outcome names the call
+that it is for. A large payload is kept beside the history, under the digest in `ref`.
+"""
+ERRORS_INTRODUCTION: Final = """# Errors
+
+All of them stand in `everstep.errors`. Each has a stable `code`. Messages say what happened and what to do, and never
+contain a payload.
+"""
+OPTIONS: Final = """## Options of workflows and steps
+
+See [`workflow`](python.md#workflow), [`step`](python.md#step) and [`Retry`](python.md#retry).
+"""
+
+
+# -- reading the code -----------------------------------------------------------------------------------------------
+def tree_of(thing: Any) -> Any:
+    """Return the definition of a function or class from its source."""
+    return ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
+
+
+def signature(name: str, function: Any, *, without: int = 0) -> str:
+    """Return how a function is called, without its first arguments if they are not the caller's."""
+    definition = tree_of(function)
+    arguments = definition.args
+    for _ in range(without):
+        (arguments.posonlyargs or arguments.args).pop(0)
+    word = "async " if isinstance(definition, ast.AsyncFunctionDef) else ""
+    returns = f" -> {ast.unparse(definition.returns)}" if definition.returns is not None else ""
+    one_line = f"{word}{name}({ast.unparse(arguments)}){returns}"
+    if len(one_line) <= 100:
+        return one_line
+    arguments_lines = "".join(f"    {one},\n" for one in split_arguments(ast.unparse(arguments)))
+    return f"{word}{name}(\n{arguments_lines}){returns}"
+
+
+def split_arguments(text: str) -> list[str]:
+    """Split `a: dict[str, int], b=(1, 2)` at the commas that are not inside brackets."""
+    found, depth, begun = [], 0, 0
+    for place, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            found.append(text[begun:place].strip())
+            begun = place + 1
+    return [*found, text[begun:].strip()]
+
+
+def docstring(thing: Any) -> str:
+    """Return a docstring as Markdown: `name: meaning` lines become a list, indented code a block."""
+    paragraphs = inspect.cleandoc(thing.__doc__ or "").split("\n\n")
+    return "\n\n".join(paragraph_of(paragraph) for paragraph in paragraphs)
+
+
+def paragraph_of(paragraph: str) -> str:
+    """Return one paragraph of a docstring as Markdown."""
+    lines = paragraph.splitlines()
+    if all(line.startswith("    ") for line in lines) or "├" in paragraph or lines[0].startswith(("import ", "@")):
+        return "```text\n" + textwrap.dedent(paragraph) + "\n```"
+    if not re.match(r"[a-z_]+(, [a-z_]+)*: ", lines[0]):
+        return paragraph
+    listed: list[str] = []
+    for line in lines:
+        option = re.match(r"([a-z_]+(?:, [a-z_]+)*): (.*)", line)
+        if option is not None:
+            names = ", ".join(f"`{name}`" for name in option.group(1).split(", "))
+            listed.append(f"- {names}: {option.group(2)}")
+        else:
+            listed.append("  " + line.strip())
+    return "\n".join(listed)
+
+
+def fields_of(cls: type) -> Iterator[tuple[str, str, str, str]]:
+    """Give the fields that a class declares: name, type, default, and the text below it."""
+    body = tree_of(cls).body
+    for place, node in enumerate(body):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        below = body[place + 1] if place + 1 < len(body) else None
+        text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else ""
+        default = ast.unparse(node.value) if node.value is not None else ""
+        yield node.target.id, ast.unparse(node.annotation), default, " ".join(str(text).split())
+
+
+def methods_of(cls: type) -> list[tuple[str, Any]]:
+    """Return the public methods that a class defines itself, in the order of its source."""
+    names = dict.fromkeys(node.name for node in tree_of(cls).body if hasattr(node, "name"))
+    found = [
+        (name, inspect.unwrap(vars(cls)[name])) for name in names if not name.startswith("_") and name in vars(cls)
+    ]
+    return [(name, function) for name, function in found if inspect.isfunction(function)]
+
+
+def cell(text: str) -> str:
+    """Return a text for a table's cell."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+# -- the pages ------------------------------------------------------------------------------------------------------
+def python_page() -> str:
+    """Every public name, with signature and docstring."""
+    listed = {name for names in GROUPS.values() for name in names}
+    assert listed == set(everstep.__all__), f"GROUPS and __all__ differ: {listed ^ set(everstep.__all__)}"
+    parts = [MADE + "# Python\n\nWhat `import everstep` gives.\n"]
+    for title, names in GROUPS.items():
+        parts.append(f"## {title}\n")
+        parts += [entry(name, getattr(everstep, name)) for name in names]
+    parts.append("## What calls give back\n\nYou meet these without typing their names.\n")
+    parts += [entry(cls.__name__, cls) for cls in HANDED_OUT]
+    return "\n".join(parts)
+
+
+def entry(name: str, thing: Any) -> str:
+    """Return what the page says about one name."""
+    if name in DECORATORS:
+        return heading(name, signature(f"@{name}", DECORATORS[name].__init__, without=2).replace(" -> None", ""), thing)
+    if isinstance(thing, ModuleType):
+        return module_entry(name, thing)
+    if inspect.isclass(thing):
+        return class_entry(name, thing)
+    if inspect.isfunction(thing):
+        return heading(name, signature(f"everstep.{name}", thing), thing)
+    return f"### `{name}`\n\n{constant_text(name)}\n"
+
+
+def heading(name: str, call: str, thing: Any, level: str = "###") -> str:
+    """Return a heading, how the thing is called, and its text."""
+    return f"{level} `{name}`\n\n```text\n{call}\n```\n\n{docstring(thing)}\n"
+
+
+def constant_text(name: str) -> str:
+    """Return the text below an assignment somewhere in the package."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if (text := text_below(path, name)) is not None:
+            return text
+    raise LookupError(f"{name} has no text below it")
+
+
+def text_below(path: Path, name: str) -> str | None:
+    """Return the text that stands below an assignment in a module."""
+    body = ast.parse(path.read_text("utf-8")).body
+    for node, below in itertools.pairwise(body):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        is_it = any(isinstance(target, ast.Name) and target.id == name for target in targets)
+        if is_it and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            return " ".join(str(below.value.value).split())
+    return None
+
+
+def module_entry(name: str, module: ModuleType) -> str:
+    """Return what the page says about a module."""
+    if module is errors:
+        return f"### `{name}`\n\nAll errors: see [errors](errors.md).\n"
+    parts = [f"### `{name}`\n\n{docstring(module)}\n"]
+    parts += [entry_in(f"{name}.{one}", getattr(module, one)) for one in blocking.__all__]
+    return "\n".join(parts)
+
+
+def entry_in(name: str, thing: Any) -> str:
+    """Return what the page says about a name in a module."""
+    if inspect.isclass(thing):
+        return class_entry(name, thing, "####")
+    return heading(name, signature(f"everstep.{name}", thing), thing, "####")
+
+
+def class_entry(name: str, cls: type, level: str = "###") -> str:
+    """Return what the page says about a class: its fields and its methods."""
+    parts = [f"{level} `{name}`\n\n{docstring(cls)}\n"]
+    fields = [one for one in fields_of(cls) if not one[0].startswith("_") and "ClassVar" not in one[1]]
+    if fields:
+        rows = [f"| `{n}` | `{cell(t)}` | {f'`{cell(d)}`' if d else ''} | {cell(text)} |" for n, t, d, text in fields]
+        parts.append("| field | type | default | |\n| --- | --- | --- | --- |\n" + "\n".join(rows) + "\n")
+    if not issubclass(cls, BaseException) and cls is not everstep.Retry:
+        parts += [heading(f"{name}.{n}", signature(n, f, without=1), f, level + "#") for n, f in methods_of(cls)]
+    return "\n".join(parts)
+
+
+def events_page() -> str:
+    """Every kind of event with its fields."""
+    parts = [MADE + EVENTS_INTRODUCTION, docstring(events).split("\n\n", 1)[1] + "\n"]
+    for kind, cls in events.BODIES.items():
+        parts.append(f"## `{kind}`\n\n{docstring(cls)}\n")
+        fields = [*fields_of(cls), *(fields_of(events.Outcome) if issubclass(cls, events.Outcome) else ())]
+        rows = [
+            f"| `{n}` | {field_type(t)} | {f'`{d}`' if d and d != 'NO_PAYLOAD' else ''} | {x} |"
+            for n, t, d, x in fields
+        ]
+        parts.append("| field | type | default | |\n| --- | --- | --- | --- |\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def field_type(text: str) -> str:
+    """Return a field's type as the page names it."""
+    return "payload" if text == "msgspec.Raw" else f"`{cell(text)}`"
+
+
+def errors_page() -> str:
+    """Every error with its code and meaning."""
+    tree = next(part for part in inspect.cleandoc(errors.__doc__ or "").split("\n\n") if "├" in part)
+    parts = [
+        MADE + ERRORS_INTRODUCTION,
+        "```text\n" + textwrap.dedent(tree) + "\n```\n",
+        "| error | code | is a | meaning |\n| --- | --- | --- | --- |",
+    ]
+    for node in ast.parse(inspect.getsource(errors)).body:
+        cls = getattr(errors, getattr(node, "name", ""), None)
+        if inspect.isclass(cls) and issubclass(cls, BaseException):
+            parents = ", ".join(f"`{base.__name__}`" for base in cls.__bases__)
+            parts.append(f"| `{cls.__name__}` | `{cls.code}` | {parents} | {cell(docstring(cls))} |")
+    return "\n".join(parts) + "\n"
+
+
+def settings_page() -> str:
+    """Every setting: the environment, options, statuses, and figures that a user may want to know."""
+    in_code = {name for path in PACKAGE.rglob("*.py") for name in VARIABLE.findall(path.read_text("utf-8"))}
+    assert in_code == set(ENVIRONMENT), f"ENVIRONMENT and the code differ: {in_code ^ set(ENVIRONMENT)}"
+    parts = [
+        MADE + "# Settings\n\n## Environment\n\n| variable | meaning |\n| --- | --- |",
+        *(f"| `{name}` | {text} |" for name, text in ENVIRONMENT.items()),
+        "\n## Opening a store\n\n" + heading("everstep.open", signature("everstep.open", everstep.open), everstep.open),
+        OPTIONS,
+        "## Statuses of a run\n\n" + ", ".join(f"`{one}`" for one in status.STATUSES) + ".\n",
+        "## Figures\n\nThese cannot be set. They are here so that you know them.\n\n| figure | value | meaning |",
+        "| --- | --- | --- |",
+    ]
+    for module, name in FIGURES:
+        value = getattr(importlib.import_module(f"everstep.{module}"), name)
+        text = text_below(PACKAGE / (module.replace(".", "/") + ".py"), name)
+        assert text is not None, f"{name} has no text below it"
+        parts.append(f"| `{name}` | {value:,} | {cell(text)} |")
+    return "\n".join(parts) + "\n"
+
+
+def index_page() -> str:
+    """Return the page that leads to the others."""
+    return (
+        MADE + "# Reference\n\nMade from the code, so it is what the code says.\n\n"
+        "- [Python](python.md): every public name.\n"
+        "- [Events](events.md): what a history is made of.\n"
+        "- [Errors](errors.md): every error, its code and its meaning.\n"
+        "- [Settings](settings.md): environment, options, figures.\n"
+    )
+
+
+def made_pages() -> dict[str, str]:
+    """Return each page's text by its name."""
+    return {
+        "index.md": index_page(),
+        "python.md": python_page(),
+        "events.md": events_page(),
+        "errors.md": errors_page(),
+        "settings.md": settings_page(),
+    }
+
+
+def main() -> None:
+    """Write the pages that are new or changed."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in made_pages().items():
+        page = FOLDER / name
+        if not page.exists() or page.read_text("utf-8") != text:
+            page.write_text(text, "utf-8")
+            print(f"wrote docs/reference/{name}")
+
+
+if __name__ == "__main__":
+    main()
