@@ -13,7 +13,7 @@ import inspect
 import itertools
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -71,8 +71,8 @@ FIGURES: Final[tuple[tuple[str, str], ...]] = (
 EVENTS_INTRODUCTION: Final = """# Events
 
 A history is a list of events. Each has `seq` (its number in the run, from 1), `kind`, `step` (the step's name, or
-empty), `at` (microseconds since 1970) and `body`, whose fields are below. A field that has its default is left out of the
-stored body. `call` numbers the commands of a run in the order in which its code gave them; an outcome names the call
+empty), `at` (microseconds since 1970) and `body`, whose fields are below. A field that has its default is left out of
+the stored body. `call` numbers the commands of a run in the order in which its code gave them; an outcome names the call
 that it is for. A large payload is kept beside the history, under the digest in `ref`.
 """
 ERRORS_INTRODUCTION: Final = """# Errors
@@ -100,10 +100,11 @@ def signature(name: str, function: Any, *, without: int = 0) -> str:
         (arguments.posonlyargs or arguments.args).pop(0)
     word = "async " if isinstance(definition, ast.AsyncFunctionDef) else ""
     returns = f" -> {ast.unparse(definition.returns)}" if definition.returns is not None else ""
-    one_line = f"{word}{name}({ast.unparse(arguments)}){returns}"
+    listed = split_arguments(ast.unparse(arguments))
+    one_line = f"{word}{name}({', '.join(listed)}){returns}"
     if len(one_line) <= 100:
         return one_line
-    arguments_lines = "".join(f"    {one},\n" for one in split_arguments(ast.unparse(arguments)))
+    arguments_lines = "".join(f"    {one},\n" for one in listed)
     return f"{word}{name}(\n{arguments_lines}){returns}"
 
 
@@ -115,7 +116,12 @@ def split_arguments(text: str) -> list[str]:
         if letter == "," and depth == 0:
             found.append(text[begun:place].strip())
             begun = place + 1
-    return [*found, text[begun:].strip()]
+    return [spaced(one) for one in [*found, text[begun:].strip()]]
+
+
+def spaced(argument: str) -> str:
+    """Return `a: int=1` as people write it: `a: int = 1`."""
+    return re.sub(r"^(\w+: .+?)=(?=[^=]*$)", r"\1 = ", argument)
 
 
 def docstring(thing: Any) -> str:
@@ -240,8 +246,7 @@ def class_entry(name: str, cls: type, level: str = "###") -> str:
     parts = [f"{level} `{name}`\n\n{docstring(cls)}\n"]
     fields = [one for one in fields_of(cls) if not one[0].startswith("_") and "ClassVar" not in one[1]]
     if fields:
-        rows = [f"| `{n}` | `{cell(t)}` | {f'`{cell(d)}`' if d else ''} | {cell(text)} |" for n, t, d, text in fields]
-        parts.append("| field | type | default | |\n| --- | --- | --- | --- |\n" + "\n".join(rows) + "\n")
+        parts.append(table_of(fields))
     if not issubclass(cls, BaseException) and cls is not everstep.Retry:
         parts += [heading(f"{name}.{n}", signature(n, f, without=1), f, level + "#") for n, f in methods_of(cls)]
     return "\n".join(parts)
@@ -252,18 +257,22 @@ def events_page() -> str:
     parts = [MADE + EVENTS_INTRODUCTION, docstring(events).split("\n\n", 1)[1] + "\n"]
     for kind, cls in events.BODIES.items():
         parts.append(f"## `{kind}`\n\n{docstring(cls)}\n")
-        fields = [*fields_of(cls), *(fields_of(events.Outcome) if issubclass(cls, events.Outcome) else ())]
-        rows = [
-            f"| `{n}` | {field_type(t)} | {f'`{d}`' if d and d != 'NO_PAYLOAD' else ''} | {x} |"
-            for n, t, d, x in fields
-        ]
-        parts.append("| field | type | default | |\n| --- | --- | --- | --- |\n" + "\n".join(rows) + "\n")
+        parts.append(
+            table_of([*fields_of(cls), *(fields_of(events.Outcome) if issubclass(cls, events.Outcome) else ())])
+        )
     return "\n".join(parts)
 
 
-def field_type(text: str) -> str:
-    """Return a field's type as the page names it."""
-    return "payload" if text == "msgspec.Raw" else f"`{cell(text)}`"
+def table_of(fields: Sequence[tuple[str, str, str, str]]) -> str:
+    """Return the fields of a class as a table; its last column only if any field has a text."""
+    has_texts = any(text for *_, text in fields)
+    rows = ["| field | type | default |" + (" |" if has_texts else ""), "| --- | --- | --- |" + " --- |" * has_texts]
+    for name, annotation, default, text in fields:
+        kind = "payload" if annotation == "msgspec.Raw" else f"`{cell(annotation)}`"
+        value = re.sub(r"field\(default=(.*)\)", r"\1", default).replace("NO_PAYLOAD", "")
+        row = f"| `{name}` | {kind} | {f'`{cell(value)}`' if value else ''} |"
+        rows.append(row + (f" {cell(text)} |" if has_texts else ""))
+    return "\n".join(rows) + "\n"
 
 
 def errors_page() -> str:

@@ -97,6 +97,15 @@ def test_deaths_in_a_row_add_up_until_the_head_moves(harness: Harness) -> None:
     assert claimed(harness.one(claim("a", "last"))).deaths == 1
 
 
+def test_beginning_again_what_a_crash_cut_off_is_no_progress(harness: Harness) -> None:
+    harness.start("a", status="running")
+    row = claimed(harness.one(claim("a", "first")))
+    for number in range(1, 4):
+        harness.one(append_to(row, 1, progress=False))
+        row = claimed(harness.one(claim("a", f"dying{number}")))
+        assert row.deaths == number
+
+
 # -- giving back ----------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from everstep.model.crash_points import POINTS
 from everstep.stores.protocol import Accepted, Claim, Claimed, RunFilter, StartRun
-from everstep.stores.sqlite import SqliteStore
+from everstep.stores.sqlite import SqliteStore, liveness
 from tests.stores.kit import SqliteHarness, append_to, begin_python, new_run, python
 
 WRITE = """
@@ -156,6 +156,22 @@ def test_two_stores_in_one_process_see_each_other_as_alive(sqlite: SqliteHarness
     assert sqlite.store.bury_dead(0) == []
     other.close()
     assert sqlite.store.bury_dead(0) == ["two"]
+
+
+def test_where_locks_belong_to_the_process_the_living_and_the_dead_are_told_apart(
+    sqlite: SqliteHarness, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "_HAS_OFD", False)
+    worker.begin("you")
+    other = SqliteStore(sqlite.path)
+    sqlite.store.register_worker("one", os.getpid(), "host", 0)
+    other.register_worker("two", os.getpid(), "host", 0)
+    assert sqlite.store.bury_dead(0) == other.bury_dead(0) == []
+    worker.kill()
+    assert sqlite.store.bury_dead(0) == ["you"]
+    other.close()
+    assert sqlite.store.bury_dead(0) == ["two"]
+    assert [row.id for row in sqlite.store.workers()] == ["one"]
 
 
 # -- crash points ---------------------------------------------------------------------------------------------------

@@ -80,13 +80,15 @@ def draw_timeline(timeline: Timeline, *, now: int, width: int, most: int = 0) ->
 
     rows = timeline.rows[-most:] if most else timeline.rows
     names = min(max([len(row.name) for row in rows] + [12]), NAME_CHARACTERS_MAX)
-    bar = max(16, min(56, width - names - 44))
+    bar = max(20, min(56, width - names - 62))
     scale = Scale(times_of(timeline, now), bar)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim", pad_edge=False)
-    table.add_column("")
+    table.add_column("", width=1, no_wrap=True)
     table.add_column("step", width=names, no_wrap=True)
     table.add_column("contract", no_wrap=True)
-    table.add_column(axis(bar, between(timeline.started_at, now), compressed=scale.is_compressed), width=bar)
+    table.add_column(
+        axis(bar, between(timeline.started_at, now), compressed=scale.is_compressed), width=bar, no_wrap=True
+    )
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     cells = [cells_of(row, scale, now) for row in rows]

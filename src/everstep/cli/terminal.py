@@ -145,8 +145,10 @@ def arguments_text(preview: str) -> str:
 
 def add_fitted(table: "Table", rows: "list[list[Text]]", width: int) -> None:
     """Add rows to a table so that its last column takes what is left of the line, and the others stay whole."""
+    if not rows:
+        return
     widths = [max([cell.cell_len for cell in cells]) for cells in zip(*rows, strict=True)]
-    heads = [len(str(column.header)) for column in table.columns]
+    heads = [column.width or len(str(column.header)) for column in table.columns]
     used = sum(max(pair) + 2 for pair in zip(widths[:-1], heads[:-1], strict=True))
     for row in rows:
         row[-1].truncate(max(width - used, 10), overflow="ellipsis")

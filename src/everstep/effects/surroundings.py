@@ -4,9 +4,11 @@ One context variable answers, in tasks, threads and greenlets alike. Steps and w
 them means here.
 """
 
+import asyncio
+import os
 from contextvars import ContextVar
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from everstep.errors import Misuse
 
@@ -34,6 +36,24 @@ def where_is(frame: FrameType) -> str:
     return _source_line(frame.f_code.co_filename, frame.f_lineno)
 
 
+def persons_line(frame: FrameType | None) -> str:
+    """Return where a person wrote what led to this frame: the first line outside asyncio and this package.
+
+    Nothing if the loop called the code: what is further out is whoever drives the run.
+    """
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not filename.startswith(_NOT_A_PERSONS):
+            return where_is(frame)
+        if filename == _LOOP:
+            break
+        frame = frame.f_back
+    return ""
+
+
+_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_LOOP: Final = os.path.join(_PACKAGE, "engine", "loop.py")
+_NOT_A_PERSONS: Final = (_PACKAGE, os.path.join(os.path.dirname(asyncio.__file__), ""))
 _LINES: dict[tuple[str, int], str] = {}
 
 

@@ -25,6 +25,8 @@ class StepAttempts:
         self.bodies = Bodies(driver, self)
         self.starting: set[int] = set()
         """Calls whose intent is not durable yet."""
+        self.restarts = 0
+        """Events that only begin again what a crash had cut off, since the last unit."""
         self._driver = driver
         self._known = known
 
@@ -54,6 +56,7 @@ class StepAttempts:
         if attempts.failures >= call.target.retry.attempts and call.target.fallback is not None:
             self.bodies.start(call, attempts.attempt, attempts.details, fallback=True)
             return
+        self.restarts += because == "crash"
         body = call.body()
         body.because = because or ("person" if attempts.by_person else "retry")
         attempts.attempt += 1

@@ -374,7 +374,10 @@ class Driver:
         self._publishes = False
         steps = self.execution.steps
         current = next(iter(steps.values())).step if steps else ""
-        return RowChange(status, self.journal.at, wake_at, current, published, self.outcome if self.ending else None)
+        progress = len(self.journal.unsaved) > self.attempts.restarts
+        self.attempts.restarts = 0
+        outcome = self.outcome if self.ending else None
+        return RowChange(status, self.journal.at, wake_at, current, published, outcome, progress)
 
     def stop(self) -> None:
         """Leave memory. Nothing is recorded; the code is unwound."""

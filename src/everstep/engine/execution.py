@@ -7,6 +7,7 @@ since. Live and replay are the same code: replay compares the commands with reco
 import asyncio
 import functools
 import random
+import sys
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
@@ -17,7 +18,7 @@ import msgspec
 
 from everstep.codec import ANY, Codec, Types, types_of, types_text
 from everstep.effects.step import Step
-from everstep.effects.surroundings import CURRENT, where_is
+from everstep.effects.surroundings import CURRENT, persons_line, where_is
 from everstep.engine.commands import (
     AwaitSignal,
     CallFuture,
@@ -298,13 +299,15 @@ class Execution:
     def _call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """`asyncio.to_thread(step, …)`: the way in which an `async` workflow calls a `def` step."""
         function, args, kwargs = _unwrap_to_thread(function, args)
+        line = persons_line(sys._getframe(2))
         if isinstance(function, Step) and not function.is_async:
-            return self.issue_step(function, args, kwargs, "asyncio.to_thread")
+            return self.issue_step(function, args, kwargs, line or "asyncio.to_thread")
         if isinstance(function, Workflow) and not function.is_async:
-            return self.issue_child(function, args, kwargs, None, "asyncio.to_thread")
+            return self.issue_child(function, args, kwargs, None, line or "asyncio.to_thread")
         name = getattr(function, "__qualname__", repr(function))
         raise OutsideInWorkflow(
-            f"asyncio.to_thread({name}, …) in a workflow body: threads are for steps. Put @everstep.step on {name}."
+            f"{line + ' — ' if line else ''}asyncio.to_thread({name}, …) in a workflow body: threads are for steps. "
+            f"Put @everstep.step on {name}."
         )
 
     def call_workflow(self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:

@@ -4,12 +4,14 @@ The audit hook is best effort. It is armed for one thread while workflow code ru
 imports and logging, which open files for good reasons.
 """
 
+import functools
 import logging
+import os
 import sys
 import threading
-from collections.abc import Callable
+import time
 from types import FrameType, TracebackType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from everstep.errors import OutsideInWorkflow
 
@@ -19,9 +21,15 @@ _REMEDIES: Final[dict[str, str]] = {
     "os.rename": "renames a file",
     "os.mkdir": "makes a folder",
     "os.rmdir": "removes a folder",
+    "os.link": "links a file",
+    "os.symlink": "links a file",
+    "os.truncate": "cuts a file",
+    "os.chmod": "changes a file",
+    "os.chdir": "changes the working folder",
     "os.listdir": "lists a folder",
     "os.scandir": "lists a folder",
     "os.putenv": "changes the environment",
+    "os.unsetenv": "changes the environment",
     "os.system": "starts a process",
     "os.fork": "starts a process",
     "os.posix_spawn": "starts a process",
@@ -34,15 +42,26 @@ _REMEDIES: Final[dict[str, str]] = {
     "sqlite3.connect": "opens a database",
     "_thread.start_new_thread": "starts a thread",
     "_thread.start_joinable_thread": "starts a thread",
+    "builtins.input": "asks at the keyboard",
     "time.sleep": "sleeps without letting anything else run",
 }
-_LOOK_AWAY: Final = ("importlib", "<frozen importlib", "<frozen zipimport", "linecache.py", "/logging/", "traceback.py")
+_LOOK_AWAY: Final = (
+    "importlib",
+    "<frozen importlib",
+    "<frozen zipimport",
+    "linecache.py",
+    "/logging/",
+    "traceback.py",
+    "/zoneinfo/",
+    "/pdb.py",
+)
+_LOOP: Final = os.path.join(os.path.dirname(__file__), "loop.py")
 
 
 class Guard:
-    """Armed for the thread that runs workflow code, from `arm()` until `thread` is 0 again."""
+    """Armed for the threads that run workflow code, each from `arm()` to `disarm()`."""
 
-    thread = 0
+    threads: ClassVar[set[int]] = set()
     _is_installed = False
 
     @classmethod
@@ -51,11 +70,34 @@ class Guard:
         if not cls._is_installed:
             cls._is_installed = True
             sys.addaudithook(_audit)
-        cls.thread = threading.get_ident()
+            _stand_in_for_missing_events()
+        cls.threads.add(threading.get_ident())
+
+    @classmethod
+    def disarm(cls) -> None:
+        """Watch this thread no longer."""
+        cls.threads.discard(threading.get_ident())
+
+
+def _stand_in_for_missing_events() -> None:
+    """Older Pythons raise no audit event for `time.sleep` and for new threads, so these two are asked directly."""
+    if sys.version_info < (3, 13):
+        time.sleep = _audited("time.sleep", time.sleep)
+    if sys.version_info < (3, 12):
+        threading._start_new_thread = _audited("_thread.start_new_thread", threading._start_new_thread)  # type: ignore[attr-defined]
+
+
+def _audited(event: str, original: Any) -> Any:
+    @functools.wraps(original)
+    def audited(*args: Any) -> Any:
+        _audit(event, args)
+        return original(*args)
+
+    return audited
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if Guard.thread and event in _REMEDIES and Guard.thread == threading.get_ident():
+    if Guard.threads and event in _REMEDIES and threading.get_ident() in Guard.threads:
         _refuse(event)
 
 
@@ -66,21 +108,20 @@ def _refuse(event: str) -> None:
         filename = frame.f_code.co_filename
         if any(part in filename for part in _LOOK_AWAY):
             return
-        if "/everstep/engine/loop.py" in filename.replace("\\", "/"):
+        if filename == _LOOP:
             break
-        culprit = frame
-        if _is_users(filename):
-            break
+        if filename != __file__ and (culprit is None or not _is_users(culprit.f_code.co_filename)):
+            culprit = frame  # further out may still be an import, or a logger that calls a handler of the user's
         frame = frame.f_back
     if culprit is None:
         return
     from everstep.effects.surroundings import where_is
 
-    thread, Guard.thread = Guard.thread, 0  # reading the source line opens a file itself
+    Guard.disarm()  # reading the source line opens a file itself
     try:
         line = where_is(culprit)
     finally:
-        Guard.thread = thread
+        Guard.arm()
     remedy = (
         "use `await asyncio.sleep(…)` (in a `def` workflow `everstep.blocking.sleep(…)`), which survives a crash"
         if event == "time.sleep"
@@ -96,30 +137,44 @@ def _is_users(filename: str) -> bool:
 class Silence:
     """Output of workflow code is silent during replay: `with Silence():` drops this thread's prints and log records."""
 
+    _lock = threading.Lock()
+    _depths: ClassVar[dict[int, int]] = {}
+    """The threads that are silent, and how often they have entered. The first one in puts the mutes in place."""
+
     def __enter__(self) -> None:
-        self._thread = threading.get_ident()
-        self._stdout, self._stderr = sys.stdout, sys.stderr
-        sys.stdout = _ThreadMuted(self._stdout, self._thread)
-        sys.stderr = _ThreadMuted(self._stderr, self._thread)
-        self._call_handlers = logging.Logger.callHandlers
-        logging.Logger.callHandlers = _muted_handlers(self._call_handlers, self._thread)  # type: ignore[method-assign]
+        thread = threading.get_ident()
+        with Silence._lock:
+            if not Silence._depths:
+                sys.stdout, sys.stderr = _muted(sys.stdout), _muted(sys.stderr)
+                logging.Logger.callHandlers = _muted_handlers  # type: ignore[method-assign]
+            Silence._depths[thread] = Silence._depths.get(thread, 0) + 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        sys.stdout, sys.stderr = self._stdout, self._stderr
-        logging.Logger.callHandlers = self._call_handlers  # type: ignore[method-assign]
+        thread = threading.get_ident()
+        with Silence._lock:
+            Silence._depths[thread] -= 1
+            if not Silence._depths[thread]:
+                del Silence._depths[thread]
+            if not Silence._depths:
+                sys.stdout, sys.stderr = _unmuted(sys.stdout), _unmuted(sys.stderr)
+                logging.Logger.callHandlers = _call_handlers  # type: ignore[method-assign]
+
+    @staticmethod
+    def is_kept_here() -> bool:
+        """Tell whether this thread is silent."""
+        return threading.get_ident() in Silence._depths
 
 
 class _ThreadMuted:
-    """A stream that drops what one thread writes and hands through what all others do."""
+    """A stream that drops what silent threads write and hands through what all others do."""
 
-    def __init__(self, stream: Any, thread: int) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._thread = thread
 
     def write(self, text: str) -> int:
-        if threading.get_ident() == self._thread:
+        if Silence.is_kept_here():
             return len(text)
         return int(self._stream.write(text))
 
@@ -131,9 +186,17 @@ class _ThreadMuted:
         return getattr(self._stream, name)
 
 
-def _muted_handlers(original: Callable[..., None], thread: int) -> Callable[..., None]:
-    def call_handlers(self: logging.Logger, record: logging.LogRecord) -> None:
-        if threading.get_ident() != thread:
-            original(self, record)
+def _muted(stream: Any) -> Any:
+    return _ThreadMuted(stream) if stream is not None else None  # a program without a console has none
 
-    return call_handlers
+
+def _unmuted(stream: Any) -> Any:
+    return stream._stream if isinstance(stream, _ThreadMuted) else stream  # somebody else may have put in another
+
+
+_call_handlers = logging.Logger.callHandlers
+
+
+def _muted_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
+    if not Silence.is_kept_here():
+        _call_handlers(logger, record)

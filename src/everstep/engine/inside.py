@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 from everstep.effects.body import StepBody
-from everstep.effects.surroundings import CURRENT, where_is
+from everstep.effects.surroundings import CURRENT, persons_line
 from everstep.engine.commands import CallFuture
 from everstep.engine.execution import current_execution
 from everstep.engine.workflow import workflow_of
@@ -51,7 +51,7 @@ async def receive(name: str, type: Any = ..., *, timeout: float | None = ...) ->
 async def receive(name: str, type: Any = Any, *, timeout: float | None = None) -> Any:
     """Wait for the next signal of this name and return its value; after `timeout` seconds: `TimeoutError`."""
     execution = current_execution("everstep.receive()")
-    source = where_is(_caller())
+    source = persons_line(sys._getframe(1))
     future = execution.receive(checked_name(name, "signal"), type, source)
     if timeout is None:
         return await future
@@ -59,17 +59,10 @@ async def receive(name: str, type: Any = Any, *, timeout: float | None = None) -
         return await future
 
 
-def _caller() -> Any:
-    """Return the first frame outside this package: the line that a person wrote."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and "/everstep/" in frame.f_code.co_filename.replace("\\", "/"):
-        frame = frame.f_back
-    return frame
-
-
 def publish(name: str, value: Any) -> None:
     """Publish progress that anyone can read with `run.published()` and `everstep show`, once it is durable."""
-    current_execution("everstep.publish()").publish(checked_name(name, "published value"), value, where_is(_caller()))
+    line = persons_line(sys._getframe(1))
+    current_execution("everstep.publish()").publish(checked_name(name, "published value"), value, line)
 
 
 def patched(name: str) -> bool:
@@ -112,7 +105,7 @@ async def start(workflow: Any, *args: Any, id: str | None = None) -> Child[Any]:
     execution = current_execution("everstep.start()")
     target = workflow_of(workflow)
     run = checked_run_id(id) if id is not None else None
-    future = execution.issue_child(target, args, {}, run, where_is(_caller()))
+    future = execution.issue_child(target, args, {}, run, persons_line(sys._getframe(1)))
     assert future.target is not None
     return Child(future.target.run, future)  # type: ignore[union-attr]
 

@@ -21,7 +21,7 @@ from contextvars import Context, copy_context
 from types import FrameType
 from typing import Any, Final
 
-from everstep.effects.surroundings import where_is
+from everstep.effects.surroundings import persons_line
 from everstep.engine.guard import Guard
 from everstep.errors import OutsideInWorkflow
 
@@ -93,18 +93,14 @@ class Timer(asyncio.TimerHandle):
         self.duration = duration
         self.deadline = 0
         self.call = 0
-        self.source = _source_of_timer(sys._getframe(2))
+        self.source = persons_line(_outside(sys._getframe(2)))
 
 
-def _source_of_timer(frame: FrameType) -> str:
-    """Return the line that a person wrote: the first one outside asyncio and this package."""
-    caller: FrameType | None = frame
-    while caller is not None and caller.f_code.co_filename.startswith(_NOT_A_PERSONS):
-        caller = caller.f_back
-    return where_is(caller) if caller is not None else ""
-
-
-_NOT_A_PERSONS: Final = (os.path.dirname(asyncio.__file__), os.path.dirname(os.path.dirname(__file__)))
+def _outside(frame: FrameType | None) -> FrameType | None:
+    """Return the first frame outside this file: who called the loop."""
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame
 
 
 class WorkflowLoop(asyncio.AbstractEventLoop):
@@ -220,7 +216,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
                     raise SpinningWorkflow
         finally:
             handle = None  # an error's traceback may keep this frame, and so would keep what it held last
-            Guard.thread = 0
+            Guard.disarm()
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(outer)
             _step_into_task(outer, task)
@@ -269,7 +265,8 @@ else:
 
 def _forbid(name: str, remedy: str) -> None:
     def refuse(self: WorkflowLoop, *args: Any, **kwargs: Any) -> Any:
-        raise OutsideInWorkflow(f"{name} in a workflow body: {remedy}")
+        line = persons_line(_outside(sys._getframe(1)))
+        raise OutsideInWorkflow(f"{name} in a workflow body{f' at {line}' if line else ''} — {remedy}")
 
     refuse.__name__ = name
     setattr(WorkflowLoop, name, refuse)

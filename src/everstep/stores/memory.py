@@ -167,7 +167,7 @@ class MemoryStore:
         change = operation.row
         if operation.events:
             row.head_seq, row.head_digest = operation.events[-1].seq, operation.events[-1].digest
-            row.deaths = 0
+            row.deaths = 0 if change.progress else row.deaths
         row.status, row.updated_at, row.wake_at = change.status, change.at, change.wake_at
         row.current_step, row.outcome = change.current_step, change.outcome
         row.published = row.published if change.published is None else change.published

@@ -67,6 +67,8 @@ class RowChange(msgspec.Struct):
     """New published values, or None to leave them."""
     outcome: bytes | None = None
     """Set with an end."""
+    progress: bool = True
+    """False when the events only begin again what a crash had cut off: such an append does not set `deaths` to 0."""
 
 
 class NewRun(msgspec.Struct):
@@ -152,9 +154,9 @@ class Append(msgspec.Struct, kw_only=True):
 
     `starts`: child runs. One whose id exists already with the same workflow and arguments is followed instead (and if
     it has ended, the follower is told at once); with others, the follower's inbox gets a `child` delivery with the
-    status `refused`. A `child` delivery has the other run's id as `name`, the decimal call as `id`, and as value the JSON
-    `{"status": …, "outcome": <the outcome's payload or null>}`.
-    An append that ends the run also tells all followers, marks pending inbox rows `undelivered`, sets `ended_at`,
+    status `refused`. A `child` delivery has the other run's id as `name`, the decimal call as `id`, and as value the
+    JSON `{"status": …, "outcome": <the outcome's payload or null>}`. An append that ends the run also tells all
+    followers, marks pending inbox rows `undelivered`, sets `ended_at`,
     and gives the lease back. `payloads` are stored once per run by digest.
     What `starts`, `posts` and ends deliver to a run that has ended already is kept as `undelivered`: nobody hears a
     verdict on it, so it stays visible. What they deliver to a run that is not there is dropped.
@@ -183,9 +185,8 @@ class Claim(msgspec.Struct):
     Accepted (`Claimed`) only if the status is one of `statuses` and the run is free: no owner, the owner is `worker`
     itself, or the owner has no row in `workers` (it died), or its lease has lapsed at `at`. Otherwise `NotClaimed`.
     When the owner had died while the status was `running` or `queued`: `deaths` becomes `deaths + 1` if the head did
-    not move since the last death, else 1.
-    A claim by the present owner also raises the epoch.
-    (An append with events sets `deaths` to 0.) A lease has lapsed when `lease_until <= at`. The status stays as it is.
+    not move since the last death, else 1. A claim by the present owner also raises the epoch. (An append with events
+    that are progress sets `deaths` to 0.) A lease has lapsed when `lease_until <= at`. The status stays as it is.
     """
 
     run: str

@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,7 +16,10 @@ from everstep.cli.demo.story import Outcome, disturbed, facts_of, judged, send_a
 from everstep.cli.drawing import draw_timeline
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
 from everstep.cli.opening import line_to_paste
-from everstep.cli.terminal import clean, console, json_text, say_json, styled
+from everstep.cli.terminal import clean, console, say_json, styled
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 @click.command("demo")
@@ -26,9 +30,9 @@ from everstep.cli.terminal import clean, console, json_text, say_json, styled
 def demo_command(folder: Path | None, in_json: bool) -> int:
     """See a program being killed three times and finish as if nothing had happened.
 
-    A research agent runs as a real process and is really killed with SIGKILL: in a model call, in the middle of an effect,
-    and between two steps. Then it runs undisturbed. A ledger, a process of its own, says what the outside saw of both.
-    Takes about 15 seconds, needs no network, and leaves its folder for you to look at.
+    A research agent runs as a real process and is really killed with SIGKILL: in a model call, in the middle of an
+    effect, and between two steps. Then it runs undisturbed. A ledger, a process of its own, says what the
+    outside saw of both. Takes about 15 seconds, needs no network, and leaves its folder for you to look at.
     """
     place = (folder or Path(tempfile.mkdtemp(prefix="everstep-demo-"))).resolve()
     if folder is not None:
@@ -117,10 +121,10 @@ class Screen:
         self._drawn = time.monotonic()
         self._live.update(self._timeline(), refresh=True)
 
-    def _timeline(self):  # type: ignore[no-untyped-def]
+    def _timeline(self) -> "RenderableType":
         from rich.padding import Padding
 
-        now = self._stage.store.now()
+        now = self._stage.died_at or self._stage.store.now()
         return Padding(draw_timeline(self._stage.timeline, now=now, width=self._console.width), (1, 0, 0, 0))
 
     def close(self) -> None:

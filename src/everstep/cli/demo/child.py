@@ -38,6 +38,8 @@ class Stage:
         self.timeline = Timeline(self.store, RUN)
         self.process: subprocess.Popen[bytes] | None = None
         self.began = time.monotonic()
+        self.died_at: int | None = None
+        """When the program was killed, while it is dead."""
         self.on_look: Callable[[], None] = lambda: None
 
     @property
@@ -53,6 +55,7 @@ class Stage:
             self.process = subprocess.Popen(
                 [sys.executable, str(self.program)], env=environment, stdout=output, stderr=output
             )
+        self.died_at = None
         return self.process.pid
 
     def kill(self) -> int:
@@ -60,6 +63,7 @@ class Stage:
         assert self.process is not None
         self.process.kill()
         self.process.wait()
+        self.died_at = self.store.now()
         return self.process.pid
 
     def row(self) -> RunRow | None:

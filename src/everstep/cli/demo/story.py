@@ -67,11 +67,11 @@ def disturbed(stage: Stage, say: Say, approve: Callable[[Stage], None]) -> list[
     pid = stage.start()
     say("▸", f"the agent starts, as process {pid}", "cyan")
 
-    stage.wait_for("some answers were there", lambda row: 2 <= _done(stage, "ask_model") < 4)
-    kills.append(_kill(stage, say, "in a read, while it waited for two answers of its model"))
+    stage.wait_for("some answers were there", lambda row: _done(stage, "ask_model") >= 2)
+    kills.append(_kill(stage, say, "in a read, while it waited for its model"))
     _start_again(stage, say, kills[-1])
 
-    stage.wait_for("the second chapter was out", lambda row: stage.applied("publish_chapter") == 2)
+    stage.wait_for("the second chapter was out", lambda row: stage.applied("publish_chapter") >= 2)
     kills.append(_kill(stage, say, "in an effect: the ledger has applied it, the program does not know"))
     _start_again(stage, say, kills[-1])
 

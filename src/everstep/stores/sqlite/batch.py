@@ -17,7 +17,8 @@ def is_simple(append: Append) -> bool:
 def keeps_running(append: Append) -> bool:
     """Tell whether an append to a running run only moves its head."""
     row = append.row
-    return row.status == "running" and row.wake_at is None and row.outcome is None and not append.release
+    stays = row.status == "running" and row.wake_at is None and row.outcome is None
+    return stays and row.progress and not append.release
 
 
 class Batch:

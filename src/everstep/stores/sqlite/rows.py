@@ -110,7 +110,7 @@ def change_values(append: Append, ended: bool) -> Row:
         row.outcome,
         row.at if ended else None,
         ended or append.release,
-        bool(append.events),
+        bool(append.events) and row.progress,
     )
 
 
