@@ -44,7 +44,9 @@ def test_every_block_says_what_it_is(page: Path) -> None:
 def test_no_block_hides_an_unused_outcome(page: Path) -> None:
     """A line that only compares proves nothing: whoever writes `x == 1` in a page means `assert x == 1`."""
     tree = ast.parse(script(page.read_text("utf-8")))
-    idle = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Compare)]
+    idle = [
+        node.lineno for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Compare)
+    ]
     assert not idle
 
 

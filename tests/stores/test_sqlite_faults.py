@@ -322,6 +322,23 @@ def test_after_a_failed_write_this_process_writes_nothing_more(faulty: SqliteSto
     assert faulty.run("b") is None
 
 
+def test_after_a_failed_sync_even_what_can_be_read_back_is_not_believed(
+    sqlite: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = sqlite.start("a", status="running")
+    end = sqlite.sqlite._writer._end
+
+    def fail() -> None:
+        end()
+        raise apsw.IOError
+
+    monkeypatch.setattr(sqlite.sqlite._writer, "_end", fail)
+    with pytest.raises(StoreFailed):
+        sqlite.one(append_to(row))
+    with pytest.raises(StoreFailed):
+        sqlite.one(append_to(row))
+
+
 def test_a_failed_write_of_a_worker_stops_commits_as_well(faulty: SqliteStore) -> None:
     FaultyFile.fail = {"sync"}
     with pytest.raises(StoreFailed):

@@ -67,6 +67,8 @@ class Execution:
         self.lookup = lookup
         self.loop = WorkflowLoop(self._call_in_executor)  # type: ignore[abstract]  # the rest is forbidden, in a loop
         self.entropy = ""
+        self.branch = 0
+        """How often the run had been retried when the code came here: ids of children and keys hang on it."""
         self.steps: dict[int, StepCall] = {}
         self.children: dict[int, ChildCall] = {}
         self.receives: dict[str, deque[AwaitSignal]] = {}
@@ -332,7 +334,7 @@ class Execution:
         arguments = self.codec.encode_arguments(workflow.signature, args, kwargs, workflow.name)
         future = CallFuture(self.loop, self)
         number = self._next_call()
-        run = id or child_id(self.run, self.generation, number)
+        run = id or child_id(self.run, self.generation, number, self.branch)
         call = ChildCall(number, run, workflow, arguments, future, source)
         future.target = call
         self.children[number] = call

@@ -29,7 +29,10 @@ async def existing_run(app: "App", row: RunRow, workflow: Workflow, arguments: A
             "once it has ended."
         )
     if policy == "retry" and row.status == "failed":
-        await operations.retry(app, row.id, "")
+        try:
+            await operations.retry(app, row.id, "")
+        except RunActive:
+            pass  # somebody else retries it just now: this is the same retry
     elif row.status in ENDED:
         return
     await go_on_with(app, row)

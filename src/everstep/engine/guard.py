@@ -52,7 +52,6 @@ _LOOK_AWAY: Final = (
     "linecache.py",
     "/logging/",
     "traceback.py",
-    "/zoneinfo/",
     "/pdb.py",
 )
 _LOOP: Final = os.path.join(os.path.dirname(__file__), "loop.py")
@@ -98,7 +97,8 @@ def _audited(event: str, original: Any) -> Any:
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
     if Guard.threads and event in _REMEDIES and threading.get_ident() in Guard.threads:
-        _refuse(event)
+        if not (event == "open" and "/zoneinfo/" in str(args[0])):  # `ZoneInfo` reads its tables from C
+            _refuse(event)
 
 
 def _refuse(event: str) -> None:
@@ -146,7 +146,7 @@ class Silence:
         with Silence._lock:
             if not Silence._depths:
                 sys.stdout, sys.stderr = _muted(sys.stdout), _muted(sys.stderr)
-                logging.Logger.callHandlers = _muted_handlers  # type: ignore[method-assign]
+                logging.Logger.callHandlers = _muted_handlers  # type: ignore[method-assign, assignment]
             Silence._depths[thread] = Silence._depths.get(thread, 0) + 1
 
     def __exit__(

@@ -1,7 +1,9 @@
 """Loading a history and verifying it: nothing is believed that does not match its digests."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import gc
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -31,9 +33,27 @@ class Event(NamedTuple):
     body: dict[str, Any]
 
 
+LONG: Final = 1000
+"""From so many events on, loading and replaying a history pauses the garbage collector."""
+
+
+@contextmanager
+def without_collections(events: int) -> Generator[None]:
+    """Pause the collector while a long history is built up: it would walk all of it again and again, for nothing."""
+    if events < LONG or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def load_verified(store: Store, row: RunRow) -> list[Recorded]:
     """Return the run's history, or raise `Damaged` with the number of the last event that can be believed."""
-    return verified(store.events(row.id, row.generation), row)
+    with without_collections(row.head_seq):
+        return verified(store.events(row.id, row.generation), row)
 
 
 def verified(events: Sequence[EventRow], row: RunRow) -> list[Recorded]:

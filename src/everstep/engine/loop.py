@@ -13,7 +13,6 @@ import asyncio
 import collections
 import itertools
 import logging
-import os
 import sys
 from asyncio import events
 from collections.abc import Callable

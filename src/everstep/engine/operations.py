@@ -117,8 +117,11 @@ def _what_failed(history: Sequence[Recorded]) -> tuple[int, int, str]:
             break
     if end.kind != "run_failed":
         raise Misuse("The run's history does not end with a failure.")
+    is_of_this_branch = True
     for event in reversed(history[: end.seq - 1]):
-        if event.kind == "cancel_requested" and event.body.timeout:
+        if event.kind == "run_retried":
+            is_of_this_branch = False
+        if event.kind == "cancel_requested" and event.body.timeout and is_of_this_branch:
             return event.seq, 0, ""
         if end.body.call and event.kind == "step_failed" and event.body.call == end.body.call:
             return event.seq, end.body.call, ""

@@ -82,6 +82,10 @@ class Replay:
         self._queue: deque[Command] = deque()
         self._accepted: dict[int, str] = {}
         self._void: set[int] = set()
+        self._kept: set[int] = set()
+        """Outcomes that arrived between a failure and its retry. What follows from them is recorded after the retry."""
+        self._branches: dict[int, tuple[int, str]] = {}
+        self._reopened: dict[int, set[int]] = {}
         self._look_ahead()
 
     def go(self, *, quiet: bool = False) -> Replayed:
@@ -121,17 +125,27 @@ class Replay:
                 self._void_before(event)
 
     def _void_before(self, retried: Recorded) -> None:
-        """What the code did between a failure and its retry no longer counts; what arrived from outside still does."""
+        """What the code did between a failure and its retry no longer counts; what arrived from outside still does.
+
+        Steps that were open and failed meanwhile are open again as well: who retries a run means all that failed.
+        """
         begun_after: set[int] = set()
+        reopened = self._reopened[retried.seq] = {retried.body.call}
+        self._branches[retried.body.voids] = (len(self._reopened), retried.body.entropy)
         for event in self.history[retried.body.voids - 1 : retried.seq - 1]:
-            kind, body = event.kind, event.body
-            if kind in COMMANDS or kind in ENDS or (kind == "step_started" and body.attempt == 1):
+            kind, call = event.kind, getattr(event.body, "call", 0)
+            if kind in ENDS or event.seq == retried.body.voids or kind == "cancel_requested":
                 self._void.add(event.seq)
-                begun_after.add(getattr(body, "call", 0))
-            elif (
-                event.seq == retried.body.voids or kind == "cancel_requested" or getattr(body, "call", 0) in begun_after
-            ):
+            elif kind in COMMANDS or (kind == "step_started" and event.body.attempt == 1):
                 self._void.add(event.seq)
+                begun_after.add(call)
+            elif call in begun_after:
+                self._void.add(event.seq)
+            elif kind == "step_failed":
+                self._void.add(event.seq)
+                reopened.add(call)
+            elif kind in OUTCOMES:
+                self._kept.add(event.seq)
 
     def _count_silent(self) -> int:
         """Return how many events were surely followed by the code's own output already.
@@ -157,6 +171,8 @@ class Replay:
         execution = self.execution
         execution.replaying = position < len(self.history) - 1
         execution.loop.quiet = execution.replaying
+        if seq in self._branches:
+            execution.branch, execution.entropy = self._branches[seq]
         if seq in self._void:
             return True
         if kind == "step_started":
@@ -177,7 +193,8 @@ class Replay:
         return not self._is_broken
 
     def _apply(self, event: Recorded) -> None:
-        if self._queue and not event.body.early and not self._is_overtaken_end(event):
+        is_early = event.body.early or event.seq in self._kept
+        if self._queue and not is_early and not self._is_overtaken_end(event):
             extra = self._queue[0]
             self._add(event, "extra call", _recorded_text(event), extra)
             return
@@ -243,12 +260,11 @@ class Replay:
             self._retry(event)
 
     def _retry(self, event: Recorded) -> None:
-        """A person's retry: the failed call is open again; what the code asks for from now on has keys of its own."""
-        self.execution.entropy = event.body.entropy
+        """A person's retry: what failed is open again, with all its attempts."""
         self.execution.ended = False
         self.cancel_at = 0
-        if event.body.call in self.execution.steps:
-            attempts = self.attempts.setdefault(event.body.call, Attempts())
+        for call in self._reopened[event.seq] & self.execution.steps.keys():
+            attempts = self.attempts.setdefault(call, Attempts())
             attempts.failures, attempts.due, attempts.by_person = 0, event.at, True
         if len(self._queue) == 1 and isinstance(self._queue[0], EndRun):
             # The code's own error, raised again by the same code. Its end counts as new.

@@ -10,7 +10,7 @@ import msgspec
 
 from everstep.engine.driver import Driver, Surrounding
 from everstep.engine.execution import Execution
-from everstep.engine.history import Recorded, load_verified
+from everstep.engine.history import Recorded, load_verified, without_collections
 from everstep.engine.holding import HoldReport, damaged_report, diverged_report, poisoned_report, stuck_report
 from everstep.engine.journal import Journal, restore_payload
 from everstep.engine.loop import SpinningWorkflow
@@ -74,7 +74,8 @@ def replay(
     execution = Execution(workflow, run=row.id, generation=row.generation, codec=codec, lookup=lookup)
     if len(history) == 1 and not quiet:
         return first_run(execution, history[0])
-    return Replay(execution, history).go(quiet=quiet)
+    with without_collections(len(history)):
+        return Replay(execution, history).go(quiet=quiet)
 
 
 def _clock_started_at(history: list[Recorded]) -> int:

@@ -276,7 +276,8 @@ class RunRetried(Body):
     """A failed run goes on from what failed.
 
     What the code did between the event `voids` and this one no longer counts; outcomes of calls that were open before
-    do. `entropy` keys the calls that follow, so that they share no key with those that no longer count.
+    do, except that steps which failed meanwhile are open again. `entropy` keys the calls that the code asks for from
+    `voids` on, so that they share no key with those that no longer count.
     """
 
     voids: int

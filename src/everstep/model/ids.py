@@ -26,7 +26,10 @@ def checked_name(name: object, what: str) -> str:
     raise Misuse(f"{str(name)[:80]!r} is not a name for a {what}: use 1 to 200 characters without spaces and '#'.")
 
 
-def child_id(parent: str, generation: int, call: int) -> str:
-    """Return the id of a child run that was given none: it names its parent and its place in the parent's code."""
-    middle = f".g{generation}" if generation > 1 else ""
+def child_id(parent: str, generation: int, call: int, branch: int = 0) -> str:
+    """Return the id of a child run that was given none: it names its parent and its place in the parent's code.
+
+    After a retry the numbers of calls that no longer count come again, for other children; `branch` tells them apart.
+    """
+    middle = (f".g{generation}" if generation > 1 else "") + (f".r{branch}" if branch else "")
     return f"{parent[:170]}{middle}.{call}"

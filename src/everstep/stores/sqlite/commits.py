@@ -94,14 +94,15 @@ class Writer:
             crash_point("store.commit.written")
             self._end()
         except Exception as error:
+            trouble = self._trouble(error)
             self._roll_back()
+            if isinstance(trouble, StoreFailed | Busy):
+                # After a failed sync even what can be read back may not be on the disk.
+                raise trouble from (error if trouble is not error else None)
             if verdicts is not None and self._was_done(operations, verdicts):
                 return True, verdicts
-            if isinstance(error, StoreError | Busy):
-                raise
-            trouble = self._trouble(error)
             if isinstance(trouble, StoreError):
-                raise trouble from error
+                raise trouble from (error if trouble is not error else None)
             return False, [Failed(trouble)] * len(operations)
         except BaseException:
             self._roll_back()
@@ -130,11 +131,9 @@ class Writer:
                 crash_point(f"store.{name}.written")
                 self._end()
             except Exception as error:
-                self._roll_back()
                 trouble = self._trouble(error)
-                if trouble is error:
-                    raise
-                raise trouble from error
+                self._roll_back()
+                raise trouble from (error if trouble is not error else None)
             except BaseException:
                 self._roll_back()
                 raise
