@@ -28,7 +28,7 @@ define build_venv
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test pytest check format bench soak test-all clean
+.PHONY: help setup demo test pytest check format docs bench soak test-all clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,9 @@ check: setup ## formatting, lint, types
 format: setup ## put the code into its format and its imports in order
 	@$(BIN)/ruff check --quiet --select I --fix .
 	@$(BIN)/ruff format --quiet .
+
+docs: setup ## write the reference in docs/ from the code
+	@$(BIN)/python docs/make_reference.py
 
 bench: $(VENV_BENCH)/.finished ## measure Everstep beside other systems, on this machine (QUICK=1: a glance)
 	$(SAY) "benchmarks"

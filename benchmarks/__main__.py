@@ -8,9 +8,11 @@ It ends with status 1 if a bar is not cleared. The quick figures are too few for
 
 import argparse
 import contextlib
+import json
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import resuming
@@ -140,6 +142,7 @@ def main() -> int:
     print(text)
     if not bench.quick:
         write(HERE / "results" / "latest.md", text)
+        write(HERE / "results" / "latest.json", json.dumps(asdict(bench.findings), indent=1) + "\n")
         if picture := chart(bench.findings):
             write(ROOT / "docs" / "pictures" / "bench.svg", picture)
     return 0 if bench.quick or all(verdict.passed for verdict in verdicts) else 1

@@ -51,8 +51,8 @@ def panels_of(findings: Findings) -> list[Panel]:
     """Return the four questions that a reader has first."""
     return [
         Panel(
-            "Steps in sequence, each durable before it begins",
-            "1,000 steps in one run; steps/s, more is better",
+            "One run, step after step",
+            "1,000 steps, a durable commit for each; steps/s, more is better",
             rates(findings, {"bare commits": ["sqlite w1"], "Everstep": ["everstep w1-repeat"], **peers("w1")}),
         ),
         Panel(
@@ -62,7 +62,7 @@ def panels_of(findings: Findings) -> list[Panel]:
         ),
         Panel(
             "Many runs at once",
-            "2,000 runs of five steps, 100 at a time; steps/s, more is better",
+            "2,000 runs of 5 steps, 100 at a time; steps/s, more is better",
             rates(
                 findings,
                 {"Everstep": ["everstep w2-async"], "Everstep, def": ["everstep w2-def"], **peers("w2")},
@@ -70,7 +70,7 @@ def panels_of(findings: Findings) -> list[Panel]:
         ),
         Panel(
             "Going on after a kill",
-            "10,000 finished steps; seconds from process start to the next step, less is better",
+            "process start to the next step after 10,000; less is better",
             [
                 Bar(system, seconds, f"{seconds:.2f} s")
                 for system in ("Everstep", "LangGraph", "DBOS")

@@ -21,7 +21,7 @@ def page(findings: Findings, verdicts: list[Verdict], minutes: float) -> str:
         *(f"## {name}\n\n{text}\n\n{throughput(findings, name)}" for name, text in measured_workloads(findings)),
     ]
     if any(key.startswith("W5") for key in findings.figures):
-        parts.append(f"## Going on after a kill\n\nSeconds, or milliseconds, in each case.\n\n{resumes(findings)}")
+        parts.append(f"## Going on after a kill\n\n{resumes(findings)}")
         parts.append(f"## Standing still\n\n{idle(findings)}")
     parts.append(f"## Latency of one sequential step\n\n{latencies(findings)}")
     parts.append(f"## Bars\n\nAgainst the best of the ways in which the other can be called.\n\n{bars(verdicts)}")

@@ -1,4 +1,4 @@
-"""Write docs/reference from the code: public names, events, errors, settings.
+"""Write docs/reference from the code: public names, events, errors, commands, settings.
 
     python docs/make_reference.py
 
@@ -18,8 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+import click
+
 import everstep
 from everstep import blocking, errors
+from everstep.cli.group import SECTIONS
+from everstep.cli.group import main as main_command
 from everstep.effects.step import Step
 from everstep.engine.blocking_app import BlockingApp, BlockingRun
 from everstep.engine.handles import Verification
@@ -72,8 +76,8 @@ EVENTS_INTRODUCTION: Final = """# Events
 
 A history is a list of events. Each has `seq` (its number in the run, from 1), `kind`, `step` (the step's name, or
 empty), `at` (microseconds since 1970) and `body`, whose fields are below. A field that has its default is left out of
-the stored body. `call` numbers the commands of a run in the order in which its code gave them; an outcome names the call
-that it is for. A large payload is kept beside the history, under the digest in `ref`.
+the stored body. `call` numbers the commands of a run in the order in which its code gave them; an outcome names the
+call that it is for. A large payload is kept beside the history, under the digest in `ref`.
 """
 ERRORS_INTRODUCTION: Final = """# Errors
 
@@ -312,6 +316,40 @@ def settings_page() -> str:
     return "\n".join(parts) + "\n"
 
 
+def command_line_page() -> str:
+    """Every command with its arguments and options."""
+    group: Any = main_command
+    context = click.Context(group, info_name="everstep")
+    parts = [MADE + "# Command line\n\n" + " ".join((group.epilog or "").split()) + "\n"]
+    for section, names in SECTIONS:
+        parts.append(f"## {section}\n")
+        for name in names:
+            command = group.get_command(context, name)
+            usage = " ".join(["everstep", name, *command.collect_usage_pieces(click.Context(command))])
+            texts = [text_of_help(one) for one in inspect.cleandoc(command.help or "").split("\n\n")]
+            parts.append(f"### `everstep {name}`\n\n```text\n{usage}\n```\n\n" + "\n\n".join(texts) + "\n")
+            options = [one for one in command.params if isinstance(one, click.Option)]
+            rows = [f"| {', '.join(f'`{word}`' for word in one.opts)} | {cell(option_text(one))} |" for one in options]
+            parts.append("| option | meaning |\n| --- | --- |\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def text_of_help(paragraph: str) -> str:
+    """Return a paragraph of a command's help; one that must not be wrapped becomes a block."""
+    kept = paragraph.removeprefix("\b").removeprefix("\\b")
+    return paragraph if kept == paragraph else "```text\n" + textwrap.dedent(kept.strip("\n")) + "\n```"
+
+
+def option_text(option: click.Option) -> str:
+    """Return an option's meaning, with its choices and its default if it has them."""
+    parts = [option.help or ""]
+    if isinstance(option.type, click.Choice):
+        parts.append("One of " + ", ".join(f"`{one}`" for one in option.type.choices) + ".")
+    if option.show_default and option.default is not None:
+        parts.append(f"Default: `{option.default}`.")
+    return " ".join(part for part in parts if part)
+
+
 def index_page() -> str:
     """Return the page that leads to the others."""
     return (
@@ -319,6 +357,7 @@ def index_page() -> str:
         "- [Python](python.md): every public name.\n"
         "- [Events](events.md): what a history is made of.\n"
         "- [Errors](errors.md): every error, its code and its meaning.\n"
+        "- [Command line](command-line.md): every command and option.\n"
         "- [Settings](settings.md): environment, options, figures.\n"
     )
 
@@ -330,6 +369,7 @@ def made_pages() -> dict[str, str]:
         "python.md": python_page(),
         "events.md": events_page(),
         "errors.md": errors_page(),
+        "command-line.md": command_line_page(),
         "settings.md": settings_page(),
     }
 

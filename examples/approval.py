@@ -17,7 +17,8 @@ from pathlib import Path
 import everstep
 from everstep import step, workflow
 
-PATIENCE = float(os.environ.get("PATIENCE", 7 * 86400))  # seconds
+# Seconds. It is part of what the run asked for, so another value for a run under way would be a change of its code.
+PATIENCE = float(os.environ.get("PATIENCE", 7 * 86400))
 RUN = "expense-17"
 
 

@@ -1,6 +1,7 @@
 """One trial: a folder, the workload's processes in it, and the verdict on what they left behind."""
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -55,19 +56,21 @@ class Trial:
         return cls(folder, ledger.book(name), kind, count)
 
     # -- processes ------------------------------------------------------------------------------------------------
-    def spawn(self, *, at: str = "", lease: float = 30.0, under: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
-        """Start a process of the workload: armed at a crash point, and under another program if wanted."""
+    def spawn(self, *, at: str = "", lease: float = 30.0, traced_by: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
+        """Start a process of the workload: armed at a crash point, or traced by another program."""
         environment = {**os.environ, "WORKLOAD_LEASE": str(lease), "EVERSTEP_CRASH_COUNT": str(self.folder / "points")}
         if at:
             environment["EVERSTEP_CRASH_AT"] = at
+        if traced_by:
+            environment["WORKLOAD_TRACED_BY"] = json.dumps(traced_by)
         (self.folder / "points").unlink(missing_ok=True)
-        command = [*under, sys.executable, str(WORKLOAD), self.kind, str(self.folder), self.book.url, str(self.count)]
+        command = [sys.executable, str(WORKLOAD), self.kind, str(self.folder), self.book.url, str(self.count)]
         with open(self.folder / "output.txt", "ab") as output:
             return subprocess.Popen(command, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
 
-    def run(self, *, at: str = "", under: Sequence[str] = ()) -> int:
+    def run(self, *, at: str = "", traced_by: Sequence[str] = ()) -> int:
         """Let a process run to its end, whatever that is, and return its exit status."""
-        process = self.spawn(at=at, under=under)
+        process = self.spawn(at=at, traced_by=traced_by)
         try:
             return process.wait(SECONDS_MAX)
         except subprocess.TimeoutExpired:

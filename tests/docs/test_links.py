@@ -21,19 +21,17 @@ def broken_links(page: Path, text: str) -> list[str]:
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
-        if not file.exists():
-            broken.append(target)
-        elif anchor and anchor not in anchors(file.read_text("utf-8") if path else text):
+        if not file.exists() or (anchor and anchor not in anchors(file.read_text("utf-8") if path else text)):
             broken.append(target)
     return broken
 
 
 def missing_tests(text: str) -> list[str]:
     """Return the tests that a text names and that do not exist."""
-    return [f"{file}::{name}" for file, name in NAMED_TEST.findall(text) if name not in tests_in(ROOT / file)]
+    return [f"{file}::{name}" for file, name in NAMED_TEST.findall(text) if name not in names_in(ROOT / file)]
 
 
-def tests_in(file: Path) -> set[str]:
+def names_in(file: Path) -> set[str]:
     if not file.exists():
         return set()
     tree = ast.parse(file.read_text("utf-8"))

@@ -11,6 +11,7 @@ import apsw
 import click
 import msgspec
 
+from everstep import __version__
 from everstep.cli.migrating import file_of, schema_version
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
 from everstep.cli.opening import line_to_paste, reading, store_options
@@ -71,15 +72,9 @@ def _print(findings: list[Finding]) -> None:
 
 def about_versions() -> list[Finding]:
     """Look at Python, Everstep and SQLite."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        own = version("everstep")
-    except PackageNotFoundError:
-        own = "not installed as a package"
     return [
         Finding("python", "ok", f"{platform.python_version()} ({platform.python_implementation()}, {sys.platform})"),
-        Finding("everstep", "ok", own),
+        Finding("everstep", "ok", __version__),
         sqlite_finding(apsw.sqlite_lib_version(), apsw.apsw_version()),
     ]
 

@@ -80,7 +80,7 @@ def draw_timeline(timeline: Timeline, *, now: int, width: int, most: int = 0) ->
 
     rows = timeline.rows[-most:] if most else timeline.rows
     names = min(max([len(row.name) for row in rows] + [12]), NAME_CHARACTERS_MAX)
-    bar = max(20, min(56, width - names - 62))
+    bar = max(20, min(56, width - names - 56))
     scale = Scale(times_of(timeline, now), bar)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim", pad_edge=False)
     table.add_column("", width=1, no_wrap=True)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from everstep import __version__
 from everstep.cli.mistakes import EXIT_FAILED, exit_status_of, say_error, say_unexpected, usage_error
 from everstep.errors import Error
 
@@ -109,7 +110,7 @@ def _raise_for_debugging(error: Exception) -> None:
     epilog="The store is a SQLite file: --url, else EVERSTEP_URL, else sqlite:///everstep.db. Exit status: 0 done, "
     "1 the run failed, 2 misuse, 3 held.",
 )
-@click.version_option(package_name="everstep", message="everstep %(version)s")
+@click.version_option(__version__, message="everstep %(version)s")
 def main() -> None:
     """Run programs of many steps that survive anything that kills them.
 

@@ -4,6 +4,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from types import MethodType
 from typing import Any, Literal, TypeVar, overload
 
 from everstep.codec import Signature, register
@@ -42,11 +43,8 @@ class Step:
         self.retry = retry or ONE_ATTEMPT
         self.timeout = timeout
         self.fallback = fallback
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004  # a callable object with an async __call__ is a step too
-        )
+        self.is_async = is_async_callable(function)
         self.signature = Signature(function)
-        self.bound: Any = None
         for error in raises:
             register(error)
         functools.update_wrapper(self, function, updated=())
@@ -59,21 +57,28 @@ class Step:
 
     def __get__(self, instance: Any, owner: type | None = None) -> "Step":
         """Bind a step that is a method: `self` reaches the body and is not encoded."""
-        if instance is None:
+        if instance is None or not hasattr(self.function, "__get__"):
             return self
         bound = object.__new__(Step)
         bound.__dict__.update(self.__dict__)
         bound.function = self.function.__get__(instance, owner)
-        bound.bound = instance
         bound.signature = self._method_signature
         return bound
 
     @functools.cached_property
     def _method_signature(self) -> Signature:
-        return Signature(self.function, is_method=True)
+        """The signature of the method once it is bound, whatever it is bound to."""
+        return Signature(MethodType(self.function, self))
 
     def __repr__(self) -> str:
         return f"<step {self.name} ({self.effect})>"
+
+
+def is_async_callable(function: Any) -> bool:
+    """Tell whether calling this gives something to await."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  # so may a call of an object
+    )
 
 
 def declared_name(function: Callable[..., Any]) -> str:

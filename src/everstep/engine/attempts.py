@@ -6,10 +6,11 @@ from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
 from everstep.engine.holding import exhausted_report
-from everstep.engine.replay import NEVER, Attempts
+from everstep.engine.replay import FALLBACK, NEVER, Attempts
 from everstep.errors import Fatal, NotEncodable
 from everstep.model import events as ev
 from everstep.model.contracts import needs_intent
+from everstep.model.crash_points import crash_point
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
@@ -46,16 +47,15 @@ class StepAttempts:
         attempts = self._known.setdefault(call.call, Attempts(attempt=1))
         if attempts.due is None:
             self.begin_again(call.call, "crash")
+        elif attempts.due == FALLBACK:
+            self._start_fallback(call, self._driver.saver.durable)
         elif attempts.due != NEVER:
             self._driver.deadlines.add(attempts.due, "attempt", call.call)
 
     def begin_again(self, number: int, because: str = "") -> None:
-        """Record and start another attempt; if they are used up and there is a fallback, that."""
+        """Record and start another attempt."""
         call = self._driver.execution.steps[number]
         attempts = self._known[number]
-        if attempts.failures >= call.target.retry.attempts and call.target.fallback is not None:
-            self.bodies.start(call, attempts.attempt, attempts.details, fallback=True)
-            return
         self.restarts += because == "crash"
         body = call.body()
         body.because = because or ("person" if attempts.by_person else "retry")
@@ -63,22 +63,27 @@ class StepAttempts:
         attempts.due = None
         attempts.by_person = False
         body.attempt = attempts.attempt
+        crash_point("attempt.again")
         self._start_when_allowed(call, self._driver.record("step_started", call.step, body))
 
-    def _start_when_allowed(self, call: StepCall, seq: int) -> None:
+    def _start_fallback(self, call: StepCall, seq: int) -> None:
+        """The fallback acts in the step's place, so it starts when that it has to, event `seq`, may be relied upon."""
+        self._start_when_allowed(call, seq, fallback=True)
+
+    def _start_when_allowed(self, call: StepCall, seq: int, *, fallback: bool = False) -> None:
         """A read may start at once. Anything else starts when its intent, and all before it, is durable."""
         if needs_intent(call.target.effect):
             self.starting.add(call.call)
-            self._driver.saver.when_durable(seq, lambda: self._start(call))
+            self._driver.saver.when_durable(seq, lambda: self._start(call, fallback))
         else:
             self._driver.saver.save(waited_for=False)
-            self._start(call)
+            self._start(call, fallback)
 
-    def _start(self, call: StepCall) -> None:
+    def _start(self, call: StepCall, fallback: bool) -> None:
         self.starting.discard(call.call)
         if not call.cancelled and not self._driver.is_over and not self._driver.app.draining:
             attempts = self._known[call.call]
-            self.bodies.start(call, attempts.attempt, attempts.details)
+            self.bodies.start(call, attempts.attempt, attempts.details, fallback=fallback)
 
     def is_due_later(self, call: int) -> bool:
         """Whether a step waits for the time of its next attempt."""
@@ -129,9 +134,7 @@ class StepAttempts:
                 driver.come_to_rest()
                 return
             if call.target.fallback is not None:
-                attempts.failures = max(attempts.failures, policy.attempts)
-                self._record_failure(call, attempts, error, seconds, driver.app.clock.now())
-                self.bodies.start(call, attempts.attempt, attempts.details, fallback=True)
+                self._start_fallback(call, self._record_failure(call, attempts, error, seconds, FALLBACK))
                 return
             if policy.then == "hold" and not isinstance(error, Fatal):
                 self._record_failure(call, attempts, error, seconds, NEVER)
@@ -144,12 +147,13 @@ class StepAttempts:
 
     def _record_failure(
         self, call: StepCall, attempts: Attempts, error: BaseException, seconds: float, due: int
-    ) -> None:
+    ) -> int:
         attempts.due = due
         raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
         body = ev.AttemptFailed(call.call, attempts.attempt, due, raw, ref, round(seconds, 3))
-        self._driver.record("attempt_failed", call.step, body)
+        seq = self._driver.record("attempt_failed", call.step, body)
         self._driver.saver.save(waited_for=False)
+        return seq
 
     def record_heartbeat(self, attempt: Attempt, payload: bytes) -> None:
         """Write down how far a body is, for its next attempt."""

@@ -9,6 +9,7 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.effects.body import StepBody
+from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
 from everstep.engine.commands import StepCall
 from everstep.errors import StepTimedOut
@@ -113,7 +114,7 @@ class Bodies:
         target = call.target
         args, kwargs = call.arguments.args, call.arguments.kwargs
         if attempt.fallback:
-            return await self._call_fallback(target.fallback, args, kwargs)
+            return await self._call_fallback(attempt, target.fallback, args, kwargs)
         if target.is_async:
             return await target.function(*args, **kwargs)
         return await self._call_in_thread(attempt, target.function, args, kwargs)
@@ -134,8 +135,12 @@ class Bodies:
             raise error
         return value
 
-    async def _call_fallback(self, fallback: Any, args: Any, kwargs: Any) -> Any:
-        value = fallback(*args, **kwargs) if callable(fallback) else fallback
+    async def _call_fallback(self, attempt: Attempt, fallback: Any, args: Any, kwargs: Any) -> Any:
+        if not callable(fallback):
+            return fallback
+        if is_async_callable(fallback):
+            return await fallback(*args, **kwargs)
+        value = await self._call_in_thread(attempt, fallback, args, kwargs)
         return await value if asyncio.iscoroutine(value) else value
 
     def finish(self, attempt: Attempt) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from everstep.errors import StoreFull
-from everstep.stores.protocol import Append, Busy, Operation, Store, Verdict
+from everstep.stores.protocol import Append, Busy, Failed, Operation, Store, Verdict
 
 log = logging.getLogger("everstep.store")
 
@@ -53,7 +53,9 @@ class _Request:
         self.future = future
 
     def settle(self, verdict: Verdict) -> None:
-        if not self.future.done():
+        if isinstance(verdict, Failed):
+            self.fail(verdict.error)
+        elif not self.future.done():
             self.future.set_result(verdict)
 
     def fail(self, error: BaseException) -> None:
@@ -196,8 +198,12 @@ class Committer:
         for entry, verdict in zip(batch, verdicts, strict=True):
             if isinstance(entry, _Request):
                 entry.settle(verdict)
+            elif isinstance(verdict, Failed) and isinstance(verdict.error, StoreFull):
+                self._stalled.append(entry)
             else:
                 entry[0].settle(entry[1], verdict)
+        if self._stalled:
+            self._wait_for_room(StoreFull("There is no room on the disk."))
         self._go_on()
 
     def _go_on(self) -> None:

@@ -46,7 +46,7 @@ from everstep.engine.replay import Replayed
 from everstep.engine.saver import Saver
 from everstep.engine.starting import new_run
 from everstep.engine.threads import Threads
-from everstep.errors import NotDecodable, RunTimedOut
+from everstep.errors import NotDecodable, RunTimedOut, StoreError
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.status import Status
@@ -59,6 +59,15 @@ STATUS_OF_END: Final[dict[str, Status]] = {
     "run_failed": "failed",
     "run_cancelled": "cancelled",
 }
+
+
+LOOK_AGAIN_SECONDS: Final = 0.5
+"""After so long an inbox that could not be read is looked at again."""
+
+
+def outlives_not(on_parent_end: str, *, is_cancelled: bool) -> bool:
+    """Tell whether a child is asked to stop when its parent ends; one that the parent would wait for, if cancelled."""
+    return on_parent_end == "cancel" or (on_parent_end == "wait" and is_cancelled)
 
 
 class Surrounding(Protocol):
@@ -117,6 +126,9 @@ class Driver:
         self._unapplied: deque[tuple[int, bool, str, Any, int]] = deque()
         self._applying = False
         self._retried = replayed.retried
+        self._end_recorded: tuple[str, ev.Body, bytes | None] | None = None
+        self._told_to_stop: set[str] = set()
+        """Children that were asked to stop."""
         self._set_deadlines(replayed, clock_started)
 
     def _set_deadlines(self, replayed: Replayed, clock_started: int) -> None:
@@ -135,8 +147,11 @@ class Driver:
         return bool(self.stopped or self.ending or self.hold)
 
     # -- going on after a replay -----------------------------------------------------------------------------------
-    def go_on(self) -> None:
-        """Settle the steps that are open by their contracts, then do what the code asks for beyond its history."""
+    def go_on(self, *, look: bool) -> None:
+        """Settle the steps that are open by their contracts, then do what the code asks for beyond its history.
+
+        With `look` the inbox comes next, before any deadline: whatever arrived before a timer was due comes first.
+        """
         self._applying = True
         new = {command.call for command in self.fresh if isinstance(command, (StepCall, ChildCall))}
         for call in [call for number, call in self.execution.steps.items() if number not in new]:
@@ -147,6 +162,8 @@ class Driver:
             self.app.adopt(run)  # whoever drove it may have died with this run's last driver
         self._perform(self.fresh)
         self._applying = False
+        if look and not self.is_over:
+            self.inbox.take(self.app.store.inbox(self.run))
         self.come_to_rest()
 
     # -- outcomes --------------------------------------------------------------------------------------------------
@@ -158,6 +175,7 @@ class Driver:
             body.early = True
         seq = self.record(kind, step, body)
         self._unapplied.append((seq, expensive, kind, body, self.journal.at))
+        crash_point("outcome.recorded")
         if expensive:
             self.saver.when_durable(seq, self._apply_outcomes)
         else:
@@ -176,6 +194,7 @@ class Driver:
                     break
                 self._unapplied.popleft()
                 self.execution.apply(kind, body, at)
+                crash_point("outcome.applied")
                 self._perform(self.execution.take_commands())
         except (SpinningWorkflow, NotDecodable, RecursionError) as error:
             self.put_on_hold(stuck_report(self.execution, error))
@@ -234,6 +253,9 @@ class Driver:
 
     def _cancel_child(self, child: str) -> None:
         """Ask a child to stop, in the transaction of the event that is recorded next."""
+        if child in self._told_to_stop:
+            return
+        self._told_to_stop.add(child)
         request = ev.CancelRequested(reason=f"its parent {self.run} no longer waits for it", by=self.run)
         self.journal.posts.append(Post(child, "cancel", value=ev.encode_body(request), at=self.app.clock.now()))
         self.saver.when_durable(self.journal.seq + 1, lambda: self.app.wake(child))
@@ -245,8 +267,18 @@ class Driver:
 
     # -- deadlines -------------------------------------------------------------------------------------------------
     def ring(self) -> None:
-        """Do what is due by now."""
+        """Do what is due by now; but what arrived before that comes first."""
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._alarm = self._alarm_at = None
+        if self.is_over:
+            return
+        try:
+            self.inbox.take(self.app.store.inbox(self.run))
+        except StoreError as error:
+            log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
+            self._alarm = self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.ring)
+            return
         self.fire_due(self.app.clock.now())
         self.come_to_rest()
 
@@ -259,7 +291,7 @@ class Driver:
             elif top.kind == "attempt":
                 self.attempts.begin_again(top.call)
             elif top.kind == "run":
-                self.request_cancel(ev.CancelRequested(reason="the run's timeout", timeout=True), top.at)
+                self.request_cancel(ev.CancelRequested(reason="the run's timeout", timeout=True))
             else:
                 self._force_end()
 
@@ -282,14 +314,17 @@ class Driver:
         top = self._next_deadline()
         return top.at if top is not None else None
 
-    def request_cancel(self, request: ev.CancelRequested, at: int) -> None:
-        """Cancel the code; after its grace, or at once if nothing else was wanted, the run ends without it."""
+    def request_cancel(self, request: ev.CancelRequested) -> None:
+        """Cancel the code; after its grace, or at once if nothing else was wanted, the run ends without it.
+
+        The grace counts from now, not from when the cancel was sent: also after downtime the code can clean up.
+        """
         if request.now:
             self.record("cancel_requested", "", request)
             self.execution.cancel = request
             self._force_end()
             return
-        self.deadlines.add(max(at, self.journal.at) + microseconds(request.grace), "grace")
+        self.deadlines.add(max(self._now(), self.journal.at) + microseconds(request.grace), "grace")
         self.deliver("cancel_requested", "", request)
 
     # -- ends and holds --------------------------------------------------------------------------------------------
@@ -315,16 +350,28 @@ class Driver:
         crash_point("run.end")
         self.attempts.bodies.cancel_all()
         for child in self.execution.children.values():
-            if child.target.on_parent_end == "cancel":
+            if outlives_not(child.target.on_parent_end, is_cancelled=self.execution.cancel is not None):
                 self._cancel_child(child.run)
         self.ending, self.outcome = kind, outcome
+        self._end_recorded = (kind, body, outcome)
         self.record(kind, "", body)
         self.saver.save(waited_for=True)
 
     def take_back_end(self) -> None:
-        """A cancel came first."""
+        """A cancel came first. If it changes nothing, for the run is being cancelled already, the end stands."""
+        if self.stopped:
+            return
+        try:
+            cancels = [one for one in self.app.store.inbox(self.run) if one.kind == "cancel"]
+        except StoreError as error:
+            log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
+            self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.take_back_end)
+            return
+        assert self._end_recorded is not None
         self.ending, self.outcome = "", None
-        self.app.wake(self.run)
+        self.inbox.take(cancels, fire=False)  # the code has ended, so timers no longer matter
+        if not self.is_over:
+            self._record_end(*self._end_recorded)
 
     def put_on_hold(self, report: HoldReport) -> None:
         """Stop here and ask a person."""

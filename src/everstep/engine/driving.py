@@ -23,6 +23,7 @@ from everstep.engine.resume import hold_unit, is_supported, resolve_unit, take_u
 from everstep.engine.threads import Threads
 from everstep.engine.workflow import DECLARED, Workflow
 from everstep.errors import Misuse, UnknownRun, UnknownWorkflow
+from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED, Status
 from everstep.stores.protocol import (
@@ -119,6 +120,8 @@ class Driving:
         await self.pump.stop()
         await self._wait_for_bodies(drain)
         if self._failed is None:
+            for driver in self.drivers.values():
+                driver.attempts.bodies.record_heartbeats()
             await self.committer.drained()
         await self._stop_all()
         await self.committer.close()
@@ -178,9 +181,8 @@ class Driving:
             return
         self.drivers[row.id] = taken
         self.wanted.discard(row.id)
-        taken.go_on()
-        if events is None or len(events) > 1:
-            self.spawn(taken.inbox.pull())
+        crash_point("run.replayed")
+        taken.go_on(look=events is None)
 
     async def _hold(self, row: RunRow, report: HoldReport) -> None:
         unit = hold_unit(self, row, report)
@@ -226,12 +228,14 @@ class Driving:
             log.warning("Run %s was made by a newer release (semantics %d); it is left alone.", row.id, row.semantics)
             await self.committer.submit(Release(row.id, row.epoch, row.status))
             return False
+        crash_point("run.claimed")
         self._drive(row, workflow)
         return row.id in self.drivers
 
     def adopt(self, run: str) -> None:
         """Drive a child run that one of our runs has started."""
         self.wanted.add(run)
+        crash_point("child.adopted")
         self.spawn(self.take_up_run(run))
 
     def wake(self, run: str) -> None:
@@ -246,7 +250,6 @@ class Driving:
         """Let a run that is here look at its inbox and its deadlines."""
         driver = self.drivers.get(run)
         if driver is not None:
-            self.spawn(driver.inbox.pull())
             driver.ring()
 
     def is_busy(self) -> bool:
@@ -306,6 +309,7 @@ class Driving:
             return
         self.held(hold)
         if status is not None:
+            crash_point("run.ended")
             self._notify(driver.run, status, outcome)
             self.pump.nudge()  # a run of ours may follow this one, and has its end in its inbox now
         elif driver.run in self.watchers:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from everstep.engine.history import Event, load_verified, public_events
-from everstep.errors import Damaged, RunCancelled, RunHeld, UnknownRun
+from everstep.errors import Damaged, RunCancelled, RunFailed, RunHeld, UnknownRun
 from everstep.model.status import Status
 from everstep.stores.protocol import HoldRow, RunRow
 
@@ -43,10 +43,18 @@ class Run(Generic[T]):
         if status == "completed":
             return self._app.codec.decode(outcome or b"[null]", self._types())  # type: ignore[no-any-return]
         if status == "failed":
-            raise self._app.codec.decode_error(outcome or b"")
+            raise self._failure(self._app.codec.decode_error(outcome or b""))
         if status == "held":
             raise await self._held()
         raise RunCancelled(f"The run {self.id} was cancelled.")
+
+    def _failure(self, error: BaseException) -> BaseException:
+        """Return what to raise. A run's `SystemExit` must not end whoever waits for it, nor its cancel cancel them."""
+        if isinstance(error, Exception):
+            return error
+        failed = RunFailed(f"The run {self.id} failed with {type(error).__name__}: {error}")
+        failed.__cause__ = error
+        return failed
 
     def _types(self) -> Any:
         return self._app.result_types(self) if self._result_types is None else self._result_types

@@ -1,7 +1,6 @@
 """Opening an app: in an application's own loop, on a loop of its own for blocking code, or for a single run."""
 
 import asyncio
-import inspect
 import os
 import signal
 import sys
@@ -155,8 +154,3 @@ def ending_on_sigterm() -> Generator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def is_async_callable(function: Any) -> bool:
-    """Tell whether calling this gives something to await."""
-    return inspect.iscoroutinefunction(function)

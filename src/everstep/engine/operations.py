@@ -16,6 +16,7 @@ from everstep.engine.resume import bare_unit, hold_unit, journal_of, resolve_uni
 from everstep.engine.starting import new_entropy
 from everstep.errors import HoldConflict, Misuse, RunActive, RunEnded, UnknownRun
 from everstep.model import events as ev
+from everstep.model.crash_points import crash_point
 from everstep.model.ids import checked_name, checked_run_id
 from everstep.model.status import ENDED, Status
 from everstep.stores.protocol import (
@@ -55,6 +56,7 @@ async def _post(app: "App", post: Post, verb: str) -> None:
             raise unknown_run(app, post.run)
         raise RunEnded(f"The run {post.run} has ended ({verdict.status}), so it cannot be {verb}.", verdict.status)
     assert isinstance(verdict, Posted)
+    crash_point("delivery.posted")
     app.wake(post.run)
 
 

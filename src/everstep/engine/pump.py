@@ -124,6 +124,8 @@ class Pump:
             due = app.store.due(at=at, workflows=names, worker=app.worker, everyone=app.recover, limit=room)
             await self._take_due(due)
         self._next_wake = app.store.next_wake(worker=app.worker, everyone=app.recover)
+        if self._next_wake is not None and self._next_wake <= at:  # one that this worker cannot take up just now
+            self._next_wake = at + microseconds(SWEEP_SECONDS)
 
     async def _take_wanted(self, at: int) -> None:
         """Take up runs that belong here as soon as nobody else drives them."""

@@ -31,6 +31,8 @@ COMMANDS: Final = frozenset(
 )
 NEVER: Final = -1
 """The due time of an attempt that waits for a person."""
+FALLBACK: Final = -2
+"""The due time of an attempt that is never made: the step's fallback takes its place."""
 
 
 class Attempts(msgspec.Struct):
@@ -193,8 +195,9 @@ class Replay:
         return not self._is_broken
 
     def _apply(self, event: Recorded) -> None:
-        is_early = event.body.early or event.seq in self._kept
-        if self._queue and not is_early and not self._is_overtaken_end(event):
+        if event.kind == "cancel_requested":
+            self._drop_overtaken_end()
+        if self._queue and not event.body.early and event.seq not in self._kept:
             extra = self._queue[0]
             self._add(event, "extra call", _recorded_text(event), extra)
             return
@@ -209,12 +212,10 @@ class Replay:
             self.cancel_at = event.at
         self._queue.extend(self.execution.take_commands())
 
-    def _is_overtaken_end(self, event: Recorded) -> bool:
+    def _drop_overtaken_end(self) -> None:
         """A cancel may arrive when the code has finished but its end is not recorded: the end is then the cancel's."""
-        if event.kind == "cancel_requested" and len(self._queue) == 1 and isinstance(self._queue[0], EndRun):
-            self._queue.clear()
-            return True
-        return False
+        if any(isinstance(command, EndRun) for command in self._queue):
+            self._queue = deque(command for command in self._queue if not isinstance(command, EndRun))
 
     def _match(self, event: Recorded) -> None:
         if not self._queue:

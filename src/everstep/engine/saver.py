@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from everstep.model.crash_points import crash_point
 from everstep.model.events import ENDS
 from everstep.model.status import Status
 from everstep.stores.protocol import Accepted, Append, Failed, Refused, Verdict
@@ -80,6 +81,7 @@ class Saver:
         if driver.stopped:
             return
         if isinstance(verdict, Accepted):
+            crash_point("unit.durable")
             if unit.events:
                 self.durable = unit.events[-1].seq
             for digest, _ in unit.payloads:

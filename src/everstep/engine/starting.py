@@ -10,7 +10,7 @@ from everstep.codec import Arguments
 from everstep.engine.journal import INLINE_BYTES_MAX, store_payload
 from everstep.engine.workflow import Workflow
 from everstep.model.digests import chain_next, chain_start
-from everstep.model.events import EventRow, RunStarted, encode_body
+from everstep.model.events import NO_PAYLOAD, EventRow, RunStarted, encode_body
 from everstep.model.semantics import SEMANTICS
 from everstep.model.status import Status
 from everstep.stores.protocol import NewRun, RunRow
@@ -50,7 +50,7 @@ def new_run(
         semantics=SEMANTICS,
         python=PYTHON,
         entropy=new_entropy(randomness),
-        arguments=msgspec.Raw(payload),
+        arguments=msgspec.Raw(payload) if payload else NO_PAYLOAD,
         arguments_ref=ref,
         parent=parent or "",
         timeout=workflow.timeout,

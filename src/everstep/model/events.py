@@ -124,7 +124,10 @@ class StepFailed(Outcome):
 
 
 class AttemptFailed(Body):
-    """An attempt failed and another will be made, not before `due` (microseconds since 1970)."""
+    """An attempt failed and another will be made, not before `due` (microseconds since 1970).
+
+    Below zero nothing is made by itself: -1 waits for a person, -2 says that the step's fallback takes its place.
+    """
 
     call: int
     attempt: int

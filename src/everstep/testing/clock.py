@@ -88,6 +88,7 @@ class FakeClock:
 
     async def rest(self, *apps: "Driving") -> None:
         """Wait until each run that these apps drive waits, ended or is held, and all of that is durable."""
+        await asyncio.sleep(0)  # alarms that have just been rung come first
         while not all(app.is_at_rest() for app in apps):  # noqa: ASYNC110  # it comes to rest in many ways
             await asyncio.sleep(TURN_SECONDS)
 
@@ -97,4 +98,3 @@ class FakeClock:
             await self.rest(app)
             if run not in app.drivers or not self.advance_to_next():
                 return
-            await asyncio.sleep(0)

@@ -93,7 +93,7 @@ class Writer:
             verdicts = self._write(operations, patient)
             crash_point("store.commit.written")
             self._end()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - every failure of a commit is an unknown commit
             trouble = self._trouble(error)
             self._roll_back()
             if isinstance(trouble, StoreFailed | Busy):
@@ -130,7 +130,7 @@ class Writer:
                 yield self._cursor
                 crash_point(f"store.{name}.written")
                 self._end()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - raised again, as what it means
                 trouble = self._trouble(error)
                 self._roll_back()
                 raise trouble from (error if trouble is not error else None)

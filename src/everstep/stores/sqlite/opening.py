@@ -55,7 +55,9 @@ def prepare_file(path: str, *, create: bool) -> None:
         except FileNotFoundError:
             if not create:
                 raise StoreUnusable(f"There is no store {path}.") from None
+            crash_point("store.create.before")
             _create(path, folder)
+            crash_point("store.create.after")
             return
         except OSError as error:
             raise StoreUnusable(f"{path} cannot be looked at: {error.strerror}.") from error
@@ -146,7 +148,9 @@ def open_writing(path: str, *, durability: Durability, patience: Patience, vfs: 
     try:
         if connection.readonly("main"):
             raise StoreReadOnly(f"{path} cannot be written. Check the owner and mode of file and folder.")
+        crash_point("store.switch.before")
         mode = _switch_to_wal(connection)
+        crash_point("store.switch.after")
         if mode != "wal":
             raise StoreUnusable(f"{path} lies on a file system where SQLite cannot share memory, so it is not safe.")
     except BaseException:

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+from everstep.model.crash_points import crash_point
 from everstep.model.events import EventRow
 from everstep.stores.protocol import Delivery, HoldRow, Operation, RunFilter, RunRow, Verdict, WorkerRow
 from everstep.stores.sqlite.commits import Writer
@@ -46,7 +47,9 @@ class SqliteStore:
         """Close the store. Workers that did not leave count as dead from now on."""
         self._workers.close()
         self._reader.close()
+        crash_point("store.close.before")
         self._writer.close()
+        crash_point("store.close.after")
 
     def now(self) -> int:
         """Return the store's clock."""

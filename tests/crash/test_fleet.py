@@ -1,0 +1,148 @@
+"""Several processes share the runs of one store; they are killed, stopped, woken and replaced."""
+
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep.testing.ledger import Ledger
+from tests.crash.trial import Expected, Trial, all_of, told
+
+RUNS = 30
+ROLLING_RUNS = 60
+TERMINATED = 143
+
+
+@pytest.fixture(scope="module")
+def fleets(place: Path, ledger: Ledger) -> dict[int, Expected]:
+    return {count: Expected.of(Trial.new(place, ledger, "fleet", count)) for count in (RUNS, ROLLING_RUNS)}
+
+
+def wait_for_all(trial: Trial, processes: list["subprocess.Popen[bytes]"], fine: tuple[int, ...] = (0,)) -> None:
+    for process in processes:
+        try:
+            status = process.wait(40)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            trial.problems.append("a process did not end in 40 s")
+        else:
+            if status not in fine:
+                trial.problems.append(f"a process ended with {status}: {trial.output()[-1500:]}")
+
+
+def has_begun(trial: Trial) -> bool:
+    return any(line["verb"] == "append" for line in trial.journal())
+
+
+def wait_until_begun(trial: Trial) -> None:
+    until = time.monotonic() + 20
+    while not has_begun(trial) and time.monotonic() < until:
+        time.sleep(0.005)
+
+
+@pytest.mark.timeout(180)
+def test_processes_on_one_file_finish_the_runs_of_one_that_is_killed(
+    place: Path, ledger: Ledger, fleets: dict[int, Expected]
+) -> None:
+    chance = random.Random(4)
+    cases = [(processes, chance.uniform(0.0, 0.4)) for processes in (2, 3, 2, 3, 2, 3)]
+
+    def one(case: tuple[int, float]) -> list[str]:
+        count, seconds = case
+        trial = Trial.new(place, ledger, "fleet", RUNS)
+        processes = [trial.spawn() for _ in range(count)]
+        wait_until_begun(trial)
+        time.sleep(seconds)
+        processes[0].kill()
+        trial.faults.append(f"one of {count} killed after {seconds:.3f} s")
+        processes[0].wait()
+        wait_for_all(trial, processes[1:])
+        return trial.finish(fleets[RUNS])
+
+    problems = all_of(one, cases)
+    assert not problems, told(problems)
+
+
+@pytest.mark.timeout(180)
+def test_old_and_new_processes_overlap_in_a_rolling_restart(
+    place: Path, ledger: Ledger, fleets: dict[int, Expected]
+) -> None:
+    trial = Trial.new(place, ledger, "fleet", ROLLING_RUNS)
+    old = trial.spawn()
+    wait_until_begun(trial)
+    for _ in range(10):
+        new = trial.spawn()
+        time.sleep(0.1)
+        old.send_signal(signal.SIGTERM)
+        wait_for_all(trial, [old], fine=(0, TERMINATED))
+        old = new
+    trial.faults.append("replaced ten times")
+    wait_for_all(trial, [old])
+    problems = trial.finish(fleets[ROLLING_RUNS])
+    assert not problems, told(problems)
+
+
+HOLDS_THE_FILE = (".written",)
+"""Where a stopped process has the file locked: then the others can only wait until it goes on."""
+
+
+def stopped(process: "subprocess.Popen[bytes]") -> bool:
+    """Wait until a process has stopped itself; False if it ends before."""
+    while process.poll() is None:
+        state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if state == "T":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def zombie_at(place: Path, ledger: Ledger, expected: Expected, at: str) -> tuple[list[str], bool]:
+    """Stop a process at a point, let another one finish, wake it. Returns what is wrong, and whether it was stopped."""
+    trial = Trial.new(place, ledger)
+    zombie = trial.spawn(at=f"{at}:stop", lease=1.0)
+    if not stopped(zombie):
+        trial.finish(expected)
+        return trial.problems, False
+    trial.faults += [f"stopped at {at}", "zombie"]
+    other = trial.spawn(lease=1.0)
+    waits = at.partition(":")[0].endswith(HOLDS_THE_FILE)
+    if waits:
+        time.sleep(1.3)
+    else:
+        wait_for_all(trial, [other])
+        trial.snapshots.append(trial.histories(copied=True))
+    zombie.send_signal(signal.SIGCONT)
+    wait_for_all(trial, [zombie, other])
+    if not waits and [h.events for h in trial.histories()] != [h.events for h in trial.snapshots[0]]:
+        trial.problems.append("the process that woke up wrote into a history")
+    return trial.finish(expected), True
+
+
+def zombie_cases(undisturbed: Expected) -> Iterator[str]:
+    """Yield each point once, in the middle of its passes, from when there is a run."""
+    for name, passes in sorted(undisturbed.points.items()):
+        if not name.startswith(("store.create", "store.switch", "store.migrate")):
+            yield f"{name}:{passes // 2 + 1}"
+
+
+@pytest.mark.timeout(180)
+def test_a_process_that_wakes_after_its_lease_lapsed_writes_nothing(
+    place: Path, ledger: Ledger, undisturbed: Expected
+) -> None:
+    were_stopped: list[str] = []
+
+    def one(at: str) -> list[str]:
+        problems, was_stopped = zombie_at(place, ledger, undisturbed, at)
+        if was_stopped:
+            were_stopped.append(at)
+        return problems
+
+    cases = list(zombie_cases(undisturbed))
+    problems = all_of(one, cases, in_parallel=6)
+    assert not problems, told(problems)
+    assert len(were_stopped) > len(cases) * 3 // 4, f"only {len(were_stopped)} of {len(cases)} were stopped"

@@ -1,0 +1,75 @@
+"""What a crash may cost: only the reads that were under way are made again."""
+
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from everstep.testing.checker import RunHistory
+from everstep.testing.ledger import Ledger
+from everstep.testing.rules_history import HistoryJudge
+from tests.crash.conftest import READ_SECONDS
+from tests.crash.trial import KILLED, Expected, Trial, all_of, told
+from tests.crash.workload import READS
+
+KILLS = 20
+SLACK_SECONDS = 0.25
+"""An outcome that arrived so long before the kill is durable, also on a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed_reads(place: Path, ledger: Ledger) -> Expected:
+    return Expected.of(Trial.new(place, ledger, "reads"))
+
+
+def finished(snapshot: list[RunHistory]) -> set[str]:
+    """Return the keys of the reads whose outcomes a kill has left behind."""
+    calls = [call for history in snapshot for call in HistoryJudge(history).every_call]
+    return {call.key for call in calls if call.outcome == "step_completed"}
+
+
+def kill_after(place: Path, ledger: Ledger, expected: Expected, seconds: float) -> tuple[list[str], int]:
+    """Kill the workload so long after its first request. Returns what is wrong, and how many reads were made again."""
+    trial = Trial.new(place, ledger, "reads")
+    process = trial.spawn()
+    while not trial.book.entries():
+        time.sleep(0.005)
+    time.sleep(seconds)
+    process.kill()
+    assert process.wait() == KILLED, trial.output()
+    killed_at = time.time() * 1e6
+    trial.faults.append(f"killed {seconds:.3f} s after the first request")
+    trial.take_snapshot()
+    before = trial.book.entries()
+    trial.run_to_the_end()
+    done = finished(trial.snapshots[0])
+    requests = Counter(entry["key"] for entry in trial.book.entries())
+    first = {entry["key"]: entry["at"] for entry in before}
+    again = {key for key, count in requests.items() if count > 1}
+    trial.problems += [f"{key} was made again although its outcome was recorded" for key in again & done]
+    old = killed_at - (READ_SECONDS + SLACK_SECONDS) * 1e6
+    trial.problems += [f"{key} had ended before the kill and was lost" for key in again if first[key] < old]
+    trial.problems += [f"{key} was made {count} times" for key, count in requests.items() if count > 2]
+    if len(requests) != READS:
+        trial.problems.append(f"{len(requests)} different reads were made")
+    return trial.finish(expected), len(again)
+
+
+@pytest.mark.timeout(120)
+def test_only_reads_that_were_under_way_are_made_again(
+    place: Path, ledger: Ledger, undisturbed_reads: Expected
+) -> None:
+    chance = random.Random(3)
+    instants = [chance.uniform(0.0, 0.9) for _ in range(KILLS)]
+    repeated: list[int] = []
+
+    def one(seconds: float) -> list[str]:
+        problems, again = kill_after(place, ledger, undisturbed_reads, seconds)
+        repeated.append(again)
+        return problems
+
+    problems = all_of(one, instants, in_parallel=5)
+    assert not problems, told(problems)
+    assert sum(repeated) > 0, "no kill hit a read under way, so nothing was tested"
