@@ -35,14 +35,11 @@ def wait_for_all(trial: Trial, processes: list["subprocess.Popen[bytes]"], fine:
                 trial.problems.append(f"a process ended with {status}: {trial.output()[-1500:]}")
 
 
-def has_begun(trial: Trial) -> bool:
-    return any(line["verb"] == "append" for line in trial.journal())
-
-
-def wait_until_begun(trial: Trial) -> None:
+def wait_until_begun(trial: Trial, process: "subprocess.Popen[bytes]") -> None:
+    """Wait until a process has asked for its first run."""
     until = time.monotonic() + 20
-    while not has_begun(trial) and time.monotonic() < until:
-        time.sleep(0.005)
+    while all(line["pid"] != process.pid for line in trial.journal()) and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 @pytest.mark.timeout(180)
@@ -56,7 +53,7 @@ def test_processes_on_one_file_finish_the_runs_of_one_that_is_killed(
         count, seconds = case
         trial = Trial.new(place, ledger, "fleet", RUNS)
         processes = [trial.spawn() for _ in range(count)]
-        wait_until_begun(trial)
+        wait_until_begun(trial, processes[0])
         time.sleep(seconds)
         processes[0].kill()
         trial.faults.append(f"one of {count} killed after {seconds:.3f} s")
@@ -74,8 +71,8 @@ def test_old_and_new_processes_overlap_in_a_rolling_restart(
 ) -> None:
     trial = Trial.new(place, ledger, "fleet", ROLLING_RUNS)
     old = trial.spawn()
-    wait_until_begun(trial)
     for _ in range(10):
+        wait_until_begun(trial, old)
         new = trial.spawn()
         time.sleep(0.1)
         old.send_signal(signal.SIGTERM)

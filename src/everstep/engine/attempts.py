@@ -72,7 +72,7 @@ class StepAttempts:
 
     def _start_when_allowed(self, call: StepCall, seq: int, *, fallback: bool = False) -> None:
         """A read may start at once. Anything else starts when its intent, and all before it, is durable."""
-        if needs_intent(call.target.effect):
+        if needs_intent(call.target.effect) and seq > self._driver.saver.durable:
             self.starting.add(call.call)
             self._driver.saver.when_durable(seq, lambda: self._start(call, fallback))
         else:

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Self, TypeVar
 
+import msgspec
+
 from everstep.codec import Codec
 from everstep.engine import asyncio_parts
 from everstep.engine.clock import Clock, StoreClock, microseconds
@@ -19,12 +21,12 @@ from everstep.engine.driver import Driver
 from everstep.engine.history import Recorded
 from everstep.engine.holding import HoldReport
 from everstep.engine.pump import Pump
-from everstep.engine.resume import hold_unit, is_supported, resolve_unit, take_up, would_go_on
+from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.threads import Threads
 from everstep.engine.workflow import DECLARED, Workflow
 from everstep.errors import Misuse, UnknownRun, UnknownWorkflow
 from everstep.model.crash_points import crash_point
-from everstep.model.events import decode_body
+from everstep.model.events import CancelRequested, decode_body
 from everstep.model.status import ENDED, Status
 from everstep.stores.protocol import (
     Accepted,
@@ -229,8 +231,22 @@ class Driving:
             await self.committer.submit(Release(row.id, row.epoch, row.status))
             return False
         crash_point("run.claimed")
+        if is_delayed(row, self.clock.now()):
+            await self._look_at_delayed(row)
+            return False
         self._drive(row, workflow)
         return row.id in self.drivers
+
+    async def _look_at_delayed(self, row: RunRow) -> None:
+        """A run that has not begun is cancelled without its code; anything else waits until it begins."""
+        from everstep.engine.operations import end_claimed
+
+        for delivery in self.store.inbox(row.id):
+            if delivery.kind == "cancel":
+                request = msgspec.json.decode(delivery.value, type=CancelRequested)
+                request.number = delivery.number
+                await end_claimed(self, row, request)
+                return
 
     def adopt(self, run: str) -> None:
         """Drive a child run that one of our runs has started."""
@@ -352,6 +368,11 @@ class Driving:
         for future in self.watchers.pop(run, []):
             if not future.done():
                 future.set_result((status, outcome))  # type: ignore[arg-type]
+
+    def ended_without_code(self, run: str, status: Status) -> None:
+        """Tell whoever waits for a run that it has ended, and whoever follows it to look into its inbox."""
+        self._notify(run, status, None)
+        self.pump.nudge()
 
     def look_again(self, run: str) -> None:
         """Let whoever waits for a run look at its row again."""

@@ -11,10 +11,10 @@ import msgspec
 
 from everstep.codec import ANY
 from everstep.engine.history import Recorded, load_verified
-from everstep.engine.holding import CONSEQUENCES, asked_report
-from everstep.engine.resume import bare_unit, hold_unit, journal_of, resolve_unit
+from everstep.engine.holding import CONSEQUENCES, asked_report, damaged_report
+from everstep.engine.resume import bare_unit, cancelled_unit, hold_unit, is_delayed, journal_of, resolve_unit
 from everstep.engine.starting import new_entropy
-from everstep.errors import HoldConflict, Misuse, RunActive, RunEnded, UnknownRun
+from everstep.errors import Damaged, HoldConflict, Misuse, RunActive, RunEnded, UnknownRun
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.ids import checked_name, checked_run_id
@@ -35,6 +35,7 @@ from everstep.stores.protocol import (
 
 if TYPE_CHECKING:
     from everstep.engine.app import App
+    from everstep.engine.driving import Driving
 
 
 def unknown_run(app: "App", run: str) -> UnknownRun:
@@ -68,6 +69,7 @@ async def cancel(app: "App", run: str, reason: str, *, grace: float, now: bool, 
     if row.status == "held":
         await resolve(app, run, "cancel", hold=None, value=None, note=reason, by=by)
         return
+    now = now or is_delayed(row, app.clock.now())  # a run that has not begun has nothing to clean up
     if now and run not in app.drivers and row.status not in ENDED and await _end_here(app, row, reason, by):
         return
     request = ev.CancelRequested(reason=reason, by=by, grace=grace, now=now)
@@ -79,15 +81,25 @@ async def _end_here(app: "App", row: RunRow, reason: str, by: str) -> bool:
     claimed = await _claim(app, row.id, ("queued", "running", "waiting"))
     if claimed is None:
         return False  # somebody drives it: the inbox reaches them
-    journal = journal_of(app, claimed)
-    journal.record("cancel_requested", "", ev.CancelRequested(reason=reason, by=by, now=True), journal.at)
-    journal.record("run_cancelled", "", ev.RunCancelled(forced=True), journal.at)
-    verdict = await app.committer.submit(bare_unit(claimed, journal, RowChange("cancelled", journal.at)))
-    if isinstance(verdict, Accepted):
-        app.look_again(row.id)
-        return True
-    await app.committer.submit(Release(row.id, claimed.epoch, "queued"))
-    return False
+    return await end_claimed(app, claimed, ev.CancelRequested(reason=reason, by=by, now=True))
+
+
+async def end_claimed(app: "Driving", row: RunRow, request: ev.CancelRequested) -> bool:
+    """End a claimed run as cancelled, without its code. Cancels in its inbox are answered by that as well."""
+    consumed = [one.number for one in app.store.inbox(row.id) if one.kind == "cancel"]
+    try:
+        unit = cancelled_unit(app, row, request, consumed)
+    except Damaged as error:
+        await app.committer.submit(hold_unit(app, row, damaged_report(error)))
+        raise
+    verdict = await app.committer.submit(unit)
+    if not isinstance(verdict, Accepted):
+        await app.committer.submit(Release(row.id, row.epoch, "queued"))
+        return False
+    for post in unit.posts:
+        app.wake(post.run)
+    app.ended_without_code(row.id, "cancelled")
+    return True
 
 
 async def retry(app: "App", run: str, by: str) -> None:
@@ -104,7 +116,7 @@ async def retry(app: "App", run: str, by: str) -> None:
     claimed = await _claim(app, run, ("failed",))
     if claimed is None:
         raise RunActive(f"The run {run} was retried by somebody else just now.")
-    journal = journal_of(app, claimed)
+    journal, _ = journal_of(app, claimed)
     body = ev.RunRetried(voids, new_entropy(app.randomness), call, by)
     journal.record("run_retried", "", body, journal.at)
     _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, RowChange("queued", journal.at))), run)
@@ -142,6 +154,9 @@ async def hold(app: "App", run: str, note: str, by: str) -> None:
     if driver is not None:
         driver.put_on_hold(report)
         await app.committer.drained()
+        row = existing_row(app, run)
+        if row.status in ENDED:
+            raise RunEnded(f"The run {run} has ended ({row.status}), so it cannot be held.", row.status)
         return
     claimed = await _claim(app, run, ("queued", "running", "waiting"))
     if claimed is None:
@@ -163,9 +178,14 @@ async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, va
     claimed = await _claim(app, run, ("held",))
     if claimed is None:
         raise HoldConflict(f"Hold {chosen.id} was resolved by somebody else just now.")
-    _expect_accepted(
-        await app.committer.submit(resolve_unit(app, claimed, chosen, resolution, payload, note=note, by=by)), run
-    )
+    try:
+        unit = resolve_unit(app, claimed, chosen, resolution, payload, note=note, by=by)
+    except Damaged:
+        await app.committer.submit(Release(run, claimed.epoch, "held"))
+        raise
+    _expect_accepted(await app.committer.submit(unit), run)
+    for post in unit.posts:
+        app.wake(post.run)
     app.look_again(run)
 
 

@@ -4,11 +4,13 @@ Whatever does not agree puts the run on hold, and nothing else is changed.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from everstep.engine.driver import Driver, Surrounding
+from everstep.engine.clock import microseconds
+from everstep.engine.driver import Driver, Surrounding, outlives_not
 from everstep.engine.execution import Execution
 from everstep.engine.history import Recorded, load_verified, without_collections
 from everstep.engine.holding import HoldReport, damaged_report, diverged_report, poisoned_report, stuck_report
@@ -20,7 +22,7 @@ from everstep.errors import Damaged, NotDecodable
 from everstep.model import events as ev
 from everstep.model.semantics import SUPPORTED
 from everstep.model.status import Status
-from everstep.stores.protocol import Append, HoldRow, RowChange, RunRow, Store
+from everstep.stores.protocol import Append, HoldRow, Post, RowChange, RunRow, Store
 
 log = logging.getLogger("everstep.run")
 
@@ -79,11 +81,11 @@ def replay(
 
 
 def _clock_started_at(history: list[Recorded]) -> int:
-    """Return when the run's timeout began: at its start, or at its newest retry."""
+    """Return when the run's time began: at its start and after its delay, or at its newest retry."""
     for event in reversed(history):
         if event.kind == "run_retried":
             return int(event.at)
-    return int(history[0].at)
+    return int(history[0].at) + microseconds(history[0].body.delay)
 
 
 def is_supported(row: RunRow) -> bool:
@@ -94,6 +96,11 @@ def is_supported(row: RunRow) -> bool:
 def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
     """Return the unit that puts a claimed run on hold. A damaged history gets no event: nothing is added to it."""
     at = max(app.clock.now(), row.updated_at)
+    if report.reason != "damaged":
+        try:
+            at = max(at, load_verified(app.store, row)[-1].at)
+        except Damaged as error:
+            report = damaged_report(error)
     hold = report.row(row.id, at, app.randomness)
     return held(row, hold, at, damaged=report.reason == "damaged")
 
@@ -106,7 +113,9 @@ def held(row: RunRow, hold: HoldRow, at: int, *, damaged: bool) -> Append:
     return bare_unit(row, journal, RowChange("held", at, None, row.current_step), hold=hold)
 
 
-def bare_unit(row: RunRow, journal: Journal, change: RowChange, *, hold: HoldRow | None = None) -> Append:
+def bare_unit(
+    row: RunRow, journal: Journal, change: RowChange, *, hold: HoldRow | None = None, consumed: Sequence[int] = ()
+) -> Append:
     """Return a unit written without running any code, which gives the run back."""
     return Append(
         run=row.id,
@@ -117,6 +126,7 @@ def bare_unit(row: RunRow, journal: Journal, change: RowChange, *, hold: HoldRow
         events=journal.unsaved,
         row=change,
         payloads=journal.payloads,
+        consumed=consumed,
         posts=journal.posts,
         hold=hold,
         release=True,
@@ -126,8 +136,10 @@ def bare_unit(row: RunRow, journal: Journal, change: RowChange, *, hold: HoldRow
 def resolve_unit(
     app: Surrounding, row: RunRow, hold: HoldRow, resolution: str, payload: bytes = b"", *, note: str, by: str
 ) -> Append:
-    """Return the unit that resolves a hold. A damaged history gets no event."""
-    journal = journal_of(app, row)
+    """Return the unit that resolves a hold. A damaged history gets no event; one found damaged here is an error."""
+    journal, history = Journal(row.id, row.generation, row.head_seq, row.head_digest, app.clock.now()), []
+    if hold.reason != "damaged":
+        journal, history = journal_of(app, row)
     facts = msgspec.json.decode(hold.report)
     status: Status = "queued"
     if hold.reason != "damaged":
@@ -137,19 +149,42 @@ def resolve_unit(
         journal.record("run_resolved", hold.step, body, journal.at)
     if resolution == "skip":
         raw, ref = journal.pack(payload)
-        outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]))
+        # Early: there may be outcomes before it that the code has not seen, and commands that follow from those.
+        outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True)
         journal.record("step_completed", hold.step, outcome, journal.at)
     elif resolution == "cancel":
-        journal.record("run_cancelled", "", ev.RunCancelled(forced=True), journal.at)
+        _record_cancelled(row.id, journal, history)
         status = "cancelled"
     resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
     return bare_unit(row, journal, RowChange(status, journal.at, None, row.current_step), hold=resolved)
 
 
-def journal_of(app: Surrounding, row: RunRow) -> Journal:
-    """Return the growing end of a claimed run's history, for a unit that is written without its code."""
-    try:
-        last = load_verified(app.store, row)[-1].at
-    except Damaged:
-        last = row.updated_at
-    return Journal(row.id, row.generation, row.head_seq, row.head_digest, max(app.clock.now(), last))
+def cancelled_unit(app: Surrounding, row: RunRow, request: ev.CancelRequested, consumed: Sequence[int] = ()) -> Append:
+    """Return the unit with which a claimed run ends as cancelled, without its code."""
+    journal, history = journal_of(app, row)
+    journal.record("cancel_requested", "", request, journal.at)
+    _record_cancelled(row.id, journal, history)
+    return bare_unit(row, journal, RowChange("cancelled", journal.at), consumed=consumed)
+
+
+def _record_cancelled(run: str, journal: Journal, history: Sequence[Recorded]) -> None:
+    """Children that should not outlive the run are asked to stop, in the same transaction."""
+    ended = {event.body.call for event in history if event.kind == "child_ended"}
+    request = ev.encode_body(ev.CancelRequested(reason=f"its parent {run} was cancelled", by=run))
+    for event in history:
+        if event.kind == "child_started" and event.body.call not in ended:
+            if outlives_not(event.body.on_parent_end, is_cancelled=True):
+                journal.posts.append(Post(event.body.run, "cancel", value=request, at=journal.at))
+    journal.record("run_cancelled", "", ev.RunCancelled(forced=True), journal.at)
+
+
+def journal_of(app: Surrounding, row: RunRow) -> tuple[Journal, list[Recorded]]:
+    """Return the growing end of a claimed run's verified history, for a unit that is written without its code."""
+    history = load_verified(app.store, row)
+    at = max(app.clock.now(), history[-1].at)
+    return Journal(row.id, row.generation, row.head_seq, row.head_digest, at), history
+
+
+def is_delayed(row: RunRow, at: int) -> bool:
+    """Tell whether a run was started with a delay and has not begun: nothing but its time makes it begin."""
+    return row.status == "waiting" and row.head_seq == 1 and row.wake_at is not None and row.wake_at > at

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from everstep.codec import Arguments
+from everstep.engine.clock import SECOND
 from everstep.engine.journal import INLINE_BYTES_MAX, store_payload
 from everstep.engine.workflow import Workflow
 from everstep.model.digests import chain_next, chain_start
@@ -54,6 +55,7 @@ def new_run(
         arguments_ref=ref,
         parent=parent or "",
         timeout=workflow.timeout,
+        delay=(wake_at - at) / SECOND if wake_at is not None else 0.0,
     )
     encoded = encode_body(body)
     digest = chain_next(chain_start(run, generation), 1, "run_started", "", at, encoded)

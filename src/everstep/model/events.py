@@ -86,6 +86,8 @@ class RunStarted(Body):
     parent: str = ""
     timeout: float | None = None
     source: str = ""
+    delay: float = 0.0
+    """Seconds between the start and the moment when the code begins."""
 
 
 class StepStarted(Body):
