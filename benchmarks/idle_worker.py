@@ -15,7 +15,7 @@ from measuring import Figures, main
 import everstep
 
 WAITING_RUNS = 100_000
-TOGETHER = 200
+TOGETHER = 250
 SETTLE_SECONDS = 2.0
 IDLE_SECONDS = 10.0
 DAY_SECONDS = 86_400.0

@@ -34,6 +34,7 @@ def origin(minutes: float) -> str:
     return (
         f"Made by `make bench` on {datetime.now(UTC):%Y-%m-%d}, in {minutes:.1f} minutes, on {machine()}.\n"
         "Each figure is a median; each measurement is a process of its own, and the systems take turns.\n"
+        "In W2 no run begins after 12 seconds; the rate is that of the runs done until then.\n"
         "Absolute figures hold only for that machine and hour: compare within this page."
     )
 

@@ -6,16 +6,19 @@ import sys
 import time
 from pathlib import Path
 
-from measuring import HERE, Failed, environment
+from measuring import HERE, Failed, environment, quick_folder
 
 FILL_SECONDS_MAX = 120.0
 RESUME_SECONDS_MAX = 60.0
 
 
 def kill_in_last_step(script: str, folder: Path, steps: int) -> None:
-    """Run a script until it is in the body of its last step, then kill it. Its store stays in the folder."""
-    folder.mkdir()
-    _run_until_mark(script, folder, steps, folder.with_suffix(".killed"), FILL_SECONDS_MAX)
+    """Run a script until it is in the body of its last step, then kill it, and keep its store in the folder."""
+    with quick_folder() as quick:
+        store = quick / "store"
+        store.mkdir()
+        _run_until_mark(script, store, steps, quick / "killed", FILL_SECONDS_MAX)
+        shutil.copytree(store, folder)
 
 
 def seconds_to_next_body(script: str, killed: Path, steps: int, folder: Path) -> float:

@@ -11,6 +11,7 @@ def approve(order: str) -> bool:
 
 import asyncio
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any, TypeVar, overload
 
 from everstep.engine import inside
@@ -50,8 +51,13 @@ def gather(*functions: Callable[[], Any]) -> list[Any]:
     """Run functions without arguments concurrently and return their results in order. The first error is raised."""
     current_execution("everstep.blocking.gather()")
 
+    contexts = [copy_context() for _ in functions]  # each sees the caller's context variables, and changes its own
+
     async def together() -> list[Any]:
-        return list(await asyncio.gather(*(on_greenlet(function) for function in functions)))
+        loop = asyncio.get_running_loop()
+        pairs = zip(functions, contexts, strict=True)
+        tasks = [loop.create_task(on_greenlet(function), context=context) for function, context in pairs]
+        return list(await asyncio.gather(*tasks))
 
     result: list[Any] = _wait("gather", together())
     return result

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -18,6 +19,8 @@ from click.testing import CliRunner
 from everstep.cli import main
 
 PATIENCE_SECONDS = 30.0
+INSTRUCTIONS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+"""What a terminal could take for an instruction."""
 LOADING = frozenset({"run", "worker", "replay"})
 
 

@@ -1,6 +1,6 @@
 """`signal`, `cancel`, `hold`, `holds` and `resolve`."""
 
-from tests.cli.conftest import Folder
+from tests.cli.conftest import INSTRUCTIONS, Folder
 
 OLD, NEW = {"QUESTION": "old"}, {"QUESTION": "new"}
 
@@ -74,6 +74,15 @@ def test_a_diverged_run_shows_what_was_recorded_and_what_is_now(folder: Folder) 
     assert accept["command"] == f"everstep resolve c-1 --hold {hold['id']} --accept"
     assert accept["consequence"]
     assert folder.json("show", "c-1")["holds"][0]["id"] == hold["id"]
+
+
+def test_a_hold_about_hostile_text_prints_nothing_that_a_terminal_obeys(folder: Folder) -> None:
+    folder.left_waiting("c-1", "app.py:changing", env={"QUESTION": "\x9b2J \x1b[2J \u202e old"})
+    held = folder.everstep("run", "app.py:changing", "--id", "c-1", env={"QUESTION": "\x9b2J new"})
+    assert held.status == 3
+    for done in (held, folder.everstep("holds"), folder.everstep("holds", "--json"), folder.everstep("show", "c-1")):
+        found = INSTRUCTIONS.search(done.out + done.err)
+        assert found is None, repr(found)
 
 
 def test_accept_keeps_the_recorded_outcomes_and_the_run_goes_on(folder: Folder) -> None:

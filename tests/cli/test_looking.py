@@ -1,13 +1,10 @@
 """`ls`, `show` and `history`; stores that are missing, foreign or newer; and text that must not reach the terminal."""
 
-import re
 import sqlite3
 
 import pytest
 
-from tests.cli.conftest import Folder
-
-INSTRUCTIONS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+from tests.cli.conftest import INSTRUCTIONS, Folder
 
 
 def test_ls_lists_runs_and_filters_them(folder: Folder) -> None:

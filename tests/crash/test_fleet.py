@@ -14,7 +14,8 @@ from tests.crash.trial import Expected, Trial, all_of, told
 
 RUNS = 30
 ROLLING_RUNS = 60
-TERMINATED = 143
+TERMINATED = (0, 143, -signal.SIGTERM)
+"""How a process ends that is told to: with all results, in order, or on its last lines, when it listens no more."""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_old_and_new_processes_overlap_in_a_rolling_restart(
         new = trial.spawn()
         time.sleep(0.1)
         old.send_signal(signal.SIGTERM)
-        wait_for_all(trial, [old], fine=(0, TERMINATED))
+        wait_for_all(trial, [old], fine=TERMINATED)
         old = new
     trial.faults.append("replaced ten times")
     wait_for_all(trial, [old])
@@ -84,8 +85,7 @@ def test_old_and_new_processes_overlap_in_a_rolling_restart(
     assert not problems, told(problems)
 
 
-HOLDS_THE_FILE = (".written",)
-"""Where a stopped process has the file locked: then the others can only wait until it goes on."""
+PATIENCE_SECONDS = 6.0
 
 
 def stopped(process: "subprocess.Popen[bytes]") -> bool:
@@ -98,26 +98,35 @@ def stopped(process: "subprocess.Popen[bytes]") -> bool:
     return False
 
 
+def ends_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
 def zombie_at(place: Path, ledger: Ledger, expected: Expected, at: str) -> tuple[list[str], bool]:
-    """Stop a process at a point, let another one finish, wake it. Returns what is wrong, and whether it was stopped."""
+    """Stop a process at a point, let another one finish, wake it.
+
+    Returns what is wrong, and whether the other one finished first. It cannot when the process was stopped in the
+    middle of a transaction: then the file is locked until it goes on, and both go on from there.
+    """
     trial = Trial.new(place, ledger)
     zombie = trial.spawn(at=f"{at}:stop", lease=1.0)
     if not stopped(zombie):
-        trial.finish(expected)
-        return trial.problems, False
+        return trial.finish(expected), False
     trial.faults += [f"stopped at {at}", "zombie"]
     other = trial.spawn(lease=1.0)
-    waits = at.partition(":")[0].endswith(HOLDS_THE_FILE)
-    if waits:
-        time.sleep(1.3)
-    else:
-        wait_for_all(trial, [other])
+    in_transaction = at.partition(":")[0].endswith(".written")
+    other_finished = ends_within(other, 1.5 if in_transaction else PATIENCE_SECONDS)
+    if other_finished:
         trial.snapshots.append(trial.histories(copied=True))
     zombie.send_signal(signal.SIGCONT)
     wait_for_all(trial, [zombie, other])
-    if not waits and [h.events for h in trial.histories()] != [h.events for h in trial.snapshots[0]]:
+    if other_finished and [h.events for h in trial.histories()] != [h.events for h in trial.snapshots[0]]:
         trial.problems.append("the process that woke up wrote into a history")
-    return trial.finish(expected), True
+    return trial.finish(expected), other_finished
 
 
 def zombie_cases(undisturbed: Expected) -> Iterator[str]:
@@ -131,15 +140,15 @@ def zombie_cases(undisturbed: Expected) -> Iterator[str]:
 def test_a_process_that_wakes_after_its_lease_lapsed_writes_nothing(
     place: Path, ledger: Ledger, undisturbed: Expected
 ) -> None:
-    were_stopped: list[str] = []
+    woken: list[str] = []
 
     def one(at: str) -> list[str]:
-        problems, was_stopped = zombie_at(place, ledger, undisturbed, at)
-        if was_stopped:
-            were_stopped.append(at)
+        problems, other_finished = zombie_at(place, ledger, undisturbed, at)
+        if other_finished:
+            woken.append(at)
         return problems
 
     cases = list(zombie_cases(undisturbed))
     problems = all_of(one, cases, in_parallel=6)
     assert not problems, told(problems)
-    assert len(were_stopped) > len(cases) * 3 // 4, f"only {len(were_stopped)} of {len(cases)} were stopped"
+    assert len(woken) > len(cases) // 2, f"only {len(woken)} of {len(cases)} woke up when another had finished"

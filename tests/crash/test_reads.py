@@ -34,7 +34,7 @@ def kill_after(place: Path, ledger: Ledger, expected: Expected, seconds: float) 
     """Kill the workload so long after its first request. Returns what is wrong, and how many reads were made again."""
     trial = Trial.new(place, ledger, "reads")
     process = trial.spawn()
-    while not trial.book.entries():
+    while not (trial.book.folder / "ledger.jsonl").exists():
         time.sleep(0.005)
     time.sleep(seconds)
     process.kill()

@@ -222,10 +222,8 @@ def while_commits_wait(workflow: Any, condition: Callable[[], bool]) -> list[str
     async def main() -> list[str]:
         TOLD.clear()
         async with slow_app() as (app, store):
-            starting = asyncio.create_task(app.start(workflow, id=RUN))
-            run = await starting
+            run = await app.start(workflow, id=RUN)
             store.open.clear()
-            await run.signal("go", 1) if False else None
             await until(condition)
             await until(store.committing.is_set)
             for _ in range(50):  # whatever could go on, goes on

@@ -111,8 +111,9 @@ class LiveProgress:
 
     def close(self) -> None:
         """Remove what was under way, leave the lines."""
-        self._live.update("")
-        self._live.stop()
+        if self._live.is_started:
+            self._live.update("")
+            self._live.stop()
 
 
 def _under_way(row: Row, now: int) -> "Text":

@@ -10,6 +10,7 @@ import click
 from everstep.cli.arguments import decoded_arguments
 from everstep.cli.drawing import error_line
 from everstep.cli.holds import draw_hold, hold_facts
+from everstep.cli.logs import log_lines
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
 from everstep.cli.opening import line_to_paste, place_of, store_options
 from everstep.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, Watcher
@@ -91,12 +92,13 @@ async def _run(
     with stopping_on_signals() as stop, contextlib.ExitStack() as stack:
         if in_json:  # what the workflow prints must not spoil the JSON
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        progress = _progress_for(store, in_json=in_json)
+        stack.callback(progress.close)
+        stack.enter_context(log_lines(lambda level, text: progress.say("!", f"{level}: {text}", "yellow")))
         try:
             existed = store.run(options["id"]) if options["id"] else None
             handle = await app.start(workflow, *values, **options)
             app.pump.nudge()  # so that it looks after this run from now on, and notices signals of other processes
-            progress = _progress_for(store, in_json=in_json)
-            stack.callback(progress.close)
             watcher = Watcher(store, handle.id, progress, url)
             _announce(progress, store, handle.id, existed, watcher)
             ended = await _wait(app, handle.id, watcher, stop.asked)

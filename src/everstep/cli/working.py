@@ -1,10 +1,10 @@
 """`everstep worker`: serve the workflows of some files."""
 
 import asyncio
-import logging
 
 import click
 
+from everstep.cli.logs import log_lines
 from everstep.cli.opening import place_of, store_options
 from everstep.cli.terminal import clean, clock_time, console, say_json_line, styled
 from everstep.engine.opening import default_url
@@ -13,7 +13,15 @@ from everstep.stores.protocol import Store
 from everstep.worker.loading import load_all, split
 from everstep.worker.serving import News, Tell, WorkerApp, serve
 
-STYLES = {"completed": "green", "failed": "red", "held": "yellow", "cancelled": "yellow", "took up": "cyan"}
+STYLES = {
+    "completed": "green",
+    "failed": "red",
+    "held": "yellow",
+    "cancelled": "yellow",
+    "took up": "cyan",
+    "warning": "yellow",
+    "error": "red",
+}
 
 
 @click.command("worker")
@@ -51,29 +59,12 @@ def worker_command(
         tell(News(what="started", detail=detail))
         return await serve(app, tell, drain=drain)
 
-    return asyncio.run(work())
-
-
-class _LogLines(logging.Handler):
-    """Puts the engine's warnings between the worker's own lines, with nothing in them that a terminal obeys."""
-
-    def __init__(self, store: Store, *, in_json: bool) -> None:
-        super().__init__(logging.WARNING)
-        self._store = store
-        self._in_json = in_json
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self._in_json:
-            say_json_line({"at": self._store.now(), "what": "log", "detail": record.getMessage()})
-        else:
-            _print_line(self._store, record.levelname.lower(), record.getMessage(), "yellow")
+    with log_lines(lambda level, text: tell(News(what=level, detail=text))):
+        return asyncio.run(work())
 
 
 def _teller(store: Store, *, in_json: bool) -> Tell:
     """Return what prints a worker's news: lines for people, or JSON lines."""
-    logger = logging.getLogger("everstep")
-    logger.addHandler(_LogLines(store, in_json=in_json))
-    logger.propagate = False
 
     def tell(news: News) -> None:
         if in_json:

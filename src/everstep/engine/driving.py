@@ -188,7 +188,9 @@ class Driving:
 
     async def _hold(self, row: RunRow, report: HoldReport) -> None:
         unit = hold_unit(self, row, report)
-        await self.committer.submit(unit)
+        if not isinstance(await self.committer.submit(unit), Accepted):
+            self.look_again(row.id)  # somebody else drives it, and what looked wrong was their progress
+            return
         self.held(unit.hold)
         self._notify(row.id, "held", None)
 

@@ -261,6 +261,8 @@ class Execution:
     def call_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A step called by workflow code is a durable call."""
         if step.is_async:
+            if in_greenlet():
+                raise _cannot_await("step", step.name, frame)
             return self._await_step(step, args, kwargs, where_is(frame))
         if in_greenlet():
             return wait_in_greenlet(self.issue_step(step, args, kwargs, where_is(frame)))
@@ -315,6 +317,8 @@ class Execution:
     def call_workflow(self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A workflow called by workflow code is a child run."""
         if workflow.is_async:
+            if in_greenlet():
+                raise _cannot_await("workflow", workflow.name, frame)
             return self._await_child(workflow, args, kwargs, where_is(frame))
         if in_greenlet():
             return wait_in_greenlet(self.issue_child(workflow, args, kwargs, None, where_is(frame)))
@@ -400,6 +404,13 @@ class Execution:
         if not self.unwinding:
             self.unwinding = True
             unwind(self.loop, self._new_context())
+
+
+def _cannot_await(what: str, name: str, frame: FrameType) -> Misuse:
+    return Misuse(
+        f"{where_is(frame)} — the {what} {name} is `async`, and this workflow is `def`, which cannot await it: "
+        f"make the workflow `async`, or {name} a `def`."
+    )
 
 
 def _unwrap_to_thread(

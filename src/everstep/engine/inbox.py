@@ -33,7 +33,10 @@ class Inbox:
         self._driver.ring()
 
     def take(self, deliveries: Sequence[Delivery], *, fire: bool = True) -> None:
-        """Take deliveries into the history. A timer that was due before one arrived comes first (with `fire`)."""
+        """Take deliveries into the history. A timer that was due before one arrived comes first.
+
+        Without `fire` the code has ended and only the cancels matter: nothing is due, and nothing comes to rest.
+        """
         driver = self._driver
         for delivery in deliveries:
             if delivery.number in self._taken:
@@ -47,7 +50,8 @@ class Inbox:
             driver.journal.consumed.append(delivery.number)
             crash_point("delivery.taken")
             _TAKE[delivery.kind](self, delivery)
-        driver.come_to_rest()
+        if fire:
+            driver.come_to_rest()
 
     def _signal(self, delivery: Delivery) -> None:
         raw, ref = self._driver.journal.pack(delivery.value)

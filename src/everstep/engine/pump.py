@@ -9,9 +9,10 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.clock import microseconds
-from everstep.engine.resume import DEATHS_MAX
+from everstep.engine.resume import DEATHS_MAX, is_delayed, is_supported
 from everstep.errors import StoreError
 from everstep.model.status import ENDED
+from everstep.stores.protocol import RunRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +39,8 @@ class Pump:
         self._next_wake: int | None = None
         self._diverged_tried = False
         self._suspect = ""
+        self._left_alone: set[str] = set()
+        """Runs of a newer release that were mentioned in the log."""
 
     def start(self) -> None:
         """Begin, if that has not happened."""
@@ -98,6 +101,7 @@ class Pump:
     async def _renew(self, at: int) -> None:
         """Prolong the lease, on a thread: another process may be writing for a while."""
         app = self.app
+        lapsed = at >= self._next_renewal + microseconds(app.lease * 2 / 3)
         self._next_renewal = at + microseconds(app.lease / 3)
         if not await asyncio.to_thread(app.store.renew, app.worker, at + microseconds(app.lease)):
             log.warning("This worker was given up for dead; it lets go of its runs.")
@@ -105,6 +109,16 @@ class Pump:
                 app.let_go(driver)
             app.worker = ""
             app.spawn(app.become_worker())
+        elif lapsed:
+            self._let_go_of_lost_runs()
+
+    def _let_go_of_lost_runs(self) -> None:
+        """While the lease had lapsed, another worker may have taken over runs that only wait here."""
+        for driver in list(self.app.drivers.values()):
+            row = self.app.store.run(driver.run)
+            if row is None or row.epoch != driver.row.epoch:
+                self.app.let_go(driver)
+        self.nudge()
 
     def _bury(self, at: int) -> None:
         for dead in self.app.store.bury_dead(at):
@@ -148,13 +162,27 @@ class Pump:
                 app.wake_driver(run)
                 continue
             row = app.store.run(run)
-            if row is not None and row.deaths >= DEATHS_MAX - 1:
+            if row is None or self._is_left_alone(row):
+                continue
+            if row.deaths >= DEATHS_MAX - 1:
                 suspects.append(run)
             else:
                 await app.take_up_run(run)
         if suspects and not app.is_busy():
             self._suspect = suspects[0]
             await app.take_up_run(self._suspect)
+
+    def _is_left_alone(self, row: RunRow) -> bool:
+        """Whether a run is not for this worker, or not yet: of a newer release, or delayed and not cancelled."""
+        app = self.app
+        if not is_supported(row):
+            if row.id not in self._left_alone:
+                self._left_alone.add(row.id)
+                log.warning("Run %s is of a newer release (semantics %d): left alone.", row.id, row.semantics)
+            return True
+        if row.owner == app.worker and is_delayed(row, app.clock.now()):
+            return not any(delivery.kind == "cancel" for delivery in app.store.inbox(row.id))
+        return False
 
     def _runs_alone(self) -> bool:
         """Whether a suspect is being driven; then it is the only one, so that nobody else is blamed for its doing."""

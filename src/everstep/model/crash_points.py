@@ -86,7 +86,8 @@ class _Armed:
             self._passed += 1
             is_the_one = self._passed == self._count
         if is_the_one:
-            os.kill(os.getpid(), self._signal)
+            # To this very thread: otherwise another one may take the signal, and this one goes on for a moment.
+            signal.pthread_kill(threading.get_ident(), self._signal)
 
 
 def _parsed(at: str) -> tuple[str, int, signal.Signals]:

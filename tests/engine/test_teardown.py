@@ -1,0 +1,469 @@
+"""Teardown is not execution; and code that can never go on, or never rests, is held and does not hang."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import everstep
+from everstep import blocking, step, workflow
+from everstep.engine import driving
+from everstep.engine import loop as loop_module
+from everstep.engine.app import App
+from everstep.errors import Evicted, RunHeld
+from everstep.stores.memory import MemoryStore
+from everstep.testing.clock import FakeClock
+from tests.engine.lives import RUN, echo, hang, play, settle
+
+TOLD: list[str] = []
+
+
+@step(name="tell")
+async def tell(text: str) -> str:
+    TOLD.append(text)
+    return text
+
+
+@step(name="tell_plainly")
+def tell_plainly(text: str) -> str:
+    TOLD.append(text)
+    return text
+
+
+@pytest.fixture(autouse=True)
+def _nothing_told() -> None:
+    TOLD.clear()
+
+
+def lasting_store() -> MemoryStore:
+    """Return a store that several apps use, one after the other."""
+    store = MemoryStore()
+    store.close = lambda: None  # type: ignore[method-assign]
+    return store
+
+
+@asynccontextmanager
+async def an_app(store: Any = None, clock: FakeClock | None = None) -> AsyncIterator[App]:
+    app = await App(store or MemoryStore(), clock=clock or FakeClock()).open()
+    try:
+        yield app
+    finally:
+        await app.close()
+
+
+async def stopped_and_taken_up(workflow: Any) -> tuple[Any, list[str], list[str]]:
+    """Start a run, stop its worker, take it up again; return its result and what was told before and after."""
+    store, clock = lasting_store(), FakeClock()
+    async with an_app(store, clock) as app:
+        run = await app.start(workflow, id=RUN)
+        await settle(app)
+        recorded = await run.history()
+    before = list(TOLD)
+    assert [tuple(event) for event in store.events(RUN, 1)] and len(store.events(RUN, 1)) == len(recorded)
+    async with an_app(store, clock) as app:
+        run = await app.start(workflow, id=RUN)
+        await play(app, clock)
+        result = await run.result(timeout=10)
+        assert (await run.history())[: len(recorded)] == recorded
+    return result, before, TOLD[len(before) :]
+
+
+def test_a_finally_with_a_step_does_not_run_when_a_worker_merely_stops() -> None:
+    @workflow
+    async def flow() -> str:
+        try:
+            await tell("begin")
+            await asyncio.sleep(100)
+            return "done"
+        finally:
+            await tell("finally")
+
+    assert asyncio.run(stopped_and_taken_up(flow)) == ("done", ["begin"], ["finally"])
+
+
+def test_the_same_in_a_def_workflow() -> None:
+    @workflow
+    def flow() -> str:
+        try:
+            tell_plainly("begin")
+            blocking.gather(lambda: blocking.sleep(100), lambda: blocking.sleep(50))
+            return "done"
+        finally:
+            tell_plainly("finally")
+
+    assert asyncio.run(stopped_and_taken_up(flow)) == ("done", ["begin"], ["finally"])
+
+
+def test_except_exception_does_not_catch_an_eviction_and_except_baseexception_gets_no_further() -> None:
+    caught: list[str] = []
+
+    @workflow
+    async def flow() -> str:
+        try:
+            await asyncio.sleep(100)
+        except Exception as error:
+            caught.append(f"Exception {type(error).__name__}")
+        except BaseException as error:
+            caught.append(type(error).__name__)
+            await tell("rescue")
+            caught.append("went on")
+        return "done"
+
+    assert asyncio.run(stopped_and_taken_up(flow)) == ("done", [], [])
+    assert caught == ["Evicted"]
+
+
+@pytest.mark.parametrize("command", ["step", "child", "receive", "publish", "start", "patched", "to_thread"])
+def test_every_command_raises_evicted_while_code_is_unwound(command: str) -> None:
+    caught: list[str] = []
+
+    @workflow
+    async def child() -> None:
+        TOLD.append("child")
+
+    @workflow
+    async def flow() -> None:
+        try:
+            await asyncio.sleep(100)
+        except Evicted:
+            try:
+                if command == "step":
+                    await tell("no")
+                elif command == "child":
+                    await child()
+                elif command == "receive":
+                    await everstep.receive("no")
+                elif command == "publish":
+                    everstep.publish("no", 1)
+                elif command == "start":
+                    await everstep.start(child)
+                elif command == "patched":
+                    everstep.patched("no")
+                else:
+                    await asyncio.to_thread(tell_plainly, "no")
+            except Evicted:
+                caught.append("Evicted again")
+            raise
+
+    async def main() -> list[str]:
+        async with an_app() as app:
+            run = await app.start(flow, id=RUN)
+            await settle(app)
+        return [event.kind for event in await run.history()]
+
+    assert asyncio.run(main()) == ["run_started", "timer_started"]
+    assert (caught, TOLD) == (["Evicted again"], [])
+
+
+def test_all_tasks_are_unwound_in_groups_shields_and_queues() -> None:
+    left: list[str] = []
+
+    @workflow
+    async def flow() -> None:
+        async def waits(name: str, what: Any) -> None:
+            try:
+                await what
+            finally:
+                left.append(name)
+                await tell(f"no {name}")
+
+        queue: asyncio.Queue[int] = asyncio.Queue()
+        lock = asyncio.Lock()
+        await lock.acquire()
+        asyncio.create_task(waits("lock", lock.acquire()))  # noqa: RUF006
+        asyncio.create_task(waits("shield", asyncio.shield(asyncio.sleep(100))))  # noqa: RUF006
+        async with asyncio.TaskGroup() as group:
+            group.create_task(waits("queue", queue.get()))
+            group.create_task(waits("step", hang("step")))
+            group.create_task(waits("gather", asyncio.gather(asyncio.sleep(5), everstep.receive("never"))))
+            async with asyncio.timeout(50):
+                await waits("timeout", asyncio.Event().wait())
+
+    async def main() -> None:
+        async with an_app() as app:
+            run = await app.start(flow, id=RUN)
+            await settle(app)
+            before = await run.history()
+        assert await run.history() == before
+
+    asyncio.run(main())
+    assert sorted(left) == ["gather", "lock", "queue", "shield", "step", "timeout"]
+    assert TOLD == []
+
+
+def test_code_that_refuses_to_leave_is_dropped_and_the_worker_stops_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @workflow
+    async def flow() -> None:
+        while True:
+            try:
+                await asyncio.sleep(100)
+            except BaseException:
+                pass
+
+    async def main() -> list[str]:
+        async with an_app() as app:
+            run = await app.start(flow, id=RUN)
+            await settle(app)
+        return [event.kind for event in await run.history()]
+
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(main()) == ["run_started", "timer_started"]
+    assert "caught Evicted" in caplog.text
+
+
+def test_unwinding_code_prints_and_logs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    @workflow
+    async def flow() -> None:
+        try:
+            print("begin")
+            await asyncio.sleep(100)
+        finally:
+            print("unwound")
+
+    async def main() -> None:
+        async with an_app() as app:
+            await app.start(flow, id=RUN)
+            await settle(app)
+
+    asyncio.run(main())
+    assert capsys.readouterr().out == "begin\n"
+
+
+def test_a_step_under_way_when_a_worker_stops_is_cancelled_and_done_again_later() -> None:
+    attempts: list[str] = []
+    block = True
+
+    @step(name="hang_once")
+    async def hang_once() -> str:
+        attempts.append(everstep.key())
+        try:
+            if block:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            attempts.append("cancelled")
+            raise
+        return "done"
+
+    @workflow
+    async def flow() -> str:
+        return await hang_once()
+
+    async def main() -> str:
+        nonlocal block
+        store = lasting_store()
+        async with an_app(store) as app:
+            await app.start(flow, id=RUN)
+            await settle(app)
+            await asyncio.sleep(0)
+        assert [event.kind for event in store.events(RUN, 1)] == ["run_started", "step_started"]
+        block = False
+        async with an_app(store) as app:
+            return await (await app.start(flow, id=RUN)).result(timeout=10)
+
+    assert asyncio.run(main()) == "done"
+    assert attempts == [attempts[0], "cancelled", attempts[0]]
+
+
+# -- leaving memory while waiting ------------------------------------------------------------------------------------
+def test_waiting_runs_beyond_the_cache_leave_memory_and_come_back_by_signal_and_by_timer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driving, "RESTING_MAX", 3)
+
+    @workflow
+    async def by_signal(number: int) -> str:
+        await tell(f"begin {number}")
+        return f"{number} {await everstep.receive('word', str)}"
+
+    @workflow
+    async def by_timer(number: int) -> str:
+        await tell(f"begin {number}")
+        await asyncio.sleep(1000 + number)
+        return f"{number} slept"
+
+    async def main() -> None:
+        clock = FakeClock()
+        async with an_app(clock=clock) as app:
+            flows = [by_signal if number % 2 else by_timer for number in range(12)]
+            runs = [await app.start(flow, number, id=f"run-{number}") for number, flow in enumerate(flows)]
+            await settle(app)
+            await app.start(by_signal, 99, id="one-more")
+            await settle(app)
+            assert len(app.drivers) <= 4
+            for run in runs[1::2]:
+                await run.signal("word", "came")
+            results = await asyncio.gather(*(run.result(timeout=20) for run in runs[1::2]))
+            assert results == [f"{number} came" for number in range(1, 12, 2)]
+            clock.advance(2000)
+            results = await asyncio.gather(*(run.result(timeout=20) for run in runs[::2]))
+            assert results == [f"{number} slept" for number in range(0, 12, 2)]
+        assert sorted(TOLD) == sorted([*(f"begin {number}" for number in range(12)), "begin 99"])
+
+    asyncio.run(main())
+
+
+def test_output_of_code_is_heard_once_across_leaving_memory_and_restarts(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    log = logging.getLogger("the.user's")
+
+    @workflow
+    async def flow() -> str:
+        print("begin")
+        await echo(1)
+        print("one", flush=True)
+        log.warning("logged one")
+        await asyncio.sleep(10)
+        print("two")
+        word = await everstep.receive("word", str)
+        log.warning("logged %s", word)
+        print("end")
+        return word
+
+    async def main() -> None:
+        store, clock = lasting_store(), FakeClock()
+        async with an_app(store, clock) as app:
+            await app.start(flow, id=RUN)
+            await settle(app)
+            app._evict(app.drivers[RUN])
+            clock.advance(10)
+            await app.take_up_run(RUN)
+            await settle(app)
+        async with an_app(store, clock) as app:
+            run = await app.start(flow, id=RUN)
+            await settle(app)
+            await run.signal("word", "three")
+            await run.result(timeout=10)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert capsys.readouterr().out == "begin\none\ntwo\nend\n"
+    assert [record.message for record in caplog.records if record.name == log.name] == ["logged one", "logged three"]
+
+
+# -- code that cannot go on ------------------------------------------------------------------------------------------
+async def held_as(workflow: Any, clock: FakeClock | None = None) -> tuple[str, str, list[str]]:
+    """Return the reason and the summary of the hold that a run ends up in, and its events."""
+    clock = clock or FakeClock()
+    async with an_app(clock=clock) as app:
+        run = await app.start(workflow, id=RUN)
+        with pytest.raises(RunHeld) as held:
+            await run.result(timeout=20)
+        assert await app.run(echo_flow, 5) == 5  # the app is as lively as before
+        return held.value.reason, str(held.value), [event.kind for event in await run.history()]
+
+
+@workflow
+async def echo_flow(number: int) -> int:
+    return await echo(number)  # type: ignore[no-any-return]
+
+
+@workflow
+async def spins_at_once() -> None:
+    while True:
+        await asyncio.sleep(0)
+
+
+@workflow
+async def spins_after_a_step() -> None:
+    await tell("before")
+    while True:
+        await asyncio.sleep(0)
+
+
+@workflow
+async def spins_in_a_task() -> None:
+    async def spin() -> None:
+        event = asyncio.Event()
+        event.set()
+        while True:
+            await event.wait()
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(spin())
+        group.create_task(tell("beside"))
+
+
+@pytest.mark.parametrize("flow", [spins_at_once, spins_after_a_step, spins_in_a_task])
+def test_a_workflow_that_never_rests_is_held_as_stuck(flow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "TURNS_MAX", 2_000)
+    reason, summary, kinds = asyncio.run(held_as(flow))
+    assert reason == "stuck"
+    assert "does not come to rest" in summary
+    assert kinds[-1] == "run_held"
+
+
+@workflow
+async def waits_for_an_event() -> None:
+    await tell("before")
+    await asyncio.Event().wait()
+
+
+@workflow
+async def waits_at_once() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+@workflow
+async def deadlock() -> None:
+    one, other = asyncio.Lock(), asyncio.Lock()
+
+    async def takes(first: asyncio.Lock, second: asyncio.Lock) -> None:
+        async with first:
+            await asyncio.sleep(1)
+            async with second:
+                pass
+
+    await asyncio.gather(takes(one, other), takes(other, one))
+
+
+@workflow
+def plain_wait() -> None:
+    blocking.gather(lambda: blocking._wait("wait", asyncio.Event().wait()))
+
+
+@pytest.mark.parametrize("flow", [waits_for_an_event, waits_at_once, deadlock, plain_wait])
+def test_a_workflow_that_waits_for_nothing_that_can_happen_is_held_as_stuck(flow: Any) -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        async with an_app(clock=clock) as app:
+            run = await app.start(flow, id=RUN)
+            await play(app, clock)
+            with pytest.raises(RunHeld) as held:
+                await run.result(timeout=10)
+            assert held.value.reason == "stuck"
+            assert "can never happen" in str(held.value)
+            hold = (await run.holds())[0]
+            assert b"test_teardown.py" in hold.report  # it says where
+
+    asyncio.run(main())
+
+
+def test_a_stuck_run_goes_on_when_its_code_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = True
+
+    @workflow
+    async def flow() -> str:
+        await tell("before")
+        if stuck:
+            await asyncio.Event().wait()
+        return "done"
+
+    async def main() -> str:
+        nonlocal stuck
+        async with an_app() as app:
+            run = await app.start(flow, id=RUN)
+            with pytest.raises(RunHeld):
+                await run.result(timeout=10)
+            stuck = False
+            await app.resolve(RUN, "retry", note="mended", by="ann")
+            return await run.result(timeout=10)
+
+    assert asyncio.run(main()) == "done"
+    assert TOLD == ["before"]
