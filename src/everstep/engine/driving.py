@@ -182,6 +182,7 @@ class Driving:
             self.spawn(self._hold(row, taken))
             return
         self.drivers[row.id] = taken
+        self.pump.look_after()
         self.wanted.discard(row.id)
         crash_point("run.replayed")
         taken.go_on(look=events is None)
@@ -198,7 +199,7 @@ class Driving:
         """Tell whoever should know that a run is held."""
         if hold is None:
             return
-        log.warning("Run %s is held (%s): %s", hold.run, hold.reason, hold.summary)
+        log.warning("Run %s is held (%s); `everstep holds` says why and what can be done.", hold.run, hold.reason)
         if self.on_hold is not None:
             try:
                 self.on_hold(hold)
@@ -357,6 +358,7 @@ class Driving:
     async def _watch(self, run: str) -> tuple[Status, bytes | None] | None:
         future: asyncio.Future[Any] = self.loop.create_future()
         self.watchers.setdefault(run, []).append(future)
+        self.pump.look_after()
         try:
             return await future  # type: ignore[no-any-return]
         finally:

@@ -69,7 +69,8 @@ def diverged_report(differences: Sequence[Difference]) -> HoldReport:
     """The code and the history disagree."""
     first = differences[0]
     acceptable = all(one.acceptable for one in differences)
-    summary = f"event {first.seq} ({first.what}): recorded {first.recorded}; the code now would {_verb(first.now)}"
+    recorded, now = _without_arguments(first.recorded), _without_arguments(first.now)
+    summary = f"event {first.seq} ({first.what}): recorded {recorded}; the code now would {_verb(now)}"
     if len(differences) > 1:
         summary += f" (and {len(differences) - 1} more)"
     facts = {
@@ -77,6 +78,11 @@ def diverged_report(differences: Sequence[Difference]) -> HoldReport:
         "accepted": {str(one.seq): one.digest for one in differences} if acceptable else {},
     }
     return HoldReport("diverged", summary, facts=facts, without=[] if acceptable else ["accept"])
+
+
+def _without_arguments(text: str) -> str:
+    """A summary goes into logs and messages, where no payload belongs; the report has the whole."""
+    return text.partition("(")[0].partition(":")[0]
 
 
 def _verb(text: str) -> str:

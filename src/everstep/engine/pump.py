@@ -39,6 +39,7 @@ class Pump:
         self._next_wake: int | None = None
         self._diverged_tried = False
         self._suspect = ""
+        self._is_idle = False
         self._left_alone: set[str] = set()
         """Runs of a newer release that were mentioned in the log."""
 
@@ -50,6 +51,11 @@ class Pump:
     def nudge(self) -> None:
         """Look now."""
         self._nudged.set()
+
+    def look_after(self) -> None:
+        """There is something to look after from now on: do not sleep as if there were nothing."""
+        if self._is_idle:
+            self.nudge()
 
     async def stop(self) -> None:
         """End."""
@@ -71,6 +77,7 @@ class Pump:
         """Wait for a nudge, or for the next poll. With nothing to look after, only for a nudge or the lease."""
         app = self.app
         idle = not (app.recover or app.drivers or app.wanted or app.watchers or self._next_wake is not None)
+        self._is_idle = idle
         seconds = app.lease / 3 if idle else POLL_SECONDS
         try:
             async with asyncio.timeout(seconds):
