@@ -18,7 +18,7 @@ from pathlib import Path
 
 import resuming
 from chart import chart
-from judging import Findings, judge
+from judging import Findings, disturbances, judge
 from measuring import HERE, HISTORY_STEPS, ROOT, Failed, empty_folder, environment, measure, quick_folder
 from plan import IMPORTS, RESUMES, ROWS, SMALL_STEPS
 from report import page
@@ -143,6 +143,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="only W1, once; nothing is kept")
     bench = Bench(parser.parse_args().quick)
     bench.run()
+    bench.findings.notes += disturbances(bench.findings)
     verdicts = judge(bench.findings)
     text = page(bench.findings, verdicts, bench.seconds() / 60)
     print(text)

@@ -38,6 +38,25 @@ class Findings:
         return statistics.median(self.figures[key]) if key in self.figures else None
 
 
+FLOORS = ("sqlite w1", "sqlite w2")
+CALM_SPREAD = 1.5
+"""Bare commits do the same work each time. If their rates differ by more than this, somebody else used the machine."""
+
+
+def disturbances(findings: Findings) -> list[str]:
+    """Return what makes the figures doubtful: floors that were not the same in all rounds."""
+    found = []
+    for key in FLOORS:
+        rates = findings.rates.get(key, [])
+        if rates and max(rates) > CALM_SPREAD * min(rates):
+            found.append(
+                f"the machine was busy. Bare commits ({key.removeprefix('sqlite ').upper()}) varied from {min(rates):,.0f} "
+                f"to {max(rates):,.0f} per second, so neither the figures nor the verdicts can be relied on. Measure again "
+                "when nothing else runs."
+            )
+    return found
+
+
 @dataclass(frozen=True)
 class Verdict:
     """A bar and how it was met."""

@@ -88,9 +88,10 @@ def test_old_and_new_processes_overlap_in_a_rolling_restart(
 PATIENCE_SECONDS = 6.0
 
 
-def stopped(process: "subprocess.Popen[bytes]") -> bool:
-    """Wait until a process has stopped itself; False if it ends before."""
-    while process.poll() is None:
+def stopped(process: "subprocess.Popen[bytes]", seconds: float = 20.0) -> bool:
+    """Wait until a process has stopped itself; False if it ends before, or takes too long."""
+    until = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < until:
         state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
         if state == "T":
             return True
@@ -152,3 +153,42 @@ def test_a_process_that_wakes_after_its_lease_lapsed_writes_nothing(
     problems = all_of(one, cases, in_parallel=6)
     assert not problems, told(problems)
     assert len(woken) > len(cases) // 2, f"only {len(woken)} of {len(cases)} woke up when another had finished"
+
+
+def two_stopped(
+    place: Path, ledger: Ledger, at: str
+) -> tuple[Trial, "subprocess.Popen[bytes]", "subprocess.Popen[bytes]"]:
+    """Stop a process at a point, and then one that has just claimed its run.
+
+    If the first one happens to be stopped in the middle of a transaction, on another thread, it is tried again.
+    """
+    for _ in range(5):
+        trial = Trial.new(place, ledger)
+        old = trial.spawn(at=f"{at}:stop", lease=1.0)
+        assert stopped(old), trial.output()
+        new = trial.spawn(at="run.claimed:1:stop")
+        if stopped(new, 5.0):
+            return trial, old, new
+        for process in (old, new):
+            process.kill()
+            process.wait()
+    raise AssertionError(f"a process that stops at {at} is always in the middle of a transaction")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("at", ["outcome.recorded:2", "body.after:4", "delivery.taken:1"])
+def test_a_process_whose_run_was_claimed_writes_nothing_although_the_new_owner_has_not_begun(
+    place: Path, ledger: Ledger, undisturbed: Expected, at: str
+) -> None:
+    """Here only the epoch fences: the head of the history is still the one that the old owner expects."""
+    trial, old, new = two_stopped(place, ledger, at)
+    trial.faults += [f"stopped at {at}", "the new owner stopped as well", "zombie"]
+    claimed = [history.events for history in trial.histories(copied=True)]
+    old.send_signal(signal.SIGCONT)
+    time.sleep(0.5)
+    if [history.events for history in trial.histories(copied=True)] != claimed:
+        trial.problems.append("the old owner wrote after the claim")
+    new.send_signal(signal.SIGCONT)
+    wait_for_all(trial, [new, old])
+    problems = trial.finish(undisturbed)
+    assert not problems, told(problems)

@@ -24,7 +24,7 @@ def run(source: str, folder: Path, name: str = "page", **settings: str) -> subpr
         env={**kept, "PYTHONUNBUFFERED": "1", **settings},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=60,
     )
 
 

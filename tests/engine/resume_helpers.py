@@ -126,7 +126,9 @@ class Machine:
         row = self.row(run)
         from everstep.codec import Codec
 
-        done = replay(self.store, Codec(), row, DECLARED.named(row.workflow), load_verified(self.store, row), quiet=True)
+        done = replay(
+            self.store, Codec(), row, DECLARED.named(row.workflow), load_verified(self.store, row), quiet=True
+        )
         done.execution.evict()
         return done
 

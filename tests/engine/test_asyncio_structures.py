@@ -82,8 +82,10 @@ def test_task_groups_nest_and_the_inner_failure_reaches_the_outer_one() -> None:
         told.append(f"slow was cancelled: {slow.cancelled()}")
         return told
 
-    assert prove(flow) == ["(ExceptionGroup('unhandled errors in a TaskGroup', [ValueError('inner')]),)",
-                           "slow was cancelled: True"]
+    assert prove(flow) == [
+        "(ExceptionGroup('unhandled errors in a TaskGroup', [ValueError('inner')]),)",
+        "slow was cancelled: True",
+    ]
 
 
 def test_a_queue_hands_items_from_producers_to_consumers_in_order() -> None:
@@ -525,10 +527,19 @@ def test_ids_of_concurrent_steps_follow_the_program_and_not_their_speed() -> Non
 
     life = prove_life(flow)
     assert life.value == [9, 5, 1, 2, 8]
-    started = [(event.step, body.preview) for event, body in
-               zip([e for e in life.events if e.kind == "step_started"], life.bodies("step_started"), strict=True)]
-    assert started == [("turns", "[[9]]"), ("turns#2", "[[5]]"), ("turns#3", "[[1]]"), ("turns#4", "[[2]]"),
-                       ("turns#5", "[[8]]")]
+    started = [
+        (event.step, body.preview)
+        for event, body in zip(
+            [e for e in life.events if e.kind == "step_started"], life.bodies("step_started"), strict=True
+        )
+    ]
+    assert started == [
+        ("turns", "[[9]]"),
+        ("turns#2", "[[5]]"),
+        ("turns#3", "[[1]]"),
+        ("turns#4", "[[2]]"),
+        ("turns#5", "[[8]]"),
+    ]
 
 
 def test_the_run_s_clock_stands_still_while_code_runs_and_never_goes_back() -> None:

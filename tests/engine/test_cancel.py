@@ -333,7 +333,9 @@ async def test_a_signal_beside_that_cancel_is_visibly_undelivered(machine: Machi
             raced.append(True)
             body = everstep.model.events.CancelRequested()  # type: ignore[attr-defined]
             value = everstep.model.events.encode_body(body)  # type: ignore[attr-defined]
-            machine.store.commit([Post("r", "signal", "word", value=b"[1]", at=1), Post("r", "cancel", value=value, at=2)])
+            machine.store.commit(
+                [Post("r", "signal", "word", value=b"[1]", at=1), Post("r", "cancel", value=value, at=2)]
+            )
         return commit(operations, patient=patient)
 
     app.store.commit = commit_after_both  # type: ignore[method-assign]

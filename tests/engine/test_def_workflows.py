@@ -236,7 +236,12 @@ def test_blocking_calls_say_where_they_belong() -> None:
         return "?"
 
     assert "await everstep.sleep" in prove(flow)
-    for call in (lambda: blocking.sleep(1), lambda: blocking.receive("x"), blocking.gather, lambda: blocking.start("x")):
+    for call in (
+        lambda: blocking.sleep(1),
+        lambda: blocking.receive("x"),
+        blocking.gather,
+        lambda: blocking.start("x"),
+    ):
         with pytest.raises(Misuse):
             call()
 

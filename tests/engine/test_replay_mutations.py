@@ -458,7 +458,9 @@ async def test_changed_code_is_held_before_anything_is_done(machine: Machine, mu
     after = machine.dump()
     for table in ("payloads", "signals", "followers"):
         assert after[table] == before[table]
-    assert [event for event in after["events"] if event[:3] in {old[:3] for old in before["events"]}] == before["events"]
+    assert [event for event in after["events"] if event[:3] in {old[:3] for old in before["events"]}] == before[
+        "events"
+    ]
     assert [row for row in after["runs"] if row[0] != RUN] == [row for row in before["runs"] if row[0] != RUN]
 
     hold = machine.hold(RUN)

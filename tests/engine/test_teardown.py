@@ -202,6 +202,8 @@ def test_code_that_refuses_to_leave_is_dropped_and_the_worker_stops_all_the_same
         while True:
             try:
                 await asyncio.sleep(100)
+            except GeneratorExit:
+                raise  # Python's own last word, when the coroutine is forgotten
             except BaseException:
                 pass
 

@@ -178,9 +178,8 @@ class Driver:
         crash_point("outcome.recorded")
         if expensive:
             self.saver.when_durable(seq, self._apply_outcomes)
-        else:
-            self.saver.save(waited_for=False)
         self._apply_outcomes()
+        self.saver.save(waited_for=False)
 
     def _apply_outcomes(self) -> None:
         """Apply what may be applied: outcomes in order, an expensive one only when it is durable."""

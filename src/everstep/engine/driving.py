@@ -255,7 +255,15 @@ class Driving:
         """Drive a child run that one of our runs has started."""
         self.wanted.add(run)
         crash_point("child.adopted")
-        self.spawn(self.take_up_run(run))
+        self.spawn(self._adopt(run))
+
+    async def _adopt(self, run: str) -> None:
+        taken = await self.take_up_run(run)
+        if not taken:
+            await self.retry_diverged(run)
+        if not taken or self.drivers[run].row.epoch > 1:
+            # It was there before. If it has ended, or is another's, that is in its parent's inbox already.
+            self.pump.nudge()
 
     def wake(self, run: str) -> None:
         """Something arrived for a run: if it is here, let it look into its inbox; else look who can take it up."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextvars import copy_context
+from types import FrameType
 from typing import Any
 
 import greenlet
@@ -24,6 +25,14 @@ async def on_greenlet(function: Callable[[], Any]) -> Any:
         else:
             waiting = worker.switch(value)
     return waiting
+
+
+def frame_behind(frame: FrameType) -> FrameType:
+    """Return where plain workflow code waits, if this is the frame that waits in its place."""
+    if frame.f_code is not on_greenlet.__code__:
+        return frame
+    worker: _Worker = frame.f_locals["worker"]
+    return worker.gr_frame or frame
 
 
 def in_greenlet() -> bool:

@@ -8,8 +8,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from everstep.errors import Damaged
-from everstep.model.digests import chain_next, chain_start
-from everstep.model.events import EventRow, decode_body
+from everstep.model.digests import chain_next, chain_start, digest_of
+from everstep.model.events import ENDS, EventRow, decode_body
+from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store
 
 
@@ -53,7 +54,26 @@ def without_collections(events: int) -> Generator[None]:
 def load_verified(store: Store, row: RunRow) -> list[Recorded]:
     """Return the run's history, or raise `Damaged` with the number of the last event that can be believed."""
     with without_collections(row.head_seq):
-        return verified(store.events(row.id, row.generation), row)
+        history = verified(store.events(row.id, row.generation), row)
+    _compare_with_row(history, row)
+    return history
+
+
+def _compare_with_row(history: Sequence[Recorded], row: RunRow) -> None:
+    """Raise `Damaged` if the row tells another story than the history: of another workflow, or another end."""
+    started, last = history[0].body, history[-1]
+    if (started.workflow, started.semantics) != (row.workflow, row.semantics):
+        raise Damaged(
+            f"The history of run {row.id} is one of {started.workflow}, but its row says {row.workflow}.", last.seq
+        )
+    ended = last.kind.removeprefix("run_") if last.kind in ENDS else ""
+    if ended != (row.status if row.status in ENDED else ""):
+        raise Damaged(f"The row of run {row.id} says {row.status}, but its history ends with {last.kind}.", last.seq)
+    if ended in ("completed", "failed"):
+        payload = last.body.value if ended == "completed" else last.body.error
+        outcome = row.outcome or b""
+        if digest_of(outcome).hex() != last.body.ref if last.body.ref else outcome != bytes(payload):
+            raise Damaged(f"The row of run {row.id} has another outcome than its history.", last.seq)
 
 
 def verified(events: Sequence[EventRow], row: RunRow) -> list[Recorded]:

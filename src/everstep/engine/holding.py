@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from everstep.effects.surroundings import where_is
+from everstep.effects.surroundings import persons_line, where_is
 from everstep.engine.commands import Difference, StepCall
+from everstep.engine.greenlets import frame_behind
 from everstep.errors import Damaged
 from everstep.stores.protocol import HoldRow
 
@@ -105,7 +106,8 @@ def stuck_report(execution: "Execution", error: BaseException | None) -> HoldRep
     """The code waits for something that can never happen, or does not come to rest."""
     lines: list[str] = []
     for task in list(execution.loop.tasks.values()):
-        lines += [f"{task.get_name()}: {where_is(frame)}" for frame in task.get_stack(limit=1)]
+        frames = [frame_behind(frame) for frame in task.get_stack(limit=1)]
+        lines += [f"{task.get_name()}: {persons_line(frame) or where_is(frame)}" for frame in frames]
     if error is None:
         summary = "the code waits for something that can never happen: no step, timer, signal or child is open"
     else:

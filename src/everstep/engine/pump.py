@@ -164,6 +164,7 @@ class Pump:
         """Take up what is due. A run whose drivers keep dying is a suspect: it runs when nothing else does."""
         app = self.app
         suspects: list[str] = []
+        alive = {None, *(worker.id for worker in app.store.workers())} if due else set()
         for run in due:
             if run in app.drivers:
                 app.wake_driver(run)
@@ -171,7 +172,7 @@ class Pump:
             row = app.store.run(run)
             if row is None or self._is_left_alone(row):
                 continue
-            if row.deaths >= DEATHS_MAX - 1:
+            if row.deaths + (row.owner not in alive) >= DEATHS_MAX - 1:  # its owner's death counts when it is claimed
                 suspects.append(run)
             else:
                 await app.take_up_run(run)

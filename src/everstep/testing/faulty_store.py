@@ -1,0 +1,111 @@
+"""A store whose methods fail when a test wants it: before they do anything, or after they have done it.
+
+    store = FaultyStore(MemoryStore())
+    store.fail("commit", after=True, error=StoreFailed("the reply was lost"))
+    app = App(store.as_store())
+
+A failed commit is an unknown commit, so both ways must end alike: nothing lost, nothing doubled.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from everstep.errors import StoreError
+from everstep.stores.protocol import Store
+
+METHODS: Final = (
+    "bury_dead",
+    "changed",
+    "children",
+    "commit",
+    "counts",
+    "diverged",
+    "due",
+    "events",
+    "holds",
+    "inbox",
+    "leave",
+    "next_wake",
+    "now",
+    "payload",
+    "pending",
+    "register_worker",
+    "renew",
+    "run",
+    "runs",
+    "signals",
+    "workers",
+)
+"""Every method that can fail. (`close` is how a process ends, and cannot.)"""
+
+
+class Fault:
+    """A failure of one method: from its `first` call on, `count` times."""
+
+    def __init__(self, error: Exception, *, after: bool, first: int, count: int, when: Callable[..., bool]) -> None:
+        self.error = error
+        self.after = after
+        self.fired = 0
+        """How often it has happened."""
+        self._first = first
+        self._count = count
+        self._when = when
+        self._calls = 0
+
+    def happens_now(self, args: tuple[Any, ...]) -> bool:
+        """Count a call, and tell whether it fails."""
+        if not self._when(*args):
+            return False
+        self._calls += 1
+        if self._first <= self._calls < self._first + self._count:
+            self.fired += 1
+            return True
+        return False
+
+
+class FaultyStore:
+    """Passes everything on to a real store, except what is told to fail."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._faults: dict[str, Fault] = {}
+
+    def fail(
+        self,
+        method: str,
+        *,
+        after: bool,
+        error: Exception | None = None,
+        first: int = 1,
+        count: int = 1,
+        when: Callable[..., bool] | None = None,
+    ) -> Fault:
+        """Let a method fail: `after` it has done its work, or before. `when` chooses calls by their arguments."""
+        assert method in METHODS, method
+        raised = error or StoreError(f"{method} was told to fail")
+        fault = Fault(raised, after=after, first=first, count=count, when=when or (lambda *args: True))
+        self._faults[method] = fault
+        return fault
+
+    def mend(self) -> None:
+        """Let nothing fail any more."""
+        self._faults.clear()
+
+    def as_store(self) -> Store:
+        """Return itself, as what an app is opened with."""
+        return cast(Store, self)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._store, name)
+        if name not in METHODS:
+            return value
+
+        def call(*args: Any, **options: Any) -> Any:
+            fault = self._faults.get(name)
+            if fault is None or not fault.happens_now(args):
+                return value(*args, **options)
+            if fault.after:
+                value(*args, **options)
+            raise fault.error
+
+        return call

@@ -1,0 +1,451 @@
+"""Recovery: what was left behind is taken up, whatever failed on the way. Nothing is lost, nothing is doubled."""
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import everstep
+from everstep import step, workflow
+from everstep.engine.app import App
+from everstep.errors import StoreError, StoreFailed, StoreFull
+from everstep.stores.protocol import Append, Claim, Post, Release, StartRun, Store
+from everstep.testing.faulty_store import METHODS, FaultyStore
+from tests.engine.resume_helpers import Gate, Machine, Program, scenario
+
+APPLIED: dict[str, str] = {}
+"""What a receiver that honours keys has applied."""
+NOTES: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_yet() -> None:
+    APPLIED.clear()
+    NOTES.clear()
+
+
+@step
+async def apply(what: str) -> str:
+    NOTES.append(what)
+    APPLIED.setdefault(everstep.key(), what)
+    return what
+
+
+@workflow
+async def small(number: int) -> int:
+    await apply(f"child {number}")
+    return number
+
+
+@workflow
+async def whole(number: int) -> list[Any]:
+    first, second = await asyncio.gather(apply("a"), apply("b"))
+    word = await everstep.receive("word", str)
+    child = await small(number)
+    await asyncio.sleep(0.01)
+    return [first, second, word, child, await apply("z")]
+
+
+EXPECTED = ["a", "b", "tides", 7, "z"]
+
+
+def judge(machine: Machine) -> None:
+    """The run has ended once, with each effect applied once, and its history is sound."""
+    assert machine.status("r") == "completed"
+    assert sorted(APPLIED.values()) == ["a", "b", "child 7", "z"]
+    kinds = machine.kinds("r")
+    assert kinds.count("run_completed") == 1
+    assert kinds.count("step_completed") == 3
+    assert kinds.count("signal_received") == 1
+    assert kinds.count("child_started") == kinds.count("child_ended") == 1
+    assert machine.replay("r").differences == []
+    assert len(machine.store.children("r")) == 1
+
+
+# -- taking up ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("how", ["a worker", "start", "run"])
+@scenario
+async def test_what_a_killed_process_left_is_taken_up(machine: Machine, how: str) -> None:
+    gate = Gate()
+
+    @step
+    async def slow() -> str:
+        NOTES.append("slow")
+        await gate.wait()
+        return "done"
+
+    @workflow
+    async def flow() -> str:
+        return await apply("first") + await slow()
+
+    app = await machine.boot()
+    await app.start(flow, id="r")
+    await gate.reached.wait()
+    await machine.kill(app)
+    gate.opened.set()
+    if how == "a worker":
+        await machine.worker()
+        await machine.until_status("r", "completed")
+    else:
+        other = await machine.boot()
+        assert await other.run(flow, id="r") == "firstdone"
+    assert NOTES == ["first", "slow", "slow"]
+    (again,) = [body for body in machine.bodies("r", "step_started") if body.attempt == 2]
+    assert again.because == "crash"
+
+
+@scenario
+async def test_a_dead_owners_runs_go_on_at_once(machine: Machine) -> None:
+    worker = await machine.worker(clock=None)
+    app = await machine.boot(clock=None)
+    gate = Gate()
+
+    @step
+    async def slow() -> str:
+        await gate.wait()
+        return "done"
+
+    @workflow
+    async def flow() -> str:
+        return await slow()
+
+    await app.start(flow, id="r")
+    await gate.reached.wait()
+    gate.opened.set()
+    await machine.kill(app)
+    died = time.monotonic()
+    await machine.until_status("r", "completed")
+    assert time.monotonic() - died < 1.0  # half a second, and something for a busy machine
+    assert worker.worker
+
+
+@scenario
+async def test_a_run_of_an_unknown_workflow_is_left_alone(machine: Machine) -> None:
+    app = await machine.boot()
+    await app.start(whole, 7, id="r")
+    await machine.rest(app)
+    await machine.kill(app)
+    machine.sql("UPDATE runs SET workflow = 'of another program', status = 'queued' WHERE id = 'r'")
+    before = machine.dump()["runs"]
+    worker = await machine.worker()
+    for _ in range(3):
+        await machine.advance(1)
+    assert machine.dump()["runs"] == before
+    assert await worker.run(small, 1) == 1
+
+
+@scenario
+async def test_a_run_of_a_newer_release_is_left_alone(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    app = await machine.boot()
+    await app.start(whole, 7, id="r")
+    await machine.rest(app)
+    await machine.kill(app)
+    machine.sql("UPDATE runs SET semantics = 99, status = 'queued' WHERE id = 'r'")
+    before = machine.dump()["runs"]
+    worker = await machine.worker()
+    for _ in range(3):
+        await machine.advance(1)
+    assert machine.dump()["runs"] == before
+    assert caplog.text.count("newer release") == 1
+    assert await worker.run(small, 1) == 1
+
+
+@scenario
+async def test_an_app_that_does_not_recover_leaves_others_runs_alone(machine: Machine) -> None:
+    app = await machine.boot()
+    await app.start(whole, 7, id="r")
+    await machine.rest(app)
+    await machine.kill(app)
+    other = await machine.boot()
+    assert await other.run(small, 1) == 1
+    await other.signal("r", "word", "tides")
+    await machine.advance(2)
+    assert machine.status("r") == "waiting"
+
+
+@scenario
+async def test_somebody_who_only_waits_sees_the_end_of_a_run_that_another_process_drives(machine: Machine) -> None:
+    app = await machine.boot()
+    await app.start(whole, 7, id="r")
+    await machine.rest(app)
+    watcher = await machine.boot()
+    waiting = asyncio.ensure_future(watcher.get("r").result(timeout=10))
+    await asyncio.sleep(0)
+    await app.signal("r", "word", "tides")
+    await machine.advance(1)
+    await machine.advance(1)
+    assert await waiting == EXPECTED
+    assert watcher.store.workers() == app.store.workers()
+    assert len(app.store.workers()) == 1, "waiting makes nobody a worker"
+
+
+@scenario
+async def test_runs_are_given_back_when_a_process_stops(machine: Machine) -> None:
+    gate = Gate()
+
+    @step
+    async def slow() -> None:
+        await gate.wait()
+
+    @workflow
+    async def flow() -> None:
+        await slow()
+
+    app = await machine.boot()
+    await app.start(flow, id="busy")
+    await app.start(whole, 7, id="waiting")
+    await gate.reached.wait()
+    await machine.until_status("waiting", "waiting")
+    await machine.stop(app)
+    assert (machine.row("busy").status, machine.row("busy").owner) == ("queued", None)
+    assert (machine.row("waiting").status, machine.row("waiting").owner) == ("waiting", None)
+    assert machine.store.workers() == []
+    assert machine.row("busy").deaths == 0
+
+
+def test_a_script_that_was_killed_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
+    code = """
+    @step
+    async def note(text: str) -> str:
+        with open(URL + ".notes", "a") as file:
+            file.write(text + "\\n")
+        if text == "b" and sys.argv[2] == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return text
+
+    @workflow
+    async def child() -> str:
+        return await note("b")
+
+    @workflow
+    async def script() -> str:
+        return await note("a") + await child() + await note("c")
+
+    if __name__ == "__main__":
+        print(everstep.run(script, id="s", url=URL))
+    """
+    assert Program(tmp_path, code, "die").end()[0] == -signal.SIGKILL
+    status, out, err = Program(tmp_path, code, "live").end()
+    assert (status, out.strip()) == (0, "abc"), err
+    assert (tmp_path / "runs.db.notes").read_text().split() == ["a", "b", "b", "c"]
+
+
+# -- a store that fails ------------------------------------------------------------------------------------------------
+async def do_it_all(app: App) -> Any:
+    """Start the run and send it its signal, as a client that tries again until it is acknowledged."""
+    for attempt in range(5):
+        try:
+            run = await app.start(whole, 7, id="r")
+            break
+        except StoreFailed:
+            raise
+        except StoreError:
+            assert attempt < 4
+    for attempt in range(5):
+        try:
+            await run.signal("word", "tides", id="once")
+            break
+        except StoreFailed:
+            raise
+        except StoreError:
+            assert attempt < 4
+    for attempt in range(5):
+        try:
+            return await run.result(timeout=8)
+        except StoreFailed:
+            raise
+        except StoreError:
+            assert attempt < 4
+    raise AssertionError
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "commit"])
+@scenario
+async def test_a_failing_read_or_lease_is_tried_again_and_the_run_goes_on_by_itself(
+    machine: Machine, method: str, after: bool, first: int
+) -> None:
+    store = FaultyStore(machine.open_store())
+    fault = store.fail(method, after=after, first=first)
+    try:
+        app = await machine.boot(store=store.as_store(), clock=None, recover=True)
+    except StoreError:
+        assert method in ("register_worker", "now", "workers")
+        store.mend()
+        app = await machine.boot(store=store.as_store(), clock=None, recover=True)
+    assert await do_it_all(app) == EXPECTED
+    judge(machine)
+    store.mend()
+    del fault
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("kind", [StartRun, Append, Claim, Post, Release])
+@pytest.mark.parametrize("first", [1, 2, 3, 5, 8])
+@scenario
+async def test_after_an_unknown_commit_the_process_stops_and_another_one_goes_on(
+    machine: Machine, kind: Any, after: bool, first: int
+) -> None:
+    store = FaultyStore(machine.open_store())
+
+    def concerns(operations: Any) -> bool:
+        return any(isinstance(one, kind) for one in operations)
+
+    fault = store.fail("commit", after=after, first=first, when=concerns, error=StoreFailed("the reply was lost"))
+    app = await machine.boot(store=store.as_store(), clock=None)
+    try:
+        assert await do_it_all(app) == EXPECTED
+        assert not fault.fired or kind is not Append
+    except StoreFailed:
+        assert fault.fired
+        with pytest.raises(StoreFailed):
+            if kind is Append:
+                await app.start(small, 1)
+            else:
+                raise
+    store.mend()
+    await machine.kill(app)
+    again = await machine.worker(clock=None)
+    assert await do_it_all(again) == EXPECTED
+    judge(machine)
+
+
+@scenario
+async def test_a_unit_that_cannot_be_stored_holds_its_run_and_no_other(machine: Machine) -> None:
+    real = machine.open_store()
+    store = FaultyStore(real)
+
+    class Picky:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def commit(self, operations: Any, *, patient: bool = True) -> Any:
+            from everstep.stores.protocol import Failed
+
+            bad = [isinstance(one, Append) and b'"a"' in b"".join(event.body for event in one.events if event.kind == "step_completed") for one in operations]
+            good = iter(real.commit([one for one, is_bad in zip(operations, bad, strict=True) if not is_bad], patient=patient))
+            return [Failed(ValueError("too big")) if is_bad else next(good) for is_bad in bad]
+
+    app = await machine.boot(store=Picky())  # type: ignore[arg-type]
+    run = await app.start(whole, 7, id="r")
+    with pytest.raises(everstep.errors.RunHeld, match="stuck.*stored"):
+        await run.result(timeout=5)
+    assert await app.run(small, 1) == 1
+    await machine.stop(app)
+    other = await machine.boot()
+    await other.resolve("r", "retry")
+    await other.signal("r", "word", "tides")
+    await machine.until(lambda: "timer_started" in machine.kinds("r"))
+    await machine.advance(1)
+    assert await other.get("r").result() == EXPECTED
+
+
+# -- no room -----------------------------------------------------------------------------------------------------------
+def limit_pages(store: Store, pages: int) -> None:
+    store._writer.connection.pragma("max_page_count", pages)  # type: ignore[attr-defined]
+
+
+@scenario
+async def test_when_the_disk_is_full_callers_are_told_and_runs_pause_and_go_on_by_themselves(machine: Machine) -> None:
+    @step
+    async def large(number: int) -> bytes:
+        NOTES.append(str(number))
+        return bytes((number + position * position) % 251 for position in range(6000))
+
+    @workflow
+    async def filling() -> int:
+        return sum([len(await large(number)) for number in range(40)])
+
+    app = await machine.boot(clock=None)
+    pages = int(app.store._writer.connection.pragma("page_count"))  # type: ignore[attr-defined]
+    limit_pages(app.store, pages + 30)
+    run = await app.start(filling, id="r")
+    await machine.until(lambda: app.committer.full)
+    done = len(NOTES)
+    with pytest.raises(StoreFull, match="room"):
+        for number in range(50):
+            await app.start(small, number, id=f"s{number}")
+            await app.signal("r", "word", "x" * 4000)
+    await asyncio.sleep(0)
+    assert len(NOTES) <= done + 1, "nothing new is begun that could not be recorded"
+    assert machine.status("r") == "running"
+    limit_pages(app.store, 1_000_000)
+    assert await run.result(timeout=20) == 40 * 6000
+    assert NOTES == [str(number) for number in range(40)]
+    assert machine.replay("r").differences == []
+
+
+@scenario
+async def test_a_process_that_ends_on_a_full_disk_has_lost_nothing_that_was_acknowledged(machine: Machine) -> None:
+    app = await machine.boot(clock=None)
+    await app.start(whole, 7, id="r")
+    await app.signal("r", "word", "tides", id="once")
+    pages = int(app.store._writer.connection.pragma("page_count"))  # type: ignore[attr-defined]
+    limit_pages(app.store, pages)
+    with pytest.raises(StoreFull):
+        for number in range(200):
+            await app.signal("r", "more", "x" * 8000, id=str(number))
+    await machine.kill(app)
+    again = await machine.worker(clock=None)
+    assert await again.get("r").result(timeout=10) == EXPECTED
+    judge(machine)
+
+
+def test_a_file_size_limit_is_a_full_disk_as_well(tmp_path: Path) -> None:
+    code = """
+    import resource
+
+    @step(effect="read")
+    async def large(number: int) -> str:
+        return os.urandom(30_000).hex()
+
+    @workflow
+    async def filling() -> int:
+        return sum([len(await large(number)) for number in range(60)])
+
+    async def main():
+        async with everstep.open(URL) as app:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
+            run = await app.start(filling, id="r")
+            while not app.committer.full:
+                await asyncio.sleep(0.01)
+            try:
+                await app.start(filling, id="other")
+            except everstep.errors.StoreFull as error:
+                print(type(error).__name__)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+            print(await run.result(timeout=30))
+            print((await run.verify()).sound)
+
+    asyncio.run(main())
+    """
+    status, out, err = Program(tmp_path, code).end()
+    assert status == 0, err
+    assert out.split() == ["StoreFull", str(60 * 60_000), "True"]
+
+
+@scenario
+async def test_a_closed_app_says_so(machine: Machine) -> None:
+    app = await machine.boot()
+    run = await app.start(whole, 7, id="r")
+    await machine.rest(app)
+    waiting = asyncio.ensure_future(run.result())
+    await asyncio.sleep(0)
+    await machine.stop(app)
+    with pytest.raises(everstep.errors.Misuse, match="closed"):
+        await waiting
+    with pytest.raises(everstep.errors.Misuse, match="closed"):
+        await asyncio.wait_for(app.start(small, 1), 5)
+    with pytest.raises(everstep.errors.Misuse, match="closed"):
+        await asyncio.wait_for(app.signal("r", "word", "x"), 5)
+
+
+def test_sqlite_is_the_one_that_counts_pages() -> None:
+    assert apsw.SQLITE_VERSION_NUMBER >= 3051003

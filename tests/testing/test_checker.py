@@ -1,0 +1,337 @@
+"""A checker is only trusted while it catches every bug that is planted for it."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from everstep.model import events as ev
+from everstep.stores.protocol import Delivery
+from everstep.testing.checker import RULES, RunHistory, check
+from tests.testing.accounts import START, Accounts, Line, entry, history, raw
+
+
+def planted(rule: str) -> Callable[[Callable[[Accounts], None]], Callable[[Accounts], None]]:
+    """Mark a function that plants a bug, with the rule that names it."""
+
+    def mark(function: Callable[[Accounts], None]) -> Callable[[Accounts], None]:
+        BUGS.append((rule, function))
+        return function
+
+    return mark
+
+
+BUGS: list[tuple[str, Callable[[Accounts], None]]] = []
+
+
+def cut(accounts: Accounts, end: int, *more: Line) -> None:
+    """Let the parent's history end early, with other events, as nobody else has seen it."""
+    accounts.parent[end:] = more
+    accounts.earlier.clear()
+
+
+@planted("L1")
+def an_acknowledged_start_is_missing(accounts: Accounts) -> None:
+    accounts.journal.append({"verb": "start", "run": "lost", "state": "acknowledged", "pid": 1})
+
+
+@planted("L1")
+def a_started_run_is_never_driven(accounts: Accounts) -> None:
+    accounts.more.append(history("idle", accounts.child[:1], status="queued"))
+    accounts.journal.append({"verb": "start", "run": "idle", "state": "acknowledged", "pid": 1})
+
+
+@planted("L1")
+def a_child_is_recorded_and_not_in_the_store(accounts: Accounts) -> None:
+    accounts.drop_child = True
+
+
+@planted("L2")
+def an_acknowledged_signal_is_gone(accounts: Accounts) -> None:
+    del accounts.signals[0]
+
+
+@planted("L2")
+def a_signal_is_marked_consumed_without_an_event(accounts: Accounts) -> None:
+    accounts.signals.append(Delivery(3, "order", "signal", "word", "w2", b"", START, "consumed"))
+
+
+@planted("L2")
+def an_ended_run_leaves_a_signal_pending(accounts: Accounts) -> None:
+    accounts.signals.append(Delivery(3, "order", "signal", "word", "w2", b"", START, "pending"))
+
+
+@planted("L3")
+def a_step_runs_again_after_its_outcome(accounts: Accounts) -> None:
+    accounts.parent.insert(7, ("step_started", "charge", 40, ev.StepStarted(2, "bb", attempt=3, because="crash")))
+
+
+@planted("L3")
+def the_ledger_is_asked_again_after_the_outcome(accounts: Accounts) -> None:
+    accounts.ledger.append(entry("request", "order", "charge", 900))
+
+
+@planted("L3")
+def attempts_are_counted_from_one_again(accounts: Accounts) -> None:
+    accounts.parent[5] = ("step_started", "charge", 31, ev.StepStarted(2, "bb", attempt=1))
+
+
+@planted("L3")
+def an_attempt_is_skipped(accounts: Accounts) -> None:
+    accounts.parent[5] = ("step_started", "charge", 31, ev.StepStarted(2, "bb", attempt=3, because="retry"))
+
+
+@planted("L3")
+def a_parent_is_told_another_end_than_its_child_had(accounts: Accounts) -> None:
+    accounts.parent[11] = ("child_ended", "", 70, ev.ChildEnded(4, "order.4", "failed", 2, raw('["p"]')))
+
+
+@planted("L3")
+def a_result_is_given_away_before_the_end_is_durable(accounts: Accounts) -> None:
+    cut(accounts, 13)
+    accounts.journal = [line for line in accounts.journal if line["verb"] != "append"]
+
+
+@planted("L4")
+def a_timer_fires_early(accounts: Accounts) -> None:
+    accounts.parent[8] = ("timer_fired", "", 60, ev.TimerFired(3))
+
+
+@planted("L4")
+def a_timer_fires_twice(accounts: Accounts) -> None:
+    accounts.parent.insert(9, ("timer_fired", "", 62, ev.TimerFired(3)))
+
+
+@planted("L4")
+def a_back_off_is_cut_short_by_a_crash(accounts: Accounts) -> None:
+    accounts.parent[5] = ("step_started", "charge", 25, ev.StepStarted(2, "bb", attempt=2, because="crash"))
+
+
+@planted("L4")
+def a_timer_never_fires(accounts: Accounts) -> None:
+    accounts.more.append(history("asleep", accounts.child[:1], wake_at=START))
+    accounts.now = START + 60_000_000
+
+
+@planted("L5")
+def an_event_that_was_durable_has_changed(accounts: Accounts) -> None:
+    accounts.parent[2] = ("step_completed", "look", 9, ev.StepCompleted(1, raw('["other"]')))
+
+
+@planted("L5")
+def the_tail_of_a_history_is_gone(accounts: Accounts) -> None:
+    accounts.earlier.append(history("order", [*accounts.parent, accounts.parent[-1]]))
+
+
+@planted("L5")
+def a_whole_run_is_gone(accounts: Accounts) -> None:
+    accounts.earlier.append(history("gone", accounts.child))
+
+
+@planted("L5")
+def the_row_names_another_head(accounts: Accounts) -> None:
+    accounts.row["head_seq"] = 13
+
+
+@planted("L5")
+def time_goes_backwards(accounts: Accounts) -> None:
+    accounts.parent[12] = ("signal_awaited", "", 50, ev.SignalAwaited(5, "word", "str"))
+
+
+@planted("D1")
+def a_run_has_two_ends(accounts: Accounts) -> None:
+    accounts.parent.append(("run_completed", "", 73, ev.RunCompleted(raw('["again"]'))))
+
+
+@planted("D1")
+def two_callers_get_different_results(accounts: Accounts) -> None:
+    accounts.journal[-1]["value"] = "other"
+
+
+@planted("D1")
+def the_row_does_not_know_the_end(accounts: Accounts) -> None:
+    accounts.row["status"] = "running"
+
+
+@planted("D2")
+def a_step_has_two_outcomes(accounts: Accounts) -> None:
+    accounts.parent.insert(7, ("step_completed", "charge", 40, ev.StepCompleted(2, raw('["y"]'), attempt=2)))
+
+
+@planted("D2")
+def a_child_ends_twice(accounts: Accounts) -> None:
+    accounts.parent.insert(12, ("child_ended", "", 70, ev.ChildEnded(4, "order.4", "completed", 0, raw('["p"]'))))
+
+
+@planted("D3")
+def an_effect_is_applied_twice(accounts: Accounts) -> None:
+    accounts.ledger.append(entry("applied", "order", "charge", 34))
+
+
+@planted("D3")
+def a_completed_step_was_never_applied(accounts: Accounts) -> None:
+    del accounts.ledger[2]
+
+
+@planted("D3")
+def a_completed_read_was_never_made(accounts: Accounts) -> None:
+    accounts.ledger[0] = entry("request", "order", "look#2", 5)
+
+
+@planted("D3")
+def an_effect_has_begun_before_its_intent_was_durable(accounts: Accounts) -> None:
+    cut(accounts, 3)
+    accounts.journal.clear()
+    accounts.signals.clear()
+    accounts.settled, accounts.drop_child = False, True
+
+
+@planted("D4")
+def a_signal_is_consumed_twice(accounts: Accounts) -> None:
+    accounts.parent.insert(11, ("signal_received", "", 64, ev.SignalReceived(1, "word", raw('["z"]'))))
+
+
+@planted("D4")
+def a_signal_sent_twice_with_one_id_is_delivered_twice(accounts: Accounts) -> None:
+    accounts.signals.append(Delivery(3, "order", "signal", "word", "w1", b"", START, "consumed"))
+    accounts.parent.insert(11, ("signal_received", "", 64, ev.SignalReceived(3, "word", raw('["z"]'), id="w1")))
+
+
+@planted("D4")
+def a_signal_is_taken_and_stays_pending(accounts: Accounts) -> None:
+    accounts.signals[0].state = "pending"
+
+
+@planted("D5")
+def a_fenced_process_writes(accounts: Accounts) -> None:
+    accounts.journal[5]["epoch"] = 1
+    accounts.journal[3]["epoch"] = 2
+
+
+@planted("D5")
+def an_epoch_has_two_owners(accounts: Accounts) -> None:
+    accounts.journal[4]["epoch"] = 1
+
+
+@planted("D5")
+def two_processes_write_in_one_epoch(accounts: Accounts) -> None:
+    accounts.journal[5] |= {"epoch": 1, "pid": 2}
+
+
+@planted("D5")
+def one_event_is_written_twice(accounts: Accounts) -> None:
+    accounts.journal[5]["first"] = 8
+
+
+@planted("D5")
+def an_epoch_goes_down(accounts: Accounts) -> None:
+    accounts.earlier[0].row.epoch = 3
+
+
+@planted("D6")
+def one_id_has_two_runs(accounts: Accounts) -> None:
+    accounts.more.append(history("order.4", accounts.child, epoch=1))
+
+
+@planted("D6")
+def a_history_begins_twice(accounts: Accounts) -> None:
+    accounts.parent.insert(8, (*accounts.parent[0][:2], 41, *accounts.parent[0][3:]))
+
+
+@planted("D7")
+def the_key_changes_with_the_attempt(accounts: Accounts) -> None:
+    accounts.ledger[3] = {**accounts.ledger[3], "key": accounts.ledger[0]["key"]}
+
+
+@planted("D7")
+def the_arguments_change_with_the_attempt(accounts: Accounts) -> None:
+    accounts.ledger[3] = {**accounts.ledger[3], "digest": "8"}
+
+
+@planted("D7")
+def the_recorded_arguments_change_with_the_attempt(accounts: Accounts) -> None:
+    accounts.parent[5] = ("step_started", "charge", 31, ev.StepStarted(2, "ee", attempt=2, because="retry"))
+
+
+@planted("R1")
+def an_outcome_stands_before_its_command(accounts: Accounts) -> None:
+    accounts.parent[1], accounts.parent[2] = accounts.parent[2], accounts.parent[1]
+
+
+@planted("R1")
+def a_command_is_missing(accounts: Accounts) -> None:
+    accounts.parent[12] = ("signal_awaited", "", 71, ev.SignalAwaited(6, "word", "str"))
+
+
+def test_accounts_that_agree_break_no_rule() -> None:
+    assert Accounts().check() == []
+
+
+@pytest.mark.parametrize(("rule", "plant"), BUGS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_planted_bug_is_caught_by_its_rule(rule: str, plant: Callable[[Accounts], None]) -> None:
+    accounts = Accounts()
+    plant(accounts)
+    assert rule in {violation.rule for violation in accounts.check()}
+
+
+def test_every_rule_has_a_planted_bug() -> None:
+    assert {rule for rule, _ in BUGS} == set(RULES)
+    assert len(BUGS) >= 25
+
+
+@pytest.mark.parametrize("change", ["body", "digest", "seq"])
+def test_a_damaged_event_is_found(change: str) -> None:
+    sound = Accounts().histories()[0]
+    values = {"body": b"{}", "digest": b"\0" * 16, "seq": 99}
+    events = list(sound.events)
+    events[4] = events[4]._replace(**{change: values[change]})
+    found = check([RunHistory(sound.row, 1, events, sound.signals), *Accounts().histories()[1:]])
+    assert ("L5", 99 if change == "seq" else 5) in {(violation.rule, violation.seq) for violation in found}
+
+
+def test_a_violation_names_its_rule_run_and_event() -> None:
+    accounts = Accounts()
+    a_timer_fires_early(accounts)
+    assert [str(one) for one in accounts.check()] == ["L4 order event 9: timer_fired fires 1000 microseconds early"]
+
+
+def test_a_stopped_process_that_wakes_may_ask_late() -> None:
+    accounts = Accounts()
+    the_ledger_is_asked_again_after_the_outcome(accounts)
+    assert check(accounts.histories(), ledger=accounts.ledger, faults=["zombie"]) == []
+
+
+def test_a_retried_run_ends_a_second_time_and_gives_its_calls_numbers_again() -> None:
+    def failing(call: int) -> list[Line]:
+        return [
+            ("step_started", "charge", 10, ev.StepStarted(call, "bb")),
+            ("step_failed", "charge", 20, ev.StepFailed(call)),
+        ]
+
+    lines = [
+        Accounts().parent[0],
+        *failing(1),
+        ("timer_started", "", 21, ev.TimerStarted(2, 0, START)),
+        ("run_failed", "", 22, ev.RunFailed(call=1)),
+        ("run_retried", "", 30, ev.RunRetried(3, "0c" * 16, 1)),
+        ("step_started", "charge", 31, ev.StepStarted(1, "bb", attempt=2, because="person")),
+        ("step_completed", "charge", 32, ev.StepCompleted(1, attempt=2)),
+        ("timer_started", "", 33, ev.TimerStarted(2, 0, START)),
+        ("run_completed", "", 34, ev.RunCompleted()),
+    ]
+    assert check([history("order", lines)]) == []
+    assert {violation.rule for violation in check([history("order", [*lines, lines[-1]])])} == {"D1"}
+
+
+def test_the_time_it_takes_grows_no_faster_than_the_history() -> None:
+    def seconds(steps: int) -> float:
+        lines = [Accounts().parent[0]]
+        for call in range(1, steps + 1):
+            lines.append(("step_started", f"look#{call}", call, ev.StepStarted(call, "aa", "read")))
+            lines.append(("step_completed", f"look#{call}", call, ev.StepCompleted(call)))
+        long = history("order", lines)
+        began = time.perf_counter()
+        assert check([long], earlier=[long]) == []
+        return time.perf_counter() - began
+
+    assert min(seconds(8000) for _ in range(3)) < 30 * min(seconds(800) for _ in range(3))
