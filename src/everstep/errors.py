@@ -6,7 +6,10 @@
     │   ├── NotEncodable        a value that could not be stored and restored
     │   ├── UnknownWorkflow     a run's workflow is not declared in this process
     │   ├── UnknownRun          there is no run with this id
-    │   └── IdConflict          the id belongs to a run with another workflow or other arguments
+    │   ├── IdConflict          the id belongs to a run with another workflow or other arguments
+    │   └── HoldConflict        a hold is ambiguous, unknown or already resolved
+    ├── NotDecodable            stored bytes are not of the type that the code expects now
+    ├── RunActive               the run has not ended, so it cannot be restarted or retried
     ├── RunEnded                the run has ended, so it cannot be signalled, cancelled, …
     ├── RunFailed               the run failed with an error that is not restorable here
     ├── RunCancelled            the run was cancelled
@@ -16,7 +19,6 @@
     ├── StepTimedOut            an attempt took longer than its timeout
     ├── NotDone                 raise it in a step: the effect certainly did not happen; another attempt is fine
     ├── Fatal                   raise it in a step: another attempt is useless
-    ├── HoldConflict            a hold is ambiguous, unknown or already resolved
     └── StoreError              the database
         ├── StoreFull           no room on the disk: work pauses and goes on when there is room
         ├── StoreReadOnly       the file or its folder cannot be written

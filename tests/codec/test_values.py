@@ -338,7 +338,7 @@ def test_what_would_not_come_back_is_refused_with_a_remedy(value: Any, words: st
 
 def test_the_path_names_fields_members_and_keys() -> None:
     book = Book("t", [Author("a"), Author("b", born=object())])  # type: ignore[arg-type]
-    with pytest.raises(NotEncodable, match=r"^value\.authors\[1\]\.born is a object") as caught:
+    with pytest.raises(NotEncodable, match=r"^value\.authors\[1\]\.born is of the type object") as caught:
         codec.encode(book, types_of(Book))
     assert caught.value.path == "value.authors[1].born"
     with pytest.raises(NotEncodable, match=r"value\[1\]\['k'\] is"):

@@ -12,7 +12,7 @@ from everstep.testing.ledger import Ledger
 from everstep.testing.rules_history import HistoryJudge
 from tests.crash.conftest import READ_SECONDS
 from tests.crash.trial import KILLED, Expected, Trial, all_of, told
-from tests.crash.workload import READS
+from tests.crash.workload import LANES, READS
 
 KILLS = 20
 SLACK_SECONDS = 0.25
@@ -73,3 +73,21 @@ def test_only_reads_that_were_under_way_are_made_again(
     problems = all_of(one, instants, in_parallel=5)
     assert not problems, told(problems)
     assert sum(repeated) > 0, "no kill hit a read under way, so nothing was tested"
+
+
+@pytest.mark.timeout(120)
+def test_a_key_never_stands_for_two_different_reads(place: Path, ledger: Ledger) -> None:
+    """A crash may lose outcomes of quick reads. Their order may then be another one, and so what follows from it."""
+    expected = Expected.of(Trial.new(place, ledger, "lanes"))
+
+    def one(number: int) -> list[str]:
+        trial = Trial.new(place, ledger, "lanes")
+        status = trial.run(at=f"body.before:{number}")
+        trial.faults.append(f"killed at body.before:{number}")
+        assert status == KILLED, trial.output()
+        trial.take_snapshot()
+        trial.run_to_the_end()
+        return trial.finish(expected)
+
+    problems = all_of(one, [number for number in range(LANES + 1, READS) for _ in range(2)])
+    assert not problems, told(problems)

@@ -26,7 +26,7 @@ from tests.crash.figures import FIGURES
 T = TypeVar("T")
 
 WORKLOAD = Path(__file__).with_name("workload.py")
-READS = ("look_up", "slow_look")
+READS = ("look_up", "slow_look", "quick_look")
 KILLED = -signal.SIGKILL
 SECONDS_MAX = 20
 IN_PARALLEL = 2

@@ -2,6 +2,7 @@
 
     python workload.py reference FOLDER LEDGER      one run with a bit of everything
     python workload.py reads FOLDER LEDGER          twenty slow reads
+    python workload.py lanes FOLDER LEDGER          twenty quick reads whose order is chance
     python workload.py fleet FOLDER LEDGER COUNT    many runs; any number of these processes share them
 
 Started again it goes on. It leaves its results in its journal and exits with 0 when it has all of them.
@@ -99,6 +100,22 @@ async def reference_reads() -> list[str]:
     return sorted(value for values in lanes for value in values)
 
 
+@step(effect="read")
+async def quick_look(number: int) -> str:
+    return await asyncio.to_thread(ask, LEDGER, "quick_look", everstep.key(), number)
+
+
+@workflow
+async def reference_lanes() -> list[str]:
+    """Which lane comes first is chance, and so is the order in which the reads are made."""
+
+    async def lane(first: int) -> list[str]:
+        return [await quick_look(number) for number in range(first, READS, LANES)]
+
+    lanes = await asyncio.gather(*(lane(first) for first in range(LANES)))
+    return sorted(value for values in lanes for value in values)
+
+
 @workflow
 async def reference_fleet(number: int) -> list[str]:
     first = await look_up(number)
@@ -121,6 +138,11 @@ async def reference(app: everstep.App, journal: ClientJournal) -> None:
 async def reads(app: everstep.App, journal: ClientJournal) -> None:
     await journalled(journal, "start", "reads-1", app.start(reference_reads, id="reads-1"))
     await note_result(app, journal, "reads-1")
+
+
+async def lanes(app: everstep.App, journal: ClientJournal) -> None:
+    await journalled(journal, "start", "lanes-1", app.start(reference_lanes, id="lanes-1"))
+    await note_result(app, journal, "lanes-1")
 
 
 async def fleet(app: everstep.App, journal: ClientJournal) -> None:
@@ -158,7 +180,7 @@ async def main(kind: str, folder: str) -> None:
     journal = ClientJournal(os.path.join(folder, "journal.jsonl"))
     async with everstep.open(os.path.join(folder, "store.db"), recover=recover, lease=lease) as app:
         watch_commits(app.store, journal)
-        work = {"reference": reference, "reads": reads, "fleet": fleet}[kind]
+        work = {"reference": reference, "reads": reads, "lanes": lanes, "fleet": fleet}[kind]
         await work(app, journal)
 
 

@@ -106,7 +106,7 @@ async def outcome(run: Run[Any]) -> tuple[Any, BaseException | None]:
         return await run.result(timeout=20), None
     except everstep.errors.RunHeld:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is the outcome
         return None, error
 
 
@@ -185,7 +185,6 @@ async def prove_async(
         return first
     for count in range(1, len(first.events)):
         at = first.events[count - 1].at
-        received = {body.id for body in first.bodies("signal_received")[:0]}
         kept = [e for e in first.events[:count] if e.kind == "signal_received"]
         received = {decode_body(e.kind, e.body).id for e in kept}
         missing = [pair for number, pair in enumerate(signals) if f"signal-{number}" not in received]

@@ -43,16 +43,17 @@ async def turns(name: str, count: int) -> str:
 @workflow
 async def races(lives: int) -> list[str]:
     told: list[str] = []
-    tasks = {asyncio.create_task(turns(name, count)) for name, count in zip("abcdefgh", (5, 3, 8, 1, 9, 2, 7, 4))}
+    tasks = {
+        asyncio.create_task(turns(name, count))
+        for name, count in zip("abcdefgh", (5, 3, 8, 1, 9, 2, 7, 4), strict=True)
+    }
     while tasks:
         done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            told.append(await turns(f"after {task.result()}", 0))
+        told += [await turns(f"after {task.result()}", 0) for task in done]
     async with asyncio.TaskGroup() as group:
         for name in "uvwxyz":
             group.create_task(turns(name, len(told) % 3))
-    for one in asyncio.as_completed([turns(str(number), number % 4) for number in range(8)]):
-        told.append(await one)
+    told += [await one for one in asyncio.as_completed([turns(str(number), number % 4) for number in range(8)])]
     for number in range(lives):
         told.append(await everstep.receive(f"life-{number}", str))
         everstep.publish("told", list(told))

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
@@ -550,7 +551,7 @@ def test_the_run_s_clock_stands_still_while_code_runs_and_never_goes_back() -> N
             times.append(everstep.now())
             assert everstep.now() == times[-1]
             await asyncio.sleep(1)
-        return [later > earlier for earlier, later in zip(times, times[1:], strict=False)]
+        return [later > earlier for earlier, later in itertools.pairwise(times)]
 
     assert prove(flow) == [True, True]
 

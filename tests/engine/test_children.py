@@ -180,7 +180,9 @@ async def test_two_parents_may_follow_one_running_child(machine: Machine) -> Non
 async def test_an_explicit_id_of_another_run_is_a_conflict_in_the_parent(machine: Machine, other: str) -> None:
     @workflow
     async def parent() -> str:
-        child = await (everstep.start(doubling, 9, id="taken") if other == "arguments" else everstep.start(patient, id="taken"))
+        child = await (
+            everstep.start(doubling, 9, id="taken") if other == "arguments" else everstep.start(patient, id="taken")
+        )
         try:
             await child.result()
         except IdConflict:

@@ -344,7 +344,7 @@ def test_code_that_waits_leaves_no_stack_behind_when_its_run_leaves_memory() -> 
     def flow() -> None:
         try:
             blocking.sleep(1000)
-        except Exception:
+        except Exception:  # noqa: BLE001
             told.append("caught")
         finally:
             told.append("finally")

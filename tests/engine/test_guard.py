@@ -35,7 +35,7 @@ HERE = Path(__file__)
 
 
 def opens_a_file() -> None:
-    open(HERE).close()  # noqa: SIM115
+    open(HERE).close()
 
 
 def reads_a_path() -> None:
@@ -71,7 +71,7 @@ def cuts_a_file() -> None:
 
 
 def makes_a_temporary_file() -> None:
-    tempfile.TemporaryFile()
+    tempfile.TemporaryFile()  # noqa: SIM115
 
 
 def changes_the_environment() -> None:

@@ -193,6 +193,56 @@ def test_two_apps_in_one_process_share_a_store_and_leave_each_other_s_runs_alone
     asyncio.run(main())
 
 
+def test_waiting_for_a_run_that_somebody_else_drives_does_not_spin(tmp_path: Path) -> None:
+    @workflow
+    async def flow() -> str:
+        return await everstep.receive("word", str)
+
+    async def main() -> None:
+        async with everstep.open(url(tmp_path)) as one, everstep.open(url(tmp_path)) as other:
+            await one.start(flow, id="x")
+            await settle(one)
+            waiter = asyncio.create_task(other.get("x").result())
+            turns, turn = 0, other.pump._turn
+
+            async def counted() -> None:
+                nonlocal turns
+                turns += 1
+                await turn()
+
+            other.pump._turn = counted  # type: ignore[method-assign]
+            for _ in range(500):
+                await asyncio.sleep(0)
+            assert turns < 10
+            await one.signal("x", "word", "there")
+            assert await asyncio.wait_for(waiter, 10) == "there"
+
+    asyncio.run(main())
+
+
+def test_an_app_that_all_tasks_of_the_loop_were_cancelled_under_gives_its_runs_back(tmp_path: Path) -> None:
+    """What `asyncio.run` does when something like `SystemExit` comes out of a callback."""
+
+    @workflow
+    async def flow() -> str:
+        return await everstep.receive("word", str)
+
+    async def main() -> None:
+        async with everstep.open(url(tmp_path)) as app:
+            await app.start(flow, id="x")
+            await settle(app)
+            asyncio.get_running_loop().call_soon(sys.exit, 3)
+            await asyncio.Event().wait()
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    store = open_store(url(tmp_path))
+    row = store.run("x")
+    store.close()
+    assert row is not None
+    assert row.owner is None
+
+
 def test_two_apps_with_stores_of_their_own_know_nothing_of_each_other() -> None:
     async def main() -> None:
         async with everstep.open("memory:") as one, everstep.open("memory:") as other:
@@ -346,7 +396,16 @@ def python(code: str, **environment: str) -> str:
 
 def test_import_everstep_is_light() -> None:
     loaded = python("import sys, everstep; print(' '.join(sorted(sys.modules)))").split()
-    for heavy in ("click", "rich", "apsw", "pydantic", "sqlite3", "http", "multiprocessing", "concurrent.futures.process"):
+    for heavy in (
+        "click",
+        "rich",
+        "apsw",
+        "pydantic",
+        "sqlite3",
+        "http",
+        "multiprocessing",
+        "concurrent.futures.process",
+    ):
         assert heavy not in loaded, heavy
 
 

@@ -327,8 +327,14 @@ async def test_a_unit_that_cannot_be_stored_holds_its_run_and_no_other(machine: 
         def commit(self, operations: Any, *, patient: bool = True) -> Any:
             from everstep.stores.protocol import Failed
 
-            bad = [isinstance(one, Append) and b'"a"' in b"".join(event.body for event in one.events if event.kind == "step_completed") for one in operations]
-            good = iter(real.commit([one for one, is_bad in zip(operations, bad, strict=True) if not is_bad], patient=patient))
+            bad = [
+                isinstance(one, Append)
+                and b'"a"' in b"".join(event.body for event in one.events if event.kind == "step_completed")
+                for one in operations
+            ]
+            good = iter(
+                real.commit([one for one, is_bad in zip(operations, bad, strict=True) if not is_bad], patient=patient)
+            )
             return [Failed(ValueError("too big")) if is_bad else next(good) for is_bad in bad]
 
     app = await machine.boot(store=Picky())  # type: ignore[arg-type]

@@ -398,7 +398,7 @@ async def keys_flow() -> list[str]:
 def test_a_key_is_the_same_in_every_attempt_and_another_in_every_step_and_run() -> None:
     KEYS.clear()
     one = once_live(keys_flow).value
-    assert KEYS == [one[0], one[0], one[1]]
+    assert [one[0], one[0], one[1]] == KEYS
     other = once_live(keys_flow).value
     assert len({*one, *other}) == 4
     assert all(len(key) >= 32 for key in one)
@@ -491,7 +491,7 @@ def test_a_plain_fallback_does_not_block_the_application_s_loop() -> None:
 
     FALLEN.clear()
     assert once_live(flow).value == "plain x"
-    assert FALLEN != [threading.main_thread().name]
+    assert [threading.main_thread().name] != FALLEN
 
 
 def test_a_fallback_s_own_error_is_the_step_s_failure() -> None:
@@ -846,7 +846,7 @@ def test_exceptions_come_back_as_themselves_live_and_replayed() -> None:
         for kind in ("builtin", "key", "registered", "unknown", "cause", "unicode", "group"):
             try:
                 await raises(kind)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 told.append(described(error))
                 told += [getattr(error, name) for name in ("filename", "code", "reason") if hasattr(error, name)]
         return told

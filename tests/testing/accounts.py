@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from everstep.model import events as ev
-from everstep.model.digests import chain_next, chain_start, derived_key
+from everstep.model.digests import chain_next, chain_start, step_key
 from everstep.model.events import EventRow
 from everstep.stores.protocol import Delivery, RunRow
 from everstep.testing.checker import RunHistory, Violation, check
@@ -14,6 +14,7 @@ from everstep.testing.checker import RunHistory, Violation, check
 SECOND = 1_000_000
 START = 1_800_000_000 * SECOND
 ENTROPY = {"order": "0a" * 16, "order.4": "0b" * 16}
+ARGUMENTS = {"look": "aa", "charge": "bb", "pack": "dd"}
 STATUS_OF_END = {"run_completed": "completed", "run_failed": "failed", "run_cancelled": "cancelled"}
 
 Line = tuple[str, str, int, ev.Body]
@@ -37,7 +38,7 @@ def history(run: str, lines: list[Line], signals: list[Delivery] | None = None, 
 
 
 def entry(kind: str, run: str, step: str, milliseconds: int, arguments: str = "7") -> dict[str, Any]:
-    key = derived_key(ENTROPY[run], step)
+    key = step_key(ENTROPY[run], step, ARGUMENTS[step.partition("#")[0]])
     at = START + milliseconds * 1000
     effect = step.partition("#")[0]
     return {"kind": kind, "effect": effect, "key": key, "arguments": arguments, "digest": arguments, "at": at}

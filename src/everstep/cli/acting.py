@@ -40,13 +40,13 @@ def _act(
 @click.option("--signal-id", metavar="TEXT", help="Sending again with the same one delivers the signal once.")
 @store_options
 def signal_command(run: str, name: str, value: str, signal_id: str | None, url: str | None, in_json: bool) -> None:
-    r"""Send a signal to a run.
+    """Send a signal to a run.
 
     \b
         everstep signal report-17 approved true
 
     It is kept until the run asks for it, also while no process drives the run.
-    """
+    """  # noqa: D301  # click wants the character itself
     decoded = decoded_json(value, "The value")
     said = {"signal": name, "signal_id": signal_id or ""}
     text = f"the signal {name} is in its inbox"

@@ -48,7 +48,7 @@ def run_command(
     url: str | None,
     in_json: bool,
 ) -> int:
-    r"""Start a run, or go on with one, and show its progress.
+    """Start a run, or go on with one, and show its progress.
 
     FILE is a Python file or a module; WORKFLOW can be left out if it declares only one. Each argument is JSON:
 
@@ -56,7 +56,7 @@ def run_command(
         everstep run app.py:report '"tides"' '"ann@example.org"' --id report-17
 
     Kill it at any time and say the same again: it goes on from where it was.
-    """
+    """  # noqa: D301  # click wants the character itself
     workflow = load_workflow(target)
     values = decoded_arguments(workflow, arguments)
     if run is not None:

@@ -267,7 +267,7 @@ def _refusal(cls: type) -> Refused:
             f"Use a plain {base.__name__}, or everstep.register({name}, encode=…, decode=…).",
         )
     return Refused(
-        f"is a {name}",
+        f"is of the type {name}",
         f"Use something simpler, everstep.register({name}, encode=…, decode=…), or, for a parameter that need not be "
         f"stored, annotate it everstep.Live[{name}].",
     )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.effects.surroundings import require
 from everstep.errors import Misuse
-from everstep.model.digests import derived_key
+from everstep.model.digests import step_key
 
 if TYPE_CHECKING:
     from everstep.effects.step import Step
@@ -15,12 +15,15 @@ class StepBody:
     """The surroundings of a step's body: one attempt."""
 
     place = "step"
-    __slots__ = ("attempt", "details", "entropy", "key_used", "run", "step", "workflow")
+    __slots__ = ("arguments", "attempt", "details", "entropy", "key_used", "run", "step", "workflow")
 
-    def __init__(self, run: str, workflow: str, step: str, entropy: str, attempt: int, details: Any) -> None:
+    def __init__(
+        self, run: str, workflow: str, step: str, arguments: str, entropy: str, attempt: int, details: Any
+    ) -> None:
         self.run = run
         self.workflow = workflow
         self.step = step
+        self.arguments = arguments
         self.entropy = entropy
         self.attempt = attempt
         self.details = details
@@ -47,7 +50,7 @@ def key() -> str:
     """Return the idempotency key of the step whose body this is: the same in every attempt, and in no other step."""
     body: StepBody = require("everstep.key()", StepBody)
     body.key_used = True
-    return derived_key(body.entropy, body.step)
+    return step_key(body.entropy, body.step, body.arguments)
 
 
 def heartbeat(details: Any = None) -> None:

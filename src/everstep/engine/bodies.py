@@ -33,7 +33,7 @@ class Attempt(StepBody):
     def __init__(
         self, bodies: "Bodies", run: str, workflow: str, call: StepCall, attempt: int, details: Any, fallback: bool
     ) -> None:
-        super().__init__(run, workflow, call.step, call.entropy, attempt, details)
+        super().__init__(run, workflow, call.step, call.arguments.digest, call.entropy, attempt, details)
         self._bodies = bodies
         self.call = call
         self.fallback = fallback

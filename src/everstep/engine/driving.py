@@ -348,6 +348,7 @@ class Driving:
         if timeout is not None:
             async with asyncio.timeout(timeout):
                 return await self.wait_for_end(run)
+        nudged = False
         while True:
             self.refuse_when_failed()
             if run not in self.drivers:
@@ -358,7 +359,9 @@ class Driving:
                 if row.status in ENDED or row.status == "held":
                     return row.status, row.outcome
                 self.pump.start()
-                self.pump.nudge()
+                if not nudged:  # once: after a nudge whoever waits looks again, and so would nudge for ever
+                    nudged = True
+                    self.pump.nudge()
             ended = await self._watch(run)
             if ended is not None:
                 return ended

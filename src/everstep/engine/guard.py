@@ -96,9 +96,10 @@ def _audited(event: str, original: Any) -> Any:
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if Guard.threads and event in _REMEDIES and threading.get_ident() in Guard.threads:
-        if not (event == "open" and "/zoneinfo/" in str(args[0])):  # `ZoneInfo` reads its tables from C
-            _refuse(event)
+    if not Guard.threads or event not in _REMEDIES or threading.get_ident() not in Guard.threads:
+        return
+    if not (event == "open" and "/zoneinfo/" in str(args[0])):  # `ZoneInfo` reads its tables from C
+        _refuse(event)
 
 
 def _refuse(event: str) -> None:

@@ -121,12 +121,13 @@ def run(  # type: ignore[misc]  # mypy does not see that *args: Any takes any *T
             "everstep.run() blocks, and an event loop is running here: use `async with everstep.open() as app`."
         )
 
-    async def main() -> Any:
+    async def main(sigterm: Sigterm) -> Any:
+        sigterm.task = asyncio.current_task()
         async with open(url) as app:
             return await app.run(workflow, *args, id=id, on_existing=on_existing)
 
-    with ending_on_sigterm():
-        return asyncio.run(main())
+    with ending_on_sigterm() as sigterm:
+        return asyncio.run(main(sigterm))
 
 
 def _refuse_while_importing(frame: Any) -> None:
@@ -138,19 +139,32 @@ def _refuse_while_importing(frame: Any) -> None:
         )
 
 
+class Sigterm:
+    """What SIGTERM does: it cancels the task, as Ctrl-C does; a second one does not wait for that."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[Any] | None = None
+        self.has_come = False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if self.task is None or self.has_come:
+            raise SystemExit(128 + number)
+        self.has_come = True
+        self.task.get_loop().call_soon_threadsafe(self.task.cancel)
+
+
 @contextmanager
-def ending_on_sigterm() -> Generator[None]:
+def ending_on_sigterm() -> Generator[Sigterm]:
     """Let SIGTERM end a blocking run as Ctrl-C does: runs are given back, then the process ends."""
+    sigterm = Sigterm()
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
+        yield sigterm
         return
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, sigterm)
     try:
-        yield
+        yield sigterm
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if sigterm.has_come:
+            raise SystemExit(128 + signal.SIGTERM) from None

@@ -62,7 +62,7 @@ class Pump:
         self._stopping = True
         self._nudged.set()
         if self._task is not None:
-            await self._task
+            await asyncio.wait([self._task])  # it may have been cancelled, when all tasks of the loop were
 
     async def _work(self) -> None:
         while not self._stopping:
@@ -108,7 +108,7 @@ class Pump:
     async def _renew(self, at: int) -> None:
         """Prolong the lease, on a thread: another process may be writing for a while."""
         app = self.app
-        lapsed = at >= self._next_renewal + microseconds(app.lease * 2 / 3)
+        lapsed = 0 < self._next_renewal <= at - microseconds(app.lease * 2 / 3)
         self._next_renewal = at + microseconds(app.lease / 3)
         if not await asyncio.to_thread(app.store.renew, app.worker, at + microseconds(app.lease)):
             log.warning("This worker was given up for dead; it lets go of its runs.")
@@ -123,7 +123,7 @@ class Pump:
         """While the lease had lapsed, another worker may have taken over runs that only wait here."""
         for driver in list(self.app.drivers.values()):
             row = self.app.store.run(driver.run)
-            if row is None or row.epoch != driver.row.epoch:
+            if row is not None and row.epoch != driver.row.epoch:  # one that is not there yet is about to be
                 self.app.let_go(driver)
         self.nudge()
 

@@ -172,9 +172,9 @@ def _record_cancelled(run: str, journal: Journal, history: Sequence[Recorded]) -
     ended = {event.body.call for event in history if event.kind == "child_ended"}
     request = ev.encode_body(ev.CancelRequested(reason=f"its parent {run} was cancelled", by=run))
     for event in history:
-        if event.kind == "child_started" and event.body.call not in ended:
-            if outlives_not(event.body.on_parent_end, is_cancelled=True):
-                journal.posts.append(Post(event.body.run, "cancel", value=request, at=journal.at))
+        is_open = event.kind == "child_started" and event.body.call not in ended
+        if is_open and outlives_not(event.body.on_parent_end, is_cancelled=True):
+            journal.posts.append(Post(event.body.run, "cancel", value=request, at=journal.at))
     journal.record("run_cancelled", "", ev.RunCancelled(forced=True), journal.at)
 
 

@@ -29,6 +29,15 @@ def chain_next(previous: bytes, seq: int, kind: str, step: str, at: int, body: b
     return blake2b(previous + header + body, digest_size=DIGEST_BYTES).digest()
 
 
+def step_key(entropy: str, step: str, arguments: str) -> str:
+    """Return the idempotency key of a step: the same in each attempt, and in no other step of any run.
+
+    The arguments' digest is part of it: a crash may lose outcomes of quick reads, the code may then take another turn,
+    and the n-th call of a step be another one than before.
+    """
+    return derived_key(entropy, f"{step}\0{arguments}")
+
+
 def derived_key(entropy: str, name: str) -> str:
-    """Return the idempotency key of a step: the same in each attempt, and in no other step of any run."""
+    """Return something that only a run with this entropy has under this name."""
     return blake2b(f"{entropy}\0{name}".encode(), digest_size=DIGEST_BYTES, person=b"everstep/key").hexdigest()

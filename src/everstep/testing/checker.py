@@ -45,7 +45,7 @@ def check(
     faults: what was done to the system. `zombie`: a process was stopped and woken, so its bodies may ask late.
     settled: the runs have gone as far as they can. Otherwise their processes were killed a moment ago, and what was
         under way is in doubt.
-    reads: the effects whose contract is `read`, of which a request may be entered before any history knows it.
+    reads: the effects whose contract is `read`: requests for those may be entered that no history knows.
     now: the time of the export, by which overdue timers are found.
     """
     lines = list(journal)
@@ -55,7 +55,7 @@ def check(
     found += judge_prefixes(histories, earlier)
     found += judge_inboxes(judges)
     found += judge_children(judges)
-    found += judge_effects(judges, ledger, settled=settled, faults=faults, reads=reads)
+    found += judge_effects(judges, ledger, faults=faults, reads=reads)
     found += judge_clients(histories, lines, settled=settled)
     found += judge_epochs(histories, lines)
     if settled and now is not None:

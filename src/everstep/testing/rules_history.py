@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.model.digests import chain_next, chain_start, derived_key
+from everstep.model.digests import chain_next, chain_start, step_key
 from everstep.model.events import ENDS, EventRow, decode_body
 from everstep.model.status import ENDED, Status
 from everstep.testing.histories import RunHistory, Violation
@@ -120,7 +120,7 @@ class HistoryJudge:
     def _step_started(self, body: Any) -> None:
         event = self._event
         if body.attempt == 1:
-            key = derived_key(self._entropy, event.step)
+            key = step_key(self._entropy, event.step, body.arguments)
             new = Call(event.kind, event.seq, event.step, key, body.effect, body.arguments, 1)
             if body.call in self.calls and body.call <= self._last_call:
                 self._broken("L3", "begins a call again at its first attempt")

@@ -19,14 +19,13 @@ def judge_effects(
     judges: Sequence[HistoryJudge],
     entries: Iterable[Entry],
     *,
-    settled: bool,
     faults: Sequence[str],
     reads: Collection[str] = (),
 ) -> list[Violation]:
     """Compare what the ledger received and applied with what the histories say.
 
-    A step goes through the ledger if the ledger knows an effect of its name. With `settled` the runs have gone as far
-    as they can; otherwise their processes were just killed, and a `read` may have begun that no history knows.
+    A step goes through the ledger if the ledger knows an effect of its name. A `read` may have been made that no
+    history knows: a crash may lose it, and the code may then take another turn.
     """
     requests: dict[str, list[Entry]] = defaultdict(list)
     applied: dict[str, list[Entry]] = defaultdict(list)
@@ -46,7 +45,7 @@ def judge_effects(
     for key, (judge, call) in known.items():
         found += _one_step(judge.run, call, requests[key], applied[key], faults)
     for key, asked in requests.items():
-        if key not in known and (settled or asked[0]["effect"] not in reads):
+        if key not in known and asked[0]["effect"] not in reads:
             found.append(
                 Violation("D3", "", 0, f"{asked[0]['effect']} was requested, and no history knows its key {key}")
             )

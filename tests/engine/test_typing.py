@@ -1,0 +1,60 @@
+"""Signatures of steps and workflows are unchanged for type checkers, and starting a run is checked."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RIGHT, WRONG = HERE / "typed_right.py", HERE / "typed_wrong.py"
+
+
+def refused_lines() -> set[int]:
+    """Return the lines that a checker must refuse."""
+    return {number for number, line in enumerate(WRONG.read_text().splitlines(), 1) if line.endswith("# refused")}
+
+
+def lines_with_errors(output: str, path: Path) -> set[int]:
+    """Return the lines for which a checker reports an error."""
+    return {int(number) for number in re.findall(rf"{path.name}:(\d+)(?::\d+)?(?: -)?:? error", output)}
+
+
+def test_mypy_accepts_what_is_right_and_refuses_what_is_wrong(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "mypy", "--strict", "--config-file=", "--no-error-summary"),
+            f"--cache-dir={ROOT / '.mypy_cache' / 'tests'}",
+            *(str(RIGHT), str(WRONG)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=tmp_path,
+        env={"MYPYPATH": str(ROOT / "src"), "PATH": ""},
+    )
+    assert lines_with_errors(done.stdout, RIGHT) == set(), done.stdout
+    assert lines_with_errors(done.stdout, WRONG) == refused_lines(), done.stdout
+    assert len(refused_lines()) >= 18
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="pyright needs node")
+def test_pyright_accepts_what_is_right_and_refuses_what_is_wrong() -> None:
+    pytest.importorskip("pyright")
+    pyright = [sys.executable, "-m", "pyright"]
+    if subprocess.run([*pyright, "--version"], capture_output=True, timeout=100, check=False).returncode:
+        pytest.skip("pyright is not complete, and would have to be downloaded")
+    done = subprocess.run(
+        [*pyright, "--pythonpath", sys.executable, str(RIGHT), str(WRONG)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert lines_with_errors(done.stdout, RIGHT) == set(), done.stdout
+    assert lines_with_errors(done.stdout, WRONG) == refused_lines(), done.stdout

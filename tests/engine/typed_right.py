@@ -1,0 +1,85 @@
+"""What type checkers must accept, and the types they must see. Checked by `test_typing.py`, never run."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, assert_type
+
+import everstep
+from everstep import Live, Retry, Run, step, workflow
+
+
+class Client:
+    name = "client"
+
+
+class Account:
+    @step
+    async def pay(self, amount: int) -> str:
+        return str(amount)
+
+
+@step
+async def bare(number: int, *, scale: float = 1.0) -> str:
+    return str(number * scale)
+
+
+@step(effect="read", retry=Retry(attempts=3), timeout=5, fallback="none")
+def optioned(text: str) -> list[str]:
+    return [text]
+
+
+@step
+async def live(client: Live[Client], count: int) -> str:
+    assert_type(client, Client)
+    return client.name * count
+
+
+@workflow
+async def flow(topic: str, count: int) -> dict[str, int]:
+    assert_type(await bare(count), str)
+    assert_type(await bare(count, scale=2), str)
+    assert_type(await asyncio.to_thread(optioned, topic), list[str])
+    assert_type(await live(Client(), 2), str)
+    assert_type(await Account().pay(3), str)
+    assert_type(await everstep.receive("word", str), str)
+    assert_type(await everstep.receive("word", bool, timeout=5), bool)
+    assert_type(await step(bare, name="other")(1), str)
+    assert_type(await asyncio.gather(bare(1), bare(2)), tuple[str, str])
+    child = await other(1)
+    assert_type(child, bool)
+    return {topic: count}
+
+
+@workflow(timeout=60)
+async def other(number: int) -> bool:
+    return number > 0
+
+
+@workflow
+def plain(text: str) -> int:
+    assert_type(optioned(text), list[str])
+    assert_type(everstep.blocking.receive("word", str), str)
+    return len(text)
+
+
+signature: Callable[[str, int], Coroutine[Any, Any, dict[str, int]]] = flow
+plain_signature: Callable[[str], int] = plain
+
+
+async def driving() -> None:
+    async with everstep.open("memory:") as app:
+        assert_type(app, everstep.App)
+        run = await app.start(flow, "tides", 3, id="x")
+        assert_type(run, Run[dict[str, int]])
+        assert_type(await run.result(), dict[str, int])
+        assert_type(await run.result(timeout=5), dict[str, int])
+        assert_type(await app.run(plain, "text"), int)
+        assert_type(await (await app.start(plain, "text")).result(), int)
+
+
+def blocking() -> None:
+    assert_type(everstep.run(flow, "tides", 3), dict[str, int])
+    assert_type(everstep.run(plain, "text", id="y"), int)
+    with everstep.open() as app:
+        assert_type(app.start(flow, "tides", 3).result(), dict[str, int])
+        assert_type(app.run(plain, "text"), int)

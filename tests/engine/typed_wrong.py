@@ -1,0 +1,60 @@
+"""What type checkers must refuse: each line with `# refused`. Checked by `test_typing.py`, never run."""
+
+import everstep
+from everstep import Live, step, workflow
+
+
+class Client:
+    name = "client"
+
+
+@step
+async def bare(number: int) -> str:
+    return str(number)
+
+
+@step
+async def live(client: Live[Client]) -> str:
+    return client.nothing  # refused
+
+
+@step(effect="sometimes")  # refused
+async def unknown_contract() -> None: ...
+
+
+@workflow
+async def flow(topic: str, count: int) -> int:
+    await bare("one")  # refused
+    await bare(1, 2)  # refused
+    number: int = await bare(1)  # refused
+    await live("client")  # refused
+    return number
+
+
+@workflow
+def plain(text: str) -> int:
+    return len(text)
+
+
+@workflow(on_existing="perhaps")  # refused
+async def unknown_policy() -> None: ...
+
+
+async def driving() -> None:
+    async with everstep.open("memory:") as app:
+        await app.start(flow, "tides")  # refused
+        await app.start(flow, 3, "tides")  # refused
+        await app.start(flow, "tides", 3, "more")  # refused
+        await app.start(plain, 5)  # refused
+        await app.start(plain, "x", on_existing="perhaps")  # refused
+        run = await app.start(flow, "tides", 3)
+        text: str = await run.result()  # refused
+        await app.run(plain, text, text)  # refused
+
+
+def blocking() -> None:
+    everstep.run(flow, "tides")  # refused
+    text: str = everstep.run(plain, "x")  # refused
+    with everstep.open() as app:
+        app.start(flow, text)  # refused
+        text = app.run(plain, "x")  # refused
