@@ -50,9 +50,9 @@ def disturbances(findings: Findings) -> list[str]:
         rates = findings.rates.get(key, [])
         if rates and max(rates) > CALM_SPREAD * min(rates):
             found.append(
-                f"the machine was busy. Bare commits ({key.removeprefix('sqlite ').upper()}) varied from {min(rates):,.0f} "
-                f"to {max(rates):,.0f} per second, so neither the figures nor the verdicts can be relied on. Measure again "
-                "when nothing else runs."
+                f"the machine was busy. Bare commits ({key}) varied from {min(rates):,.0f} to {max(rates):,.0f} "
+                "per second, so neither the figures nor the verdicts can be relied on. "
+                "Measure again when nothing else runs."
             )
     return found
 

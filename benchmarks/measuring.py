@@ -42,7 +42,7 @@ def main(measurements: Mapping[str, Measurement]) -> None:
     print(json.dumps(measurements[name](folder)))
 
 
-def measure(script: str, name: str, folder: Path, *, seconds_max: float = 150.0) -> Figures:
+def measure(script: str, name: str, folder: Path, *, seconds_max: float = 60.0) -> Figures:
     """Make one measurement in a process of its own and return its figures."""
     command = [sys.executable, str(HERE / script), name, str(folder)]
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from everstep.testing.ledger import Ledger, Mode
+from tests.crash.nursery import Nursery
 from tests.crash.trial import Expected, Trial
 
 READ_SECONDS = 0.2
@@ -28,3 +29,10 @@ def ledger(place: Path) -> Iterator[Ledger]:
 @pytest.fixture(scope="session")
 def undisturbed(place: Path, ledger: Ledger) -> Expected:
     return Expected.of(Trial.new(place, ledger))
+
+
+@pytest.fixture(scope="session")
+def nursery(place: Path) -> Iterator[Nursery]:
+    nursery = Nursery(place)
+    yield nursery
+    nursery.close()

@@ -10,13 +10,11 @@ import pytest
 from everstep.model.crash_points import POINTS
 from everstep.testing.ledger import Ledger
 from tests.crash.figures import FIGURES
+from tests.crash.nursery import Nursery
 from tests.crash.trial import KILLED, Expected, Trial, all_of, told
 
 FIRST_KILL = "store.commit.written:8"
 """Where the first process of a recovery is killed: in the middle of the run, with steps under way."""
-
-
-PAIRS = 50
 
 
 def spread(passes: int, most: int) -> list[int]:
@@ -62,8 +60,7 @@ def split(at: str) -> tuple[str, int]:
     return name, int(occurrence)
 
 
-@pytest.mark.timeout(300)
-def test_a_run_survives_a_kill_at_every_crash_point(place: Path, ledger: Ledger, undisturbed: Expected) -> None:
+def kill_everywhere(place: Path, ledger: Ledger, undisturbed: Expected, most: int) -> None:
     def one(case: tuple[str, int]) -> list[str]:
         trial = Trial.new(place, ledger)
         if not kill_at(trial, *case) and case[1] == 1:
@@ -72,8 +69,21 @@ def test_a_run_survives_a_kill_at_every_crash_point(place: Path, ledger: Ledger,
         return trial.finish(undisturbed)
 
     FIGURES.points = POINTS
-    problems = all_of(one, cases(undisturbed.points, 5))
+    problems = all_of(one, cases(undisturbed.points, most))
     assert not problems, told(problems)
+
+
+@pytest.mark.timeout(300)
+def test_a_run_survives_a_kill_at_every_crash_point(place: Path, ledger: Ledger, undisturbed: Expected) -> None:
+    kill_everywhere(place, ledger, undisturbed, most=4)
+
+
+@pytest.mark.soak
+def test_a_run_survives_a_kill_at_every_pass_of_every_crash_point(
+    place: Path, ledger: Ledger, undisturbed: Expected
+) -> None:
+    for _ in range(10):
+        kill_everywhere(place, ledger, undisturbed, most=1000)
 
 
 @pytest.mark.timeout(300)
@@ -98,24 +108,37 @@ def test_every_crash_point_of_the_table_has_fired(undisturbed: Expected, recover
     assert not never, f"no workload passes {sorted(never)}"
 
 
-@pytest.mark.timeout(300)
-def test_a_run_survives_a_kill_and_another_one_during_its_recovery(
-    place: Path, ledger: Ledger, undisturbed: Expected, recovering: Counter[str]
+def kill_in_pairs(
+    place: Path, ledger: Ledger, nursery: Nursery, undisturbed: Expected, recovering: Counter[str], pairs: int
 ) -> None:
-    chance = random.Random(20)
+    chance = random.Random(pairs)
     first, second = list(cases(undisturbed.points, 12)), list(cases(recovering, 12))
-    nested: list[tuple[str, str]] = []
+    nested: list[list[str]] = []
 
     def one(_: int) -> list[str]:
-        if len(nested) >= PAIRS:
+        if len(nested) >= pairs:
             return []
-        trial = Trial.new(place, ledger)
+        trial = Trial.new(place, ledger, nursery=nursery)
         fired = [kill_at(trial, *chance.choice(choices)) for choices in (first, second)]
         if all(fired):
-            nested.append((trial.faults[0], trial.faults[1]))
+            nested.append(trial.faults)
         trial.run_to_the_end()
         return trial.finish(undisturbed)
 
-    problems = all_of(one, range(2 * PAIRS))
+    problems = all_of(one, range(2 * pairs))
     assert not problems, told(problems)
-    assert len(nested) >= PAIRS, f"only {len(nested)} pairs of kills came about"
+    assert len(nested) >= pairs, f"only {len(nested)} pairs of kills came about"
+
+
+@pytest.mark.timeout(300)
+def test_a_run_survives_a_kill_and_another_one_during_its_recovery(
+    place: Path, ledger: Ledger, nursery: Nursery, undisturbed: Expected, recovering: Counter[str]
+) -> None:
+    kill_in_pairs(place, ledger, nursery, undisturbed, recovering, pairs=50)
+
+
+@pytest.mark.soak
+def test_a_run_survives_thousands_of_pairs_of_kills(
+    place: Path, ledger: Ledger, nursery: Nursery, undisturbed: Expected, recovering: Counter[str]
+) -> None:
+    kill_in_pairs(place, ledger, nursery, undisturbed, recovering, pairs=5000)

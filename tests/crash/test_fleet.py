@@ -47,8 +47,19 @@ def wait_until_begun(trial: Trial, process: "subprocess.Popen[bytes]") -> None:
 def test_processes_on_one_file_finish_the_runs_of_one_that_is_killed(
     place: Path, ledger: Ledger, fleets: dict[int, Expected]
 ) -> None:
-    chance = random.Random(4)
-    cases = [(processes, chance.uniform(0.0, 0.4)) for processes in (2, 3, 2, 3, 2, 3)]
+    kill_one_of_a_fleet(place, ledger, fleets, trials=6)
+
+
+@pytest.mark.soak
+def test_processes_on_one_file_finish_the_runs_of_hundreds_that_are_killed(
+    place: Path, ledger: Ledger, fleets: dict[int, Expected]
+) -> None:
+    kill_one_of_a_fleet(place, ledger, fleets, trials=500)
+
+
+def kill_one_of_a_fleet(place: Path, ledger: Ledger, fleets: dict[int, Expected], trials: int) -> None:
+    chance = random.Random(trials)
+    cases = [(2 + number % 2, chance.uniform(0.0, 0.4)) for number in range(trials)]
 
     def one(case: tuple[int, float]) -> list[str]:
         count, seconds = case
@@ -130,17 +141,29 @@ def zombie_at(place: Path, ledger: Ledger, expected: Expected, at: str) -> tuple
     return trial.finish(expected), other_finished
 
 
-def zombie_cases(undisturbed: Expected) -> Iterator[str]:
-    """Yield each point once, in the middle of its passes, from when there is a run."""
+def zombie_cases(undisturbed: Expected, *, all_passes: bool = False) -> Iterator[str]:
+    """Yield each point in the middle of its passes (or at each of them), from when there is a run."""
     for name, passes in sorted(undisturbed.points.items()):
         if not name.startswith(("store.create", "store.switch", "store.migrate")):
-            yield f"{name}:{passes // 2 + 1}"
+            for number in range(1, passes + 1) if all_passes else [passes // 2 + 1]:
+                yield f"{name}:{number}"
 
 
 @pytest.mark.timeout(180)
 def test_a_process_that_wakes_after_its_lease_lapsed_writes_nothing(
     place: Path, ledger: Ledger, undisturbed: Expected
 ) -> None:
+    wake_all(place, ledger, undisturbed, list(zombie_cases(undisturbed)))
+
+
+@pytest.mark.soak
+def test_a_process_that_wakes_writes_nothing_wherever_it_was_stopped(
+    place: Path, ledger: Ledger, undisturbed: Expected
+) -> None:
+    wake_all(place, ledger, undisturbed, list(zombie_cases(undisturbed, all_passes=True)))
+
+
+def wake_all(place: Path, ledger: Ledger, undisturbed: Expected, cases: list[str]) -> None:
     woken: list[str] = []
 
     def one(at: str) -> list[str]:
@@ -149,7 +172,6 @@ def test_a_process_that_wakes_after_its_lease_lapsed_writes_nothing(
             woken.append(at)
         return problems
 
-    cases = list(zombie_cases(undisturbed))
     problems = all_of(one, cases, in_parallel=6)
     assert not problems, told(problems)
     assert len(woken) > len(cases) // 2, f"only {len(woken)} of {len(cases)} woke up when another had finished"

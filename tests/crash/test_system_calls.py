@@ -13,6 +13,7 @@ import pytest
 from everstep.model.crash_points import POINTS
 from everstep.testing.ledger import Ledger
 from tests.crash.figures import FIGURES
+from tests.crash.nursery import Nursery
 from tests.crash.trial import KILLED, Expected, Trial, all_of, told
 
 WRITES = "write,pwrite64,fsync,fdatasync,ftruncate,unlink,openat"
@@ -68,19 +69,27 @@ def most_calls(trial: Trial, calls: str) -> int:
 
 @pytest.mark.timeout(600)
 def test_a_run_survives_a_kill_at_any_system_call_that_writes(
-    place: Path, ledger: Ledger, undisturbed: Expected
+    place: Path, ledger: Ledger, nursery: Nursery, undisturbed: Expected
 ) -> None:
-    kill_everywhere(place, ledger, undisturbed, PUSH_KILLS, random.Random(1))
+    kill_everywhere(place, ledger, nursery, undisturbed, PUSH_KILLS, random.Random(1))
 
 
 @pytest.mark.soak
-def test_a_run_survives_thousands_of_kills_at_system_calls(place: Path, ledger: Ledger, undisturbed: Expected) -> None:
-    kill_everywhere(place, ledger, undisturbed, SOAK_KILLS, random.Random(2))
+def test_a_run_survives_thousands_of_kills_at_system_calls(
+    place: Path, ledger: Ledger, nursery: Nursery, undisturbed: Expected
+) -> None:
+    kill_everywhere(place, ledger, nursery, undisturbed, SOAK_KILLS, random.Random(2))
 
 
-def kill_everywhere(place: Path, ledger: Ledger, undisturbed: Expected, kills: int, chance: random.Random) -> None:
+def kill_everywhere(
+    place: Path, ledger: Ledger, nursery: Nursery, undisturbed: Expected, kills: int, chance: random.Random
+) -> None:
     """Kill at each number there is, in turn; of the rest, each hits a recovery, or one of the rarer calls."""
-    numbers = {calls: most_calls(Trial.new(place, ledger), calls) for calls in (WRITES, RARE)}
+
+    def new_trial() -> Trial:
+        return Trial.new(place, ledger, nursery=nursery)
+
+    numbers = {calls: most_calls(new_trial(), calls) for calls in (WRITES, RARE)}
     everywhere = [(WRITES, number, 0) for number in range(1, numbers[WRITES] + 1)]
     rarely = [(RARE, number, 0) for number in range(1, numbers[RARE] + 1)]
     chosen = (everywhere + rarely)[:kills]
@@ -93,11 +102,11 @@ def kill_everywhere(place: Path, ledger: Ledger, undisturbed: Expected, kills: i
 
     def one(case: tuple[str, int, int]) -> list[str]:
         calls, number, again = case
-        trial = Trial.new(place, ledger)
+        trial = new_trial()
         while not kill_at(trial, calls, number) and number > 1 and not trial.problems:
             # This process made fewer calls than the one that was counted; another trial comes a little earlier.
             shutil.rmtree(trial.folder)
-            trial, number = Trial.new(place, ledger), number - max(1, number // 10)
+            trial, number = new_trial(), number - max(1, number // 10)
         FIGURES.kills += bool(trial.snapshots)
         if again:
             kill_at(trial, calls, again)

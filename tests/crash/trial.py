@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -22,12 +21,12 @@ from everstep.testing.checker import RunHistory, Violation, check, export_histor
 from everstep.testing.journals import read_journal
 from everstep.testing.ledger import Ledger
 from tests.crash.figures import FIGURES
+from tests.crash.nursery import KILLED, Nursery
 
 T = TypeVar("T")
 
 WORKLOAD = Path(__file__).with_name("workload.py")
 READS = ("look_up", "slow_look", "quick_look")
-KILLED = -signal.SIGKILL
 SECONDS_MAX = 20
 IN_PARALLEL = 2
 
@@ -44,40 +43,63 @@ class Trial:
     kind: str = "reference"
     count: int = 0
     """How many runs a fleet has."""
+    nursery: Nursery | None = None
+    """Where its processes come from, if they need not be started one by one."""
     faults: list[str] = field(default_factory=list)
     snapshots: list[list[RunHistory]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @classmethod
-    def new(cls, parent: Path, ledger: Ledger, kind: str = "reference", count: int = 0) -> "Trial":
+    def new(
+        cls, parent: Path, ledger: Ledger, kind: str = "reference", count: int = 0, nursery: Nursery | None = None
+    ) -> "Trial":
         name = f"trial-{next(_numbers)}"
         folder = parent / name
         folder.mkdir()
-        return cls(folder, ledger.book(name), kind, count)
+        return cls(folder, ledger.book(name), kind, count, nursery)
 
     # -- processes ------------------------------------------------------------------------------------------------
-    def spawn(self, *, at: str = "", lease: float = 30.0, traced_by: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
-        """Start a process of the workload: armed at a crash point, or traced by another program."""
-        environment = {**os.environ, "WORKLOAD_LEASE": str(lease), "EVERSTEP_CRASH_COUNT": str(self.folder / "points")}
-        if at:
-            environment["EVERSTEP_CRASH_AT"] = at
-        if traced_by:
-            environment["WORKLOAD_TRACED_BY"] = json.dumps(traced_by)
-        (self.folder / "points").unlink(missing_ok=True)
-        command = [sys.executable, str(WORKLOAD), self.kind, str(self.folder), self.book.url, str(self.count)]
+    def spawn(self, *, at: str = "", lease: float = 30.0) -> "subprocess.Popen[bytes]":
+        """Start a process of the workload, armed at a crash point if wanted."""
+        command = [sys.executable, str(WORKLOAD), *self._arguments()]
         with open(self.folder / "output.txt", "ab") as output:
+            environment = self._environment(at=at, lease=lease)
             return subprocess.Popen(command, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
 
     def run(self, *, at: str = "", traced_by: Sequence[str] = ()) -> int:
-        """Let a process run to its end, whatever that is, and return its exit status."""
-        process = self.spawn(at=at, traced_by=traced_by)
-        try:
-            return process.wait(SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        """Let a process run to its end, whatever that is, and return its exit status. It may be traced."""
+        environment = self._environment(at=at, traced_by=traced_by)
+        if self.nursery is not None:
+            status = self.nursery.run(self._arguments(), environment, self.folder / "output.txt", SECONDS_MAX)
+        else:
+            status = self._run_alone(environment)
+        if status is None:
             self.problems.append(f"a process did not end in {SECONDS_MAX} s")
             return KILLED
+        return status
+
+    def _run_alone(self, environment: dict[str, str]) -> int | None:
+        command = [sys.executable, str(WORKLOAD), *self._arguments()]
+        with open(self.folder / "output.txt", "ab") as output:
+            try:
+                return subprocess.run(
+                    command, env=environment, stdout=output, stderr=output, timeout=SECONDS_MAX
+                ).returncode
+            except subprocess.TimeoutExpired:
+                return None
+
+    def _arguments(self) -> list[str]:
+        return [self.kind, str(self.folder), self.book.url, str(self.count)]
+
+    def _environment(self, *, at: str, lease: float = 30.0, traced_by: Sequence[str] = ()) -> dict[str, str]:
+        points = self.folder / "points"
+        points.unlink(missing_ok=True)
+        environment = {**os.environ, "WORKLOAD_LEASE": str(lease), "EVERSTEP_CRASH_COUNT": str(points)}
+        if at:
+            environment["EVERSTEP_CRASH_AT"] = at
+        if traced_by:
+            environment["WORKLOAD_TRACED_BY"] = json.dumps(list(traced_by))
+        return environment
 
     def run_to_the_end(self) -> None:
         """Start the workload again, as a person would, until it ends well."""

@@ -22,7 +22,8 @@ from everstep import Retry, step, workflow
 from everstep.testing.journals import ClientJournal, watch_commits
 from everstep.testing.ledger import apply, ask
 
-LEDGER = sys.argv[3] if len(sys.argv) > 3 else ""
+LEDGER = ""
+"""The address of the ledger."""
 READS, LANES = 20, 4
 PATIENT = Retry(attempts=6, first=0.005, factor=1.0, jitter=0.0)
 
@@ -125,7 +126,7 @@ async def reference_fleet(number: int) -> list[str]:
     return [first, paid, packed]
 
 
-async def reference(app: everstep.App, journal: ClientJournal) -> None:
+async def reference(app: everstep.App, journal: ClientJournal, count: int) -> None:
     await journalled(journal, "start", "order-1", app.start(reference_order, 7, id="order-1"))
     try:
         sent = app.signal("order-1", "word", "tides", id="word-1")
@@ -135,23 +136,23 @@ async def reference(app: everstep.App, journal: ClientJournal) -> None:
     await note_result(app, journal, "order-1")
 
 
-async def reads(app: everstep.App, journal: ClientJournal) -> None:
+async def reads(app: everstep.App, journal: ClientJournal, count: int) -> None:
     await journalled(journal, "start", "reads-1", app.start(reference_reads, id="reads-1"))
     await note_result(app, journal, "reads-1")
 
 
-async def lanes(app: everstep.App, journal: ClientJournal) -> None:
+async def lanes(app: everstep.App, journal: ClientJournal, count: int) -> None:
     await journalled(journal, "start", "lanes-1", app.start(reference_lanes, id="lanes-1"))
     await note_result(app, journal, "lanes-1")
 
 
-async def fleet(app: everstep.App, journal: ClientJournal) -> None:
+async def fleet(app: everstep.App, journal: ClientJournal, count: int) -> None:
     async def one(number: int) -> None:
         run = f"fleet-{number}"
         await journalled(journal, "start", run, app.start(reference_fleet, number, id=run))
         await note_result(app, journal, run)
 
-    await asyncio.gather(*(one(number) for number in range(int(sys.argv[4]))))
+    await asyncio.gather(*(one(number) for number in range(count)))
 
 
 async def journalled(journal: ClientJournal, verb: str, run: str, asked, **facts):
@@ -171,7 +172,7 @@ async def note_result(app: everstep.App, journal: ClientJournal, run: str) -> No
     journal.note("result", run, "acknowledged", value=value, published=published)
 
 
-async def main(kind: str, folder: str) -> None:
+async def main(kind: str, folder: str, count: int) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -181,7 +182,7 @@ async def main(kind: str, folder: str) -> None:
     async with everstep.open(os.path.join(folder, "store.db"), recover=recover, lease=lease) as app:
         watch_commits(app.store, journal)
         work = {"reference": reference, "reads": reads, "lanes": lanes, "fleet": fleet}[kind]
-        await work(app, journal)
+        await work(app, journal, count)
 
 
 def let_trace(command: list[str]) -> None:
@@ -191,10 +192,18 @@ def let_trace(command: list[str]) -> None:
         time.sleep(0.001)
 
 
-if __name__ == "__main__":
+def command(arguments: list[str]) -> int:
+    """Be this program. Returns its exit status."""
+    global LEDGER
+    _, kind, folder, LEDGER, *rest = arguments
     if "WORKLOAD_TRACED_BY" in os.environ:
         let_trace(json.loads(os.environ["WORKLOAD_TRACED_BY"]))
     try:
-        asyncio.run(main(sys.argv[1], sys.argv[2]))
+        asyncio.run(main(kind, folder, int(rest[0]) if rest else 0))
     except asyncio.CancelledError:
-        sys.exit(143)
+        return 143
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.argv))

@@ -32,12 +32,39 @@ def note(folder: Path, text: str) -> None:
 FOLDER = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
 
 
+RACES_TELL = 16 + 24 + 1
+
+
 # -- races, replayed under another hash seed in each process ---------------------------------------------------------
 @step(effect="read")
 async def turns(name: str, count: int) -> str:
     for _ in range(count):
         await asyncio.sleep(0)
     return name
+
+
+async def cancelled_siblings() -> str:
+    """Let a group cancel many tasks at once: in which order they clean up is part of the history."""
+    told: list[str] = []
+
+    async def sibling(number: int) -> None:
+        try:
+            await everstep.receive("never")
+        finally:
+            told.append(await turns(f"cancelled {number}", 0))
+
+    async def failing() -> None:
+        await turns("failing", 1)
+        raise KeyError("now")
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(20):
+                group.create_task(sibling(number))
+            group.create_task(failing())
+    except* KeyError:
+        pass
+    return " ".join(told)
 
 
 @workflow
@@ -54,6 +81,9 @@ async def races(lives: int) -> list[str]:
         for name in "uvwxyz":
             group.create_task(turns(name, len(told) % 3))
     told += [await one for one in asyncio.as_completed([turns(str(number), number % 4) for number in range(8)])]
+    done, _ = await asyncio.wait({asyncio.create_task(turns(f"all {number}", 0)) for number in range(24)})
+    told += [await turns(f"then {task.result()}", 0) for task in done]
+    told.append(await cancelled_siblings())
     for number in range(lives):
         told.append(await everstep.receive(f"life-{number}", str))
         everstep.publish("told", list(told))
@@ -73,7 +103,7 @@ def race(folder: Path) -> None:
             if lives == 2:
                 note(folder, repr(await run.result(timeout=30)))
                 return
-            while len((await run.published()).get("told", [])) < 16 + lives + 1:
+            while len((await run.published()).get("told", [])) < RACES_TELL + lives + 1:
                 if await run.status() == "held":
                     print((await run.holds())[0].summary)
                     os._exit(4)

@@ -52,8 +52,9 @@ class Machine:
     async def boot(self, *, store: Store | None = None, **options: Any) -> App:
         """Start a process."""
         app = App(store or self.open_store(), **{"clock": self.clock, **options})
+        await app.open()
         self._apps.append(app)
-        return await app.open()
+        return app
 
     async def worker(self, **options: Any) -> App:
         """Start a process that takes up what others left behind."""

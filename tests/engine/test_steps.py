@@ -125,6 +125,33 @@ def test_attempt_numbers_and_back_off_deadlines_survive_a_crash_at_every_event()
     asyncio.run(main())
 
 
+def test_a_crash_does_not_give_a_failing_step_more_attempts_than_its_policy() -> None:
+    begun: list[int] = []
+
+    @step(retry=EVEN)
+    async def broken() -> None:
+        begun.append(everstep.current().attempt)
+        raise OSError("no")
+
+    @workflow
+    async def flow() -> None:
+        await broken()
+
+    async def main() -> None:
+        store = MemoryStore()
+        first = await live(store, FakeClock(), flow, ())
+        assert begun == [1, 2, 3]
+        for count, kind in enumerate(first.kinds(), 1):
+            if kind == "attempt_failed":
+                begun.clear()
+                failed = first.kinds()[:count].count("attempt_failed")
+                again = await live(cut(store, count), FakeClock(first.events[count - 1].at), flow, ())
+                assert isinstance(again.error, OSError)
+                assert begun == list(range(failed + 1, 4))
+
+    asyncio.run(main())
+
+
 def test_an_attempt_that_a_crash_cut_off_does_not_use_up_the_policy() -> None:
     async def main() -> None:
         store = MemoryStore()

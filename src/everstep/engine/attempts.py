@@ -109,7 +109,9 @@ class StepAttempts:
             return
         attempts = self._known.pop(call.call)
         raw, ref = driver.journal.pack(payload)
-        body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, round(seconds, 3))
+        body = ev.StepCompleted(call.call, raw, ref, attempts.attempt)
+        if seconds >= 0.001:
+            body.seconds = round(seconds, 3)
         if attempt.fallback:
             body.fallback = True
         if attempts.attempt > 1:

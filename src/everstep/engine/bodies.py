@@ -146,6 +146,7 @@ class Bodies:
     def finish(self, attempt: Attempt) -> None:
         """The attempt is over."""
         self.running.pop(attempt.call.call, None)
+        attempt.task = None  # its context points back here, and a circle would wait for the garbage collector
 
     def cancel(self, call: int) -> None:
         """Stop a body that nobody waits for any more."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from everstep.errors import StoreFull
+from everstep.errors import Misuse, StoreFull
 from everstep.stores.protocol import Append, Busy, Failed, Operation, Store, Verdict
 
 log = logging.getLogger("everstep.store")
@@ -101,6 +101,8 @@ class Committer:
 
     def submit(self, operation: Operation) -> "asyncio.Future[Verdict]":
         """Do one operation in the next transaction; the future has its verdict when it is durable."""
+        if self._closed:
+            raise Misuse("The app was closed.")
         future: asyncio.Future[Verdict] = self._loop.create_future()
         self._queue.append(_Request(operation, future))
         self._soon()

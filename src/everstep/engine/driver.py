@@ -94,6 +94,12 @@ class Surrounding(Protocol):
     def rested(self, driver: "Driver") -> None:
         """The run waits."""
 
+    def take_again(self, driver: "Driver") -> None:
+        """The run leaves memory, and comes back from its history."""
+
+    def hold_unstorable(self, driver: "Driver", error: BaseException) -> None:
+        """The store refuses the newest events of this run."""
+
     def let_go(self, driver: "Driver", error: BaseException | None = None) -> None:
         """The run has ended, is held, or is not ours any more."""
 
@@ -162,9 +168,10 @@ class Driver:
             self.app.adopt(run)  # whoever drove it may have died with this run's last driver
         self._perform(self.fresh)
         self._applying = False
-        if look and not self.is_over:
-            self.inbox.take(self.app.store.inbox(self.run))
-        self.come_to_rest()
+        if look:
+            self.ring()
+        else:
+            self.come_to_rest()
 
     # -- outcomes --------------------------------------------------------------------------------------------------
     def deliver(self, kind: str, step: str, body: Any, *, expensive: bool = False) -> None:
@@ -197,6 +204,9 @@ class Driver:
                 self._perform(self.execution.take_commands())
         except (SpinningWorkflow, NotDecodable, RecursionError) as error:
             self.put_on_hold(stuck_report(self.execution, error))
+        except StoreError as error:
+            log.error("A payload of run %s cannot be read just now; the run is taken up again. %s", self.run, error)
+            self.app.take_again(self)
         finally:
             self._applying = False
         self.come_to_rest()
@@ -435,6 +445,7 @@ class Driver:
             self._alarm.cancel()
         self._unapplied.clear()
         self.execution.evict()
+        del self.attempts.bodies, self.attempts, self.inbox, self.saver  # they point back here: see Execution.evict
 
     def ended_as(self) -> Status | None:
         """Return the status in which the run left this process for good: an end, or held; None if it just left."""

@@ -17,14 +17,14 @@ from everstep.codec import Codec
 from everstep.engine import asyncio_parts
 from everstep.engine.clock import Clock, StoreClock, microseconds
 from everstep.engine.committer import Committer
-from everstep.engine.driver import Driver
+from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
 from everstep.engine.history import Recorded
 from everstep.engine.holding import HoldReport
 from everstep.engine.pump import Pump
 from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.threads import Threads
 from everstep.engine.workflow import DECLARED, Workflow
-from everstep.errors import Misuse, UnknownRun, UnknownWorkflow
+from everstep.errors import Misuse, StoreError, UnknownRun, UnknownWorkflow
 from everstep.model.crash_points import crash_point
 from everstep.model.events import CancelRequested, decode_body
 from everstep.model.status import ENDED, Status
@@ -127,12 +127,14 @@ class Driving:
             await self.committer.drained()
         await self._stop_all()
         await self.committer.close()
-        if self.worker and self._failed is None:
-            self._leave(self.threads.acting_for())
-        self.threads.close()
-        self._failed = self._failed or Misuse("The app was closed.")
-        self._wake_all_watchers()
-        self.store.close()
+        try:
+            if self.worker and self._failed is None:
+                self._leave(self.threads.acting_for())
+        finally:  # whatever happens: without its liveness lock, the runs of this worker are free
+            self.threads.close()
+            self._failed = self._failed or Misuse("The app was closed.")
+            self._wake_all_watchers()
+            self.store.close()
 
     async def _stop_all(self) -> None:
         """Take all runs out of memory, and wait until their bodies have taken note."""
@@ -188,8 +190,13 @@ class Driving:
         taken.go_on(look=events is None)
 
     async def _hold(self, row: RunRow, report: HoldReport) -> None:
-        unit = hold_unit(self, row, report)
-        if not isinstance(await self.committer.submit(unit), Accepted):
+        try:
+            unit = hold_unit(self, row, report)
+            verdict = await self.committer.submit(unit)
+        except StoreError:
+            self.want(row.id)  # it is taken up again, and held then
+            raise
+        if not isinstance(verdict, Accepted):
             self.look_again(row.id)  # somebody else drives it, and what looked wrong was their progress
             return
         self.held(unit.hold)
@@ -219,6 +226,9 @@ class Driving:
             if not isinstance(verdict, Claimed) or self.draining:
                 return False
             return await self._take_up_claimed(verdict.row)
+        except StoreError:
+            self.want(run)  # it may be ours by now, and nobody else would look for it
+            raise
         finally:
             self._taking_up.discard(run)
 
@@ -253,7 +263,7 @@ class Driving:
 
     def adopt(self, run: str) -> None:
         """Drive a child run that one of our runs has started."""
-        self.wanted.add(run)
+        self.want(run)
         crash_point("child.adopted")
         self.spawn(self._adopt(run))
 
@@ -264,6 +274,11 @@ class Driving:
         if not taken or self.drivers[run].row.epoch > 1:
             # It was there before. If it has ended, or is another's, that is in its parent's inbox already.
             self.pump.nudge()
+
+    def want(self, run: str) -> None:
+        """Remember a run that should be driven here as soon as nobody else does."""
+        self.wanted.add(run)
+        self.pump.look_after()
 
     def wake(self, run: str) -> None:
         """Something arrived for a run: if it is here, let it look into its inbox; else look who can take it up."""
@@ -309,18 +324,37 @@ class Driving:
         """Keep a waiting run in memory for a while; the one that has waited longest leaves."""
         self._resting[driver.run] = driver
         self._resting.move_to_end(driver.run)
-        if len(self._resting) > RESTING_MAX:
-            for run, oldest in list(self._resting.items())[: len(self._resting) - RESTING_MAX]:
-                if oldest.status != "waiting" or oldest.stopped:
-                    del self._resting[run]
-                elif oldest.is_idle:
-                    self._evict(oldest)
+        self.evict_oldest()
+
+    def evict_oldest(self) -> None:
+        """Let waiting runs leave memory while there are too many, the longest waiting first."""
+        while len(self._resting) > RESTING_MAX:
+            run, oldest = next(iter(self._resting.items()))
+            if oldest.status != "waiting" or oldest.stopped:
+                del self._resting[run]
+            elif oldest.is_idle:
+                self._evict(oldest)
+            else:
+                return  # what it wrote is not durable yet; the pump looks again
 
     def _evict(self, driver: Driver) -> None:
         self._resting.pop(driver.run, None)
         self.drivers.pop(driver.run, None)
         driver.stop()
         self.pump.nudge()  # from now on it wakes this run
+
+    def take_again(self, driver: Driver) -> None:
+        """Let a run leave memory, and take it up again from its history."""
+        self.let_go(driver)
+        self.want(driver.run)
+
+    def hold_unstorable(self, driver: Driver, error: BaseException) -> None:
+        """The store refuses a run's newest events, a value that is too large for instance: it stops, and no other."""
+        self.let_go(driver)
+        row = self.store.run(driver.run)
+        if row is not None and row.epoch == driver.row.epoch:
+            summary = f"its newest events cannot be stored: {type(error).__name__}"
+            self.spawn(self._hold(row, HoldReport("stuck", summary)))
 
     def let_go(self, driver: Driver, error: BaseException | None = None) -> None:
         """A run has ended, is held, was taken over, or its store failed: it leaves memory, and waiters are told."""
@@ -412,7 +446,12 @@ class Driving:
 
     def _spawned_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, StoreError):
+            log.error("The store failed just now, and is asked again: %s", error)
+            self.loop.call_later(LOOK_AGAIN_SECONDS, self.pump.nudge)
+        else:
             log.error("A task of the engine failed", exc_info=error)
 
     async def read(self, method: Callable[..., V], *args: Any) -> V:

@@ -142,6 +142,7 @@ class Execution:
         call = self._awaited(self.steps, body)
         if call is not None and not call.future.done():
             payload = self.payload(body.value, body.ref)
+            call.future.target = None  # they point at each other, and a circle would wait for the garbage collector
             call.future.set_result(self.codec.decode(payload, call.target.signature.result))
 
     def _step_failed(self, body: ev.StepFailed) -> None:
@@ -403,7 +404,11 @@ class Execution:
         """Unwind the code: every command raises `Evicted`, nothing is recorded."""
         if not self.unwinding:
             self.unwinding = True
-            unwind(self.loop, self._new_context())
+            if self.loop.tasks or self.loop.has_asyncgens:
+                unwind(self.loop, self._new_context())
+            self.loop.quiet = True
+            self.main = None  # its context points back here, and a circle would wait for the garbage collector
+            self.loop.forget_executor()
 
 
 def _cannot_await(what: str, name: str, frame: FrameType) -> Misuse:

@@ -43,7 +43,7 @@ async def go_on_with(app: "App", row: RunRow) -> None:
     if row.status == "held":
         await app.retry_diverged(row.id)
         return
-    app.wanted.add(row.id)
+    app.want(row.id)
     app.store.bury_dead(app.clock.now())
     await app.take_up_run(row.id)
 

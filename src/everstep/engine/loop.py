@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from everstep.effects.surroundings import persons_line
 from everstep.engine.guard import Guard
-from everstep.errors import OutsideInWorkflow
+from everstep.errors import Evicted, OutsideInWorkflow
 
 log = logging.getLogger("everstep.workflow")
 
@@ -228,6 +228,10 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
             held[:] = [one for one in held if one.ag_frame is not None]  # the others have ended
             self._asyncgens_swept = len(held)
 
+    def forget_executor(self) -> None:
+        """The run has left memory: what `run_in_executor` leads to would keep it alive."""
+        self._executor = _no_executor
+
     @property
     def has_asyncgens(self) -> bool:
         """Whether any generator was begun."""
@@ -260,6 +264,10 @@ else:
 
     def _step_into_task(outer: asyncio.AbstractEventLoop | None, task: Any) -> None:
         return None
+
+
+def _no_executor(function: Callable[..., Any], args: tuple[Any, ...]) -> "asyncio.Future[Any]":
+    raise Evicted
 
 
 def _forbid(name: str, remedy: str) -> None:

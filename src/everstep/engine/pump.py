@@ -71,6 +71,7 @@ class Pump:
             except StoreError as error:
                 log.error("Looking for work failed and is tried again: %s", error)
                 await asyncio.sleep(SWEEP_SECONDS)
+                self._nudged.set()  # what led to this look is still to be looked at
             await self._pause()
 
     async def _pause(self) -> None:
@@ -90,6 +91,7 @@ class Pump:
         at = app.clock.now()
         nudged = self._nudged.is_set()
         self._nudged.clear()
+        app.evict_oldest()
         sweep = at >= self._next_sweep
         if at >= self._next_renewal and app.worker:
             await self._renew(at)

@@ -137,7 +137,8 @@ def resolve_unit(
     app: Surrounding, row: RunRow, hold: HoldRow, resolution: str, payload: bytes = b"", *, note: str, by: str
 ) -> Append:
     """Return the unit that resolves a hold. A damaged history gets no event; one found damaged here is an error."""
-    journal, history = Journal(row.id, row.generation, row.head_seq, row.head_digest, app.clock.now()), []
+    journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, app.clock.now())
+    history: list[Recorded] = []
     if hold.reason != "damaged":
         journal, history = journal_of(app, row)
     facts = msgspec.json.decode(hold.report)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from everstep.model.crash_points import crash_point
+from everstep.errors import StoreError
 from everstep.model.events import ENDS
 from everstep.model.status import Status
 from everstep.stores.protocol import Accepted, Append, Failed, Refused, Verdict
@@ -92,6 +93,8 @@ class Saver:
                 driver.app.let_go(driver)
         elif isinstance(verdict, Refused) and verdict.why == "inbox":
             self._take_back_end(unit)
+        elif isinstance(verdict, Failed) and not isinstance(verdict.error, StoreError):
+            driver.app.hold_unstorable(driver, verdict.error)
         elif isinstance(verdict, Failed):
             self.fail(verdict.error)
         else:

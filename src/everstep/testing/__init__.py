@@ -1,4 +1,4 @@
-"""For testing durable programs: an independent ledger of effects, and a checker that judges by it.
+"""For testing durable programs: a clock that stands still, an independent ledger of effects, and a checker.
 
-Import from the modules: `everstep.testing.ledger`, `everstep.testing.checker`.
+Import from the modules: `everstep.testing.clock`, `everstep.testing.ledger`, `everstep.testing.checker`.
 """
