@@ -311,6 +311,7 @@ async def test_a_worker_whose_store_fails_while_it_recovers_tries_again(
     fault = store.fail(method, after=False, first=first)
     worker = await machine.worker(store=store.as_store(), clock=None)
     await machine.until_status("r", "completed", "held")
+    store.mend()
     assert await worker.get("r").result() == 20_005
     assert fault.fired or first > 1
     assert len(APPLIED) == 2

@@ -9,7 +9,7 @@ from tests.house.sources import Source, modules, report
 # Where the machine may be asked, and why. A path that ends with a slash stands for the folder.
 ALLOWED: dict[str, str] = {
     "engine/clock.py": "the one place where the engine's default clock is made",
-    "engine/driving.py": "the default of the randomness that an app is opened with",
+    "engine/chance.py": "the default of the randomness that an app is opened with",
     "stores/memory.py": "the default of the clock that a store is opened with",
     "stores/sqlite/": "the default of the clock that a store is opened with",
     "testing/ledger_process.py": "an account of its own has a clock of its own",

@@ -273,6 +273,7 @@ class Driver:
         for name in self.execution.new_patches:
             self.record("patched", "", ev.Patched(name, self.execution.patches[name]))
         self.execution.new_patches.clear()
+        self.saver.save(waited_for=False)
 
     # -- deadlines -------------------------------------------------------------------------------------------------
     def ring(self) -> None:

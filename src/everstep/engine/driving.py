@@ -15,6 +15,7 @@ import msgspec
 
 from everstep.codec import Codec
 from everstep.engine import asyncio_parts
+from everstep.engine.chance import MachineRandom
 from everstep.engine.clock import Clock, StoreClock, microseconds
 from everstep.engine.committer import Committer
 from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
@@ -78,7 +79,7 @@ class Driving:
         self.concurrency = concurrency
         self.clock = clock or StoreClock(store.now())
         self.codec = codec or Codec()
-        self.randomness = randomness or random.SystemRandom()
+        self.randomness = randomness or MachineRandom()
         self.context = contextvars.copy_context()
         self.drivers: dict[str, Driver] = {}
         self.wanted: set[str] = set()

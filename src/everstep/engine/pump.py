@@ -115,7 +115,7 @@ class Pump:
         if not await asyncio.to_thread(app.store.renew, app.worker, at + microseconds(app.lease)):
             log.warning("This worker was given up for dead; it lets go of its runs.")
             for driver in list(app.drivers.values()):
-                app.let_go(driver)
+                app.take_again(driver)
             app.worker = ""
             app.spawn(app.become_worker())
         elif lapsed:

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from everstep.model.crash_points import crash_point
 from everstep.errors import StoreError
+from everstep.model.crash_points import crash_point
 from everstep.model.events import ENDS
 from everstep.model.status import Status
 from everstep.stores.protocol import Accepted, Append, Failed, Refused, Verdict
@@ -64,16 +64,16 @@ class Saver:
             expected_digest=self._sent[1],
             events=journal.unsaved,
             row=driver.row_change(wake_at),
-            payloads=journal.payloads,
-            consumed=journal.consumed,
-            starts=journal.starts,
-            posts=journal.posts,
-            hold=driver.hold,
-            release=driver.hold is not None,
         )
+        if driver.hold is not None:
+            unit.hold, unit.release = driver.hold, True
+        if journal.payloads or journal.consumed or journal.starts or journal.posts:
+            unit.payloads, unit.consumed = journal.payloads, journal.consumed
+            unit.starts, unit.posts = journal.starts, journal.posts
+            journal.payloads, journal.consumed, journal.starts, journal.posts = [], [], [], []
         self._sent = (journal.seq, journal.digest)
         self._written = (unit.row.status, wake_at)
-        journal.unsaved, journal.payloads, journal.consumed, journal.starts, journal.posts = [], [], [], [], []
+        journal.unsaved = []
         return unit
 
     def settle(self, unit: Append, verdict: Verdict) -> None:
