@@ -17,6 +17,7 @@ from everstep.cli.terminal import (
     styled,
 )
 from everstep.cli.timeline import Row, Timeline
+from everstep.engine.replay import FALLBACK, NEVER
 from everstep.model.events import EventRow, decode_body
 from everstep.stores.protocol import RunRow, Store
 
@@ -116,12 +117,17 @@ class LiveProgress:
             self._live.stop()
 
 
+_AFTER_THE_LAST = {NEVER: "waits for a person", FALLBACK: "its fallback takes over"}
+
+
 def _under_way(row: Row, now: int) -> "Text":
     frames = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
     frame = frames[int(time.monotonic() * 10) % len(frames)]
     if row.kind == "step":
         attempt = row.attempts[-1]
         if attempt.ended_at is not None and attempt.due is not None:
+            if attempt.due < 0:
+                return styled(f"◷ {row.name}: {_AFTER_THE_LAST[attempt.due]}", "yellow")
             wait = max(0, attempt.due - now) / 1e6
             return styled(f"◷ {row.name}: attempt {attempt.number + 1} in {duration(wait)}", "yellow")
         count = f", attempt {attempt.number}" if attempt.number > 1 else ""
@@ -226,8 +232,10 @@ def _step_ended(event: EventRow, body: Any, timeline: Timeline) -> Said:
 def _attempt_failed(event: EventRow, body: Any, timeline: Timeline) -> Said:
     row = next((one for one in reversed(timeline.rows) if one.kind == "step" and one.name == event.step), None)
     error = row.attempts[-1].error if row is not None and row.attempts else None
-    wait = duration(max(0, body.due - event.at) / 1e6)
-    return "✗", f"{event.step}: attempt {body.attempt} failed, the next in {wait}  {error_line(error or {})}", "red"
+    following = (
+        _AFTER_THE_LAST[body.due] if body.due < 0 else f"the next in {duration(max(0, body.due - event.at) / 1e6)}"
+    )
+    return "✗", f"{event.step}: attempt {body.attempt} failed, {following}  {error_line(error or {})}", "red"
 
 
 def _published(event: EventRow, body: Any, timeline: Timeline) -> Said:
