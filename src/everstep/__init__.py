@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from everstep import errors
 from everstep.codec import Live, register
+from everstep.effects.answers import Done, Unknown
 from everstep.effects.body import heartbeat, key
 from everstep.effects.step import step
 from everstep.engine.inside import current, now, patched, publish, random, receive, sleep, start, uuid
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "App",
+    "Done",
     "Error",
     "Evicted",
     "Fatal",
@@ -32,6 +34,7 @@ __all__ = [
     "NotDone",
     "Retry",
     "Run",
+    "Unknown",
     "blocking",
     "current",
     "errors",

@@ -30,11 +30,19 @@ class Step:
         timeout: float | None = None,
         raises: Iterable[type[BaseException]] = (),
         fallback: Any = None,
+        probe: Callable[..., Any] | None = None,
+        probe_for: float = 600.0,
+        settle: float = 0.0,
+        not_done: type[BaseException] | Iterable[type[BaseException]] = (),
     ) -> None:
         if not callable(function):
             raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
-        if effect not in ("read", "repeat"):
-            raise Misuse(f'effect={effect!r}: this release knows the contracts "read" and "repeat".')
+        if effect not in ("read", "repeat", "once"):
+            raise Misuse(f'effect={effect!r}: a step is "read", "repeat" or "once".')
+        if effect != "once" and (probe is not None or not_done or settle):
+            raise Misuse(f'probe=, settle= and not_done= are for effect="once", not for effect={effect!r}.')
+        if probe_for < 0 or settle < 0:
+            raise Misuse("probe_for= and settle= are numbers of seconds.")
         if timeout is not None and not timeout > 0:
             raise Misuse(f"timeout={timeout!r}: it is a number of seconds above 0.")
         self.function = function
@@ -43,6 +51,12 @@ class Step:
         self.retry = retry or ONE_ATTEMPT
         self.timeout = timeout
         self.fallback = fallback
+        self.probe = probe
+        self.probe_for = probe_for
+        self.settle = settle
+        self.not_done: tuple[type[BaseException], ...] = (
+            (not_done,) if isinstance(not_done, type) else tuple(not_done)
+        )
         self.is_async = is_async_callable(function)
         self.signature = Signature(function)
         for error in raises:
@@ -95,31 +109,45 @@ def step(
     /,
     *,
     name: str | None = ...,
-    effect: Literal["read", "repeat"] = ...,
+    effect: Literal["read", "repeat", "once"] = ...,
     retry: Retry | None = ...,
     timeout: float | None = ...,
     raises: Iterable[type[BaseException]] = ...,
     fallback: Any = ...,
+    probe: Callable[..., Any] | None = ...,
+    probe_for: float = ...,
+    settle: float = ...,
+    not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
 ) -> F: ...
 @overload
 def step(
     *,
     name: str | None = ...,
-    effect: Literal["read", "repeat"] = ...,
+    effect: Literal["read", "repeat", "once"] = ...,
     retry: Retry | None = ...,
     timeout: float | None = ...,
     raises: Iterable[type[BaseException]] = ...,
     fallback: Any = ...,
+    probe: Callable[..., Any] | None = ...,
+    probe_for: float = ...,
+    settle: float = ...,
+    not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
 ) -> Callable[[F], F]: ...
 def step(function: Any = None, /, **options: Any) -> Any:
     """Make a function a step: its outcome is recorded once and never recomputed.
 
     name: under which it stands in the history (default: the function's qualified name).
     effect: the contract. `"read"` changes nothing outside; `"repeat"` (default) is safe to do again with the same
-        `everstep.key()`.
+        `everstep.key()`; `"once"` must never happen twice: when its outcome is unknown it is settled by its probe or by
+        a person, and never repeated by itself.
     retry: a `Retry` policy (default: one attempt).
     timeout: seconds that one attempt may take.
     raises: exception types that come back as themselves after a crash.
+    probe: for `once`. `probe(key, *args)` asks the outside about an attempt whose outcome is unknown, and returns
+        `everstep.Done(value)`, `everstep.NotDone()` or `everstep.Unknown()`.
+    probe_for: seconds for which a probe that does not know is asked again, before a person is (default 600).
+    settle: seconds to wait before the first question, for receivers that list late.
+    not_done: exception types that mean that the effect certainly did not happen, so that `retry` may apply.
     fallback: a value, or a function of the same arguments, that takes the place of a failed step's outcome.
 
     Use it as `@step`, as `@step(effect="read")`, or in place on a function of somebody else's:

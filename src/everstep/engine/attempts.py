@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any, Final
 from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
+from everstep.engine.doubts import Doubts
 from everstep.engine.holding import exhausted_report
-from everstep.engine.replay import FALLBACK, NEVER, Attempts
-from everstep.errors import Fatal, NotEncodable
+from everstep.engine.replay import DOUBT, FALLBACK, NEVER, Attempts
+from everstep.errors import Fatal, NotDone, NotEncodable
 from everstep.model import events as ev
-from everstep.model.contracts import needs_intent
+from everstep.model.contracts import may_run_again, needs_intent
 from everstep.model.crash_points import crash_point
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class StepAttempts:
 
     def __init__(self, driver: "Driver", known: dict[int, Attempts]) -> None:
         self.bodies = Bodies(driver, self)
+        self.doubts = Doubts(driver, self, known)
         self.starting: set[int] = set()
         """Calls whose intent is not durable yet."""
         self.restarts = 0
@@ -33,19 +35,35 @@ class StepAttempts:
 
     @property
     def are_under_way(self) -> bool:
-        """Whether any body runs, or is about to."""
-        return bool(self.bodies.running or self.starting)
+        """Whether any body or probe runs, or is about to."""
+        return bool(self.bodies.running or self.starting or self.doubts.asking)
 
     # -- beginning -------------------------------------------------------------------------------------------------
-    def begin(self, call: StepCall, seq: int) -> None:
-        """The code asked for a step, and that is recorded as event `seq`."""
-        self._known[call.call] = Attempts(attempt=1)
-        self._start_when_allowed(call, seq)
+    def begin(self, call: StepCall) -> None:
+        """The code asked for a step: record that, and start it when it is allowed."""
+        seq = self._record_start(call, call.body())
+        if not call.cancelled:
+            self._known[call.call] = Attempts(attempt=1, by=self._driver.app.worker)
+            self._start_when_allowed(call, seq)
+
+    def _record_start(self, call: StepCall, body: ev.StepStarted) -> int:
+        """An effect that must not happen twice keeps its arguments, and who began it, for whoever has to settle it."""
+        if not may_run_again(call.target.effect):
+            body.by = self._driver.app.worker
+            body.whole, body.ref = self._driver.journal.pack(call.arguments.payload)
+        return self._driver.record("step_started", call.step, body)
 
     def settle_open(self, call: StepCall) -> None:
-        """A step was begun and its outcome is not recorded: `read` and `repeat` say run it again, same key."""
+        """A step was begun and its outcome is not recorded: its contract says what to do.
+
+        `read` and `repeat`: run it again, with the same key. `once`: it is in doubt.
+        """
         attempts = self._known.setdefault(call.call, Attempts(attempt=1))
-        if attempts.due is None:
+        if attempts.due == DOUBT:
+            self.doubts.go_on(call)
+        elif attempts.due is None and not may_run_again(call.target.effect):
+            self.doubts.begin(call, None)
+        elif attempts.due is None:
             self.begin_again(call.call, "crash")
         elif attempts.due == FALLBACK:
             self._start_fallback(call, self._driver.saver.durable)
@@ -56,15 +74,20 @@ class StepAttempts:
         """Record and start another attempt."""
         call = self._driver.execution.steps[number]
         attempts = self._known[number]
+        still = self.doubts.may_still_act(call) if attempts.by_person and call.target.effect == "once" else ""
+        if still:
+            self.doubts.hold(call, f"it was said that it has not happened, but {still}")
+            return
         self.restarts += because == "crash"
         body = call.body()
         body.because = because or ("person" if attempts.by_person else "retry")
         attempts.attempt += 1
         attempts.due = None
         attempts.by_person = False
+        attempts.by = self._driver.app.worker
         body.attempt = attempts.attempt
         crash_point("attempt.again")
-        self._start_when_allowed(call, self._driver.record("step_started", call.step, body))
+        self._start_when_allowed(call, self._record_start(call, body))
 
     def _start_fallback(self, call: StepCall, seq: int) -> None:
         """The fallback acts in the step's place, so it starts when that it has to, event `seq`, may be relied upon."""
@@ -81,14 +104,14 @@ class StepAttempts:
 
     def _start(self, call: StepCall, fallback: bool) -> None:
         self.starting.discard(call.call)
-        if not call.cancelled and not self._driver.is_over and not self._driver.app.draining:
+        if not call.cancelled and not self._driver.starts_nothing:
             attempts = self._known[call.call]
             self.bodies.start(call, attempts.attempt, attempts.details, fallback=fallback)
 
     def is_due_later(self, call: int) -> bool:
         """Whether a step waits for the time of its next attempt."""
         attempts = self._known.get(call)
-        return attempts is not None and attempts.due is not None and call in self._driver.execution.steps
+        return attempts is not None and (attempts.due or 0) > 0 and call in self._driver.execution.steps
 
     def forget(self, call: int) -> None:
         """The code no longer waits for this step."""
@@ -102,7 +125,11 @@ class StepAttempts:
         try:
             payload = driver.app.codec.encode(value, call.target.signature.result, call.step)
         except NotEncodable as refused:
-            self.failed(attempt, refused, seconds, final=True)
+            if call.target.effect == "once":
+                self.bodies.finish(attempt)
+                self.doubts.hold(call, f"it happened, but its outcome cannot be stored: {refused}", is_done=True)
+            else:
+                self.failed(attempt, refused, seconds, final=True)
             return
         self.bodies.finish(attempt)
         if call.call not in driver.execution.steps:
@@ -124,6 +151,9 @@ class StepAttempts:
         self.bodies.record_heartbeats()
         self.bodies.finish(attempt)
         if call.call not in driver.execution.steps or driver.is_over:
+            return
+        if call.target.effect == "once" and not attempt.fallback and not _is_certain(call, error):
+            self.doubts.begin(call, error)
             return
         attempts = self._known[call.call]
         attempts.failures += 1
@@ -165,3 +195,9 @@ class StepAttempts:
             raw, ref = self._driver.journal.pack(payload)
             self._driver.record("heartbeat", call.step, ev.Heartbeat(call.call, attempt.attempt, raw, ref))
             self._driver.saver.save(waited_for=False)
+
+
+def _is_certain(call: StepCall, error: BaseException) -> bool:
+    """Tell whether an error of a `once` step says for sure that the effect did not happen, or has failed for good."""
+    never = call.target.retry.never
+    return isinstance(error, (NotDone, Fatal, *call.target.not_done, *never))

@@ -13,6 +13,7 @@ from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
 from everstep.engine.commands import StepCall
 from everstep.errors import StepTimedOut
+from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
 
 if TYPE_CHECKING:
@@ -117,9 +118,9 @@ class Bodies:
             return await self._call_fallback(attempt, target.fallback, args, kwargs)
         if target.is_async:
             return await target.function(*args, **kwargs)
-        return await self._call_in_thread(attempt, target.function, args, kwargs)
+        return await self.call_in_thread(attempt, target.function, args, kwargs)
 
-    async def _call_in_thread(self, attempt: Attempt, function: Any, args: Any, kwargs: Any) -> Any:
+    async def call_in_thread(self, attempt: Attempt, function: Any, args: Any, kwargs: Any) -> Any:
         """Run a `def` body on a thread. A thread cannot be stopped: the attempt may act on after its timeout."""
         app = self._driver.app
         future: asyncio.Future[tuple[Any, BaseException | None]] = app.loop.create_future()
@@ -140,7 +141,7 @@ class Bodies:
             return fallback
         if is_async_callable(fallback):
             return await fallback(*args, **kwargs)
-        value = await self._call_in_thread(attempt, fallback, args, kwargs)
+        value = await self.call_in_thread(attempt, fallback, args, kwargs)
         return await value if asyncio.iscoroutine(value) else value
 
     def finish(self, attempt: Attempt) -> None:
@@ -153,6 +154,10 @@ class Bodies:
         attempt = self.running.pop(call, None)
         if attempt is not None and attempt.task is not None:
             attempt.task.cancel()
+
+    def must_not_be_cut_off(self) -> bool:
+        """Whether a body runs whose effect nobody could tell afterwards."""
+        return any(not may_run_again(attempt.call.target.effect) for attempt in self.running.values())
 
     def cancel_all(self) -> None:
         """Stop all bodies: the run leaves this process."""

@@ -299,13 +299,22 @@ class CallFuture(WorkflowFuture):
         asyncio.Future.__init__(self, loop=loop)
         self.execution = execution
         self.target: StepCall | ChildCall | None = None
+        self._cancel_wanted: tuple[Any] | None = None
 
     def cancel(self, msg: Any = None) -> bool:
+        """Stop waiting. An effect that must not happen twice is settled first; the code is cancelled after that."""
         if self.done():
             return False
+        if isinstance(self.target, StepCall) and self.execution.must_settle(self.target):
+            self._cancel_wanted = (msg,)
+            return True
         if self.target is not None:
             self.execution.stop_waiting(self.target)
         return super().cancel(msg)
+
+    def cancel_if_wanted(self) -> bool:
+        """Cancel now if the code had been cancelled while the step was not settled."""
+        return self._cancel_wanted is not None and asyncio.Future.cancel(self, *self._cancel_wanted)
 
 
 def preview_of(arguments: Arguments) -> str:

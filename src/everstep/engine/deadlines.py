@@ -4,7 +4,7 @@ import heapq
 import itertools
 from typing import Literal, NamedTuple
 
-DeadlineKind = Literal["timer", "attempt", "run", "grace"]
+DeadlineKind = Literal["timer", "attempt", "probe", "run", "grace"]
 
 
 class Deadline(NamedTuple):

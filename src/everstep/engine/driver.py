@@ -124,6 +124,7 @@ class Driver:
         self.ending = ""
         self.outcome: bytes | None = None
         self.hold: HoldRow | None = None
+        self._hold_wanted: HoldReport | None = None
         self.status: Status = "running"
         self._published = replayed.published
         self._publishes = False
@@ -146,6 +147,11 @@ class Driver:
             self.deadlines.add(replayed.cancel_at + microseconds(cancel.grace), "grace")
         elif timeout is not None:
             self.deadlines.add(clock_started + microseconds(timeout), "run")
+
+    @property
+    def starts_nothing(self) -> bool:
+        """Whether no more bodies start: the run is over, is about to be held, or the app stops."""
+        return bool(self.is_over or self._hold_wanted is not None or self.app.draining)
 
     @property
     def is_over(self) -> bool:
@@ -218,9 +224,7 @@ class Driver:
             self._record_patches()
         for command in commands:
             if isinstance(command, StepCall):
-                seq = self.record("step_started", command.step, command.body())
-                if not command.cancelled:
-                    self.attempts.begin(command, seq)
+                self.attempts.begin(command)
             elif isinstance(command, EndRun):
                 self._end(command)
             else:
@@ -300,6 +304,8 @@ class Driver:
                 self.deliver("timer_fired", "", ev.TimerFired(top.call))
             elif top.kind == "attempt":
                 self.attempts.begin_again(top.call)
+            elif top.kind == "probe":
+                self.attempts.doubts.ask(top.call)
             elif top.kind == "run":
                 self.request_cancel(ev.CancelRequested(reason="the run's timeout", timeout=True))
             else:
@@ -312,6 +318,8 @@ class Driver:
                 holds = top.call in self.execution.loop.timers
             elif top.kind == "attempt":
                 holds = self.attempts.is_due_later(top.call)
+            elif top.kind == "probe":
+                holds = self.attempts.doubts.is_due(top.call)
             else:
                 holds = top.kind == "grace" or self.execution.cancel is None
             if holds:
@@ -346,7 +354,11 @@ class Driver:
         self._record_end(command.kind, body, command.payload or None)
 
     def _force_end(self) -> None:
-        """The grace is over, or was not given: the run ends without its code."""
+        """The grace is over, or was not given: the run ends without its code. An effect in doubt comes first."""
+        doubtful = self.execution.unsettled()
+        if doubtful is not None:
+            self.attempts.doubts.hold(doubtful, "the run is to end without its code, and this step was begun")
+            return
         cancel = self.execution.cancel
         if cancel is not None and cancel.timeout:
             error = RunTimedOut(f"The run took longer than {self.execution.workflow.timeout} s and did not stop.")
@@ -384,8 +396,11 @@ class Driver:
             self._record_end(*self._end_recorded)
 
     def put_on_hold(self, report: HoldReport) -> None:
-        """Stop here and ask a person."""
+        """Stop here and ask a person, once no body runs any more that must not be cut off."""
         if self.is_over:
+            return
+        if self.attempts.bodies.must_not_be_cut_off():
+            self._hold_wanted = self._hold_wanted or report
             return
         self.attempts.bodies.cancel_all()
         self.hold = report.row(self.run, self.app.clock.now(), self.app.randomness)
@@ -396,6 +411,9 @@ class Driver:
     def come_to_rest(self) -> None:
         """Say how the run is, set the alarm, and if the code can never go on, say that too."""
         if self._applying or self.stopped or self.ending or self.hold:
+            return
+        if self._hold_wanted is not None and not self.attempts.bodies.must_not_be_cut_off():
+            self.put_on_hold(self._hold_wanted)
             return
         if self._unapplied or self.attempts.are_under_way:
             self.status = "running"
@@ -442,11 +460,12 @@ class Driver:
             return
         self.stopped = True
         self.attempts.bodies.cancel_all()
+        self.attempts.doubts.cancel_all()
         if self._alarm is not None:
             self._alarm.cancel()
         self._unapplied.clear()
         self.execution.evict()
-        del self.attempts.bodies, self.attempts, self.inbox, self.saver  # they point back here: see Execution.evict
+        del self.attempts.bodies, self.attempts.doubts, self.attempts, self.inbox, self.saver  # they point back here: see Execution.evict
 
     def ended_as(self) -> Status | None:
         """Return the status in which the run left this process for good: an end, or held; None if it just left."""

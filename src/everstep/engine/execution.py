@@ -47,6 +47,7 @@ from everstep.errors import (
     RunTimedOut,
 )
 from everstep.model import events as ev
+from everstep.model.contracts import may_run_again
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
 
@@ -126,7 +127,7 @@ class Execution:
         for timer in self.loop.timers_at_rest():
             self._issue(StartTimer(self._next_call(), timer))
             self.loop.timers[timer.call] = timer
-        if self.main is not None and self.main.done() and not self.ended and not self._waits_for_children():
+        if self.main is not None and self.main.done() and not self.ended and not self._waits_before_its_end():
             self.ended = True
             self._issued.append(self._end())
         issued, self._issued = self._issued, []
@@ -143,11 +144,12 @@ class Execution:
         if call is not None and not call.future.done():
             payload = self.payload(body.value, body.ref)
             call.future.target = None  # they point at each other, and a circle would wait for the garbage collector
-            call.future.set_result(self.codec.decode(payload, call.target.signature.result))
+            if not call.future.cancel_if_wanted():
+                call.future.set_result(self.codec.decode(payload, call.target.signature.result))
 
     def _step_failed(self, body: ev.StepFailed) -> None:
         call = self._awaited(self.steps, body)
-        if call is not None and not call.future.done():
+        if call is not None and not call.future.done() and not call.future.cancel_if_wanted():
             self._fail(call.future, body.call, self.codec.decode_error(self.payload(body.error, body.ref)))
 
     def _timer_fired(self, body: ev.TimerFired) -> None:
@@ -238,6 +240,14 @@ class Execution:
                 todo.extend(one.exceptions)
         return 0
 
+    def _waits_before_its_end(self) -> bool:
+        """The code is done, but its end waits for children that it waits for, and for effects that must be settled."""
+        return self._waits_for_children() or self.unsettled() is not None
+
+    def unsettled(self) -> StepCall | None:
+        """Return a begun step whose effect must be known before the run may end, if there is one."""
+        return next((call for call in self.steps.values() if not may_run_again(call.target.effect)), None)
+
     def _waits_for_children(self) -> bool:
         return any(child.target.on_parent_end == "wait" for child in self.children.values()) and not self.cancel
 
@@ -289,6 +299,10 @@ class Execution:
         self.steps[call.call] = call
         self._issued.append(call)
         return future
+
+    def must_settle(self, target: StepCall) -> bool:
+        """Tell whether a step has to be settled before the code may be told that it was cancelled."""
+        return not self.unwinding and target.call in self.steps and not may_run_again(target.target.effect)
 
     def stop_waiting(self, target: StepCall | ChildCall) -> None:
         """The code was cancelled while it waited for a step or child."""

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from everstep.effects.surroundings import persons_line, where_is
-from everstep.engine.commands import Difference, StepCall
+from everstep.engine.commands import Difference, StepCall, preview_of
 from everstep.engine.greenlets import frame_behind
 from everstep.errors import Damaged
+from everstep.model.digests import derived_key
 from everstep.stores.protocol import HoldRow
 
 if TYPE_CHECKING:
     from everstep.engine.execution import Execution
+    from everstep.engine.replay import Attempts
 
 CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
     "diverged": {
@@ -22,6 +24,12 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
         "cancel": "end the run as cancelled, without its code",
     },
     "damaged": {"retry": "verify the history again, after the file was repaired or brought back from a backup"},
+    "in-doubt": {
+        "done": "take the given value as the step's outcome and go on; the step does not run",
+        "not-done": "do it again, in a new attempt with the same key",
+        "probe": "ask the outside again",
+        "cancel": "end the run as cancelled, without its code; whether the effect happened stays open",
+    },
     "exhausted": {
         "retry": "give the step a fresh set of attempts",
         "skip": "take the given value as the step's outcome and go on",
@@ -94,6 +102,25 @@ def _verb(text: str) -> str:
 def damaged_report(error: Damaged) -> HoldReport:
     """The history does not match its digests."""
     return HoldReport("damaged", str(error), facts={"last_good": error.last_good})
+
+
+def in_doubt_report(
+    call: StepCall, attempts: "Attempts", why: str, *, is_done: bool = False
+) -> HoldReport:
+    """A step was begun, and nobody knows whether its effect happened (or only its value is missing)."""
+    summary = f"{call.step} was begun and may or may not have happened: {why}"
+    if is_done:
+        summary = f"{call.step}: {why}"
+    facts = {
+        "call": call.call,
+        "attempts": attempts.attempt,
+        "key": derived_key(call.entropy, call.step),
+        "arguments": preview_of(call.arguments),
+        "worker": attempts.by,
+        "source": call.source,
+    }
+    without = ["not-done", "probe"] if is_done else [] if call.target.probe is not None else ["probe"]
+    return HoldReport("in-doubt", summary, step=call.step, facts=facts, without=without)
 
 
 def exhausted_report(call: StepCall, attempt: int, error: BaseException) -> HoldReport:

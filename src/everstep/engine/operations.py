@@ -174,7 +174,7 @@ async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, va
             f"{resolution!r} does not resolve hold {chosen.id} ({chosen.reason}). "
             f"Possible: {', '.join(f'{one} ({_consequence(chosen, one)})' for one in chosen.resolutions)}."
         )
-    payload = app.codec.encode(value, ANY, "the value for --skip") if resolution == "skip" else b""
+    payload = app.codec.encode(value, ANY, "the value for --skip") if resolution in ("skip", "done") else b""
     claimed = await _claim(app, run, ("held",))
     if claimed is None:
         raise HoldConflict(f"Hold {chosen.id} was resolved by somebody else just now.")

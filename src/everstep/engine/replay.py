@@ -33,6 +33,8 @@ NEVER: Final = -1
 """The due time of an attempt that waits for a person."""
 FALLBACK: Final = -2
 """The due time of an attempt that is never made: the step's fallback takes its place."""
+DOUBT: Final = -3
+"""The due time of an attempt about which nobody knows yet whether the one before it happened."""
 
 
 class Attempts(msgspec.Struct):
@@ -43,6 +45,10 @@ class Attempts(msgspec.Struct):
     due: int | None = None
     details: bytes = b""
     by_person: bool = False
+    by: str = ""
+    """The worker that began the last attempt (with `once`)."""
+    doubted_at: int = 0
+    probes: int = 0
 
 
 class Replayed(msgspec.Struct):
@@ -243,7 +249,7 @@ class Replay:
 
     def _begin_attempt(self, body: Any) -> None:
         attempts = self.attempts.setdefault(body.call, Attempts())
-        attempts.attempt = body.attempt
+        attempts.attempt, attempts.by = body.attempt, body.by
         attempts.due = None
         attempts.by_person = False
 
@@ -255,10 +261,23 @@ class Replay:
             attempts.due = body.due
         elif kind == "heartbeat" and attempts is not None:
             attempts.details = self.execution.payload(body.details, body.ref)
-        elif kind == "run_resolved" and attempts is not None and body.resolution == "retry":
-            attempts.failures, attempts.due, attempts.by_person = 0, event.at, True
+        elif kind == "step_doubted" and attempts is not None:
+            attempts.due, attempts.doubted_at, attempts.probes = DOUBT, event.at, 0
+        elif kind == "probe_answered" and attempts is not None:
+            attempts.probes += 1
+        elif kind == "run_resolved" and attempts is not None:
+            self._note_resolution(attempts, body.resolution, event.at)
         elif kind == "run_retried":
             self._retry(event)
+
+    def _note_resolution(self, attempts: Attempts, resolution: str, at: int) -> None:
+        """What a person decided about one step: fresh attempts, another one, or another round of questions."""
+        if resolution == "retry":
+            attempts.failures, attempts.due, attempts.by_person = 0, at, True
+        elif resolution == "not-done":
+            attempts.due, attempts.by_person = at, True
+        elif resolution == "probe":
+            attempts.due, attempts.doubted_at, attempts.probes = DOUBT, at, 0
 
     def _retry(self, event: Recorded) -> None:
         """A person's retry: what failed is open again, with all its attempts."""

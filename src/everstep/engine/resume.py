@@ -148,7 +148,7 @@ def resolve_unit(
         body = ev.RunResolved(hold.id, resolution, by, note, accepted if resolution == "accept" else {})
         body.call = int(facts.get("call", 0))
         journal.record("run_resolved", hold.step, body, journal.at)
-    if resolution == "skip":
+    if resolution in ("skip", "done"):
         raw, ref = journal.pack(payload)
         # Early: there may be outcomes before it that the code has not seen, and commands that follow from those.
         outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True)

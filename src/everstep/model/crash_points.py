@@ -42,6 +42,8 @@ TABLE: Final[dict[str, str]] = {
     "store.bury.before": "dead workers were found",
     "store.bury.written": "their rows are removed; not committed",
     "store.bury.after": "they are buried",
+    "probe.before": "a probe is about to ask the outside",
+    "probe.after": "a probe has answered and its answer is not recorded",
     "body.before": "a step's body is about to start; its intent is durable if its contract needs one",
     "body.after": "a body has ended and its outcome is not recorded",
     "attempt.again": "another attempt at a step is about to be recorded",

@@ -7,7 +7,7 @@ never reaches workflow code.
     commands   step_started (first attempt)  step_cancelled  timer_started  signal_awaited  signal_rejected
                child_started  child_cancelled  value_published  run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_failed  timer_fired  signal_received  child_ended  cancel_requested
-    notes      step_started (later attempts)  attempt_failed  heartbeat  patched  run_held  run_resolved  run_retried
+    notes      step_started (later attempts)  attempt_failed  step_doubted  probe_answered  heartbeat  patched  run_held  run_resolved  run_retried
 """
 
 from typing import Any, Final, Literal, NamedTuple
@@ -22,6 +22,8 @@ EventKind = Literal[
     "step_cancelled",
     "attempt_failed",
     "heartbeat",
+    "step_doubted",
+    "probe_answered",
     "timer_started",
     "timer_fired",
     "signal_awaited",
@@ -100,7 +102,13 @@ class StepStarted(Body):
     source: str = ""
     attempt: int = 1
     because: str = ""
-    """Why there is another attempt: `retry` (its policy), `crash` (the last was cut off), `person` (a retried run)."""
+    """Why there is another attempt: `retry` (its policy), `crash` (the last was cut off), `person` (a retried run),
+    `not-done` (a probe or a person said that the last one did not happen)."""
+    by: str = ""
+    """With `once`: the worker that runs it, so that it is known later whether it can still act."""
+    whole: msgspec.Raw = NO_PAYLOAD
+    """With `once`: the arguments themselves."""
+    ref: str = ""
 
 
 class StepCompleted(Outcome):
@@ -113,6 +121,8 @@ class StepCompleted(Outcome):
     seconds: float = 0.0
     key_unused: bool = False
     fallback: bool = False
+    adopted: bool = False
+    """A probe or a person gave the outcome; the body did not."""
 
 
 class StepFailed(Outcome):
@@ -137,6 +147,28 @@ class AttemptFailed(Body):
     error: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
     seconds: float = 0.0
+
+
+class StepDoubted(Body):
+    """A `once` step is in doubt: it was begun, and nobody knows whether its effect happened.
+
+    `because` is `crash` (cut off) or `error` (it raised something that does not say).
+    """
+
+    call: int
+    attempt: int
+    because: str
+    error: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+
+
+class ProbeAnswered(Body):
+    """A probe was asked about a step in doubt: `done`, `not-done` or `unknown`."""
+
+    call: int
+    attempt: int
+    answer: str
+    why: str = ""
 
 
 class Heartbeat(Body):
@@ -321,6 +353,8 @@ BODIES: Final[dict[str, type[Body]]] = {
     "step_cancelled": StepCancelled,
     "attempt_failed": AttemptFailed,
     "heartbeat": Heartbeat,
+    "step_doubted": StepDoubted,
+    "probe_answered": ProbeAnswered,
     "timer_started": TimerStarted,
     "timer_fired": TimerFired,
     "signal_awaited": SignalAwaited,

@@ -1,0 +1,22 @@
+"""What a probe answers about an effect whose outcome is unknown.
+
+`Done(value)`: it happened, and this is the step's outcome. `everstep.NotDone()` (returned or raised): it certainly did
+not happen. `Unknown()`: the outside cannot tell yet; it is asked again later.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The effect happened; `value` becomes the step's outcome."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The outside cannot tell whether the effect happened."""
+
+    why: str = ""

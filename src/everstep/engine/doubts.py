@@ -1,0 +1,175 @@
+"""Steps in doubt: begun, and nobody knows whether their effect happened. They are settled, never guessed.
+
+A `once` step comes into doubt when a crash cut it off, or when it raised something that does not say whether the effect
+happened. Its probe is asked, with patience; without a probe, or when the probe does not know in time, a person is.
+Nothing is done again while an earlier attempt may still act.
+"""
+
+import asyncio
+import inspect
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Final
+
+from everstep.effects.answers import Done, Unknown
+from everstep.effects.surroundings import CURRENT
+from everstep.engine.bodies import Attempt
+from everstep.engine.clock import microseconds
+from everstep.engine.commands import StepCall
+from everstep.engine.holding import in_doubt_report
+from everstep.engine.replay import DOUBT, Attempts
+from everstep.errors import NotDone, NotEncodable
+from everstep.model import events as ev
+from everstep.model.crash_points import crash_point
+from everstep.model.digests import derived_key
+
+if TYPE_CHECKING:
+    from everstep.engine.attempts import StepAttempts
+    from everstep.engine.driver import Driver
+
+FIRST_SECONDS: Final = 1.0
+MOST_SECONDS: Final = 60.0
+"""A probe that does not know is asked again after 1, 2, 4 … 60 seconds."""
+
+
+class Doubts:
+    """The steps in doubt of one run."""
+
+    def __init__(self, driver: "Driver", attempts: "StepAttempts", known: dict[int, Attempts]) -> None:
+        self.asking: dict[int, asyncio.Task[None]] = {}
+        """Calls whose probe is running."""
+        self._driver = driver
+        self._attempts = attempts
+        self._known = known
+
+    def begin(self, call: StepCall, error: BaseException | None) -> None:
+        """An attempt ended, or was cut off, in a way that does not say whether its effect happened."""
+        driver, attempts = self._driver, self._known[call.call]
+        raw, ref = driver.journal.pack(driver.app.codec.encode_error(error) if error is not None else b"")
+        because = "crash" if error is None else "error"
+        driver.record("step_doubted", call.step, ev.StepDoubted(call.call, attempts.attempt, because, raw, ref))
+        attempts.due, attempts.doubted_at = DOUBT, driver.journal.at
+        driver.saver.save(waited_for=False)
+        self.go_on(call)
+
+    def go_on(self, call: StepCall) -> None:
+        """Ask the outside, or a person."""
+        attempts = self._known[call.call]
+        if call.target.probe is None:
+            self.hold(call, "it has no probe that could ask the outside")
+            return
+        at = max(self._driver.app.clock.now(), attempts.doubted_at + microseconds(call.target.settle))
+        self._driver.deadlines.add(at, "probe", call.call)
+        self._driver.come_to_rest()
+
+    def is_due(self, call: int) -> bool:
+        """Whether a step waits for the time at which its probe is asked."""
+        attempts = self._known.get(call)
+        return attempts is not None and attempts.due == DOUBT and call not in self.asking
+
+    # -- asking the outside ----------------------------------------------------------------------------------------
+    def ask(self, number: int) -> None:
+        """Run the probe."""
+        driver = self._driver
+        call, attempts = driver.execution.steps[number], self._known[number]
+        crash_point("probe.before")
+        context: Context = driver.app.context.copy()
+        asked = Attempt(
+            self._attempts.bodies, driver.run, driver.execution.workflow.name, call, attempts.attempt, None, False
+        )
+        context.run(CURRENT.set, asked)
+        self.asking[number] = driver.app.loop.create_task(self._ask(call, asked), context=context)
+
+    async def _ask(self, call: StepCall, asked: Attempt) -> None:
+        args, kwargs = call.arguments.args, call.arguments.kwargs
+        probe: Any = call.target.probe
+        try:
+            if inspect.iscoroutinefunction(probe):
+                answer = await probe(derived_key(asked.entropy, asked.step), *args, **kwargs)
+            else:
+                answer = await self._attempts.bodies.call_in_thread(asked, probe, (derived_key(asked.entropy, asked.step), *args), kwargs)
+        except NotDone as certain:
+            answer = certain
+        except asyncio.CancelledError:
+            if self._driver.stopped or call.call not in self.asking:
+                return
+            answer = Unknown("the probe was cancelled")
+        except Exception as error:  # noqa: BLE001  # a probe that raises does not know
+            answer = Unknown(f"{type(error).__name__}: {error}")
+        crash_point("probe.after")
+        self.asking.pop(call.call, None)
+        if not self._driver.is_over and call.call in self._driver.execution.steps:
+            self._take_answer(call, answer)
+
+    def _take_answer(self, call: StepCall, answer: Any) -> None:
+        if isinstance(answer, Done):
+            self._adopt(call, answer.value)
+        elif isinstance(answer, NotDone):
+            self._take_not_done(call)
+        elif isinstance(answer, Unknown):
+            self._ask_later(call, answer)
+        else:
+            self._ask_later(call, Unknown(f"the probe returned {type(answer).__name__}, not Done, NotDone or Unknown"))
+
+    def _adopt(self, call: StepCall, value: Any) -> None:
+        """It happened: the probe's value is the step's outcome, without running it."""
+        driver = self._driver
+        try:
+            payload = driver.app.codec.encode(value, call.target.signature.result, f"the probe of {call.step}")
+        except NotEncodable as refused:
+            self._ask_later(call, Unknown(str(refused)))
+            return
+        attempts = self._known.pop(call.call)
+        self._note(call, attempts, "done")
+        raw, ref = driver.journal.pack(payload)
+        body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, adopted=True)
+        driver.deliver("step_completed", call.step, body, expensive=True)
+
+    def _take_not_done(self, call: StepCall) -> None:
+        """It did not happen, so it may be done again: unless the earlier attempt may still act."""
+        attempts = self._known[call.call]
+        self._note(call, attempts, "not-done")
+        still = self.may_still_act(call)
+        if still:
+            self.hold(call, f"the probe says that it has not happened, but {still}")
+        else:
+            self._attempts.begin_again(call.call, "not-done")
+
+    def _ask_later(self, call: StepCall, answer: Unknown) -> None:
+        driver, attempts = self._driver, self._known[call.call]
+        self._note(call, attempts, "unknown", answer.why)
+        attempts.probes += 1
+        delay = min(MOST_SECONDS, FIRST_SECONDS * 2 ** min(attempts.probes - 1, 20))
+        due = driver.app.clock.now() + microseconds(delay)
+        if due > attempts.doubted_at + microseconds(call.target.settle + call.target.probe_for):
+            self.hold(call, f"its probe does not know, after {call.target.probe_for:g} s")
+            return
+        driver.deadlines.add(due, "probe", call.call)
+        driver.come_to_rest()
+
+    def _note(self, call: StepCall, attempts: Attempts, answer: str, why: str = "") -> None:
+        body = ev.ProbeAnswered(call.call, attempts.attempt, answer, why[:500])
+        self._driver.record("probe_answered", call.step, body)
+        self._driver.saver.save(waited_for=False)
+
+    # -- asking a person -------------------------------------------------------------------------------------------
+    def hold(self, call: StepCall, why: str, *, is_done: bool = False) -> None:
+        """Put the run on hold: a person has to say whether it happened."""
+        attempts = self._known[call.call]
+        self._driver.put_on_hold(in_doubt_report(call, attempts, why, is_done=is_done))
+
+    def may_still_act(self, call: StepCall) -> str:
+        """Say where the last attempt may still run; "" if it provably cannot act any more."""
+        app, attempts = self._driver.app, self._known[call.call]
+        if attempts.by in ("", app.worker):
+            is_acting = not call.target.is_async and self._driver.run in app.threads.acting_for()
+            return "its thread in this process still runs" if is_acting else ""
+        for worker in app.store.workers():
+            if worker.id == attempts.by:
+                return f"the process that began it still exists (worker {worker.id}, pid {worker.pid} on {worker.host})"
+        return ""
+
+    def cancel_all(self) -> None:
+        """The run leaves this process."""
+        asking, self.asking = self.asking, {}
+        for task in asking.values():
+            task.cancel()
