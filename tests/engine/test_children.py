@@ -33,7 +33,7 @@ async def doubling(number: int) -> int:
 
 
 @workflow
-async def failing(text: str) -> None:
+async def failing_child(text: str) -> None:
     await note(text)
     raise LookupError(text)
 
@@ -111,7 +111,7 @@ async def test_a_childs_failure_is_raised_with_its_type_and_can_be_handled(machi
     @workflow
     async def parent() -> str:
         try:
-            await failing("gone")
+            await failing_child("gone")
         except LookupError as error:
             return f"handled {error}"
         return "?"
@@ -124,7 +124,7 @@ async def test_a_childs_failure_is_raised_with_its_type_and_can_be_handled(machi
 async def test_a_childs_failure_that_nobody_handles_is_the_parents(machine: Machine) -> None:
     @workflow
     async def parent() -> None:
-        await failing("gone")
+        await failing_child("gone")
 
     app = await machine.boot()
     with pytest.raises(LookupError, match="gone"):
@@ -136,7 +136,7 @@ async def test_a_childs_failure_that_nobody_handles_is_the_parents(machine: Mach
 async def test_a_child_whose_failure_nobody_awaits_does_not_hurt_its_parent(machine: Machine) -> None:
     @workflow
     async def parent() -> str:
-        await everstep.start(failing, "quietly", id="child")
+        await everstep.start(failing_child, "quietly", id="child")
         await everstep.receive("go")
         return "fine"
 

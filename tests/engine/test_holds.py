@@ -47,6 +47,9 @@ def flip(column: str, seq: int) -> str:
     )
 
 
+ADD_A_ROW = (
+    "INSERT INTO events SELECT run, generation, 7, kind, step, at, body, digest FROM events WHERE run = 'r' AND seq = 6"
+)
 DAMAGE: dict[str, tuple[list[str], int]] = {
     # name: (statements, the last event that can still be believed)
     "a byte of a body": ([flip("body", 3)], 2),
@@ -77,10 +80,7 @@ DAMAGE: dict[str, tuple[list[str], int]] = {
         2,
     ),
     "an added row": (
-        [
-            "INSERT INTO events SELECT run, generation, 7, kind, step, at, body, digest FROM events "
-            "WHERE run = 'r' AND seq = 6"
-        ],
+        [ADD_A_ROW],
         6,
     ),
     "the head's number": (["UPDATE runs SET head_seq = 5 WHERE id = 'r'"], 5),
@@ -520,7 +520,7 @@ async def test_resolving_twice_an_unknown_hold_or_in_a_wrong_way_is_refused_with
     with pytest.raises(HoldConflict, match=f"{hold.id}.*asked"):
         await app.resolve("r", "retry", hold="h000")
     for wrong in ("skip", "accept", "done", ""):
-        with pytest.raises(HoldConflict, match="retry .*cancel "):
+        with pytest.raises(HoldConflict, match=r"retry .*cancel "):
             await app.resolve("r", wrong)
     assert machine.status("r") == "held"
     await app.resolve("r", "retry", hold=hold.id)

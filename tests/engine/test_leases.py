@@ -28,7 +28,7 @@ async def note(text: str) -> str:
 
 
 @workflow
-async def waiting() -> str:
+async def one_word_noted() -> str:
     return await note(await everstep.receive("word", str))
 
 
@@ -111,7 +111,7 @@ async def test_a_zombie_writes_nothing_and_both_callers_get_one_result(machine: 
 @scenario
 async def test_a_lease_is_renewed_while_its_owner_lives(machine: Machine) -> None:
     app = await machine.boot(lease=30.0)
-    await app.start(waiting, id="r")
+    await app.start(one_word_noted, id="r")
     worker = await machine.worker(lease=30.0)
     for _ in range(10):
         await machine.advance(12)
@@ -123,7 +123,7 @@ async def test_a_lease_is_renewed_while_its_owner_lives(machine: Machine) -> Non
 async def test_a_buried_worker_comes_back_as_another_and_its_runs_go_on(machine: Machine) -> None:
     """Its row is gone, as after a mistaken burial: it must not go on under the old name."""
     app = await machine.boot(lease=30.0)
-    run = await app.start(waiting, id="r")
+    run = await app.start(one_word_noted, id="r")
     await machine.rest(app)
     result = asyncio.ensure_future(run.result())
     old = app.worker
@@ -141,7 +141,7 @@ async def test_a_buried_worker_comes_back_as_another_and_its_runs_go_on(machine:
 @scenario
 async def test_a_buried_worker_goes_on_with_runs_that_nobody_waits_for(machine: Machine) -> None:
     app = await machine.boot(lease=30.0)
-    await app.start(waiting, id="r")
+    await app.start(one_word_noted, id="r")
     await machine.rest(app)
     old = app.worker
     machine.sql("DELETE FROM workers")
@@ -156,7 +156,7 @@ async def test_two_apps_race_for_one_claim_and_exactly_one_gets_it_every_time(ma
     one, two = await machine.boot(), await machine.boot()
     await one.become_worker()
     await two.become_worker()
-    await one.start(waiting, id="r")
+    await one.start(one_word_noted, id="r")
     await machine.rest(one)
     await machine.stop(one)
     one = await machine.boot()

@@ -25,7 +25,7 @@ async def do(text: str) -> str:
 
 
 def old() -> Any:
-    @workflow(name="changing")
+    @workflow(name="patched_flow")
     async def changing() -> str:
         first = await do("old")
         await everstep.receive("go")
@@ -35,7 +35,7 @@ def old() -> Any:
 
 
 def new() -> Any:
-    @workflow(name="changing")
+    @workflow(name="patched_flow")
     async def changing() -> str:
         first = await do("new" if everstep.patched("better") else "old")
         await everstep.receive("go")
@@ -45,7 +45,7 @@ def new() -> Any:
 
 
 def unguarded() -> Any:
-    @workflow(name="changing")
+    @workflow(name="patched_flow")
     async def changing() -> str:
         first = await do("new")
         await everstep.receive("go")
@@ -75,7 +75,7 @@ async def test_a_run_that_is_under_way_keeps_the_old_way_and_a_new_one_takes_the
     await app.signal("r", "go")
     await machine.until_status("r", "completed")
     assert await app.get("r").result() == "oldlast"
-    fresh = await app.start("changing", id="fresh")
+    fresh = await app.start("patched_flow", id="fresh")
     assert await go(app, "fresh") == "newlast"
     assert NOTES == ["last", "new", "last"]
     assert [(body.name, body.value) for body in machine.bodies("r", "patched")] == [("better", False)]
@@ -90,7 +90,7 @@ async def test_the_answer_is_remembered_across_crashes_and_later_code(machine: M
     for _ in range(2):
         new()
         app = await machine.boot()
-        await app.start("changing", id="r")
+        await app.start("patched_flow", id="r")
         await machine.rest(app)
         await machine.kill(app)
     new()
@@ -127,7 +127,7 @@ async def test_a_run_that_took_the_new_way_needs_no_patch_any_more(machine: Mach
 async def test_a_patch_that_the_code_reaches_only_now_is_taken_also_in_an_old_run(machine: Machine) -> None:
     await started_then_killed(machine, old)
 
-    @workflow(name="changing")
+    @workflow(name="patched_flow")
     async def changing() -> str:
         first = await do("old")
         await everstep.receive("go")

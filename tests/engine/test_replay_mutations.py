@@ -575,7 +575,7 @@ async def test_accepting_keeps_every_later_difference_visible(machine: Machine) 
 async def test_a_difference_in_a_call_cannot_be_accepted(machine: Machine) -> None:
     await killed_in_its_last_step(machine)
     app = await look_at(machine, callee)
-    with pytest.raises(everstep.errors.HoldConflict, match="retry .*cancel"):
+    with pytest.raises(everstep.errors.HoldConflict, match=r"retry .*cancel"):
         await app.resolve(RUN, "accept")
     assert machine.status(RUN) == "held"
 

@@ -16,8 +16,8 @@ from tests.engine.resume_helpers import Machine, scenario
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "resume.md"
 VERBS = (
-    "start, attach", "start, retry", "start, restart", "start, fail", "signal", "cancel", "cancel, now", "retry", "hold",
-    "resolve", "fork", "rollback",
+    "start, attach", "start, retry", "start, restart", "start, fail", "signal", "cancel", "cancel, now", "retry",
+    "hold", "resolve", "fork", "rollback",
 )  # fmt: skip
 ERRORS = {error.__name__: error for error in (HoldConflict, IdConflict, RunActive, RunCancelled, RunEnded, RunHeld)}
 
@@ -118,13 +118,13 @@ async def release(machine: Machine, app: App) -> Any:
     """Let the run come to its end, and return its result."""
     for gate in GATES:
         gate.set()
-    if not machine.store.signals("r"):
+    if not any(one.kind == "signal" for one in machine.store.signals("r")):
         await app.signal("r", "word", "!")
     await machine.until_status("r", "completed")
     return await app.get("r").result()
 
 
-# -- what the words of the table mean -----------------------------------------------------------------------------------
+# -- what the words of the table mean ----------------------------------------------------------------------------------
 async def goes_on_here(machine: Machine, app: App, verb: str, owner: App) -> None:
     run = await do(app, verb)
     await machine.until(lambda: "r" in app.drivers)
@@ -227,8 +227,7 @@ async def refuses(machine: Machine, app: App, verb: str, error: type[Exception])
     """The verb raises, and changes nothing about the run but who asked last."""
     before = (machine.status("r"), machine.events("r"), machine.store.signals("r"), machine.row("r").generation)
     with pytest.raises(error):
-        run = await do(app, verb)
-        await run.result()
+        await (await do(app, verb)).result()
     after = (machine.status("r"), machine.events("r"), machine.store.signals("r"), machine.row("r").generation)
     assert after == before
     assert NOTES == []

@@ -216,7 +216,8 @@ async def test_a_damaged_payload_in_the_inbox_is_rejected_as_well(machine: Machi
     await machine.rest(app)
     await machine.kill(app)
     machine.sql(
-        "INSERT INTO signals (run, kind, name, id, value, at, state) VALUES ('r', 'signal', 'number', '', ?, 1, 'pending')",
+        "INSERT INTO signals (run, kind, name, id, value, at, state) "
+        "VALUES ('r', 'signal', 'number', '', ?, 1, 'pending')",
         b'{"not": "an envelope"}',
     )
     worker = await machine.worker()

@@ -89,6 +89,7 @@ class Driving:
         self.on_hold = on_hold
         self.worker = ""
         self._workflows = workflows
+        self._has_children = False
         self._resting: OrderedDict[str, Driver] = OrderedDict()
         self._taking_up: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -264,6 +265,7 @@ class Driving:
 
     def adopt(self, run: str) -> None:
         """Drive a child run that one of our runs has started."""
+        self._has_children = True
         self.want(run)
         crash_point("child.adopted")
         self.spawn(self._adopt(run))
@@ -373,7 +375,8 @@ class Driving:
         if status is not None:
             crash_point("run.ended")
             self._notify(driver.run, status, outcome)
-            self.pump.nudge()  # a run of ours may follow this one, and has its end in its inbox now
+            if self._has_children:
+                self.pump.nudge()  # a run of ours may follow this one, and has its end in its inbox now
         elif driver.run in self.watchers:
             self.wanted.add(driver.run)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from everstep.errors import StoreError
-from everstep.stores.protocol import Store
+from everstep.stores.protocol import Busy, Store
 
 METHODS: Final = (
     "bury_dead",
@@ -62,6 +62,11 @@ class Fault:
             return True
         return False
 
+    def take_back(self) -> None:
+        """The call that was to fail did not happen after all."""
+        self._calls -= 1
+        self.fired -= 1
+
 
 class FaultyStore:
     """Passes everything on to a real store, except what is told to fail."""
@@ -105,7 +110,11 @@ class FaultyStore:
             if fault is None or not fault.happens_now(args):
                 return value(*args, **options)
             if fault.after:
-                value(*args, **options)
+                try:
+                    value(*args, **options)
+                except Busy:  # nothing was done: the fault waits for the next call
+                    fault.take_back()
+                    raise
             raise fault.error
 
         return call
