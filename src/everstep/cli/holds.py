@@ -69,7 +69,7 @@ def _consequence(report: dict[str, Any], resolution: str) -> str:
 def resolve_line(hold: HoldRow, resolution: str, url: str | None) -> str:
     """Return the command that resolves a hold in one way."""
     words = ["resolve", hold.run, "--hold", hold.id, f"--{resolution}"]
-    return line_to_paste(*words, *(["JSON"] if resolution == "skip" else []), url=url)
+    return line_to_paste(*words, *(["JSON"] if resolution in ("skip", "done") else []), url=url)
 
 
 def draw_hold(hold: HoldRow, url: str | None, now: int | None = None) -> "RenderableType":

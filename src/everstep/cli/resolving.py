@@ -18,6 +18,9 @@ from everstep.stores.protocol import HoldRow
 @click.command("resolve")
 @click.argument("run", required=False)
 @click.option("--hold", metavar="ID", help="Which hold, if the run has more than one.")
+@click.option("--done", metavar="JSON", help="A step in doubt did happen, and this is its outcome.")
+@click.option("--not-done", is_flag=True, help="A step in doubt did not happen: do it again.")
+@click.option("--probe", is_flag=True, help="Ask the outside again about a step in doubt.")
 @click.option("--accept", is_flag=True, help="Keep the recorded outcomes although the arguments are others now.")
 @click.option("--retry", is_flag=True, help="Try again what the run was held for.")
 @click.option("--skip", metavar="JSON", help="Take this value as the step's outcome.")
@@ -31,10 +34,6 @@ from everstep.stores.protocol import HoldRow
 def resolve_command(
     run: str | None,
     hold: str | None,
-    accept: bool,
-    retry: bool,
-    skip: str | None,
-    cancel: bool,
     note: str,
     reason: str | None,
     step: str | None,
@@ -42,26 +41,34 @@ def resolve_command(
     yes: bool,
     url: str | None,
     in_json: bool,
+    **answers: Any,
 ) -> int:
     """Decide about a held run: it then goes on, or ends.
 
     `everstep holds` shows which answers a hold allows and what each of them means. Many alike are resolved at once
     without RUN, by --reason, --step and --workflow: first they are listed, with --yes they are resolved.
     """
-    answers = {"accept": accept, "retry": retry, "skip": skip is not None, "cancel": cancel}
-    chosen = [name for name, given in answers.items() if given]
-    if len(chosen) != 1:
-        raise click.UsageError("Say one of --accept, --retry, --skip JSON, --cancel. `everstep holds` explains them.")
-    value = decoded_json(skip, "--skip") if skip is not None else None
+    resolution, value = _chosen(answers)
     filters = {name: one for name, one in (("reason", reason), ("step", step), ("workflow", workflow)) if one}
     if run is not None and filters:
         raise click.UsageError("--reason, --step and --workflow choose among many; they do not go with RUN.")
     if run is None and not filters:
         raise click.UsageError("Name a RUN, or choose many by --reason, --step or --workflow.")
-    answer = {"resolution": chosen[0], "value": value, "note": note, "by": user_name()}
+    answer = {"resolution": resolution, "value": value, "note": note, "by": user_name()}
     if run is not None:
         return asyncio.run(_resolve_one(run, hold, answer, url, in_json=in_json))
     return asyncio.run(_resolve_many(filters, answer, url, yes=yes, in_json=in_json))
+
+
+def _chosen(answers: dict[str, Any]) -> tuple[str, Any]:
+    """Return the one answer that was given, and its value."""
+    given = [name for name, one in answers.items() if one is not None and one is not False]
+    if len(given) != 1:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in answers)
+        raise click.UsageError(f"Say one of {options}. `everstep holds` explains which of them apply.")
+    name = given[0]
+    value = decoded_json(answers[name], f"--{name}") if isinstance(answers[name], str) else None
+    return name.replace("_", "-"), value
 
 
 async def _resolve(app: App, run: str, hold: str | None, answer: dict[str, Any]) -> None:

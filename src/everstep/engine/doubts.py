@@ -20,7 +20,7 @@ from everstep.engine.replay import DOUBT, Attempts
 from everstep.errors import NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
-from everstep.model.digests import derived_key
+from everstep.model.digests import step_key
 
 if TYPE_CHECKING:
     from everstep.engine.attempts import StepAttempts
@@ -84,9 +84,9 @@ class Doubts:
         probe: Any = call.target.probe
         try:
             if inspect.iscoroutinefunction(probe):
-                answer = await probe(derived_key(asked.entropy, asked.step), *args, **kwargs)
+                answer = await probe(step_key(asked.entropy, asked.step, asked.arguments), *args, **kwargs)
             else:
-                answer = await self._attempts.bodies.call_in_thread(asked, probe, (derived_key(asked.entropy, asked.step), *args), kwargs)
+                answer = await self._attempts.bodies.call_in_thread(asked, probe, (step_key(asked.entropy, asked.step, asked.arguments), *args), kwargs)
         except NotDone as certain:
             answer = certain
         except asyncio.CancelledError:

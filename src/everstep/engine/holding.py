@@ -10,7 +10,7 @@ from everstep.effects.surroundings import persons_line, where_is
 from everstep.engine.commands import Difference, StepCall, preview_of
 from everstep.engine.greenlets import frame_behind
 from everstep.errors import Damaged
-from everstep.model.digests import derived_key
+from everstep.model.digests import step_key
 from everstep.stores.protocol import HoldRow
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def in_doubt_report(
     facts = {
         "call": call.call,
         "attempts": attempts.attempt,
-        "key": derived_key(call.entropy, call.step),
+        "key": step_key(call.entropy, call.step, call.arguments.digest),
         "arguments": preview_of(call.arguments),
         "worker": attempts.by,
         "source": call.source,
