@@ -11,7 +11,6 @@ from everstep.codec import Live, register
 from everstep.effects.answers import Done, Unknown
 from everstep.effects.body import heartbeat, key
 from everstep.effects.step import step
-from everstep.engine.inside import current, now, patched, publish, random, receive, sleep, start, uuid
 from everstep.engine.workflow import workflow
 from everstep.errors import Error, Evicted, Fatal, NotDone
 from everstep.model.retry import Retry
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from everstep import blocking
     from everstep.engine.app import App
     from everstep.engine.handles import Run
+    from everstep.engine.inside import current, now, patched, publish, random, receive, sleep, start, uuid
     from everstep.engine.opening import open, run  # noqa: A004  # everstep.open, as users type it
 
 __version__ = "0.1.0"
@@ -55,22 +55,29 @@ __all__ = [
     "workflow",
 ]
 
-_DRIVING = {
+_INSIDE = ("current", "now", "patched", "publish", "random", "receive", "sleep", "start", "uuid")
+_LATER = {
     "App": "everstep.engine.app",
     "Run": "everstep.engine.handles",
     "open": "everstep.engine.opening",
     "run": "everstep.engine.opening",
+    **dict.fromkeys(_INSIDE, "everstep.engine.inside"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Load what drives runs when it is first used: a module that only declares steps need not wait for it."""
+    """Load what runs need when it is first used: a module that only declares steps need not wait for the engine."""
     from importlib import import_module
 
     if name == "blocking":
         return import_module("everstep.blocking")
-    if name not in _DRIVING:
+    if name not in _LATER:
         raise AttributeError(f"module 'everstep' has no attribute {name!r}")
-    value = getattr(import_module(_DRIVING[name]), name)
+    value = getattr(import_module(_LATER[name]), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """List all public names, also those that are not loaded yet."""
+    return sorted({*globals(), *__all__})

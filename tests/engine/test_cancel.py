@@ -472,7 +472,7 @@ async def test_a_cancel_and_a_signal_in_one_batch_come_in_their_order(machine: M
 
 
 # -- children ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("how", ["cooperative", "now", "now, nobody drives it", "held", "delayed grandchild"])
+@pytest.mark.parametrize("how", ["cooperative", "now", "now, nobody drives it", "held"])
 @scenario
 async def test_a_cancel_reaches_children_however_the_parent_ends(machine: Machine, how: str) -> None:
     @workflow

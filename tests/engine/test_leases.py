@@ -109,6 +109,32 @@ async def test_a_zombie_writes_nothing_and_both_callers_get_one_result(machine: 
 
 
 @scenario
+async def test_a_claim_alone_fences_the_old_owner_although_the_head_has_not_moved(machine: Machine) -> None:
+    gate = Gate()
+
+    @step
+    async def slow() -> str:
+        await gate.wait()
+        return "from the zombie"
+
+    @workflow
+    async def flow() -> str:
+        return await slow()
+
+    zombie = await machine.boot(lease=10.0)
+    await zombie.start(flow, id="r")
+    await gate.reached.wait()
+    events = machine.events("r")
+    machine.clock.advance(11)
+    (verdict,) = machine.store.commit([Claim("r", "somebody else", machine.clock.now(), ("running",))])
+    assert isinstance(verdict, Claimed)
+    gate.opened.set()
+    await machine.until(lambda: "r" not in zombie.drivers)
+    assert machine.events("r") == events
+    assert machine.status("r") == "running"
+
+
+@scenario
 async def test_a_lease_is_renewed_while_its_owner_lives(machine: Machine) -> None:
     app = await machine.boot(lease=30.0)
     await app.start(one_word_noted, id="r")

@@ -190,6 +190,45 @@ async def test_now_is_the_time_of_the_newest_event_and_the_same_in_a_replay(mach
     assert second - first == timedelta(seconds=75)
 
 
+@scenario
+async def test_events_that_happen_while_the_clock_is_behind_are_not_before_their_predecessors(
+    machine: Machine,
+) -> None:
+    @workflow
+    async def flow() -> list[str]:
+        seen = [everstep.now()]
+        for _ in range(3):
+            await everstep.receive("go")
+            seen.append(everstep.now())
+            await look("x")
+            seen.append(everstep.now())
+        await asyncio.sleep(60)
+        seen.append(everstep.now())
+        return [moment.isoformat() for moment in seen]
+
+    app = await machine.boot()
+    await app.start(flow, id="r")
+    await machine.rest(app)
+    await app.signal("r", "go")
+    await machine.rest(app)
+    await machine.kill(app)
+    behind = machine.clock = FakeClock(machine.clock.now() - 3600 * SECOND)
+    worker = await machine.worker()
+    for _ in range(2):
+        await worker.signal("r", "go")
+        await machine.until(lambda: not machine.store.inbox("r"))
+        await machine.rest(worker)
+    (timer,) = machine.bodies("r", "timer_started")
+    assert timer.deadline == max(event.at for event in machine.events("r")) + 60 * SECOND
+    behind.advance(3600 + 61)
+    await machine.until_status("r", "completed")
+    moments = [event.at for event in machine.events("r")]
+    assert moments == sorted(moments)
+    seen = await worker.get("r").result()
+    assert seen == sorted(seen)
+    check_timers(machine, "r")
+
+
 # -- against signals ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("downtime", ["killed", "stopped", "in memory"])
 @pytest.mark.parametrize(("arrives", "outcome"), [(9.0, "hello"), (11.0, "timed out")])

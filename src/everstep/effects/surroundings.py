@@ -4,7 +4,7 @@ One context variable answers, in tasks, threads and greenlets alike. Steps and w
 them means here.
 """
 
-import asyncio
+import inspect
 import os
 from contextvars import ContextVar
 from types import FrameType
@@ -53,7 +53,7 @@ def persons_line(frame: FrameType | None) -> str:
 
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _LOOP: Final = os.path.join(_PACKAGE, "engine", "loop.py")
-_NOT_A_PERSONS: Final = (_PACKAGE, os.path.join(os.path.dirname(asyncio.__file__), ""))
+_NOT_A_PERSONS: Final = (_PACKAGE, os.path.join(os.path.dirname(inspect.__file__), "asyncio", ""))
 _LINES: dict[tuple[str, int], str] = {}
 
 
