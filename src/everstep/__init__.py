@@ -16,10 +16,22 @@ from everstep.errors import Error, Evicted, Fatal, NotDone
 from everstep.model.retry import Retry
 
 if TYPE_CHECKING:
-    from everstep import blocking
+    from everstep import blocking, files, witness
     from everstep.engine.app import App
     from everstep.engine.handles import Run
-    from everstep.engine.inside import current, now, patched, publish, random, receive, sleep, start, uuid
+    from everstep.engine.inside import (
+        current,
+        expect,
+        now,
+        patched,
+        publish,
+        random,
+        receive,
+        release,
+        sleep,
+        start,
+        uuid,
+    )
     from everstep.engine.opening import open, run  # noqa: A004  # everstep.open, as users type it
 
 __version__ = "0.1.0"
@@ -38,6 +50,8 @@ __all__ = [
     "blocking",
     "current",
     "errors",
+    "expect",
+    "files",
     "heartbeat",
     "key",
     "now",
@@ -47,15 +61,17 @@ __all__ = [
     "random",
     "receive",
     "register",
+    "release",
     "run",
     "sleep",
     "start",
     "step",
     "uuid",
+    "witness",
     "workflow",
 ]
 
-_INSIDE = ("current", "now", "patched", "publish", "random", "receive", "sleep", "start", "uuid")
+_INSIDE = ("current", "expect", "release", "now", "patched", "publish", "random", "receive", "sleep", "start", "uuid")
 _LATER = {
     "App": "everstep.engine.app",
     "Run": "everstep.engine.handles",
@@ -69,8 +85,8 @@ def __getattr__(name: str) -> Any:
     """Load what runs need when it is first used: a module that only declares steps need not wait for the engine."""
     from importlib import import_module
 
-    if name == "blocking":
-        return import_module("everstep.blocking")
+    if name in ("blocking", "files", "witness"):
+        return import_module(f"everstep.{name}")
     if name not in _LATER:
         raise AttributeError(f"module 'everstep' has no attribute {name!r}")
     value = getattr(import_module(_LATER[name]), name)

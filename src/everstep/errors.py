@@ -19,6 +19,8 @@
     ├── StepTimedOut            an attempt took longer than its timeout
     ├── NotDone                 raise it in a step: the effect certainly did not happen; another attempt is fine
     ├── Fatal                   raise it in a step: another attempt is useless
+    ├── FileChanged             a file is not as a file effect expects it; it was left alone
+    ├── Drift                   the outside is not as the run remembers it, and the run was to fail then
     └── StoreError              the database
         ├── StoreFull           no room on the disk: work pauses and goes on when there is room
         ├── StoreReadOnly       the file or its folder cannot be written
@@ -169,6 +171,32 @@ class Fatal(Error):
     """Raise it in a step when it certainly failed and another attempt is useless."""
 
     code: ClassVar[str] = "everstep.step.fatal"
+
+
+class FileChanged(Error):
+    """A file is not as a file effect expects it, so it was left alone. `path` names it."""
+
+    code: ClassVar[str] = "everstep.files.changed"
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message, path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Drift(Error):
+    """The outside is not as the run remembers it (`on_drift="fail"`). `subject` names what has changed."""
+
+    code: ClassVar[str] = "everstep.run.drift"
+
+    def __init__(self, message: str, subject: str = "") -> None:
+        super().__init__(message, subject)
+        self.subject = subject
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class HoldConflict(Misuse):

@@ -262,6 +262,50 @@ class PublishValue(Command):
         return ("", False) if recorded.name == self.name else ("name", False)
 
 
+class TakeWitness(Command):
+    """The code remembers a fact about the outside."""
+
+    kind = "witness_taken"
+    __slots__ = ("call", "on_drift", "payload", "source", "subject")
+
+    def __init__(self, call: int, subject: str, payload: bytes, on_drift: str, source: str) -> None:
+        self.call = call
+        self.subject = subject
+        self.payload = payload
+        self.on_drift = on_drift
+        self.source = source
+
+    def body(self) -> ev.WitnessTaken:
+        return ev.WitnessTaken(self.call, self.subject, self.on_drift, msgspec.Raw(self.payload), "", self.source)
+
+    def text(self) -> str:
+        return f"expect {self.subject}"
+
+    def compare(self, recorded: ev.WitnessTaken) -> tuple[str, bool]:
+        return ("", False) if recorded.subject == self.subject else ("witness", False)
+
+
+class ReleaseWitness(Command):
+    """The code no longer cares about a fact."""
+
+    kind = "witness_released"
+    __slots__ = ("call", "source", "subject")
+
+    def __init__(self, call: int, subject: str, source: str) -> None:
+        self.call = call
+        self.subject = subject
+        self.source = source
+
+    def body(self) -> ev.WitnessReleased:
+        return ev.WitnessReleased(self.call, self.subject, self.source)
+
+    def text(self) -> str:
+        return f"release {self.subject}"
+
+    def compare(self, recorded: ev.WitnessReleased) -> tuple[str, bool]:
+        return ("", False) if recorded.subject == self.subject else ("witness", False)
+
+
 class EndRun(Command):
     """The code is done: a result, an error, or a cancel that it followed."""
 

@@ -34,6 +34,7 @@ from everstep.engine.commands import (
     PublishValue,
     StartTimer,
     StepCall,
+    TakeWitness,
 )
 from everstep.engine.committer import Committer
 from everstep.engine.deadlines import Deadlines
@@ -247,6 +248,8 @@ class Driver:
         body = command.body()
         if isinstance(command, PublishValue):
             body = self.journal.pack_into(body, "value")
+        elif isinstance(command, TakeWitness):
+            body = self.journal.pack_into(body, "fact")
         seq = self.record(command.kind, command.step, body)
         if isinstance(command, ChildCall):
             self.saver.when_durable(seq, lambda: self.app.adopt(command.run))
@@ -353,6 +356,11 @@ class Driver:
             body = self.journal.pack_into(body, "value" if command.kind == "run_completed" else "error")
         self._record_end(command.kind, body, command.payload or None)
 
+    def fail_with(self, error: BaseException) -> None:
+        """End the run as failed, without its code."""
+        payload = self.app.codec.encode_error(error)
+        self._record_end("run_failed", ev.RunFailed(msgspec.Raw(payload), forced=True), payload)
+
     def _force_end(self) -> None:
         """The grace is over, or was not given: the run ends without its code. An effect in doubt comes first."""
         doubtful = self.execution.unsettled()
@@ -361,9 +369,7 @@ class Driver:
             return
         cancel = self.execution.cancel
         if cancel is not None and cancel.timeout:
-            error = RunTimedOut(f"The run took longer than {self.execution.workflow.timeout} s and did not stop.")
-            payload = self.app.codec.encode_error(error)
-            self._record_end("run_failed", ev.RunFailed(msgspec.Raw(payload), forced=True), payload)
+            self.fail_with(RunTimedOut(f"The run took longer than {self.execution.workflow.timeout} s and did not stop."))
         else:
             self._record_end("run_cancelled", ev.RunCancelled(forced=True), None)
 

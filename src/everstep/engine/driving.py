@@ -18,6 +18,7 @@ from everstep.engine import asyncio_parts
 from everstep.engine.chance import MachineRandom
 from everstep.engine.clock import Clock, StoreClock, microseconds
 from everstep.engine.committer import Committer
+from everstep.engine.drift import drift_report, find_drift
 from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
 from everstep.engine.history import Recorded
 from everstep.engine.holding import HoldReport
@@ -25,7 +26,7 @@ from everstep.engine.pump import Pump
 from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.threads import Threads
 from everstep.engine.workflow import DECLARED, Workflow
-from everstep.errors import Misuse, StoreError, UnknownRun, UnknownWorkflow
+from everstep.errors import Drift, Misuse, StoreError, UnknownRun, UnknownWorkflow
 from everstep.model.crash_points import crash_point
 from everstep.model.events import CancelRequested, decode_body
 from everstep.model.status import ENDED, Status
@@ -184,12 +185,15 @@ class Driving:
         taken = take_up(self, row, workflow, events)
         if isinstance(taken, HoldReport):
             self.spawn(self._hold(row, taken))
-            return
-        self.drivers[row.id] = taken
+        else:
+            self._go_on(taken, look=events is None)
+
+    def _go_on(self, driver: Driver, *, look: bool) -> None:
+        self.drivers[driver.run] = driver
         self.pump.look_after()
-        self.wanted.discard(row.id)
+        self.wanted.discard(driver.run)
         crash_point("run.replayed")
-        taken.go_on(look=events is None)
+        driver.go_on(look=look)
 
     async def _hold(self, row: RunRow, report: HoldReport) -> None:
         try:
@@ -249,8 +253,26 @@ class Driving:
         if is_delayed(row, self.clock.now()):
             await self._look_at_delayed(row)
             return False
-        self._drive(row, workflow)
+        taken = take_up(self, row, workflow)
+        if isinstance(taken, Driver) and taken.execution.witnesses:
+            taken = await self._compare_outside(taken)
+        if isinstance(taken, HoldReport):
+            self.spawn(self._hold(row, taken))
+        else:
+            self._go_on(taken, look=True)
         return row.id in self.drivers
+
+    async def _compare_outside(self, driver: Driver) -> Driver | HoldReport:
+        """Compare the outside with what the run remembers of it; what differs puts the run on hold, or fails it."""
+        drifted = await find_drift(self, driver.execution)
+        if not drifted:
+            return driver
+        failing = next((one for one in drifted if one.on_drift == "fail"), None)
+        if failing is not None:
+            driver.fail_with(Drift(f"{failing.subject} is not as the run remembers it.", failing.subject))
+            return driver
+        driver.stop()
+        return drift_report(drifted)
 
     async def _look_at_delayed(self, row: RunRow) -> None:
         """A run that has not begun is cancelled without its code; anything else waits until it begins."""
@@ -325,6 +347,9 @@ class Driving:
 
     def rested(self, driver: Driver) -> None:
         """Keep a waiting run in memory for a while; the one that has waited longest leaves."""
+        if driver.execution.witnesses and driver.is_idle:
+            self._evict(driver)  # what it remembers of the outside is compared again before it goes on
+            return
         self._resting[driver.run] = driver
         self._resting.move_to_end(driver.run)
         self.evict_oldest()

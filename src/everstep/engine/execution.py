@@ -19,6 +19,7 @@ import msgspec
 from everstep.codec import ANY, Codec, Types, types_of, types_text
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
+from everstep.effects.witnesses import Witness
 from everstep.engine.commands import (
     AwaitSignal,
     CallFuture,
@@ -28,6 +29,8 @@ from everstep.engine.commands import (
     Command,
     EndRun,
     PublishValue,
+    ReleaseWitness,
+    TakeWitness,
     RejectSignal,
     StartTimer,
     StepCall,
@@ -50,6 +53,17 @@ from everstep.model import events as ev
 from everstep.model.contracts import may_run_again
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
+
+class Taken:
+    """A witness and the fact that the run remembers of it."""
+
+    __slots__ = ("on_drift", "payload", "witness")
+
+    def __init__(self, witness: Witness, payload: bytes, on_drift: str) -> None:
+        self.witness = witness
+        self.payload = payload
+        self.on_drift = on_drift
+
 
 PayloadLookup = Callable[[str], bytes]
 _C = TypeVar("_C")
@@ -74,6 +88,8 @@ class Execution:
         self.children: dict[int, ChildCall] = {}
         self.receives: dict[str, deque[AwaitSignal]] = {}
         self.patches: dict[str, bool] = {}
+        self.witnesses: dict[str, Taken] = {}
+        """The facts that the run remembers, by subject."""
         self.new_patches: list[str] = []
         self.replaying = False
         self.unwinding = False
@@ -398,6 +414,19 @@ class Execution:
         self.require_live()
         payload = self.codec.encode(value, ANY, f"publish({name!r})")
         self._issue(PublishValue(self._next_call(), name, payload, source))
+
+    def take_witness(self, witness: Witness, fact: Any, on_drift: str, source: str) -> None:
+        """Remember a fact about the outside. A newer fact about the same subject replaces it."""
+        self.require_live()
+        payload = self.codec.encode(fact, ANY, witness.subject)
+        self.witnesses[witness.subject] = Taken(witness, payload, on_drift)
+        self._issue(TakeWitness(self._next_call(), witness.subject, payload, on_drift, source))
+
+    def release_witness(self, subject: str, source: str) -> None:
+        """Remember a fact no longer."""
+        self.require_live()
+        if self.witnesses.pop(subject, None) is not None:
+            self._issue(ReleaseWitness(self._next_call(), subject, source))
 
     def patched(self, name: str) -> bool:
         """Answer the same for a name throughout a run: whether its code had this patch when it came here first."""

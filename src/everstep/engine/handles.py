@@ -23,6 +23,8 @@ class Verification(msgspec.Struct):
     events: int
     last_good: int
     problem: str = ""
+    drift: list[dict[str, str]] = []
+    """With `outside`: every difference between the outside and what the run remembers of it."""
 
 
 class Run(Generic[T]):

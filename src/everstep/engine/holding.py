@@ -23,6 +23,11 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
         "accept": "keep the recorded outcomes although the arguments are others now, and go on",
         "cancel": "end the run as cancelled, without its code",
     },
+    "drift": {
+        "retry": "compare again, after the outside was put right",
+        "accept": "remember the outside as it is now, and go on",
+        "cancel": "end the run as cancelled, without its code",
+    },
     "damaged": {"retry": "verify the history again, after the file was repaired or brought back from a backup"},
     "in-doubt": {
         "done": "take the given value as the step's outcome and go on; the step does not run",

@@ -5,13 +5,15 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from everstep.effects.body import StepBody
+from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line
+from everstep.effects.witnesses import Witness
 from everstep.engine.commands import CallFuture
 from everstep.engine.execution import current_execution
-from everstep.engine.workflow import workflow_of
+from everstep.engine.workflow import checked_choice, workflow_of
 from everstep.errors import Misuse
 from everstep.model.ids import checked_name, checked_run_id
 
@@ -63,6 +65,26 @@ def publish(name: str, value: Any) -> None:
     """Publish progress that anyone can read with `run.published()` and `everstep show`, once it is durable."""
     line = persons_line(sys._getframe(1))
     current_execution("everstep.publish()").publish(checked_name(name, "published value"), value, line)
+
+
+async def expect(witness: Witness, *, on_drift: Literal["hold", "fail", "ignore"] = "hold") -> Any:
+    """Remember a fact about the outside, and return it. It is observed again before the run goes on after a stop.
+
+    on_drift: what happens if it is another one then: `hold` the run for a person (default), `fail` it with `Drift`, or
+        `ignore` it.
+    """
+    execution = current_execution("everstep.expect()")
+    line = persons_line(sys._getframe(1))
+    checked_choice("on_drift", on_drift, ("hold", "fail", "ignore"))
+    observe = Step(witness.observe, name="everstep.observe", effect="read")
+    fact = await execution.issue_step(observe, (), {}, line)
+    execution.take_witness(witness, fact, on_drift, line)
+    return fact
+
+
+def release(witness: Witness) -> None:
+    """Remember a fact no longer: from now on it may change."""
+    current_execution("everstep.release()").release_witness(witness.subject, persons_line(sys._getframe(1)))
 
 
 def patched(name: str) -> bool:

@@ -27,6 +27,8 @@ COMMANDS: Final = frozenset(
         "child_started",
         "child_cancelled",
         "value_published",
+        "witness_taken",
+        "witness_released",
     }
 )
 NEVER: Final = -1
@@ -265,8 +267,11 @@ class Replay:
             attempts.due, attempts.doubted_at, attempts.probes = DOUBT, event.at, 0
         elif kind == "probe_answered" and attempts is not None:
             attempts.probes += 1
-        elif kind == "run_resolved" and attempts is not None:
-            self._note_resolution(attempts, body.resolution, event.at)
+        elif kind == "run_resolved":
+            for subject, fact in body.facts.items():
+                self.execution.witnesses[subject].payload = bytes(fact)
+            if attempts is not None:
+                self._note_resolution(attempts, body.resolution, event.at)
         elif kind == "run_retried":
             self._retry(event)
 

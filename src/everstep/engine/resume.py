@@ -147,6 +147,8 @@ def resolve_unit(
         accepted = {int(seq): digest for seq, digest in facts.get("accepted", {}).items()}
         body = ev.RunResolved(hold.id, resolution, by, note, accepted if resolution == "accept" else {})
         body.call = int(facts.get("call", 0))
+        if resolution == "accept" and hold.reason == "drift":
+            body.facts = {one: msgspec.Raw(msgspec.json.encode(fact)) for one, fact in facts["facts"].items()}
         journal.record("run_resolved", hold.step, body, journal.at)
     if resolution in ("skip", "done"):
         raw, ref = journal.pack(payload)

@@ -5,7 +5,8 @@ An *outcome* event is news for workflow code; replay applies it. A *note* tells 
 never reaches workflow code.
 
     commands   step_started (first attempt)  step_cancelled  timer_started  signal_awaited  signal_rejected
-               child_started  child_cancelled  value_published  run_completed  run_failed  run_cancelled
+               child_started  child_cancelled  value_published  witness_taken  witness_released
+               run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_failed  timer_fired  signal_received  child_ended  cancel_requested
     notes      step_started (later attempts)  attempt_failed  step_doubted  probe_answered  heartbeat  patched  run_held  run_resolved  run_retried
 """
@@ -33,6 +34,8 @@ EventKind = Literal[
     "child_cancelled",
     "child_ended",
     "value_published",
+    "witness_taken",
+    "witness_released",
     "patched",
     "cancel_requested",
     "run_held",
@@ -269,6 +272,25 @@ class ValuePublished(Body):
     ref: str = ""
 
 
+class WitnessTaken(Body):
+    """The run remembers a fact about the outside, and is held when it no longer holds (or as `on_drift` says)."""
+
+    call: int
+    subject: str
+    on_drift: str = "hold"
+    fact: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+    source: str = ""
+
+
+class WitnessReleased(Body):
+    """The run no longer cares about a fact."""
+
+    call: int
+    subject: str
+    source: str = ""
+
+
 class Patched(Body):
     """What `patched(name)` answers in this run, from now on."""
 
@@ -305,6 +327,8 @@ class RunResolved(Body):
     note: str = ""
     accepted: dict[int, str] = {}
     """With `accept`: event number to the new arguments' digest that counts as equal."""
+    facts: dict[str, msgspec.Raw] = {}
+    """With `accept` of drift: what the run remembers from now on, by subject."""
     call: int = 0
     """With `retry` of an exhausted step: the call that gets new attempts."""
 
@@ -364,6 +388,8 @@ BODIES: Final[dict[str, type[Body]]] = {
     "child_cancelled": ChildCancelled,
     "child_ended": ChildEnded,
     "value_published": ValuePublished,
+    "witness_taken": WitnessTaken,
+    "witness_released": WitnessReleased,
     "patched": Patched,
     "cancel_requested": CancelRequested,
     "run_held": RunHeld,
