@@ -21,7 +21,7 @@ from typing import Any, Final
 import click
 
 import everstep
-from everstep import blocking, errors
+from everstep import errors
 from everstep.cli.group import SECTIONS
 from everstep.cli.group import main as main_command
 from everstep.effects.step import Step
@@ -45,9 +45,11 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Declaring": ("workflow", "step", "Retry", "register", "Live"),
     "Running": ("run", "open", "App", "Run"),
     "Inside a workflow": ("receive", "sleep", "publish", "start", "patched", "now", "random", "uuid", "current"),
+    "Facts about the outside": ("expect", "release"),
     "Inside a step": ("key", "heartbeat"),
+    "Answers of a probe": ("Done", "Unknown"),
     "Errors to raise and to know": ("NotDone", "Fatal", "Error", "Evicted"),
-    "Modules": ("blocking", "errors"),
+    "Modules": ("files", "witness", "blocking", "errors"),
 }
 HANDED_OUT: Final = (Opening, BlockingApp, BlockingRun, Child, Current, Event, Verification, RunRow, HoldRow)
 """Classes that users meet without typing their names."""
@@ -234,7 +236,7 @@ def module_entry(name: str, module: ModuleType) -> str:
     if module is errors:
         return f"### `{name}`\n\nAll errors: see [errors](errors.md).\n"
     parts = [f"### `{name}`\n\n{docstring(module)}\n"]
-    parts += [entry_in(f"{name}.{one}", getattr(module, one)) for one in blocking.__all__]
+    parts += [entry_in(f"{name}.{one}", getattr(module, one)) for one in module.__all__]
     return "\n".join(parts)
 
 

@@ -12,16 +12,19 @@ def approve(order: str) -> bool:
 import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
+from everstep import files as async_files
+from everstep.effects.witnesses import Witness
 from everstep.engine import inside
 from everstep.engine.execution import current_execution
 from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
 from everstep.errors import Misuse
+from everstep.files import UNCHECKED, Path
 
 T = TypeVar("T")
 
-__all__ = ["Child", "gather", "receive", "sleep", "start"]
+__all__ = ["Child", "expect", "files", "gather", "receive", "sleep", "start"]
 
 
 def _wait(what: str, awaitable: Any) -> Any:
@@ -61,6 +64,42 @@ def gather(*functions: Callable[[], Any]) -> list[Any]:
 
     result: list[Any] = _wait("gather", together())
     return result
+
+
+def expect(witness: Witness, *, on_drift: Literal["hold", "fail", "ignore"] = "hold") -> Any:
+    """Remember a fact about the outside, and return it: see `everstep.expect`."""
+    return _wait("expect", inside.expect(witness, on_drift=on_drift))
+
+
+class files:  # noqa: N801  # it stands for the module of the same name
+    """`everstep.files` for `def` workflows, with the same functions."""
+
+    @staticmethod
+    def write(
+        path: Path, content: str | bytes, *, expected: str | bytes | None = UNCHECKED, witness: bool = True
+    ) -> None:
+        """Give a file this content: see `everstep.files.write`."""
+        _wait("files.write", async_files.write(path, content, expected=expected, witness=witness))
+
+    @staticmethod
+    def append(path: Path, content: str | bytes, *, witness: bool = True) -> None:
+        """Append to a file, once."""
+        _wait("files.append", async_files.append(path, content, witness=witness))
+
+    @staticmethod
+    def move(source: Path, target: Path, *, overwrite: bool = False, witness: bool = True) -> None:
+        """Move a file."""
+        _wait("files.move", async_files.move(source, target, overwrite=overwrite, witness=witness))
+
+    @staticmethod
+    def delete(path: Path, *, witness: bool = True) -> None:
+        """Delete a file; one that is not there is deleted already."""
+        _wait("files.delete", async_files.delete(path, witness=witness))
+
+    @staticmethod
+    def make_folder(path: Path) -> None:
+        """Make a folder and those above it, as far as they are missing."""
+        _wait("files.make_folder", async_files.make_folder(path))
 
 
 class Child:

@@ -1,7 +1,7 @@
 """File effects for workflows: `await everstep.files.write("report.md", text)`.
 
-Each is a step with the contract `repeat`: atomic, synced to the disk, skipped when the content is already right, one at a
-time for each folder. The run remembers the content as a witness (unless `witness=False`), so that it is held when
+Each is a step with the contract `repeat`: atomic, synced to the disk, skipped when the content is already right, one at
+a time for each folder. The run remembers the content as a witness (unless `witness=False`), so that it is held when
 somebody else changes the file before it goes on. In a `def` workflow say `everstep.blocking.files.write(…)`.
 """
 
@@ -14,18 +14,18 @@ from everstep.effects.step import Step
 from everstep.effects.surroundings import persons_line
 from everstep.effects.witnesses import file, file_fact
 from everstep.engine.execution import current_execution
-from everstep.errors import FileChanged
 
 __all__ = ["append", "delete", "make_folder", "move", "write"]
 
 _WRITE: Final = Step(bodies.write, name="files.write")
-_OBSERVE: Final = Step(bodies.observe, name="files.observe", effect="read")
 _APPEND: Final = Step(bodies.append, name="files.append")
+_FORGET: Final = Step(bodies.forget, name="files.forget")
+_OBSERVE: Final = Step(bodies.observe, name="files.observe", effect="read")
 _MOVE: Final = Step(bodies.move, name="files.move")
 _DELETE: Final = Step(bodies.delete, name="files.delete")
 _MAKE_FOLDER: Final = Step(bodies.make_folder, name="files.make_folder")
 
-_UNCHECKED: Final = "\0unchecked"
+UNCHECKED: Final = "\0unchecked"
 Path = str | os.PathLike[str]
 
 
@@ -45,14 +45,14 @@ def _remember(path: str, fact: dict[str, Any], witness: bool) -> None:
 
 
 async def write(
-    path: Path, content: str | bytes, *, expected: str | bytes | None = _UNCHECKED, witness: bool = True
+    path: Path, content: str | bytes, *, expected: str | bytes | None = UNCHECKED, witness: bool = True
 ) -> None:
     """Give a file this content.
 
     expected: refuse with `FileChanged` to overwrite anything else than this content (None: anything at all).
     witness: remember the content and compare it before the run goes on after a stop.
     """
-    name, checked = os.fspath(path), expected != _UNCHECKED
+    name, checked = os.fspath(path), expected != UNCHECKED
     fact = await _do("write", _WRITE, name, content, expected if checked else None, checked)
     _remember(name, fact, witness)
 
@@ -60,20 +60,16 @@ async def write(
 async def append(path: Path, content: str | bytes, *, witness: bool = True) -> None:
     """Append to a file, once, however often the process dies in between."""
     name = os.fspath(path)
-    while True:
-        size, digest = await _do("append", _OBSERVE, name)
-        try:
-            fact = await _do("append", _APPEND, name, content, size, digest)
-        except FileChanged:
-            continue  # somebody else appended first, and ours is not there: look again
-        _remember(name, fact, witness)
-        return
+    fact, mark = await _do("append", _APPEND, name, content)
+    _remember(name, fact, witness)
+    await _do("append", _FORGET, name, mark)
 
 
 async def move(source: Path, target: Path, *, overwrite: bool = False, witness: bool = True) -> None:
     """Move a file."""
     origin, goal = os.fspath(source), os.fspath(target)
-    fact = await _do("move", _MOVE, origin, goal, overwrite)
+    digest = await _do("move", _OBSERVE, origin)
+    fact = await _do("move", _MOVE, origin, goal, overwrite, digest)
     _remember(origin, file_fact(None), witness)
     _remember(goal, fact, witness)
 

@@ -1,6 +1,6 @@
 """Witnesses: facts about the outside that a run remembers, and that are compared before it goes on.
 
-    await everstep.expect(everstep.witness.file("schema.sql"))
+For instance `await everstep.expect(everstep.witness.file("schema.sql"))`.
 """
 
 from everstep.effects.witnesses import Witness, directory, env, file, http, sql, value

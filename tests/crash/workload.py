@@ -18,12 +18,14 @@ import time
 from pathlib import Path
 
 import everstep
-from everstep import Retry, step, workflow
+from everstep import Done, NotDone, Retry, step, workflow
 from everstep.testing.journals import ClientJournal, watch_commits
 from everstep.testing.ledger import apply, ask
 
 LEDGER = ""
 """The address of the ledger."""
+ENTRIES = Path()
+"""What the ledger has written down for this trial."""
 READS, LANES = 20, 4
 PATIENT = Retry(attempts=6, first=0.005, factor=1.0, jitter=0.0)
 
@@ -43,6 +45,19 @@ def compute_large(number: int) -> str:
 async def charge(amount: int) -> str:
     """The ledger loses its first answer and fails the second time."""
     return await asyncio.to_thread(apply, LEDGER, "charge", everstep.key(), amount)
+
+
+def ask_about_remit(key: str, amount: int) -> Done | NotDone:
+    """Ask the ledger's own account whether it has applied an effect with this key."""
+    lines = [json.loads(line) for line in ENTRIES.read_bytes().splitlines()] if ENTRIES.exists() else []
+    applied = [line for line in lines if line["kind"] == "applied" and line["key"] == key]
+    return Done(f"remit-{applied[0]['digest'][:12]}") if applied else NotDone()
+
+
+@step(effect="once", probe=ask_about_remit, settle=0.05)
+def remit(amount: int) -> str:
+    """The ledger loses its answer, and applies whatever is sent twice once more."""
+    return apply(LEDGER, "remit", everstep.key(), amount)
 
 
 @step
@@ -68,6 +83,7 @@ async def reference_order(number: int) -> dict[str, str | int | list[str]]:
     large, paid = await asyncio.gather(asyncio.to_thread(compute_large, number), charge(number))
     await asyncio.sleep(0.02)
     packed = await reference_child(number)
+    remitted = await asyncio.to_thread(remit, number)
     word = await everstep.receive("word", str)
     stamped = await asyncio.to_thread(stamp, word)
     try:
@@ -81,6 +97,7 @@ async def reference_order(number: int) -> dict[str, str | int | list[str]]:
         "large": len(large),
         "paid": paid,
         "packed": packed,
+        "remitted": remitted,
         "stamped": stamped,
         "word": word,
         "token": token,
@@ -194,8 +211,9 @@ def let_trace(command: list[str]) -> None:
 
 def command(arguments: list[str]) -> int:
     """Be this program. Returns its exit status."""
-    global LEDGER
+    global LEDGER, ENTRIES
     _, kind, folder, LEDGER, *rest = arguments
+    ENTRIES = Path(folder).parent / "ledger" / Path(folder).name / "ledger.jsonl"
     if "WORKLOAD_TRACED_BY" in os.environ:
         let_trace(json.loads(os.environ["WORKLOAD_TRACED_BY"]))
     try:

@@ -85,6 +85,8 @@ def draw_hold(hold: HoldRow, url: str | None, now: int | None = None) -> "Render
     parts: list[Any] = [heading]
     if differences := report.get("differences"):
         parts.append(draw_differences(differences))
+    elif drift := report.get("drift"):
+        parts.append(Padding(draw_drift(drift), (0, 0, 0, 2)))
     else:
         parts.append(Padding(styled(hold.summary + (f"  (step {hold.step})" if hold.step else "")), (0, 0, 0, 2)))
     facts = _other_facts(report)
@@ -110,13 +112,27 @@ def _answers(hold: HoldRow, report: dict[str, Any], url: str | None) -> "Rendera
 
 
 def _other_facts(report: dict[str, Any]) -> list[str]:
-    shown = {"differences", "accepted", "consequences", "call"}
+    shown = {"differences", "accepted", "consequences", "call", "drift", "facts"}
     lines = []
     for name, value in report.items():
         if name not in shown and value not in ("", [], {}, None):
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
             lines.append(f"{name.replace('_', ' ')}: {text}")
     return lines
+
+
+def draw_drift(drift: Any) -> "RenderableType":
+    """Return what of the outside is not as a run remembers it: each subject, and below it the difference."""
+    from rich.text import Text
+
+    text = Text(overflow="fold")
+    for one in drift if isinstance(drift, list) else []:
+        text.append(f"{clean(one.get('subject', ''))}\n")
+        for line in str(one.get("difference", "")).split("\n"):
+            style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
+            text.append(f"    {clean(line)}\n", style=style)
+    text.rstrip()
+    return text
 
 
 def draw_differences(differences: Any) -> "RenderableType":

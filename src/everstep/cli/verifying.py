@@ -5,12 +5,17 @@ from typing import Any
 import click
 import msgspec
 
+from everstep.cli.holds import draw_drift
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
 from everstep.cli.opening import existing_run, place_of, reading, store_options
 from everstep.cli.terminal import clean, console, say_json, styled
-from everstep.engine.history import Recorded, verified
+from everstep.codec import Codec
+from everstep.effects.witnesses import from_subject
+from everstep.engine.drift import readable_difference
+from everstep.engine.history import Recorded, load_verified, verified
 from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged
+from everstep.model.status import ENDED
 from everstep.stores.protocol import RunFilter, RunRow, Store
 
 PAGE = 200
@@ -19,29 +24,49 @@ PAGE = 200
 @click.command("verify")
 @click.argument("run", required=False)
 @click.option("--all", "all_runs", is_flag=True, help="Every run of the store.")
+@click.option("--outside", is_flag=True, help="Compare files, folders and variables with what the runs remember.")
 @store_options
-def verify_command(run: str | None, all_runs: bool, url: str | None, in_json: bool) -> int:
-    """Check histories against their digests. Exits with 0 if all is sound, with 1 if not; changes nothing."""
+def verify_command(run: str | None, all_runs: bool, outside: bool, url: str | None, in_json: bool) -> int:
+    """Check histories against their digests. Exits with 0 if all is sound, with 1 if not; changes nothing.
+
+    With --outside, every difference between the outside and what a run remembers of it is listed as well. Relative
+    paths are those of this folder. Facts that only the run's code can observe are named; `run.verify(outside=True)`
+    compares them too.
+    """
     if (run is None) == (not all_runs):
         raise click.UsageError("Name a RUN, or say --all.")
     with reading(url) as store:
         rows = [existing_run(store, run)] if run is not None else every_run(store)
-        found = [verification(store, row) for row in rows]
+        found = [verification(store, row, outside=outside) for row in rows]
         place = place_of(store)
     bad = [one for one in found if not one["sound"]]
+    drifted = [one for one in found if one.get("drift")]
     if in_json:
         say_json({"sound": not bad, "store": place, "runs": found})
     else:
         out = console()
-        for one in bad if all_runs else found:
-            mark = styled("✓ ", "green") if one["sound"] else styled("✗ ", "bold red")
-            text = f"{one['events']} events, sound" if one["sound"] else clean(one["problem"])
-            out.print(mark.append(f"{one['run']}: {text}"))
+        for one in found:
+            if not all_runs or not one["sound"] or one.get("drift") or one.get("unobserved"):
+                _say_run(out, one)
         if all_runs:
             count = sum(one["events"] for one in found)
             verdict = f"{len(bad)} damaged" if bad else "sound"
+            verdict += f", {len(drifted)} with another outside than they remember" if drifted else ""
             out.print(f"{len(found)} runs with {count} events in {place}: {verdict}")
-    return EXIT_FAILED if bad else EXIT_DONE
+    return EXIT_FAILED if bad or drifted else EXIT_DONE
+
+
+def _say_run(out: Any, one: dict[str, Any]) -> None:
+    from rich.padding import Padding
+
+    is_right = one["sound"] and not one.get("drift")
+    mark = styled("✓ ", "green") if is_right else styled("✗ ", "bold red")
+    text = f"{one['events']} events, sound" if one["sound"] else clean(one["problem"])
+    out.print(mark.append(f"{one['run']}: {text}"))
+    if one.get("drift"):
+        out.print(Padding(draw_drift(one["drift"]), (0, 0, 0, 4)))
+    for subject in one.get("unobserved", ()):
+        out.print(Padding(styled(f"{subject}: not compared, needs its code", "dim"), (0, 0, 0, 4)))
 
 
 def every_run(store: Store, status: Any = ()) -> list[RunRow]:
@@ -52,7 +77,7 @@ def every_run(store: Store, status: Any = ()) -> list[RunRow]:
     return rows
 
 
-def verification(store: Store, row: RunRow) -> dict[str, Any]:
+def verification(store: Store, row: RunRow, *, outside: bool = False) -> dict[str, Any]:
     """Return whether a run's histories, of all its generations, are sound."""
     facts: dict[str, Any] = {"run": row.id, "sound": True, "events": 0, "generations": row.generation, "problem": ""}
     try:
@@ -60,7 +85,46 @@ def verification(store: Store, row: RunRow) -> dict[str, Any]:
             facts["events"] += _verify_generation(store, row, generation)
     except Damaged as damage:
         facts |= {"sound": False, "problem": str(damage), "last_good": damage.last_good}
+    if outside:
+        facts |= {"drift": [], "unobserved": []}
+        if facts["sound"] and row.status not in ENDED:
+            _compare_outside(store, row, facts)
     return facts
+
+
+def _compare_outside(store: Store, row: RunRow, facts: dict[str, Any]) -> None:
+    """Compare what can be observed without the run's code with what its history remembers."""
+    codec = Codec()
+    for subject, payload in remembered_facts(store, row).items():
+        witness = from_subject(subject)
+        if witness is None:
+            facts["unobserved"].append(subject)
+            continue
+        try:
+            now = codec.decode(codec.encode(witness.observe(), where=subject))
+        except OSError as error:
+            difference = f"cannot be observed: {type(error).__name__}: {error}"
+        else:
+            remembered = codec.decode(payload)
+            if now == remembered:
+                continue
+            difference = readable_difference(remembered, now)
+        facts["drift"].append({"subject": subject, "difference": difference})
+
+
+def remembered_facts(store: Store, row: RunRow) -> dict[str, bytes]:
+    """Return what a run remembers of the outside, by subject, as payloads."""
+    remembered: dict[str, bytes] = {}
+    for event in load_verified(store, row):
+        body: Any = event.body
+        if event.kind == "witness_taken":
+            ref = body.ref
+            remembered[body.subject] = restore_payload(store.payload(row.id, ref), ref) if ref else bytes(body.fact)
+        elif event.kind == "witness_released":
+            remembered.pop(body.subject, None)
+        elif event.kind == "run_resolved":
+            remembered |= {one: bytes(fact) for one, fact in body.facts.items() if one in remembered}
+    return remembered
 
 
 def _verify_generation(store: Store, row: RunRow, generation: int) -> int:

@@ -5,6 +5,7 @@ never by timestamps. Two witnesses with one subject are the same; the newer fact
 """
 
 import hashlib
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,17 @@ class Witness:
 
     def __repr__(self) -> str:
         return f"<witness {self.subject}>"
+
+
+class Taken:
+    """A witness and the fact that the run remembers of it."""
+
+    __slots__ = ("on_drift", "payload", "witness")
+
+    def __init__(self, witness: Witness, payload: bytes, on_drift: str) -> None:
+        self.witness = witness
+        self.payload = payload
+        self.on_drift = on_drift
 
 
 def file_fact(data: bytes | None) -> dict[str, Any]:
@@ -48,10 +60,15 @@ def read_file(path: str) -> bytes | None:
         return None
 
 
+def file_subject(path: str) -> str:
+    """Return under which subject a file is remembered: the same for `a.txt` and `./a.txt`."""
+    return f"file:{os.path.normpath(path)}"
+
+
 def file(path: str | os.PathLike[str]) -> Witness:
     """The content of a file, or that it is not there."""
     name = os.fspath(path)
-    return Witness(f"file:{name}", lambda: file_fact(read_file(name)))
+    return Witness(file_subject(name), lambda: file_fact(read_file(name)))
 
 
 def directory(path: str | os.PathLike[str], pattern: str = "**/*") -> Witness:
@@ -62,7 +79,8 @@ def directory(path: str | os.PathLike[str], pattern: str = "**/*") -> Witness:
         if not root.is_dir():
             return {"exists": False}
         found = sorted(one for one in root.glob(pattern) if one.is_file())
-        return {"exists": True, "files": {str(one.relative_to(root)): _digest_of(one) for one in found}}
+        files = {str(one.relative_to(root)): one for one in found if not one.name.endswith(".everstep")}
+        return {"exists": True, "files": {name: _digest_of(one) for name, one in files.items()}}
 
     return Witness(f"directory:{os.fspath(path)}:{pattern}", observe)
 
@@ -73,7 +91,7 @@ def _digest_of(path: Path) -> str:
 
 
 def sql(database: str | os.PathLike[str] | Callable[[], Any], query: str, *parameters: Any, name: str = "") -> Witness:
-    """The rows of a query: of a SQLite file, or through a function that returns a DB-API connection (then with `name`)."""
+    """The rows of a query: of a SQLite file, or with `name=` through a function that returns a DB-API connection."""
     if callable(database):
         if not name:
             raise Misuse("witness.sql with a connection needs name=, under which the run remembers it.")
@@ -85,7 +103,8 @@ def sql(database: str | os.PathLike[str] | Callable[[], Any], query: str, *param
 
         return _rows(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True), query, parameters)
 
-    return Witness(f"sql:{name or f'{path}:{query}'}", observe)
+    given = f" {parameters!r}" if parameters else ""
+    return Witness(f"sql:{name or f'{path}:{query}{given}'}", observe)
 
 
 def _rows(connection: Any, query: str, parameters: tuple[Any, ...]) -> list[list[Any]]:
@@ -106,7 +125,9 @@ def http(url: str, *, header: str = "ETag", json: str = "", timeout: float = 30.
 
         with urllib.request.urlopen(url, timeout=timeout) as response:
             if not json:
-                return response.headers.get(header)
+                if header not in response.headers:  # an absent one would be the same for ever
+                    raise Misuse(f"The answer of {url} has no header {header}.")
+                return response.headers[header]
             value = loads(response.read())
         for part in json.split("."):
             value = value[int(part)] if isinstance(value, list) else value.get(part)
@@ -120,6 +141,19 @@ def env(name: str) -> Witness:
     return Witness(f"env:{name}", lambda: os.environ.get(name))
 
 
+def from_subject(subject: str) -> Witness | None:
+    """Return the witness that a subject stands for, as far as it can be made without the code that took it."""
+    kind, _, rest = subject.partition(":")
+    if kind == "file":
+        return file(rest)
+    if kind == "directory":
+        path, _, pattern = rest.rpartition(":")
+        return directory(path, pattern)
+    return env(rest) if kind == "env" else None
+
+
 def value(name: str, function: Callable[[], Any]) -> Witness:
     """Whatever a function returns, remembered under a name."""
+    if inspect.iscoroutinefunction(function):
+        raise Misuse(f"witness.value({name!r}, …) is for a `def` function; it is called on a thread.")
     return Witness(f"value:{name}", function)

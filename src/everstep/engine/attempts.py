@@ -38,6 +38,18 @@ class StepAttempts:
         """Whether any body or probe runs, or is about to."""
         return bool(self.bodies.running or self.starting or self.doubts.asking)
 
+    def must_not_be_cut_off(self) -> bool:
+        """Whether a body runs, or is about to, whose effect nobody could tell afterwards."""
+        steps = self._driver.execution.steps
+        starting = (steps[call] for call in self.starting if call in steps)
+        return self.bodies.must_not_be_cut_off() or any(not may_run_again(call.target.effect) for call in starting)
+
+    def has_unsettled(self) -> bool:
+        """Whether any step was begun whose effect must be known before the run may end, and is not."""
+        steps = self._driver.execution.steps
+        begun = (steps[call] for call, one in self._known.items() if call in steps and one.due in (None, DOUBT))
+        return any(not may_run_again(call.target.effect) for call in begun)
+
     # -- beginning -------------------------------------------------------------------------------------------------
     def begin(self, call: StepCall) -> None:
         """The code asked for a step: record that, and start it when it is allowed."""
@@ -78,6 +90,9 @@ class StepAttempts:
         if still:
             self.doubts.hold(call, f"it was said that it has not happened, but {still}")
             return
+        if call.target.effect == "once" and (call.future.is_cancel_wanted or self._driver.end_wanted):
+            self._settle_as_not_done(call)
+            return
         self.restarts += because == "crash"
         body = call.body()
         body.because = because or ("person" if attempts.by_person else "retry")
@@ -88,6 +103,13 @@ class StepAttempts:
         body.attempt = attempts.attempt
         crash_point("attempt.again")
         self._start_when_allowed(call, self._record_start(call, body))
+
+    def _settle_as_not_done(self, call: StepCall) -> None:
+        """It did not happen, and meanwhile the code was cancelled: it is not done any more."""
+        attempts = self._known.pop(call.call)
+        error = NotDone(f"{call.step} has not happened, and was cancelled before another attempt.")
+        raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
+        self._driver.deliver("step_failed", call.step, ev.StepFailed(call.call, raw, ref, attempts.attempt))
 
     def _start_fallback(self, call: StepCall, seq: int) -> None:
         """The fallback acts in the step's place, so it starts when that it has to, event `seq`, may be relied upon."""
@@ -104,7 +126,9 @@ class StepAttempts:
 
     def _start(self, call: StepCall, fallback: bool) -> None:
         self.starting.discard(call.call)
-        if not call.cancelled and not self._driver.starts_nothing:
+        driver = self._driver
+        stops = driver.starts_nothing if may_run_again(call.target.effect) else driver.is_over or driver.app.draining
+        if not call.cancelled and not stops:
             attempts = self._known[call.call]
             self.bodies.start(call, attempts.attempt, attempts.details, fallback=fallback)
 
@@ -125,9 +149,9 @@ class StepAttempts:
         try:
             payload = driver.app.codec.encode(value, call.target.signature.result, call.step)
         except NotEncodable as refused:
-            if call.target.effect == "once":
+            if call.target.effect == "once" and not attempt.fallback:
                 self.bodies.finish(attempt)
-                self.doubts.hold(call, f"it happened, but its outcome cannot be stored: {refused}", is_done=True)
+                self.doubts.begin(call, refused, happened=True)
             else:
                 self.failed(attempt, refused, seconds, final=True)
             return

@@ -151,9 +151,9 @@ class BlockingRun(Generic[T]):
         """See `Run.cancel`."""
         self._app.wait(self._run.cancel(reason, grace=grace, now=now))
 
-    def verify(self) -> Verification:
+    def verify(self, *, outside: bool = False) -> Verification:
         """See `Run.verify`."""
-        return self._app.wait(self._run.verify())
+        return self._app.wait(self._run.verify(outside=outside))
 
     def __repr__(self) -> str:
         return f"<run {self.id}>"

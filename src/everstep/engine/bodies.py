@@ -70,7 +70,7 @@ class Bodies:
         else:
             began = time.monotonic()
             body = functools.partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)
-            app.threads.start(driver.run, body, lambda value, error: self._end(running, value, error, began))
+            app.threads.start(driver.run, body, lambda value, error: self._end(running, value, error, began), call.call)
 
     async def _perform(self, attempt: Attempt) -> None:
         """Run the body to its end, whatever that is, and tell the driver."""
@@ -118,9 +118,9 @@ class Bodies:
             return await self._call_fallback(attempt, target.fallback, args, kwargs)
         if target.is_async:
             return await target.function(*args, **kwargs)
-        return await self.call_in_thread(attempt, target.function, args, kwargs)
+        return await self.call_in_thread(attempt, target.function, args, kwargs, call.call)
 
-    async def call_in_thread(self, attempt: Attempt, function: Any, args: Any, kwargs: Any) -> Any:
+    async def call_in_thread(self, attempt: Attempt, function: Any, args: Any, kwargs: Any, call: int = 0) -> Any:
         """Run a `def` body on a thread. A thread cannot be stopped: the attempt may act on after its timeout."""
         app = self._driver.app
         future: asyncio.Future[tuple[Any, BaseException | None]] = app.loop.create_future()
@@ -130,7 +130,7 @@ class Bodies:
                 future.set_result((value, error))
 
         body = functools.partial(copy_context().run, function, *args, **kwargs)
-        app.threads.start(attempt.run, body, done)
+        app.threads.start(attempt.run, body, done, call)
         value, error = await future
         if error is not None:
             raise error

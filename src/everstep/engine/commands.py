@@ -356,6 +356,11 @@ class CallFuture(WorkflowFuture):
             self.execution.stop_waiting(self.target)
         return super().cancel(msg)
 
+    @property
+    def is_cancel_wanted(self) -> bool:
+        """Whether the code was cancelled, and is not told before the step is settled."""
+        return self._cancel_wanted is not None
+
     def cancel_if_wanted(self) -> bool:
         """Cancel now if the code had been cancelled while the step was not settled."""
         return self._cancel_wanted is not None and asyncio.Future.cancel(self, *self._cancel_wanted)

@@ -6,11 +6,11 @@ Nothing is done again while an earlier attempt may still act.
 """
 
 import asyncio
-import inspect
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.effects.answers import Done, Unknown
+from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
 from everstep.engine.bodies import Attempt
 from everstep.engine.clock import microseconds
@@ -41,19 +41,27 @@ class Doubts:
         self._attempts = attempts
         self._known = known
 
-    def begin(self, call: StepCall, error: BaseException | None) -> None:
-        """An attempt ended, or was cut off, in a way that does not say whether its effect happened."""
+    def begin(self, call: StepCall, error: BaseException | None, *, happened: bool = False) -> None:
+        """An attempt ended, or was cut off, in a way that does not say whether its effect happened.
+
+        Or it did happen, and its outcome cannot be stored.
+        """
         driver, attempts = self._driver, self._known[call.call]
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error) if error is not None else b"")
-        because = "crash" if error is None else "error"
+        because = "outcome" if happened else "crash" if error is None else "error"
+        if error is not None:
+            driver.app.threads.note_left_behind(driver.run, call.call)
         driver.record("step_doubted", call.step, ev.StepDoubted(call.call, attempts.attempt, because, raw, ref))
-        attempts.due, attempts.doubted_at = DOUBT, driver.journal.at
+        attempts.due, attempts.doubted_at, attempts.happened = DOUBT, driver.journal.at, happened
         driver.saver.save(waited_for=False)
         self.go_on(call)
 
     def go_on(self, call: StepCall) -> None:
         """Ask the outside, or a person."""
         attempts = self._known[call.call]
+        if attempts.happened:
+            self.hold(call, "it happened, but its outcome cannot be stored", is_done=True)
+            return
         if call.target.probe is None:
             self.hold(call, "it has no probe that could ask the outside")
             return
@@ -82,11 +90,12 @@ class Doubts:
     async def _ask(self, call: StepCall, asked: Attempt) -> None:
         args, kwargs = call.arguments.args, call.arguments.kwargs
         probe: Any = call.target.probe
+        key = step_key(asked.entropy, asked.step, asked.arguments)
         try:
-            if inspect.iscoroutinefunction(probe):
-                answer = await probe(step_key(asked.entropy, asked.step, asked.arguments), *args, **kwargs)
+            if is_async_callable(probe):
+                answer = await probe(key, *args, **kwargs)
             else:
-                answer = await self._attempts.bodies.call_in_thread(asked, probe, (step_key(asked.entropy, asked.step, asked.arguments), *args), kwargs)
+                answer = await self._attempts.bodies.call_in_thread(asked, probe, (key, *args), kwargs)
         except NotDone as certain:
             answer = certain
         except asyncio.CancelledError:
@@ -129,17 +138,22 @@ class Doubts:
         attempts = self._known[call.call]
         self._note(call, attempts, "not-done")
         still = self.may_still_act(call)
-        if still:
+        if still and attempts.by == self._driver.app.worker and call.target.is_async:
+            self._ask_later(call, Unknown(still))  # what it left behind on threads ends in its time
+        elif still:
             self.hold(call, f"the probe says that it has not happened, but {still}")
-        else:
+        elif attempts.attempt == 1:
             self._attempts.begin_again(call.call, "not-done")
+        else:  # it was repeated before, and did not happen again: not in a tight circle
+            attempts.due = self._driver.app.clock.now() + microseconds(_pause(attempts.attempt - 1))
+            self._driver.deadlines.add(attempts.due, "attempt", call.call)
+            self._driver.come_to_rest()
 
     def _ask_later(self, call: StepCall, answer: Unknown) -> None:
         driver, attempts = self._driver, self._known[call.call]
         self._note(call, attempts, "unknown", answer.why)
         attempts.probes += 1
-        delay = min(MOST_SECONDS, FIRST_SECONDS * 2 ** min(attempts.probes - 1, 20))
-        due = driver.app.clock.now() + microseconds(delay)
+        due = driver.app.clock.now() + microseconds(_pause(attempts.probes))
         if due > attempts.doubted_at + microseconds(call.target.settle + call.target.probe_for):
             self.hold(call, f"its probe does not know, after {call.target.probe_for:g} s")
             return
@@ -161,8 +175,8 @@ class Doubts:
         """Say where the last attempt may still run; "" if it provably cannot act any more."""
         app, attempts = self._driver.app, self._known[call.call]
         if attempts.by in ("", app.worker):
-            is_acting = not call.target.is_async and self._driver.run in app.threads.acting_for()
-            return "its thread in this process still runs" if is_acting else ""
+            is_acting = app.threads.is_acting(self._driver.run, call.call)
+            return "a thread in this process still runs that it may have begun" if is_acting else ""
         for worker in app.store.workers():
             if worker.id == attempts.by:
                 return f"the process that began it still exists (worker {worker.id}, pid {worker.pid} on {worker.host})"
@@ -173,3 +187,8 @@ class Doubts:
         asking, self.asking = self.asking, {}
         for task in asking.values():
             task.cancel()
+
+
+def _pause(count: int) -> float:
+    """Return the seconds to wait after so many questions, or attempts, that led nowhere."""
+    return min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(count - 1, 20))

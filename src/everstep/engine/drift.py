@@ -6,17 +6,20 @@ are those of the code itself, with their functions. See docs/decisions/0013.
 
 import asyncio
 import difflib
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from everstep.effects.files import as_bytes
-from everstep.effects.witnesses import file_fact
+from everstep.effects.witnesses import file_fact, file_subject, read_file
 from everstep.engine.holding import HoldReport
 
 if TYPE_CHECKING:
+    from everstep.effects.witnesses import Taken
     from everstep.engine.driver import Surrounding
-    from everstep.engine.execution import Execution, Taken
+    from everstep.engine.execution import Execution
 
 
 class Drifted(msgspec.Struct):
@@ -30,51 +33,73 @@ class Drifted(msgspec.Struct):
     payload: bytes = b""
 
 
-async def find_drift(app: "Surrounding", execution: "Execution") -> list[Drifted]:
-    """Observe every fact that the run remembers and return those that are others now."""
-    intended = _intended_facts(execution)
+Intended = Callable[[Any, Any], bool]
+"""Whether a fact may be another one than it was (remembered, now), because a begun step was about to change it."""
+
+
+async def find_drift(app: "Surrounding", execution: "Execution", *, ignored: bool = False) -> list[Drifted]:
+    """Observe every fact that the run remembers and return those that are others now; `ignored` ones if wanted."""
+    intended = _intended(execution)
     drifted: list[Drifted] = []
     for subject, taken in list(execution.witnesses.items()):
-        if taken.on_drift == "ignore" or intended.get(subject) is ANYTHING:
+        if taken.on_drift == "ignore" and not ignored:
             continue
-        found = await _compare(app, execution, subject, taken, intended.get(subject))
+        found = await _compare(app, execution, subject, taken, intended.get(subject, _nothing))
         if found is not None:
             drifted.append(found)
     return drifted
 
 
-ANYTHING = object()
+def _nothing(remembered: Any, now: Any) -> bool:
+    return False
 
 
-def _intended_facts(execution: "Execution") -> dict[str, Any]:
-    """Return what files may look like because a begun step of this run was about to change them.
-
-    For a write that is its content. An append, a move or a deletion settles that itself when it is done again.
-    """
-    intended: dict[str, Any] = {}
+def _intended(execution: "Execution") -> dict[str, Intended]:
+    """Return what files may look like because a begun step of this run was about to change them."""
+    intended: dict[str, Intended] = {}
     for call in execution.steps.values():
-        args = call.arguments.args
-        if call.target.name == "files.write":
-            intended[f"file:{args[0]}"] = file_fact(as_bytes(args[1]))
-        elif call.target.name in ("files.append", "files.delete"):
-            intended[f"file:{args[0]}"] = ANYTHING
-        elif call.target.name == "files.move":
-            intended[f"file:{args[0]}"] = intended[f"file:{args[1]}"] = ANYTHING
+        name, args = call.target.name, call.arguments.args
+        if call.call not in execution.begun or not name.startswith("files."):
+            continue
+        subject = file_subject(args[0])
+        if name == "files.write":
+            intended[subject] = partial(_is_fact, file_fact(as_bytes(args[1])))
+        elif name == "files.append":
+            intended[subject] = partial(_is_appended, args[0], as_bytes(args[1]))
+        elif name in ("files.delete", "files.move"):
+            intended[subject] = partial(_is_fact, file_fact(None))
+        if name == "files.move":
+            intended[file_subject(args[1])] = partial(_has_digest, args[3])
     return intended
 
 
+def _is_fact(fact: Any, remembered: Any, now: Any) -> bool:
+    return bool(now == fact)
+
+
+def _has_digest(digest: str, remembered: Any, now: Any) -> bool:
+    return bool(now.get("digest") == digest)
+
+
+def _is_appended(path: str, added: bytes, remembered: Any, now: Any) -> bool:
+    data = read_file(path) or b""
+    before = data[: len(data) - len(added)]
+    was = file_fact(before) if remembered["exists"] or before else file_fact(None)
+    return data.endswith(added) and was == remembered
+
+
 async def _compare(
-    app: "Surrounding", execution: "Execution", subject: str, taken: "Taken", intended: Any
+    app: "Surrounding", execution: "Execution", subject: str, taken: "Taken", intended: Intended
 ) -> Drifted | None:
     remembered = execution.codec.decode(taken.payload)
     try:
-        now = execution.codec.decode(execution.codec.encode(await _observed(app, execution.run, taken), where=subject))
+        payload = execution.codec.encode(await _observed(app, execution.run, taken), where=subject)
+        now = execution.codec.decode(payload)
     except Exception as error:  # noqa: BLE001  # what cannot be observed cannot be relied upon
         why = f"cannot be observed: {type(error).__name__}: {error}"
         return Drifted(subject, taken.on_drift, remembered, None, why)
-    if now == remembered or (intended is not None and now == intended):
+    if payload == taken.payload or now == remembered or intended(remembered, now):
         return None
-    payload = execution.codec.encode(now, where=subject)
     return Drifted(subject, taken.on_drift, remembered, now, readable_difference(remembered, now), payload)
 
 
@@ -97,7 +122,8 @@ def readable_difference(before: Any, after: Any) -> str:
     """Return a difference as a person reads it: for texts the diff itself, else both values."""
     old, new = _text_of(before), _text_of(after)
     if old is not None and new is not None:
-        lines = difflib.unified_diff(old.splitlines(), new.splitlines(), "as remembered", "as it is now", lineterm="", n=2)
+        both = old.splitlines(), new.splitlines()
+        lines = difflib.unified_diff(*both, "as remembered", "as it is now", lineterm="", n=2)
         return "\n".join(lines)[:20_000]
     return f"remembered {_short(before)}, now {_short(after)}"
 

@@ -126,6 +126,8 @@ class Driver:
         self.outcome: bytes | None = None
         self.hold: HoldRow | None = None
         self._hold_wanted: HoldReport | None = None
+        self.end_wanted = False
+        """Whether the run is to end without its code, as soon as no effect is under way or in doubt."""
         self.status: Status = "running"
         self._published = replayed.published
         self._publishes = False
@@ -145,6 +147,7 @@ class Driver:
                 self.deadlines.add(timer.deadline, "timer", call)
         timeout, cancel = self.execution.workflow.timeout, self.execution.cancel
         if cancel is not None:
+            self.end_wanted = cancel.now
             self.deadlines.add(replayed.cancel_at + microseconds(cancel.grace), "grace")
         elif timeout is not None:
             self.deadlines.add(clock_started + microseconds(timeout), "run")
@@ -168,12 +171,14 @@ class Driver:
         self._applying = True
         new = {command.call for command in self.fresh if isinstance(command, (StepCall, ChildCall))}
         for call in [call for number, call in self.execution.steps.items() if number not in new]:
-            self.attempts.settle_open(call)
+            if not self.is_over:  # a step in doubt may have put the run on hold
+                self.attempts.settle_open(call)
         if self._retried:  # a child that failed was retried too, and has to be told again who waits for it
             self.journal.starts += [self._child(one) for n, one in self.execution.children.items() if n not in new]
         for run in [one.run for number, one in self.execution.children.items() if number not in new]:
             self.app.adopt(run)  # whoever drove it may have died with this run's last driver
-        self._perform(self.fresh)
+        if not (self.is_over or self.end_wanted):  # else nobody would do it, and it would look begun
+            self._perform(self.fresh)
         self._applying = False
         if look:
             self.ring()
@@ -201,7 +206,7 @@ class Driver:
             return
         self._applying = True
         try:
-            while self._unapplied and not self.is_over:
+            while self._unapplied and not (self.is_over or self.end_wanted or self._hold_wanted):
                 seq, expensive, kind, body, at = self._unapplied[0]
                 if expensive and seq > self.saver.durable:
                     break
@@ -301,7 +306,7 @@ class Driver:
 
     def fire_due(self, until: int) -> None:
         """Do what was due up to a time, in the order in which it was due."""
-        while not self.is_over and (top := self._next_deadline()) is not None and top.at <= until:
+        while not (self.is_over or self._hold_wanted) and (top := self._next_deadline()) and top.at <= until:
             self.deadlines.pop()
             if top.kind == "timer":
                 self.deliver("timer_fired", "", ev.TimerFired(top.call))
@@ -312,7 +317,8 @@ class Driver:
             elif top.kind == "run":
                 self.request_cancel(ev.CancelRequested(reason="the run's timeout", timeout=True))
             else:
-                self._force_end()
+                self.end_wanted = True
+                self.come_to_rest()
 
     def _next_deadline(self) -> Any:
         """Return the earliest deadline whose cause still holds."""
@@ -341,9 +347,8 @@ class Driver:
         The grace counts from now, not from when the cancel was sent: also after downtime the code can clean up.
         """
         if request.now:
-            self.record("cancel_requested", "", request)
-            self.execution.cancel = request
-            self._force_end()
+            self.end_wanted, self.execution.cancel = True, request
+            self.deliver("cancel_requested", "", request)
             return
         self.deadlines.add(max(self._now(), self.journal.at) + microseconds(request.grace), "grace")
         self.deliver("cancel_requested", "", request)
@@ -362,14 +367,11 @@ class Driver:
         self._record_end("run_failed", ev.RunFailed(msgspec.Raw(payload), forced=True), payload)
 
     def _force_end(self) -> None:
-        """The grace is over, or was not given: the run ends without its code. An effect in doubt comes first."""
-        doubtful = self.execution.unsettled()
-        if doubtful is not None:
-            self.attempts.doubts.hold(doubtful, "the run is to end without its code, and this step was begun")
-            return
+        """The grace is over, or was not given: the run ends without its code. No effect is in doubt."""
         cancel = self.execution.cancel
         if cancel is not None and cancel.timeout:
-            self.fail_with(RunTimedOut(f"The run took longer than {self.execution.workflow.timeout} s and did not stop."))
+            seconds = self.execution.workflow.timeout
+            self.fail_with(RunTimedOut(f"The run took longer than {seconds} s and did not stop."))
         else:
             self._record_end("run_cancelled", ev.RunCancelled(forced=True), None)
 
@@ -405,9 +407,10 @@ class Driver:
         """Stop here and ask a person, once no body runs any more that must not be cut off."""
         if self.is_over:
             return
-        if self.attempts.bodies.must_not_be_cut_off():
+        if self.attempts.must_not_be_cut_off():
             self._hold_wanted = self._hold_wanted or report
             return
+        report = self._hold_wanted or report  # the first; a step in doubt is found again when that is resolved
         self.attempts.bodies.cancel_all()
         self.hold = report.row(self.run, self.app.clock.now(), self.app.randomness)
         self.record("run_held", report.step, ev.RunHeld(self.hold.id, report.reason, report.summary))
@@ -418,8 +421,11 @@ class Driver:
         """Say how the run is, set the alarm, and if the code can never go on, say that too."""
         if self._applying or self.stopped or self.ending or self.hold:
             return
-        if self._hold_wanted is not None and not self.attempts.bodies.must_not_be_cut_off():
+        if self._hold_wanted is not None:
             self.put_on_hold(self._hold_wanted)
+            return
+        if self.end_wanted and not self.attempts.has_unsettled():
+            self._force_end()
             return
         if self._unapplied or self.attempts.are_under_way:
             self.status = "running"
@@ -471,7 +477,8 @@ class Driver:
             self._alarm.cancel()
         self._unapplied.clear()
         self.execution.evict()
-        del self.attempts.bodies, self.attempts.doubts, self.attempts, self.inbox, self.saver  # they point back here: see Execution.evict
+        # They point back here: see Execution.evict.
+        del self.attempts.bodies, self.attempts.doubts, self.attempts, self.inbox, self.saver
 
     def ended_as(self) -> Status | None:
         """Return the status in which the run left this process for good: an end, or held; None if it just left."""
@@ -483,4 +490,4 @@ class Driver:
     def is_idle(self) -> bool:
         """Whether the run waits and everything about it is durable, so that it can leave memory."""
         quiet = not (self.attempts.are_under_way or self._unapplied)
-        return self.status == "waiting" and quiet and self.saver.all_is_durable
+        return self.status == "waiting" and quiet and self.saver.all_is_durable and self.saver.status_is_durable

@@ -264,7 +264,11 @@ class Driving:
 
     async def _compare_outside(self, driver: Driver) -> Driver | HoldReport:
         """Compare the outside with what the run remembers of it; what differs puts the run on hold, or fails it."""
-        drifted = await find_drift(self, driver.execution)
+        try:
+            drifted = await find_drift(self, driver.execution)
+        except BaseException:  # this process stops meanwhile
+            driver.stop()
+            raise
         if not drifted:
             return driver
         failing = next((one for one in drifted if one.on_drift == "fail"), None)

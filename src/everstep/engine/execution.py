@@ -19,7 +19,7 @@ import msgspec
 from everstep.codec import ANY, Codec, Types, types_of, types_text
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
-from everstep.effects.witnesses import Witness
+from everstep.effects.witnesses import Taken, Witness
 from everstep.engine.commands import (
     AwaitSignal,
     CallFuture,
@@ -29,11 +29,11 @@ from everstep.engine.commands import (
     Command,
     EndRun,
     PublishValue,
-    ReleaseWitness,
-    TakeWitness,
     RejectSignal,
+    ReleaseWitness,
     StartTimer,
     StepCall,
+    TakeWitness,
 )
 from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
@@ -53,17 +53,6 @@ from everstep.model import events as ev
 from everstep.model.contracts import may_run_again
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
-
-class Taken:
-    """A witness and the fact that the run remembers of it."""
-
-    __slots__ = ("on_drift", "payload", "witness")
-
-    def __init__(self, witness: Witness, payload: bytes, on_drift: str) -> None:
-        self.witness = witness
-        self.payload = payload
-        self.on_drift = on_drift
-
 
 PayloadLookup = Callable[[str], bytes]
 _C = TypeVar("_C")
@@ -85,6 +74,8 @@ class Execution:
         self.branch = 0
         """How often the run had been retried when the code came here: ids of children and keys hang on it."""
         self.steps: dict[int, StepCall] = {}
+        self.begun: set[int] = set()
+        """The open steps that were begun when the replay came to its end."""
         self.children: dict[int, ChildCall] = {}
         self.receives: dict[str, deque[AwaitSignal]] = {}
         self.patches: dict[str, bool] = {}
@@ -317,8 +308,10 @@ class Execution:
         return future
 
     def must_settle(self, target: StepCall) -> bool:
-        """Tell whether a step has to be settled before the code may be told that it was cancelled."""
-        return not self.unwinding and target.call in self.steps and not may_run_again(target.target.effect)
+        """Tell whether a step has begun and has to be settled before the code may be told that it was cancelled."""
+        if self.unwinding or target.call not in self.steps or may_run_again(target.target.effect):
+            return False
+        return target not in self._issued  # else nobody has begun it yet
 
     def stop_waiting(self, target: StepCall | ChildCall) -> None:
         """The code was cancelled while it waited for a step or child."""

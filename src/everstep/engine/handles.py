@@ -5,9 +5,21 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from everstep.engine.history import Event, load_verified, public_events
-from everstep.errors import Damaged, RunCancelled, RunFailed, RunHeld, UnknownRun
-from everstep.model.status import Status
+from everstep.engine.drift import find_drift
+from everstep.engine.history import Event, Recorded, load_verified, public_events
+from everstep.engine.resume import replay
+from everstep.engine.workflow import DECLARED
+from everstep.errors import (
+    Damaged,
+    Misuse,
+    NotDecodable,
+    RunCancelled,
+    RunFailed,
+    RunHeld,
+    UnknownRun,
+    UnknownWorkflow,
+)
+from everstep.model.status import ENDED, Status
 from everstep.stores.protocol import HoldRow, RunRow
 
 if TYPE_CHECKING:
@@ -116,14 +128,36 @@ class Run(Generic[T]):
         """Ask the run to stop: see `App.cancel`."""
         await self._app.cancel(self.id, reason, grace=grace, now=now)
 
-    async def verify(self) -> Verification:
-        """Check the run's history against its digests. Changes nothing."""
+    async def verify(self, *, outside: bool = False) -> Verification:
+        """Check the run's history against its digests. Changes nothing.
+
+        outside: compare the outside with what the run remembers of it as well, and list every difference in `drift`.
+        """
         row = await self.row()
         try:
             history = await self._app.read(load_verified, self._app.store, row)
         except Damaged as error:
             return Verification(False, row.head_seq, error.last_good, str(error))
-        return Verification(True, len(history), row.head_seq)
+        found = Verification(True, len(history), row.head_seq)
+        if outside and row.status not in ENDED:
+            await self._compare_outside(row, history, found)
+        return found
+
+    async def _compare_outside(self, row: RunRow, history: list[Recorded], found: Verification) -> None:
+        """Replay the code, without a sound, for its witnesses, and observe what they are about."""
+        try:
+            replayed = replay(self._app.store, self._app.codec, row, DECLARED.named(row.workflow), history, quiet=True)
+        except (UnknownWorkflow, Misuse, NotDecodable) as error:
+            found.problem = f"The outside was not compared, for the code cannot be replayed: {error}"
+            return
+        try:
+            if replayed.differences:
+                found.problem = "The outside was not compared, for the code does not match the history."
+                return
+            drifted = await find_drift(self._app, replayed.execution, ignored=True)
+            found.drift = [{"subject": one.subject, "difference": one.difference} for one in drifted]
+        finally:
+            replayed.execution.evict()
 
     def __repr__(self) -> str:
         return f"<run {self.id}>"

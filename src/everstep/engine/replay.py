@@ -50,6 +50,8 @@ class Attempts(msgspec.Struct):
     by: str = ""
     """The worker that began the last attempt (with `once`)."""
     doubted_at: int = 0
+    happened: bool = False
+    """Whether it surely happened, and only its outcome is missing."""
     probes: int = 0
 
 
@@ -113,6 +115,7 @@ class Replay:
             self._differ(position, "outcome", str(error) or "the code does not come to rest")
         self.execution.replaying = False
         self.execution.loop.quiet = False
+        self.execution.begun = set(self.attempts)
         return Replayed(
             self.execution,
             self.differences,
@@ -265,11 +268,13 @@ class Replay:
             attempts.details = self.execution.payload(body.details, body.ref)
         elif kind == "step_doubted" and attempts is not None:
             attempts.due, attempts.doubted_at, attempts.probes = DOUBT, event.at, 0
+            attempts.happened = body.because == "outcome"
         elif kind == "probe_answered" and attempts is not None:
             attempts.probes += 1
         elif kind == "run_resolved":
             for subject, fact in body.facts.items():
-                self.execution.witnesses[subject].payload = bytes(fact)
+                if subject in self.execution.witnesses:  # not if it was taken between a failure and its retry
+                    self.execution.witnesses[subject].payload = bytes(fact)
             if attempts is not None:
                 self._note_resolution(attempts, body.resolution, event.at)
         elif kind == "run_retried":

@@ -26,6 +26,7 @@ class Saver:
         self._driver = driver
         self._sent = (driver.journal.seq, driver.journal.digest)
         self._written: tuple[Status, int | None] = (driver.row.status, driver.row.wake_at)
+        self._durable_status = self._written
         self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
 
     def save(self, *, waited_for: bool) -> None:
@@ -47,6 +48,11 @@ class Saver:
         """Whether nothing is left to write or to wait for."""
         journal = self._driver.journal
         return not (self._waiters or journal.unsaved or journal.consumed) and self.durable == journal.seq
+
+    @property
+    def status_is_durable(self) -> bool:
+        """Whether the store knows how the run is now, so that others find it there."""
+        return self._durable_status == (self._driver.status, self._driver.wake_at())
 
     # -- for the committer -----------------------------------------------------------------------------------------
     def unit(self) -> Append | None:
@@ -89,8 +95,11 @@ class Saver:
                 driver.journal.undurable.pop(digest, None)
             while self._waiters and self._waiters[0][0] <= self.durable:
                 self._waiters.popleft()[1]()
+            self._durable_status = (unit.row.status, unit.row.wake_at)
             if unit.row.status == "held" or (unit.events and unit.events[-1].kind in ENDS):
                 driver.app.let_go(driver)
+            elif driver.execution.witnesses and not self._driver.stopped and driver.is_idle:  # a waiter may stop it
+                driver.app.rested(driver)
         elif isinstance(verdict, Refused) and verdict.why == "inbox":
             self._take_back_end(unit)
         elif isinstance(verdict, Failed) and not isinstance(verdict.error, StoreError):

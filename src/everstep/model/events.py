@@ -8,7 +8,8 @@ never reaches workflow code.
                child_started  child_cancelled  value_published  witness_taken  witness_released
                run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_failed  timer_fired  signal_received  child_ended  cancel_requested
-    notes      step_started (later attempts)  attempt_failed  step_doubted  probe_answered  heartbeat  patched  run_held  run_resolved  run_retried
+    notes      step_started (later attempts)  attempt_failed  step_doubted  probe_answered  heartbeat  patched
+               run_held  run_resolved  run_retried
 """
 
 from typing import Any, Final, Literal, NamedTuple
@@ -155,7 +156,8 @@ class AttemptFailed(Body):
 class StepDoubted(Body):
     """A `once` step is in doubt: it was begun, and nobody knows whether its effect happened.
 
-    `because` is `crash` (cut off) or `error` (it raised something that does not say).
+    `because` is `crash` (cut off), `error` (it raised something that does not say), or `outcome` (it did happen, and
+    what it returned cannot be stored).
     """
 
     call: int

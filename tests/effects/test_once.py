@@ -1,0 +1,705 @@
+"""`once`: what each error means, what each resolution does, and that nobody is told before a begun step is settled."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import everstep
+from everstep import Done, Fatal, NotDone, Retry, step, workflow
+from everstep.errors import HoldConflict, Misuse, RunCancelled, RunHeld, StepTimedOut
+from tests.engine.lives import prove_life
+from tests.engine.resume_helpers import Gate, Machine, scenario
+
+NOTES: list[str] = []
+RETRY = Retry(attempts=3, first=5.0, factor=1.0, jitter=0.0)
+
+
+@pytest.fixture(autouse=True)
+def no_notes() -> None:
+    NOTES.clear()
+
+
+class Refused(Exception):
+    """The receiver said no before it did anything."""
+
+
+async def held(machine: Machine, run: Any) -> Any:
+    """Return the one hold in which a run ends up."""
+    with pytest.raises(RunHeld):
+        await run.result(timeout=20)
+    hold = machine.hold(run.id)
+    assert hold.reason == "in-doubt"
+    return hold
+
+
+def failing(*errors: BaseException | None, **options: Any) -> Any:
+    """Return a workflow with one `once` step that raises these, one after the other; None is a success."""
+    left = list(errors)
+
+    @step(effect="once", **options)
+    async def pay(amount: int) -> str:
+        NOTES.append(f"{everstep.current().attempt} {everstep.key()}")
+        error = left.pop(0)
+        if error is not None:
+            raise error
+        return f"paid {amount}"
+
+    @workflow
+    async def flow() -> str:
+        try:
+            return await pay(3)
+        except (Fatal, NotDone, Refused, StepTimedOut) as error:
+            return f"caught {type(error).__name__}"
+
+    return flow
+
+
+def attempts() -> list[str]:
+    """Return the attempts that were made, all with one key."""
+    assert len({note.partition(" ")[2] for note in NOTES}) <= 1, "the key is the same in each attempt"
+    return [note.partition(" ")[0] for note in NOTES]
+
+
+# -- declaring ---------------------------------------------------------------------------------------------------------
+def test_what_is_for_once_is_refused_on_other_contracts() -> None:
+    async def plain() -> None: ...
+
+    for options in ({"probe": plain}, {"settle": 1.0}, {"not_done": OSError}):
+        with pytest.raises(Misuse, match="once"):
+            step(plain, effect="repeat", **options)  # type: ignore[call-overload]
+    for wrong in ({"probe_for": -1.0}, {"settle": -1.0}):
+        with pytest.raises(Misuse, match="seconds"):
+            step(plain, effect="once", **wrong)  # type: ignore[call-overload]
+
+
+def test_a_once_step_inside_of_another_step_is_refused() -> None:
+    @step(effect="once")
+    async def inner() -> None:
+        NOTES.append("inner")
+
+    @step
+    async def outer() -> None:
+        await inner()
+
+    @workflow
+    async def flow() -> None:
+        await outer()
+
+    with pytest.raises(Misuse, match="in the workflow"):
+        everstep.run(flow, url="memory:")
+    assert NOTES == []
+
+
+# -- what an error means -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("error", [NotDone("no money left the account"), Refused("no")])
+@scenario
+async def test_certainly_not_done_goes_by_the_retry_policy(machine: Machine, error: Exception) -> None:
+    flow = failing(error, error, None, retry=RETRY, not_done=Refused)
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    await machine.rest()
+    assert attempts() == ["1"]
+    await machine.advance(4.9)
+    assert attempts() == ["1"], "the back-off is kept"
+    await machine.advance(0.2)
+    await machine.advance(5.1)
+    assert await run.result(timeout=20) == "paid 3"
+    assert attempts() == ["1", "2", "3"]
+    assert "step_doubted" not in machine.kinds("r")
+    assert not machine.replay("r").differences
+
+
+@scenario
+async def test_certainly_not_done_and_no_attempts_left_is_raised(machine: Machine) -> None:
+    app = await machine.boot()
+    assert await app.run(failing(NotDone("no")), id="r") == "caught NotDone"
+    assert attempts() == ["1"]
+    assert not machine.replay("r").differences
+
+
+@pytest.mark.parametrize("error", [Fatal("card stolen"), Refused("no")])
+@scenario
+async def test_certainly_failed_is_raised_in_the_workflow_at_once(machine: Machine, error: Exception) -> None:
+    flow = failing(error, None, retry=Retry(attempts=3, never=(Refused,)), raises=(Refused,))
+    app = await machine.boot()
+    assert await app.run(flow, id="r") == f"caught {type(error).__name__}"
+    assert attempts() == ["1"]
+    assert machine.kinds("r", "step_") == ["step_started", "step_failed"]
+    assert not machine.replay("r").differences
+
+
+@pytest.mark.parametrize("error", [OSError("reset"), Refused("undeclared"), asyncio.CancelledError(), SystemExit(3)])
+@scenario
+async def test_any_other_error_is_a_doubt_whatever_the_retry_policy(machine: Machine, error: BaseException) -> None:
+    app = await machine.boot()
+    run = await app.start(failing(error, None, retry=RETRY), id="r")
+    hold = await held(machine, run)
+    assert hold.resolutions == ["done", "not-done", "cancel"], "without a probe nobody can be asked again"
+    assert attempts() == ["1"]
+    assert [body.because for body in machine.bodies("r", "step_doubted")] == ["error"]
+    assert machine.report("r")["key"] == NOTES[0].partition(" ")[2]
+    with pytest.raises(HoldConflict):
+        await app.resolve("r", "probe")
+
+
+@scenario
+async def test_an_attempt_past_its_timeout_is_a_doubt_and_its_thread_may_still_act(machine: Machine) -> None:
+    go_on = threading.Event()
+
+    @step(effect="once", timeout=0.05)
+    def pay() -> str:
+        NOTES.append("begun")
+        go_on.wait(20)
+        NOTES.append("sent")
+        return "paid"
+
+    @workflow
+    async def flow() -> str:
+        return await asyncio.to_thread(pay)
+
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    await held(machine, run)
+    await app.resolve("r", "not-done")
+    hold = await held(machine, run)
+    assert "thread in this process still runs" in hold.summary
+    assert NOTES == ["begun"], "a person's word is not enough while the thread may act"
+    go_on.set()
+    await machine.until(lambda: not app.threads.acting_for())
+    await app.resolve("r", "not-done")
+    assert await run.result(timeout=20) == "paid"
+    assert NOTES == ["begun", "sent", "begun", "sent"]
+
+
+@scenario
+async def test_a_thread_of_another_step_does_not_count_as_one_that_may_still_act(machine: Machine) -> None:
+    go_on = threading.Event()
+
+    @step(effect="read")
+    def long_read() -> str:
+        go_on.wait(20)
+        return "read"
+
+    @step(effect="once", probe=lambda key: NotDone())
+    def pay() -> str:
+        NOTES.append("pay")
+        if len(NOTES) == 1:
+            raise OSError("reset")
+        return "paid"
+
+    @workflow
+    async def flow() -> list[str]:
+        return await asyncio.gather(asyncio.to_thread(long_read), asyncio.to_thread(pay))
+
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    await machine.until(lambda: len(NOTES) == 2 or machine.status("r") == "held")
+    go_on.set()
+    assert await run.result(timeout=20) == ["read", "paid"]
+
+
+@scenario
+async def test_an_outcome_that_cannot_be_stored_is_held_as_done_without_a_value(machine: Machine) -> None:
+    @step(effect="once")
+    async def pay() -> Any:
+        NOTES.append("pay")
+        return object()
+
+    @workflow
+    async def flow() -> Any:
+        return await pay()
+
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    hold = await held(machine, run)
+    assert hold.resolutions == ["done", "cancel"], "it happened, so it is not done again"
+    assert "it happened" in hold.summary
+    await app.resolve("r", "done", value="receipt 7")
+    assert await run.result(timeout=20) == "receipt 7"
+    assert NOTES == ["pay"]
+    assert not machine.replay("r").differences
+
+
+@scenario
+async def test_that_it_happened_is_not_forgotten_while_another_hold_comes_first(machine: Machine) -> None:
+    gate = Gate()
+
+    @step(effect="once")
+    async def doubtful() -> str:
+        raise OSError("reset")
+
+    @step(effect="once", probe=lambda key: NotDone())
+    async def pay() -> Any:
+        NOTES.append("pay")
+        await gate.wait()
+        return object()
+
+    @workflow
+    async def flow() -> list[Any]:
+        return list(await asyncio.gather(doubtful(), pay()))
+
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    await machine.until(lambda: "step_doubted" in machine.kinds("r"))
+    gate.opened.set()
+    hold = await held(machine, run)
+    assert hold.step.endswith("doubtful")
+    await machine.kill(app)
+    app = await machine.boot()
+    await app.resolve("r", "done", value="D")
+    run = app.get("r")
+    hold = await held(machine, run)
+    assert hold.resolutions == ["done", "cancel"], "its probe is not asked: it would say that it may be done again"
+    await app.resolve("r", "done", value="P")
+    assert await run.result(timeout=20) == ["D", "P"]
+    assert NOTES == ["pay"]
+
+
+@scenario
+async def test_a_fallback_follows_only_a_certain_failure(machine: Machine) -> None:
+    app = await machine.boot()
+    assert await app.run(failing(Fatal("no"), fallback="by letter"), id="a") == "by letter"
+    await held(machine, await app.start(failing(OSError("reset"), fallback="by letter"), id="b"))
+
+
+# -- what a person says ------------------------------------------------------------------------------------------------
+@scenario
+async def test_done_takes_the_value_and_the_step_does_not_run(machine: Machine) -> None:
+    app = await machine.boot()
+    run = await app.start(failing(OSError("reset"), None), id="r")
+    await held(machine, run)
+    await app.resolve("r", "done", value="paid by hand", by="ann")
+    assert await run.result(timeout=20) == "paid by hand"
+    assert attempts() == ["1"]
+    (resolved,) = machine.bodies("r", "run_resolved")
+    assert (resolved.resolution, resolved.by) == ("done", "ann")
+    assert not machine.replay("r").differences
+
+
+@scenario
+async def test_not_done_does_it_again_with_the_same_key(machine: Machine) -> None:
+    app = await machine.boot()
+    run = await app.start(failing(OSError("reset"), OSError("reset"), None), id="r")
+    for _ in range(2):
+        await held(machine, run)
+        await app.resolve("r", "not-done")
+    assert await run.result(timeout=20) == "paid 3"
+    assert attempts() == ["1", "2", "3"]
+    assert [body.because for body in machine.bodies("r", "step_started")] == ["", "person", "person"]
+    assert not machine.replay("r").differences
+
+
+@scenario
+async def test_probe_asks_the_outside_again(machine: Machine) -> None:
+    answers: list[Any] = [RuntimeError("down"), Done("paid, says the bank")]
+
+    def probe(key: str, amount: int) -> Any:
+        NOTES.append(f"asked {key}")
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    app = await machine.boot()
+    run = await app.start(failing(OSError("reset"), None, probe=probe, probe_for=0.0), id="r")
+    hold = await held(machine, run)
+    assert hold.resolutions == ["done", "not-done", "probe", "cancel"]
+    await app.resolve("r", "probe")
+    assert await run.result(timeout=20) == "paid, says the bank"
+    assert [note.partition(" ")[0] for note in NOTES] == ["1", "asked", "asked"]
+    assert len({note.partition(" ")[2] for note in NOTES}) == 1, "it is asked about the key that the body has used"
+    assert not machine.replay("r").differences
+
+
+@scenario
+async def test_cancel_ends_the_run_and_the_step_does_not_run(machine: Machine) -> None:
+    app = await machine.boot()
+    run = await app.start(failing(OSError("reset"), None), id="r")
+    await held(machine, run)
+    await app.resolve("r", "cancel")
+    with pytest.raises(RunCancelled):
+        await run.result(timeout=20)
+    assert attempts() == ["1"]
+    assert machine.status("r") == "cancelled"
+
+
+@scenario
+async def test_two_steps_in_doubt_are_asked_about_one_after_the_other(machine: Machine) -> None:
+    gate = Gate()
+
+    @step(effect="once")
+    async def pay(name: str) -> str:
+        NOTES.append(name)
+        if len(NOTES) == 2:
+            gate.reached.set()
+        await gate.opened.wait()
+        return name
+
+    @workflow
+    async def flow() -> list[str]:
+        first = asyncio.create_task(pay("a"))
+        second = asyncio.create_task(pay("b"))
+        return [await first, await second]
+
+    app = await machine.boot()
+    await app.start(flow, id="r")
+    await gate.reached.wait()
+    await machine.kill(app)
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    await held(machine, run)
+    assert machine.kinds("r")[-1] == "run_held", "nothing is written after the hold"
+    await app.resolve("r", "done", value="A")
+    await held(machine, run)
+    assert machine.kinds("r")[-1] == "run_held"
+    await app.resolve("r", "done", value="B")
+    assert await run.result(timeout=20) == ["A", "B"]
+    assert sorted(NOTES) == ["a", "b"]
+    assert not machine.replay("r").differences
+
+
+@scenario
+async def test_a_step_that_was_asked_for_behind_a_doubt_is_not_begun_while_the_run_is_held(machine: Machine) -> None:
+    """The code's next command is new when the run is taken up, and the run is held at that moment."""
+    gate = Gate()
+
+    @step(effect="once")
+    async def pay(name: str) -> str:
+        NOTES.append(name)
+        if name == "a":
+            await gate.wait()
+        return name
+
+    @step
+    async def look() -> None:
+        NOTES.append("look")
+
+    @workflow
+    async def flow() -> list[str]:
+        async def other() -> str:
+            await everstep.receive("go")
+            return await pay("b")
+
+        return list(await asyncio.gather(pay("a"), other()))
+
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    await gate.reached.wait()
+    await machine.kill(app)
+    app = await machine.boot()
+    await held(machine, await app.start(flow, id="r"))
+    await app.signal("r", "go")
+    await app.resolve("r", "done", value="A")
+    run = app.get("r")
+    assert await run.result(timeout=20) == ["A", "b"]
+    assert NOTES == ["a", "b"]
+    assert not machine.replay("r").differences
+
+
+# -- cancels and timeouts wait -----------------------------------------------------------------------------------------
+def slow_pay(gate: Gate) -> Any:
+    @step(effect="once")
+    async def pay() -> str:
+        NOTES.append("begun")
+        await gate.wait()
+        NOTES.append("sent")
+        return "paid"
+
+    return pay
+
+
+def by_timeout(pay: Any) -> Any:
+    @workflow
+    async def flow() -> str:
+        try:
+            async with asyncio.timeout(5):
+                await pay()
+        except TimeoutError:
+            return "too late"
+        return "in time"
+
+    return flow
+
+
+def by_wait_for(pay: Any) -> Any:
+    @workflow
+    async def flow() -> str:
+        try:
+            await asyncio.wait_for(pay(), 5)
+        except TimeoutError:
+            return "too late"
+        return "in time"
+
+    return flow
+
+
+def by_cancel(pay: Any) -> Any:
+    @workflow
+    async def flow() -> str:
+        task = asyncio.create_task(pay())
+        await asyncio.sleep(5)
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            return "too late"
+        return "in time"
+
+    return flow
+
+
+def by_group(pay: Any) -> Any:
+    @workflow
+    async def flow() -> str:
+        async def failing() -> None:
+            await asyncio.sleep(5)
+            raise KeyError("now")
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(pay())
+                group.create_task(failing())
+        except* KeyError:
+            NOTES.append("left")
+        return "too late"
+
+    return flow
+
+
+@pytest.mark.parametrize("made", [by_timeout, by_wait_for, by_cancel, by_group])
+@pytest.mark.parametrize("crash", [False, True])
+@scenario
+async def test_a_timeout_reaches_the_code_only_after_the_step_is_settled(
+    machine: Machine, made: Callable[[Any], Any], crash: bool
+) -> None:
+    gate = Gate()
+    flow = made(slow_pay(gate))
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    await gate.reached.wait()
+    machine.clock.advance(6)
+    await machine.until(lambda: "timer_fired" in machine.kinds("r"))
+    await asyncio.sleep(0.05)
+    assert machine.status("r") == "running", "the code is not told yet"
+    assert "step_cancelled" not in machine.kinds("r")
+    if crash:
+        await machine.kill(app)
+        app = await machine.boot()
+        run = await app.start(flow, id="r")
+        await held(machine, run)
+        await app.resolve("r", "done", value="paid")
+    else:
+        gate.opened.set()
+    assert await run.result(timeout=20) == "too late"
+    assert NOTES[:2] == (["begun", "left"] if made is by_group and crash else ["begun", "sent"][: 1 if crash else 2])
+    assert machine.kinds("r").index("step_completed") > machine.kinds("r").index("timer_fired")
+    assert not machine.replay("r").differences
+
+
+@scenario
+async def test_a_step_that_is_cancelled_before_it_began_does_not_begin(machine: Machine) -> None:
+    @step(effect="once")
+    async def pay() -> str:
+        NOTES.append("pay")
+        return "paid"
+
+    @workflow
+    async def flow() -> str:
+        task = asyncio.create_task(pay())
+        await asyncio.sleep(0)
+        task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return "not begun"
+
+    app = await machine.boot()
+    assert await app.run(flow, id="r") == "not begun"
+    assert NOTES == []
+    assert not machine.replay("r").differences
+
+
+@scenario
+async def test_a_run_that_is_cancelled_within_its_grace_waits_for_the_step(machine: Machine) -> None:
+    gate = Gate()
+    pay = slow_pay(gate)
+
+    @workflow
+    async def flow() -> str:
+        try:
+            return str(await pay())
+        finally:
+            NOTES.append("finally")
+
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    await gate.reached.wait()
+    await run.cancel(grace=30)
+    await machine.until(lambda: "cancel_requested" in machine.kinds("r"))
+    assert NOTES == ["begun"]
+    gate.opened.set()
+    with pytest.raises(RunCancelled):
+        await run.result(timeout=20)
+    assert NOTES == ["begun", "sent", "finally"]
+    assert not machine.replay("r").differences
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2], ids=["quick", "expensive"])
+@pytest.mark.parametrize("now", [True, False], ids=["now", "grace-over"])
+@scenario
+async def test_a_run_that_is_ended_without_its_code_waits_for_a_body_that_must_not_be_cut_off(
+    machine: Machine, now: bool, seconds: float
+) -> None:
+    gate = Gate()
+    pay = slow_pay(gate)
+
+    @workflow
+    async def flow() -> str:
+        paid = str(await pay())
+        await everstep.receive("never")
+        return paid
+
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    await gate.reached.wait()
+    await asyncio.sleep(seconds)
+    await run.cancel(now=now, grace=5)
+    if not now:
+        await machine.until(lambda: "cancel_requested" in machine.kinds("r"))
+        machine.clock.advance(6)
+    await asyncio.sleep(0.05)
+    assert machine.status("r") == "running"
+    gate.opened.set()
+    with pytest.raises(RunCancelled):
+        await run.result(timeout=20)
+    assert NOTES == ["begun", "sent"]
+    assert machine.status("r") == "cancelled"
+    assert "step_completed" in machine.kinds("r"), "what happened is in the history"
+    assert not machine.replay("r").differences
+
+
+@scenario
+async def test_a_run_that_is_ended_without_its_code_is_held_if_its_step_comes_into_doubt(machine: Machine) -> None:
+    gate = Gate()
+
+    @step(effect="once")
+    async def pay() -> str:
+        await gate.wait()
+        raise OSError("reset")
+
+    @workflow
+    async def flow() -> str:
+        return await pay()
+
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    await gate.reached.wait()
+    await run.cancel(now=True)
+    gate.opened.set()
+    await held(machine, run)
+    await app.resolve("r", "done", value="paid")
+    with pytest.raises(RunCancelled):
+        await run.result(timeout=20)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2], ids=["quick", "expensive"])
+@scenario
+async def test_a_hold_waits_for_a_body_that_must_not_be_cut_off(machine: Machine, seconds: float) -> None:
+    gate = Gate()
+    pay = slow_pay(gate)
+
+    @step(effect="once")
+    async def doubtful() -> str:
+        await gate.reached.wait()
+        raise OSError("reset")
+
+    @step(effect="once")
+    async def after() -> str:
+        NOTES.append("after")
+        return "after"
+
+    @workflow
+    async def flow() -> list[str]:
+        async def two() -> str:
+            return str(await pay()) + " " + await after()
+
+        return list(await asyncio.gather(doubtful(), two()))
+
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    await machine.until(lambda: "step_doubted" in machine.kinds("r"))
+    await asyncio.sleep(seconds)
+    assert machine.status("r") == "running", "the hold is wanted, and the other body is not cut off"
+    gate.opened.set()
+    hold = await held(machine, run)
+    assert hold.step.endswith("doubtful")
+    assert NOTES == ["begun", "sent"], "nothing more begins"
+    assert len(machine.bodies("r", "step_completed")) == 1
+    await app.resolve("r", "done", value="D")
+    assert await run.result(timeout=20) == ["D", "paid after"], "what was not begun is not in doubt"
+    assert NOTES == ["begun", "sent", "after"]
+    assert not machine.replay("r").differences
+
+
+@scenario
+async def test_a_hold_that_a_person_asks_for_waits_too(machine: Machine) -> None:
+    gate = Gate()
+    pay = slow_pay(gate)
+
+    @workflow
+    async def flow() -> str:
+        return str(await pay()) + str(await everstep.receive("word"))
+
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    await gate.reached.wait()
+    await app.hold("r", "look at it")
+    assert machine.status("r") == "running"
+    gate.opened.set()
+    with pytest.raises(RunHeld, match="look at it"):
+        await run.result(timeout=20)
+    await app.signal("r", "word", "!")
+    await app.resolve("r", "retry")
+    assert await run.result(timeout=20) == "paid!"
+    assert NOTES == ["begun", "sent"]
+
+
+# -- replay ------------------------------------------------------------------------------------------------------------
+def test_every_prefix_of_a_history_with_once_steps_leads_to_the_same_end() -> None:
+    """The outside keeps what the first life did, so later lives find it there: under the same keys, and no others."""
+    done: list[str] = []
+
+    def account(key: str, name: str) -> Any:
+        return Done(name.upper()) if key in done else NotDone()
+
+    failures = {"c"}
+
+    @step(effect="once", probe=account, retry=Retry(attempts=2, first=1.0))
+    async def pay(name: str) -> str:
+        key = everstep.key()
+        if name in failures:
+            failures.discard(name)
+            raise NotDone("not this time")
+        if key not in done:
+            done.append(key)
+        if name == "b":
+            raise OSError("the answer was lost")
+        return name.upper()
+
+    @workflow
+    async def flow() -> list[str]:
+        told = [await pay("a")]
+        told += await asyncio.gather(pay("b"), pay("c"))
+        try:
+            async with asyncio.timeout(1):
+                await everstep.receive("never")
+        except TimeoutError:
+            told.append(await pay("d"))
+        return told
+
+    life = prove_life(flow)
+    assert life.value == ["A", "B", "C", "D"]
+    assert len(done) == 4, "a step has the same key in all its lives"
