@@ -35,7 +35,7 @@ FALLBACK: Final = -2
 """The due time of an attempt that is never made: the step's fallback takes its place."""
 
 
-class Attempts(msgspec.Struct):
+class Attempts(msgspec.Struct, gc=False):
     """What the history says about the attempts at one open step."""
 
     attempt: int = 0
