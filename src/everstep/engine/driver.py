@@ -410,7 +410,7 @@ class Driver:
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        wake_at = self.wake_at()
+        wake_at = self.wake_at() if self.deadlines.are_any else None
         if wake_at == self._alarm_at:
             return
         self._alarm_at = wake_at
