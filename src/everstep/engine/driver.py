@@ -83,6 +83,7 @@ class Surrounding(Protocol):
     threads: Threads
     randomness: random.Random
     worker: str
+    drivers: dict[str, "Driver"]
     draining: bool
 
     def adopt(self, run: str) -> None:
@@ -186,7 +187,10 @@ class Driver:
         if expensive:
             self.saver.when_durable(seq, self._apply_outcomes)
         self._apply_outcomes()
-        self.saver.save(waited_for=False)
+        if not self.stopped:
+            self.saver.save(waited_for=False)
+            if len(self.app.drivers) == 1 and not self._applying:
+                self.app.committer.commit_now()
 
     def _apply_outcomes(self) -> None:
         """Apply what may be applied: outcomes in order, an expensive one only when it is durable."""
