@@ -125,7 +125,7 @@ def test_many_alike_are_listed_first_and_resolved_with_yes(folder: Folder) -> No
 
 
 REFUSED = [
-    (("resolve", "e-1"), "Say one of --accept, --retry, --skip JSON, --cancel"),
+    (("resolve", "e-1"), "Say one of --done, --not-done, --probe, --accept"),
     (("resolve", "e-1", "--retry", "--cancel"), "Say one of"),
     (("resolve", "--retry"), "Name a RUN, or choose many"),
     (("resolve", "e-1", "--retry", "--reason", "x"), "do not go with RUN"),

@@ -323,7 +323,7 @@ REFUSED = [
     (DictSubclass(), "a subclass of dict"), (collections.defaultdict(list), "a subclass of dict"),
     (Size.SMALL, "Annotate"),
     ((n for n in [1]), "generator"), (threading.Lock(), "lock"), (print, "builtin"), (object(), "object"),
-    (lambda: 1, "function"), (int, "is a type"), (..., "ellipsis"), (memoryview(b""), "memoryview"),
+    (lambda: 1, "function"), (int, "is of the type type"), (..., "ellipsis"), (memoryview(b""), "memoryview"),
 ]  # fmt: skip
 
 

@@ -54,9 +54,7 @@ class Step:
         self.probe = probe
         self.probe_for = probe_for
         self.settle = settle
-        self.not_done: tuple[type[BaseException], ...] = (
-            (not_done,) if isinstance(not_done, type) else tuple(not_done)
-        )
+        self.not_done: tuple[type[BaseException], ...] = (not_done,) if isinstance(not_done, type) else tuple(not_done)
         self.is_async = is_async_callable(function)
         self.signature = Signature(function)
         for error in raises:

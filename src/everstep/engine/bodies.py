@@ -66,7 +66,8 @@ class Bodies:
         self.running[call.call] = running
         target = call.target
         if target.is_async or target.timeout is not None or fallback:
-            running.task = app.loop.create_task(self._perform(running), context=context)
+            # Not through the loop's factory: a body must not start before its turn, whatever the application likes.
+            running.task = asyncio.Task(self._perform(running), loop=app.loop, name=call.step, context=context)
         else:
             began = time.monotonic()
             body = functools.partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)

@@ -82,6 +82,7 @@ class Committer:
         self._flush_soon = False
         self._flush_later: asyncio.TimerHandle | None = None
         self._busy = False
+        self._is_settling = False
         self._closed = False
         self._seconds = 0.0
         self._batches: queue.SimpleQueue[list[_Entry] | None] = queue.SimpleQueue()
@@ -117,6 +118,11 @@ class Committer:
     def _flush_lingering(self) -> None:
         self._flush_later = None
         if not self._busy:
+            self._flush()
+
+    def commit_now(self) -> None:
+        """Commit at once, without a turn of the loop: for an app whose only run waits for just this."""
+        if self._waited_for and not self._busy and not self._is_settling:
             self._flush()
 
     # -- one transaction -------------------------------------------------------------------------------------------
@@ -197,6 +203,7 @@ class Committer:
         if self.full:
             self.full = False
             log.warning("There is room again: work goes on.")
+        self._is_settling = True
         for entry, verdict in zip(batch, verdicts, strict=True):
             if isinstance(entry, _Request):
                 entry.settle(verdict)
@@ -204,6 +211,7 @@ class Committer:
                 self._stalled.append(entry)
             else:
                 entry[0].settle(entry[1], verdict)
+        self._is_settling = False
         if self._stalled:
             self._wait_for_room(StoreFull("There is no room on the disk."))
         self._go_on()

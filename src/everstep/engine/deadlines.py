@@ -23,6 +23,11 @@ class Deadlines:
         self._heap: list[Deadline] = []
         self._order = itertools.count()
 
+    @property
+    def are_any(self) -> bool:
+        """Whether there is any deadline."""
+        return bool(self._heap)
+
     def add(self, at: int, kind: DeadlineKind, call: int = 0) -> None:
         """Set a deadline."""
         heapq.heappush(self._heap, Deadline(at, next(self._order), kind, call))

@@ -84,6 +84,7 @@ class Surrounding(Protocol):
     threads: Threads
     randomness: random.Random
     worker: str
+    drivers: dict[str, "Driver"]
     draining: bool
 
     def adopt(self, run: str) -> None:
@@ -198,7 +199,10 @@ class Driver:
         if expensive:
             self.saver.when_durable(seq, self._apply_outcomes)
         self._apply_outcomes()
-        self.saver.save(waited_for=False)
+        if not self.stopped:
+            self.saver.save(waited_for=False)
+            if len(self.app.drivers) == 1 and not self._applying:
+                self.app.committer.commit_now()
 
     def _apply_outcomes(self) -> None:
         """Apply what may be applied: outcomes in order, an expensive one only when it is durable."""
@@ -440,7 +444,7 @@ class Driver:
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        wake_at = self.wake_at()
+        wake_at = self.wake_at() if self.deadlines.are_any else None
         if wake_at == self._alarm_at:
             return
         self._alarm_at = wake_at

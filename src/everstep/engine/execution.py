@@ -149,7 +149,7 @@ class Execution:
     def _step_completed(self, body: ev.StepCompleted) -> None:
         call = self._awaited(self.steps, body)
         if call is not None and not call.future.done():
-            payload = self.payload(body.value, body.ref)
+            payload = self.lookup(body.ref) if body.ref else body.value
             call.future.target = None  # they point at each other, and a circle would wait for the garbage collector
             if not call.future.cancel_if_wanted():
                 call.future.set_result(self.codec.decode(payload, call.target.signature.result))

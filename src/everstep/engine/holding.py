@@ -109,9 +109,7 @@ def damaged_report(error: Damaged) -> HoldReport:
     return HoldReport("damaged", str(error), facts={"last_good": error.last_good})
 
 
-def in_doubt_report(
-    call: StepCall, attempts: "Attempts", why: str, *, is_done: bool = False
-) -> HoldReport:
+def in_doubt_report(call: StepCall, attempts: "Attempts", why: str, *, is_done: bool = False) -> HoldReport:
     """A step was begun, and nobody knows whether its effect happened (or only its value is missing)."""
     summary = f"{call.step} was begun and may or may not have happened: {why}"
     if is_done:

@@ -141,14 +141,15 @@ class Pump:
         if app.wanted:
             await self._take_wanted(at)
         await self._retry_diverged()
+        due: list[str] = []
         room = app.concurrency - sum(1 for driver in app.drivers.values() if driver.status == "running")
         if room > 0 and not app.draining and not self._runs_alone():
             names = app.workflows()
             due = app.store.due(at=at, workflows=names, worker=app.worker, everyone=app.recover, limit=room)
             await self._take_due(due)
         self._next_wake = app.store.next_wake(worker=app.worker, everyone=app.recover)
-        if self._next_wake is not None and self._next_wake <= at:  # one that this worker cannot take up just now
-            self._next_wake = at + microseconds(SWEEP_SECONDS)
+        if self._next_wake is not None and self._next_wake <= at and room > 0 and not due:
+            self._next_wake = at + microseconds(SWEEP_SECONDS)  # one that this worker cannot take up
 
     async def _take_wanted(self, at: int) -> None:
         """Take up runs that belong here as soon as nobody else drives them."""

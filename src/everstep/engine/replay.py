@@ -39,7 +39,7 @@ DOUBT: Final = -3
 """The due time of an attempt about which nobody knows yet whether the one before it happened."""
 
 
-class Attempts(msgspec.Struct):
+class Attempts(msgspec.Struct, gc=False):
     """What the history says about the attempts at one open step."""
 
     attempt: int = 0

@@ -61,7 +61,7 @@ class EventRow(NamedTuple):
     digest: bytes
 
 
-class Body(msgspec.Struct, omit_defaults=True):
+class Body(msgspec.Struct, omit_defaults=True, gc=False):
     """The base of all bodies.
 
     `call` numbers the commands of a run in the order in which its code gave them; an outcome names the call it is for.

@@ -20,10 +20,13 @@ from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.status import Status
 
+# `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
+# collector need not look at them.
+
 DeliveryKind = Literal["signal", "cancel", "hold", "child"]
 
 
-class RunRow(msgspec.Struct, kw_only=True):
+class RunRow(msgspec.Struct, kw_only=True, gc=False):
     """A run as the table `runs` has it."""
 
     id: str
@@ -56,7 +59,7 @@ class RunRow(msgspec.Struct, kw_only=True):
     ended_at: int | None = None
 
 
-class RowChange(msgspec.Struct):
+class RowChange(msgspec.Struct, gc=False):
     """What an `Append` writes into the run's row beside the new head."""
 
     status: Status
@@ -71,7 +74,7 @@ class RowChange(msgspec.Struct):
     """False when the events only begin again what a crash had cut off: such an append does not set `deaths` to 0."""
 
 
-class NewRun(msgspec.Struct):
+class NewRun(msgspec.Struct, gc=False):
     """A run to be created, with its first event. `row.head_seq` and `row.head_digest` are that event's."""
 
     row: RunRow
@@ -82,7 +85,7 @@ class NewRun(msgspec.Struct):
     follower_call: int = 0
 
 
-class Post(msgspec.Struct):
+class Post(msgspec.Struct, gc=False):
     """Something for a run's inbox. With an `id`, a second one of the same kind and id is not delivered again.
 
     The id of a `child` delivery is a call, which comes again in a later generation, so it does not count here.
@@ -129,13 +132,13 @@ class HoldRow(msgspec.Struct, kw_only=True):
     """Filled when read: the run's workflow."""
 
 
-class StartRun(msgspec.Struct):
+class StartRun(msgspec.Struct, gc=False):
     """Create a run. Verdict: `Accepted`, or `Existing` with the row that is there already; then nothing was changed."""
 
     new: NewRun
 
 
-class RestartRun(msgspec.Struct):
+class RestartRun(msgspec.Struct, gc=False):
     """Begin a new generation of an ended run that was claimed at `epoch`; the old history stays readable.
 
     Pending inbox rows become `undelivered`. Verdict: `Accepted` or `Refused`.
@@ -145,7 +148,7 @@ class RestartRun(msgspec.Struct):
     new: NewRun
 
 
-class Append(msgspec.Struct, kw_only=True):
+class Append(msgspec.Struct, kw_only=True, gc=False):
     """Everything that one run writes at once.
 
     Accepted only if the run's generation, epoch and head are the expected ones; otherwise `Refused("fenced")` when the
@@ -179,7 +182,7 @@ class Append(msgspec.Struct, kw_only=True):
     """Give the lease back (owner becomes None)."""
 
 
-class Claim(msgspec.Struct):
+class Claim(msgspec.Struct, gc=False):
     """Take the right to drive a run: the epoch goes up by one and `worker` becomes the owner.
 
     Accepted (`Claimed`) only if the status is one of `statuses` and the run is free: no owner, the owner is `worker`
@@ -195,7 +198,7 @@ class Claim(msgspec.Struct):
     statuses: Sequence[Status]
 
 
-class Release(msgspec.Struct):
+class Release(msgspec.Struct, gc=False):
     """Give a run back without writing history. Refused("fenced") if the epoch is another. Status becomes `status`."""
 
     run: str

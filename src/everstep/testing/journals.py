@@ -28,9 +28,9 @@ class ClientJournal:
 
 
 def read_journal(path: str | Path) -> list[dict[str, Any]]:
-    """Return a journal's lines; an absent file has none."""
+    """Return a journal's lines; an absent file has none. A line that is being written does not count yet."""
     file = Path(path)
-    return [json.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
+    return [json.loads(line) for line in file.read_bytes().split(b"\n")[:-1]] if file.exists() else []
 
 
 def watch_commits(store: Store, journal: ClientJournal) -> None:

@@ -79,7 +79,7 @@ class Ledger:
         if self._process.poll() is None:
             _post(self.url, "/idle", {}, 60.0)
         path = self.folder / "ledger.jsonl"
-        return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] if path.exists() else []
 
     def stop(self) -> None:
         """End the process. What it wrote stays."""
