@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -703,3 +705,31 @@ def test_every_prefix_of_a_history_with_once_steps_leads_to_the_same_end() -> No
     life = prove_life(flow)
     assert life.value == ["A", "B", "C", "D"]
     assert len(done) == 4, "a step has the same key in all its lives"
+
+
+def test_closing_an_app_waits_for_a_once_body_that_runs(tmp_path: Path) -> None:
+    url = str(tmp_path / "store.db")
+
+    @step(effect="once")
+    async def pay(gate: everstep.Live[Any]) -> str:
+        gate.reached.set()
+        await asyncio.sleep(0.1)
+        NOTES.append("paid")
+        return "paid"
+
+    gate = SimpleNamespace(reached=asyncio.Event())
+
+    @workflow
+    async def flow() -> str:
+        return await pay(gate)
+
+    async def main() -> str:
+        async with everstep.open(url) as app:
+            await app.start(flow, id="f")
+            await gate.reached.wait()
+        async with everstep.open(url) as app:
+            run = await app.start(flow, id="f")
+            return await run.result(timeout=20)
+
+    assert asyncio.run(main()) == "paid"
+    assert NOTES == ["paid"]

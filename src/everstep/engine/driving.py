@@ -51,6 +51,8 @@ RESTING_MAX: Final = 256
 """So many waiting runs stay in memory, so that a signal need not replay them."""
 THREADS_MAX: Final = 64
 """`def` bodies that run at the same time."""
+ONCE_SECONDS: Final = 10.0
+"""How long closing waits at least for a body whose effect nobody could tell afterwards."""
 STOP_SECONDS: Final = 5.0
 """How long closing waits for bodies that were cancelled."""
 CLAIMABLE: Final[tuple[Status, ...]] = ("queued", "running", "waiting")
@@ -153,9 +155,13 @@ class Driving:
 
     async def _wait_for_bodies(self, seconds: float) -> None:
         """Let running bodies end. Threads cannot be stopped, so they get a little time in any case."""
-        deadline = self.loop.time() + seconds
+        began = self.loop.time()
         bodies = [driver.attempts.bodies for driver in self.drivers.values()]
-        while any(one.running for one in bodies) and self.loop.time() < deadline:  # noqa: ASYNC110  # they end in many ways
+        while True:
+            passed = self.loop.time() - began
+            must_wait = any(one.must_not_be_cut_off() for one in bodies) and passed < max(seconds, ONCE_SECONDS)
+            if not must_wait and not (any(one.running for one in bodies) and passed < seconds):
+                return
             await asyncio.sleep(0.02)
 
     def _leave(self, acting: set[str]) -> None:
