@@ -5,7 +5,6 @@ are those of the code itself, with their functions. See docs/decisions/0013.
 """
 
 import asyncio
-import difflib
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -123,7 +122,9 @@ def readable_difference(before: Any, after: Any) -> str:
     old, new = _text_of(before), _text_of(after)
     if old is not None and new is not None:
         both = old.splitlines(), new.splitlines()
-        lines = difflib.unified_diff(*both, "as remembered", "as it is now", lineterm="", n=2)
+        from difflib import unified_diff
+
+        lines = unified_diff(*both, "as remembered", "as it is now", lineterm="", n=2)
         return "\n".join(lines)[:20_000]
     return f"remembered {_short(before)}, now {_short(after)}"
 

@@ -11,7 +11,6 @@ import stat
 import threading
 import time
 from functools import cache
-from importlib.resources import files
 from typing import Final
 
 import apsw
@@ -19,7 +18,7 @@ import apsw
 from everstep.errors import StoreError, StoreReadOnly, StoreUnusable
 from everstep.model.crash_points import crash_point
 from everstep.stores.sqlite.connections import PATIENCE_SECONDS, Durability, Patience, connect, translated
-from everstep.stores.sqlite.queries import query
+from everstep.stores.sqlite.queries import HERE, query, sql_text
 from everstep.stores.sqlite.rows import Row
 
 APPLICATION_ID: Final = 0x45765374
@@ -38,10 +37,9 @@ _creating: Final = threading.Lock()
 @cache
 def migrations() -> list[str]:
     """Return the text of each migration; the n-th one leads to version n."""
-    folder = files("everstep.stores.sqlite").joinpath("migrations")
-    found = sorted((entry.name, entry) for entry in folder.iterdir() if _MIGRATION.fullmatch(entry.name))
-    assert [int(name[:4]) for name, _ in found] == list(range(1, len(found) + 1)), "migrations are numbered densely"
-    return [entry.read_text("utf-8") for _, entry in found]
+    found = sorted(name for name in os.listdir(os.path.join(HERE, "migrations")) if _MIGRATION.fullmatch(name))
+    assert [int(name[:4]) for name in found] == list(range(1, len(found) + 1)), "migrations are numbered densely"
+    return [sql_text("migrations", name) for name in found]
 
 
 def prepare_file(path: str, *, create: bool) -> None:

@@ -1,22 +1,28 @@
 """The named statements of queries.sql, and statements for batches."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Any, Final
 
 _NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _ROWS: Final = re.compile(r"\{rows:(\d+)\}")
 
+HERE: Final = os.path.dirname(__file__)
 PARAMETERS_MAX: Final = 8_000
 """Well below SQLite's limit of 32,766; also keeps the text of a statement short enough to be cached."""
 
 
+def sql_text(*names: str) -> str:
+    """Return the text of a file of this package. (`importlib.resources` would take longer to import than to read.)"""
+    with open(os.path.join(HERE, *names), encoding="utf-8") as stream:
+        return stream.read()
+
+
 @cache
 def _all() -> dict[str, str]:
-    text = files("everstep.stores.sqlite").joinpath("queries.sql").read_text("utf-8")
-    parts = _NAME.split(text)[1:]
+    parts = _NAME.split(sql_text("queries.sql"))[1:]
     # Comments are for readers; without them a cached statement is found quicker.
     return {name: _without_comments(part) for name, part in zip(parts[::2], parts[1::2], strict=True)}
 
