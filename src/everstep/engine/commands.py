@@ -369,10 +369,3 @@ class CallFuture(WorkflowFuture):
 def preview_of(arguments: Arguments) -> str:
     """Return the bounded text of a call's arguments that the history keeps."""
     return arguments.payload[:160].decode("utf-8", "replace")
-
-
-def is_evicted(future: "asyncio.Future[Any]") -> bool:
-    """Tell whether a finished task was unwound."""
-    from everstep.errors import Evicted
-
-    return not future.cancelled() and isinstance(future.exception(), Evicted)

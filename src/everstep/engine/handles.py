@@ -1,6 +1,5 @@
 """A run as an application holds it: an id and what can be asked of it."""
 
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -161,14 +160,3 @@ class Run(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<run {self.id}>"
-
-
-async def in_pages(app: "App", **filter: Any) -> AsyncIterator[RunRow]:
-    """Go through all runs of a filter, page by page."""
-    offset, limit = 0, 200
-    while page := await app.list(**filter, limit=limit, offset=offset):
-        for row in page:
-            yield row
-        if len(page) < limit:
-            return
-        offset += limit

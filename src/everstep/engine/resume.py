@@ -21,7 +21,7 @@ from everstep.engine.workflow import Workflow
 from everstep.errors import Damaged, NotDecodable
 from everstep.model import events as ev
 from everstep.model.semantics import SUPPORTED
-from everstep.model.status import Status
+from everstep.model.status import Status, may_become
 from everstep.stores.protocol import Append, HoldRow, Post, RowChange, RunRow, Store
 
 log = logging.getLogger("everstep.run")
@@ -117,6 +117,7 @@ def bare_unit(
     row: RunRow, journal: Journal, change: RowChange, *, hold: HoldRow | None = None, consumed: Sequence[int] = ()
 ) -> Append:
     """Return a unit written without running any code, which gives the run back."""
+    assert may_become(row.status, change.status), f"{row.status} does not lead to {change.status}"
     return Append(
         run=row.id,
         generation=row.generation,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from everstep.errors import StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.events import ENDS
-from everstep.model.status import Status
+from everstep.model.status import Status, may_become
 from everstep.stores.protocol import Accepted, Append, Failed, Refused, Verdict
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Saver:
             unit.payloads, unit.consumed = journal.payloads, journal.consumed
             unit.starts, unit.posts = journal.starts, journal.posts
             journal.payloads, journal.consumed, journal.starts, journal.posts = [], [], [], []
+        assert may_become(self._written[0], unit.row.status), f"{self._written[0]} does not lead to {unit.row.status}"
         self._sent = (journal.seq, journal.digest)
         self._written = (unit.row.status, wake_at)
         journal.unsaved = []
@@ -124,4 +125,5 @@ class Saver:
         journal.seq = last.seq if last else unit.expected_seq
         journal.digest = last.digest if last else unit.expected_digest
         self._sent = (unit.expected_seq, unit.expected_digest)
+        self._written = ("running", None)  # the end was refused, so the store does not have it
         self._driver.take_back_end()

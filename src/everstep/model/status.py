@@ -25,8 +25,3 @@ ARROWS: Final[dict[Status, frozenset[Status]]] = {
 def may_become(before: Status, after: Status) -> bool:
     """Tell whether a run may go from one status to another."""
     return after in ARROWS[before]
-
-
-def has_ended(status: Status) -> bool:
-    """Tell whether a run in this status does nothing more by itself."""
-    return status in ENDED
