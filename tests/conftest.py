@@ -1,8 +1,15 @@
 """What all tests share: the last line of a test run says what was broken on purpose."""
 
 import pytest
+from hypothesis import Phase, settings
 
 from tests.crash.figures import FIGURES
+
+# A push is judged by the same examples everywhere, and nothing is traced: explaining a failure would make every example
+# several times slower on Pythons before 3.12. `--hypothesis-profile=search` looks for new examples instead.
+settings.register_profile("push", deadline=None, derandomize=True, phases=set(Phase) - {Phase.explain})
+settings.register_profile("search", deadline=None, max_examples=1000)
+settings.load_profile("push")
 
 
 @pytest.hookimpl(trylast=True)

@@ -119,6 +119,14 @@ def test_a_release_gives_a_run_back_without_history(harness: Harness) -> None:
     assert harness.row("a") == row
 
 
+def test_giving_back_an_ended_run_leaves_it_ended(harness: Harness) -> None:
+    harness.start("a", status="running", owner="me")
+    harness.end("a")
+    row = harness.row("a")
+    assert harness.one(Release("a", row.epoch, "running")) == Accepted()
+    assert harness.row("a") == row
+
+
 def test_a_leaving_worker_gives_back_everything(harness: Harness) -> None:
     harness.store.register_worker("me", 1, "host", 10_000)
     for number, status in enumerate(["running", "waiting", "queued", "held"]):

@@ -104,6 +104,16 @@ def test_an_unknown_commit_is_read_back_and_never_done_twice(
     undisturbed.close()
 
 
+def test_what_was_so_before_does_not_tell_that_a_commit_was_done(
+    sqlite: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = sqlite.start("a", status="running")
+    sqlite.start("b", status="queued")
+    break_commit(sqlite, monkeypatch, after=False)
+    sqlite.do(append_to(row, 2), Release("b", 0, "queued"))
+    assert sqlite.row("a").head_seq == row.head_seq + 2
+
+
 def test_what_keeps_failing_has_a_verdict_and_changes_nothing(
     sqlite: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -257,7 +257,7 @@ class MemoryStore:
             return Refused("missing")
         if row.epoch != operation.epoch:
             return Refused("fenced")
-        row.owner, row.status = None, operation.status
+        row.owner, row.status = None, row.status if row.status in ENDED else operation.status
         return Accepted()
 
     # -- reading ------------------------------------------------------------------------------------------------

@@ -199,7 +199,10 @@ class Claim(msgspec.Struct, gc=False):
 
 
 class Release(msgspec.Struct, gc=False):
-    """Give a run back without writing history. Refused("fenced") if the epoch is another. Status becomes `status`."""
+    """Give a run back without writing history. Refused("fenced") if the epoch is another.
+
+    Its status becomes `status`, unless it has ended.
+    """
 
     run: str
     epoch: int

@@ -5,9 +5,9 @@ all of it was done: then the verdicts stand that were reached within it. If it w
 a transaction of its own, and one that fails again has the verdict `Failed`.
 
 What is read back: for an `Append`, `StartRun` or `RestartRun` the digest of its last event; for a `Post` the row with
-its number; for a `Claim` the epoch and owner; for a `Release` that the run has no owner, at the same epoch and in the
-wanted status. (If that was so before, then doing it again changes nothing.) An append without events has nothing that
-only it could have written; it counts as not done, and its expected head guards the second try.
+its number; for a `Claim` the epoch and owner. A `Release` and an append without events write nothing that only they
+could have written, so they tell nothing; doing them again changes nothing either: the epoch and the expected head
+guard the second try.
 """
 
 import threading
@@ -218,9 +218,7 @@ class Writer:
                 wanted = (operation.run, operation.kind, operation.name, operation.id, operation.value, operation.at)
                 return self._row("delivery_at", verdict.number) == wanted
             case Claim(), Claimed():
-                return self._row("lease_of_run", operation.run)[:2] == (verdict.row.epoch, operation.worker)
-            case Release(), Accepted():
-                return self._row("lease_of_run", operation.run) == (operation.epoch, None, operation.status)
+                return self._row("lease_of_run", operation.run) == (verdict.row.epoch, operation.worker)
             case ((Post() | Claim() | Release()), _):
                 return False
             case _, Accepted():

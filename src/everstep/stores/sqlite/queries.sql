@@ -222,12 +222,12 @@ RETURNING id, workflow, version, semantics, status, generation, head_seq, head_d
     outcome;
 
 -- name: release
--- Without history: only who drives it, and its status.
-UPDATE runs SET owner = NULL, status = ?3 WHERE id = ?1 AND epoch = ?2;
+-- Without history: only who drives it, and its status. An ended run stays as it ended.
+UPDATE runs SET owner = NULL, status = CASE WHEN ended_at IS NULL THEN ?3 ELSE status END WHERE id = ?1 AND epoch = ?2;
 
 -- name: lease_of_run
 -- Read back after an unknown commit.
-SELECT epoch, owner, status FROM runs WHERE id = ?;
+SELECT epoch, owner FROM runs WHERE id = ?;
 
 -- name: data_version
 -- Moves when another connection has written, never for this one's own writes. Very cheap.
