@@ -136,7 +136,7 @@ def _announce(progress: Progress, store: Store, run: str, existed: RunRow | None
 
 async def _wait(app: App, run: str, watcher: Watcher, stop: asyncio.Event) -> bool:
     """Watch until the run has ended or is held (True), or until somebody wants to stop (False)."""
-    end = asyncio.ensure_future(app.wait_for_end(run))
+    end = asyncio.ensure_future(app.watchers.wait_for_end(run))
     stopped = asyncio.ensure_future(stop.wait())
     try:
         while not (end.done() or stopped.done()):

@@ -2,7 +2,12 @@
 
 import heapq
 import itertools
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from everstep.model import events as ev
+
+if TYPE_CHECKING:
+    from everstep.engine.driver import Driver
 
 DeadlineKind = Literal["timer", "attempt", "probe", "run", "grace"]
 
@@ -17,9 +22,10 @@ class Deadline(NamedTuple):
 
 
 class Deadlines:
-    """A heap; entries whose cause is gone are dropped when they come to the top (`is_live` is asked)."""
+    """A heap; entries whose cause is gone are dropped when they come to the top."""
 
-    def __init__(self) -> None:
+    def __init__(self, driver: "Driver") -> None:
+        self._driver = driver
         self._heap: list[Deadline] = []
         self._order = itertools.count()
 
@@ -32,10 +38,35 @@ class Deadlines:
         """Set a deadline."""
         heapq.heappush(self._heap, Deadline(at, next(self._order), kind, call))
 
-    def top(self) -> Deadline | None:
-        """Return the earliest deadline."""
+    def next(self) -> Deadline | None:
+        """Return the earliest deadline whose cause still holds."""
+        while self._heap and not self._holds(self._heap[0]):
+            heapq.heappop(self._heap)
         return self._heap[0] if self._heap else None
 
-    def pop(self) -> Deadline:
-        """Take the earliest deadline off."""
-        return heapq.heappop(self._heap)
+    def _holds(self, deadline: Deadline) -> bool:
+        driver = self._driver
+        if deadline.kind == "timer":
+            return deadline.call in driver.execution.loop.timers
+        if deadline.kind == "attempt":
+            return driver.attempts.is_due_later(deadline.call)
+        if deadline.kind == "probe":
+            return driver.attempts.doubts.is_due(deadline.call)
+        return deadline.kind == "grace" or driver.execution.cancel is None
+
+    def fire(self, until: int) -> None:
+        """Do what was due up to a time, in the order in which it was due."""
+        driver = self._driver
+        while not driver.takes_nothing and (top := self.next()) and top.at <= until:
+            heapq.heappop(self._heap)
+            if top.kind == "timer":
+                driver.deliver("timer_fired", "", ev.TimerFired(top.call))
+            elif top.kind == "attempt":
+                driver.attempts.begin_again(top.call)
+            elif top.kind == "probe":
+                driver.attempts.doubts.ask(top.call)
+            elif top.kind == "run":
+                driver.request_cancel(ev.CancelRequested(reason="the run's timeout", timeout=True))
+            else:
+                driver.end_wanted = True
+                driver.come_to_rest()

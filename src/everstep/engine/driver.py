@@ -24,6 +24,7 @@ import msgspec
 
 from everstep.codec import Codec
 from everstep.engine.attempts import StepAttempts
+from everstep.engine.children import Children
 from everstep.engine.clock import Alarm, Clock, microseconds, set_alarm
 from everstep.engine.commands import (
     CancelChild,
@@ -45,13 +46,12 @@ from everstep.engine.journal import Journal
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.replay import Replayed
 from everstep.engine.saver import Saver
-from everstep.engine.starting import new_run
 from everstep.engine.threads import Threads
 from everstep.errors import NotDecodable, RunTimedOut, StoreError
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.status import Status
-from everstep.stores.protocol import HoldRow, NewRun, Post, RowChange, RunRow, Store
+from everstep.stores.protocol import HoldRow, RowChange, RunRow, Store
 
 log = logging.getLogger("everstep.run")
 
@@ -64,11 +64,6 @@ STATUS_OF_END: Final[dict[str, Status]] = {
 
 LOOK_AGAIN_SECONDS: Final = 0.5
 """After so long an inbox that could not be read is looked at again."""
-
-
-def outlives_not(on_parent_end: str, *, is_cancelled: bool) -> bool:
-    """Tell whether a child is asked to stop when its parent ends; one that the parent would wait for, if cancelled."""
-    return on_parent_end == "cancel" or (on_parent_end == "wait" and is_cancelled)
 
 
 class Surrounding(Protocol):
@@ -117,9 +112,10 @@ class Driver:
         self.fresh = replayed.fresh
         """What the code asks for beyond its history."""
         self.journal = journal
-        self.deadlines = Deadlines()
+        self.deadlines = Deadlines(self)
         self.attempts = StepAttempts(self, replayed.attempts)
         self.inbox = Inbox(self)
+        self.children = Children(self)
         self.saver = Saver(self)
         self.stopped = False
         self._now = app.clock.now
@@ -138,8 +134,6 @@ class Driver:
         self._applying = False
         self._retried = replayed.retried
         self._end_recorded: tuple[str, ev.Body, bytes | None] | None = None
-        self._told_to_stop: set[str] = set()
-        """Children that were asked to stop."""
         self._set_deadlines(replayed, clock_started)
 
     def _set_deadlines(self, replayed: Replayed, clock_started: int) -> None:
@@ -156,7 +150,12 @@ class Driver:
     @property
     def starts_nothing(self) -> bool:
         """Whether no more bodies start: the run is over, is about to be held, or the app stops."""
-        return bool(self.is_over or self._hold_wanted is not None or self.app.draining)
+        return self.takes_nothing or self.app.draining
+
+    @property
+    def takes_nothing(self) -> bool:
+        """Whether nothing that is due or arrives is taken: the run is over, or about to be held."""
+        return bool(self.is_over or self._hold_wanted is not None)
 
     @property
     def is_over(self) -> bool:
@@ -174,10 +173,8 @@ class Driver:
         for call in [call for number, call in self.execution.steps.items() if number not in new]:
             if not self.is_over:  # a step in doubt may have put the run on hold
                 self.attempts.settle_open(call)
-        if self._retried:  # a child that failed was retried too, and has to be told again who waits for it
-            self.journal.starts += [self._child(one) for n, one in self.execution.children.items() if n not in new]
-        for run in [one.run for number, one in self.execution.children.items() if number not in new]:
-            self.app.adopt(run)  # whoever drove it may have died with this run's last driver
+        old = [child for number, child in self.execution.children.items() if number not in new]
+        self.children.take_up(old, tell_again=self._retried)
         if not (self.is_over or self.end_wanted):  # else nobody would do it, and it would look begun
             self._perform(self.fresh)
         self._applying = False
@@ -248,12 +245,12 @@ class Driver:
         elif isinstance(command, CancelStep):
             self.attempts.forget(command.target.call)
         elif isinstance(command, ChildCall):
-            self.journal.starts.append(self._child(command))
+            self.children.start(command)
         elif isinstance(command, PublishValue):
             self._published[command.name] = msgspec.Raw(command.payload)
             self._publishes = True
         elif isinstance(command, CancelChild):
-            self._cancel_child(command.target.run)
+            self.children.cancel(command.target.run)
         body = command.body()
         if isinstance(command, PublishValue):
             body = self.journal.pack_into(body, "value")
@@ -264,26 +261,6 @@ class Driver:
             self.saver.when_durable(seq, lambda: self.app.adopt(command.run))
         else:
             self.saver.save(waited_for=False)
-
-    def _child(self, call: ChildCall) -> NewRun:
-        return new_run(
-            call.target,
-            call.run,
-            call.arguments,
-            at=self.app.clock.now(),
-            randomness=self.app.randomness,
-            parent=self.run,
-            call=call.call,
-        )
-
-    def _cancel_child(self, child: str) -> None:
-        """Ask a child to stop, in the transaction of the event that is recorded next."""
-        if child in self._told_to_stop:
-            return
-        self._told_to_stop.add(child)
-        request = ev.CancelRequested(reason=f"its parent {self.run} no longer waits for it", by=self.run)
-        self.journal.posts.append(Post(child, "cancel", value=ev.encode_body(request), at=self.app.clock.now()))
-        self.saver.when_durable(self.journal.seq + 1, lambda: self.app.wake(child))
 
     def _record_patches(self) -> None:
         for name in self.execution.new_patches:
@@ -305,44 +282,12 @@ class Driver:
             log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
             self._alarm = self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.ring)
             return
-        self.fire_due(self.app.clock.now())
+        self.deadlines.fire(self.app.clock.now())
         self.come_to_rest()
-
-    def fire_due(self, until: int) -> None:
-        """Do what was due up to a time, in the order in which it was due."""
-        while not (self.is_over or self._hold_wanted) and (top := self._next_deadline()) and top.at <= until:
-            self.deadlines.pop()
-            if top.kind == "timer":
-                self.deliver("timer_fired", "", ev.TimerFired(top.call))
-            elif top.kind == "attempt":
-                self.attempts.begin_again(top.call)
-            elif top.kind == "probe":
-                self.attempts.doubts.ask(top.call)
-            elif top.kind == "run":
-                self.request_cancel(ev.CancelRequested(reason="the run's timeout", timeout=True))
-            else:
-                self.end_wanted = True
-                self.come_to_rest()
-
-    def _next_deadline(self) -> Any:
-        """Return the earliest deadline whose cause still holds."""
-        while (top := self.deadlines.top()) is not None:
-            if top.kind == "timer":
-                holds = top.call in self.execution.loop.timers
-            elif top.kind == "attempt":
-                holds = self.attempts.is_due_later(top.call)
-            elif top.kind == "probe":
-                holds = self.attempts.doubts.is_due(top.call)
-            else:
-                holds = top.kind == "grace" or self.execution.cancel is None
-            if holds:
-                return top
-            self.deadlines.pop()
-        return None
 
     def wake_at(self) -> int | None:
         """Return when the run has something to do by itself."""
-        top = self._next_deadline()
+        top = self.deadlines.next()
         return top.at if top is not None else None
 
     def request_cancel(self, request: ev.CancelRequested) -> None:
@@ -383,9 +328,7 @@ class Driver:
         """Children that should not outlive the run are asked to stop, in the same transaction."""
         crash_point("run.end")
         self.attempts.bodies.cancel_all()
-        for child in self.execution.children.values():
-            if outlives_not(child.target.on_parent_end, is_cancelled=self.execution.cancel is not None):
-                self._cancel_child(child.run)
+        self.children.cancel_those_that_end_with_it()
         self.ending, self.outcome = kind, outcome
         self._end_recorded = (kind, body, outcome)
         self.record(kind, "", body)
@@ -434,7 +377,7 @@ class Driver:
         if self._unapplied or self.attempts.are_under_way:
             self.status = "running"
         else:
-            self.execution.forget_stale_receives()
+            self.execution.receiving.forget_stale()
             if not self.execution.is_waiting:
                 self.put_on_hold(stuck_report(self.execution, None))
                 return
@@ -482,7 +425,7 @@ class Driver:
         self._unapplied.clear()
         self.execution.evict()
         # They point back here: see Execution.evict.
-        del self.attempts.bodies, self.attempts.doubts, self.attempts, self.inbox, self.saver
+        del self.attempts.bodies, self.attempts.doubts, self.attempts, self.inbox, self.saver, self.children
 
     def ended_as(self) -> Status | None:
         """Return the status in which the run left this process for good: an end, or held; None if it just left."""

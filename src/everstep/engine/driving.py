@@ -25,8 +25,9 @@ from everstep.engine.holding import HoldReport
 from everstep.engine.pump import Pump
 from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.threads import Threads
+from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
-from everstep.errors import Drift, Misuse, StoreError, UnknownRun, UnknownWorkflow
+from everstep.errors import Drift, Misuse, StoreError, UnknownWorkflow
 from everstep.model.crash_points import crash_point
 from everstep.model.events import CancelRequested, decode_body
 from everstep.model.status import ENDED, Status
@@ -87,7 +88,7 @@ class Driving:
         self.drivers: dict[str, Driver] = {}
         self.wanted: set[str] = set()
         """Runs that this app should drive and does not yet: somebody else does, or they are about to be claimed."""
-        self.watchers: dict[str, list[asyncio.Future[None]]] = {}
+        self.watchers = Watchers(self)
         self.draining = False
         self.on_hold = on_hold
         self.worker = ""
@@ -96,7 +97,6 @@ class Driving:
         self._resting: OrderedDict[str, Driver] = OrderedDict()
         self._taking_up: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._ended: dict[str, tuple[Status, bytes | None]] = {}
         self._failed: BaseException | None = None
 
     # -- opening and closing ---------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Driving:
         finally:  # whatever happens: without its liveness lock, the runs of this worker are free
             self.threads.close()
             self._failed = self._failed or Misuse("The app was closed.")
-            self._wake_all_watchers()
+            self.watchers.look_all_again()
             self.store.close()
 
     async def _stop_all(self) -> None:
@@ -209,10 +209,10 @@ class Driving:
             self.want(row.id)  # it is taken up again, and held then
             raise
         if not isinstance(verdict, Accepted):
-            self.look_again(row.id)  # somebody else drives it, and what looked wrong was their progress
+            self.watchers.look_again(row.id)  # somebody else drives it, and what looked wrong was their progress
             return
         self.held(unit.hold)
-        self._notify(row.id, "held", None)
+        self.watchers.tell(row.id, "held", None)
 
     def held(self, hold: HoldRow | None) -> None:
         """Tell whoever should know that a run is held."""
@@ -404,73 +404,21 @@ class Driving:
         if error is not None:
             self._failed = error
             log.error("The store failed; this process stops writing. %s", error)
-            self._wake_all_watchers()
+            self.watchers.look_all_again()
             return
         self.held(hold)
         if status is not None:
             crash_point("run.ended")
-            self._notify(driver.run, status, outcome)
+            self.watchers.tell(driver.run, status, outcome)
             if self._has_children:
                 self.pump.nudge()  # a run of ours may follow this one, and has its end in its inbox now
         elif driver.run in self.watchers:
             self.wanted.add(driver.run)
 
-    # -- waiting for ends ------------------------------------------------------------------------------------------
-    async def wait_for_end(self, run: str, timeout: float | None = None) -> tuple[Status, bytes | None]:
-        """Wait until a run has ended or is held; return how, and its outcome's payload."""
-        if timeout is not None:
-            async with asyncio.timeout(timeout):
-                return await self.wait_for_end(run)
-        nudged = False
-        while True:
-            self.refuse_when_failed()
-            if run not in self.drivers:
-                row = await self.read(self.store.run, run)
-                if row is None:
-                    place = self.store.url
-                    raise UnknownRun(f"There is no run {run!r} in {place}. `everstep ls` lists the runs there.")
-                if row.status in ENDED or row.status == "held":
-                    return row.status, row.outcome
-                self.pump.start()
-                if not nudged:  # once: after a nudge whoever waits looks again, and so would nudge for ever
-                    nudged = True
-                    self.pump.nudge()
-            ended = await self._watch(run)
-            if ended is not None:
-                return ended
-
-    async def _watch(self, run: str) -> tuple[Status, bytes | None] | None:
-        future: asyncio.Future[Any] = self.loop.create_future()
-        self.watchers.setdefault(run, []).append(future)
-        self.pump.look_after()
-        try:
-            return await future  # type: ignore[no-any-return]
-        finally:
-            waiting = self.watchers.get(run, [])
-            if future in waiting:
-                waiting.remove(future)
-            if not waiting:
-                self.watchers.pop(run, None)
-
-    def _notify(self, run: str, status: Status, outcome: bytes | None) -> None:
-        for future in self.watchers.pop(run, []):
-            if not future.done():
-                future.set_result((status, outcome))  # type: ignore[arg-type]
-
     def ended_without_code(self, run: str, status: Status) -> None:
         """Tell whoever waits for a run that it has ended, and whoever follows it to look into its inbox."""
-        self._notify(run, status, None)
+        self.watchers.tell(run, status, None)
         self.pump.nudge()
-
-    def look_again(self, run: str) -> None:
-        """Let whoever waits for a run look at its row again."""
-        for future in self.watchers.get(run, []):
-            if not future.done():
-                future.set_result(None)
-
-    def _wake_all_watchers(self) -> None:
-        for run in list(self.watchers):
-            self.look_again(run)
 
     # -- small helpers ---------------------------------------------------------------------------------------------
     def workflows(self) -> Sequence[str]:

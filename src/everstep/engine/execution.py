@@ -8,7 +8,6 @@ import asyncio
 import functools
 import random
 import sys
-from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from types import FrameType
@@ -16,27 +15,26 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from everstep.codec import ANY, Codec, Types, types_of, types_text
+from everstep.codec import ANY, Codec
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
 from everstep.effects.witnesses import Taken, Witness
 from everstep.engine.commands import (
-    AwaitSignal,
     CallFuture,
     CancelChild,
     CancelStep,
     ChildCall,
     Command,
-    EndRun,
     PublishValue,
-    RejectSignal,
     ReleaseWitness,
     StartTimer,
     StepCall,
     TakeWitness,
 )
+from everstep.engine.ending import end_of
 from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
+from everstep.engine.receiving import Receiving
 from everstep.engine.unwinding import unwind
 from everstep.engine.workflow import Workflow
 from everstep.errors import (
@@ -44,10 +42,8 @@ from everstep.errors import (
     IdConflict,
     Misuse,
     NotDecodable,
-    NotEncodable,
     OutsideInWorkflow,
     RunCancelled,
-    RunTimedOut,
 )
 from everstep.model import events as ev
 from everstep.model.contracts import may_run_again
@@ -77,11 +73,13 @@ class Execution:
         self.begun: set[int] = set()
         """The open steps that were begun when the replay came to its end."""
         self.children: dict[int, ChildCall] = {}
-        self.receives: dict[str, deque[AwaitSignal]] = {}
+        self.receiving = Receiving(self)
         self.patches: dict[str, bool] = {}
         self.witnesses: dict[str, Taken] = {}
         """The facts that the run remembers, by subject."""
         self.new_patches: list[str] = []
+        self.failures: dict[int, tuple[BaseException, int]] = {}
+        """Failures that the code was told of, by their identity, with the calls that failed."""
         self.replaying = False
         self.unwinding = False
         self.ended = False
@@ -90,8 +88,6 @@ class Execution:
         self._calls = 0
         self._visits: dict[str, int] = {}
         self._issued: list[Command] = []
-        self._signals: dict[str, deque[tuple[int, bytes]]] = {}
-        self._failures: dict[int, tuple[BaseException, int]] = {}
         self._random: random.Random | None = None
         self._cancel_came_too_late = False
 
@@ -132,11 +128,11 @@ class Execution:
     def take_commands(self) -> list[Command]:
         """Return what the code asked for since the last call; timers that are still pending come last."""
         for timer in self.loop.timers_at_rest():
-            self._issue(StartTimer(self._next_call(), timer))
+            self.issue(StartTimer(self.next_call(), timer))
             self.loop.timers[timer.call] = timer
         if self.main is not None and self.main.done() and not self.ended and not self._waits_before_its_end():
             self.ended = True
-            self._issued.append(self._end())
+            self._issued.append(end_of(self, cancelled_late=self._cancel_came_too_late))
         issued, self._issued = self._issued, []
         return issued
 
@@ -165,9 +161,7 @@ class Execution:
             self.loop.fire(timer)
 
     def _signal_received(self, body: ev.SignalReceived) -> None:
-        payload = self.payload(body.value, body.ref)
-        self._signals.setdefault(body.name, deque()).append((body.number, payload))
-        self._deliver_signals(body.name)
+        self.receiving.arrived(body.name, body.number, self.payload(body.value, body.ref))
 
     def _child_ended(self, body: ev.ChildEnded) -> None:
         call = self._awaited(self.children, body)
@@ -198,7 +192,7 @@ class Execution:
     def _fail(self, future: WorkflowFuture, call: int, error: BaseException) -> None:
         if isinstance(error, StopIteration):
             error = RuntimeError(f"StopIteration: {error}")  # a future cannot carry it
-        self._failures[id(error)] = (error, call)
+        self.failures[id(error)] = (error, call)
         future.set_exception(error)
 
     def payload(self, value: msgspec.Raw, ref: str) -> bytes:
@@ -206,47 +200,6 @@ class Execution:
         return self.lookup(ref) if ref else bytes(value)
 
     # -- the code's end --------------------------------------------------------------------------------------------
-    def _end(self) -> EndRun:
-        assert self.main is not None
-        if self._cancel_came_too_late:
-            return self._end_cancelled()
-        if self.main.cancelled():
-            if self.cancel is not None:
-                return self._end_cancelled()
-            return self._end_failed(asyncio.CancelledError())
-        error = self.main.exception()
-        if error is not None:
-            return self._end_failed(error)
-        try:
-            payload = self.codec.encode(self.main.result(), self.workflow.signature.result, "the result")
-        except NotEncodable as refused:
-            return self._end_failed(refused)
-        return EndRun("run_completed", payload)
-
-    def _end_cancelled(self) -> EndRun:
-        if self.cancel is not None and self.cancel.timeout:
-            return self._end_failed(RunTimedOut(f"The run took longer than {self.workflow.timeout} s."))
-        return EndRun("run_cancelled")
-
-    def _end_failed(self, error: BaseException) -> EndRun:
-        return EndRun("run_failed", self.codec.encode_error(error), self._cause(error))
-
-    def _cause(self, error: BaseException | None) -> int:
-        """Return the call whose failure this error is or came from; 0 if it is the code's own."""
-        seen: set[int] = set()
-        todo: list[BaseException | None] = [error]
-        while todo:
-            one = todo.pop()
-            if one is None or id(one) in seen:
-                continue
-            seen.add(id(one))
-            if id(one) in self._failures:
-                return self._failures[id(one)][1]
-            todo += [one.__context__, one.__cause__]
-            if isinstance(one, BaseExceptionGroup):
-                todo.extend(one.exceptions)
-        return 0
-
     def _waits_before_its_end(self) -> bool:
         """The code is done, but its end waits for children that it waits for, and for effects that must be settled."""
         return self._waits_for_children() or self.unsettled() is not None
@@ -261,14 +214,16 @@ class Execution:
     @property
     def is_waiting(self) -> bool:
         """Whether the code waits for anything that can still happen."""
-        return bool(self.steps or self.loop.timers or self.children or any(self.receives.values()))
+        return bool(self.steps or self.loop.timers or self.children or self.receiving.is_awaited)
 
     # -- the code asks ---------------------------------------------------------------------------------------------
-    def _next_call(self) -> int:
+    def next_call(self) -> int:
+        """Return the number of the next call: calls are counted in the order in which the code makes them."""
         self._calls += 1
         return self._calls
 
-    def _issue(self, command: Command) -> None:
+    def issue(self, command: Command) -> None:
+        """Ask for something."""
         self._issued.append(command)
 
     def require_live(self) -> None:
@@ -301,7 +256,7 @@ class Execution:
         self._visits[step.name] = visit
         name = step.name if visit == 1 else f"{step.name}#{visit}"
         future = CallFuture(self.loop, self)
-        call = StepCall(self._next_call(), name, step, arguments, self.entropy, future, source)
+        call = StepCall(self.next_call(), name, step, arguments, self.entropy, future, source)
         future.target = call
         self.steps[call.call] = call
         self._issued.append(call)
@@ -320,9 +275,9 @@ class Execution:
         if isinstance(target, StepCall):
             target.cancelled = True
             self.steps.pop(target.call, None)
-            self._issue(CancelStep(self._next_call(), target))
+            self.issue(CancelStep(self.next_call(), target))
         elif target.target.on_parent_end == "cancel":
-            self._issue(CancelChild(self._next_call(), target))
+            self.issue(CancelChild(self.next_call(), target))
 
     def _call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """`asyncio.to_thread(step, …)`: the way in which an `async` workflow calls a `def` step."""
@@ -361,65 +316,32 @@ class Execution:
         self.require_live()
         arguments = self.codec.encode_arguments(workflow.signature, args, kwargs, workflow.name)
         future = CallFuture(self.loop, self)
-        number = self._next_call()
+        number = self.next_call()
         run = id or child_id(self.run, self.generation, number, self.branch)
         call = ChildCall(number, run, workflow, arguments, future, source)
         future.target = call
         self.children[number] = call
-        self._issue(call)
+        self.issue(call)
         return future
-
-    def receive(self, name: str, annotation: Any, source: str) -> WorkflowFuture:
-        """Ask for the next signal of this name."""
-        self.require_live()
-        future = self.loop.create_future()
-        types: Types = ANY if annotation in (Any, object) else types_of(annotation)
-        command = AwaitSignal(self._next_call(), name, types_text(annotation), (types, annotation), future, source)
-        self.receives.setdefault(name, deque()).append(command)
-        self._issue(command)
-        self._deliver_signals(name)
-        return future
-
-    def _deliver_signals(self, name: str) -> None:
-        """Hand buffered signals to waiting receives, the first to the first."""
-        signals, receives = self._signals.get(name), self.receives.get(name)
-        while signals and receives:
-            command = receives[0]
-            if command.future.done():  # the code stopped waiting: a timeout, a cancel
-                receives.popleft()
-                continue
-            number, payload = signals.popleft()
-            try:
-                value = decode_signal(self.codec, payload, *command.types)
-            except NotDecodable as refused:
-                self._issue(RejectSignal(self._next_call(), name, number, str(refused)))
-                continue
-            receives.popleft()
-            command.future.set_result(value)
-
-    def forget_stale_receives(self) -> None:
-        """Drop receives that the code no longer waits for, so that a run at rest knows what it waits for."""
-        for name in [name for name, waiting in self.receives.items() if all(one.future.done() for one in waiting)]:
-            del self.receives[name]
 
     def publish(self, name: str, value: Any, source: str) -> None:
         """Publish a value that anyone can read once it is durable."""
         self.require_live()
         payload = self.codec.encode(value, ANY, f"publish({name!r})")
-        self._issue(PublishValue(self._next_call(), name, payload, source))
+        self.issue(PublishValue(self.next_call(), name, payload, source))
 
     def take_witness(self, witness: Witness, fact: Any, on_drift: str, source: str) -> None:
         """Remember a fact about the outside. A newer fact about the same subject replaces it."""
         self.require_live()
         payload = self.codec.encode(fact, ANY, witness.subject)
         self.witnesses[witness.subject] = Taken(witness, payload, on_drift)
-        self._issue(TakeWitness(self._next_call(), witness.subject, payload, on_drift, source))
+        self.issue(TakeWitness(self.next_call(), witness.subject, payload, on_drift, source))
 
     def release_witness(self, subject: str, source: str) -> None:
         """Remember a fact no longer."""
         self.require_live()
         if self.witnesses.pop(subject, None) is not None:
-            self._issue(ReleaseWitness(self._next_call(), subject, source))
+            self.issue(ReleaseWitness(self.next_call(), subject, source))
 
     def patched(self, name: str) -> bool:
         """Answer the same for a name throughout a run: whether its code had this patch when it came here first."""
@@ -466,19 +388,6 @@ def _unwrap_to_thread(
             return inner[0], inner[1:], kwargs
         return function.func, inner, kwargs
     return function, args, {}
-
-
-def decode_signal(codec: Codec, payload: bytes, types: Types, annotation: Any) -> Any:
-    """Decode a signal's value and check that it is of the type that the code asked for."""
-    value = codec.decode(payload, types)
-    if annotation in (Any, object):
-        return value
-    try:
-        return msgspec.convert(value, annotation, strict=True)
-    except msgspec.ValidationError as refused:
-        raise NotDecodable(f"not a {types_text(annotation)}: {refused}") from None
-    except TypeError:
-        return value  # a type that msgspec does not know; the codec's own check has passed
 
 
 def current_execution(what: str) -> Execution:

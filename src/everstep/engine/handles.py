@@ -52,7 +52,7 @@ class Run(Generic[T]):
         Raises `RunHeld` when the run waits for a person, `RunCancelled` when it was cancelled, `TimeoutError` after
         `timeout` seconds; the run goes on then.
         """
-        status, outcome = await self._app.wait_for_end(self.id, timeout)
+        status, outcome = await self._app.watchers.wait_for_end(self.id, timeout)
         if status == "completed":
             return self._app.codec.decode(outcome or b"[null]", self._types())  # type: ignore[no-any-return]
         if status == "failed":

@@ -43,7 +43,7 @@ class Inbox:
                 continue
             # Never beyond the present: the sender's clock may be ahead, and no timer fires early.
             if fire:
-                driver.fire_due(min(delivery.at, driver.app.clock.now()))
+                driver.deadlines.fire(min(delivery.at, driver.app.clock.now()))
             if driver.is_over:
                 return
             self._taken.add(delivery.number)

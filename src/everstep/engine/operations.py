@@ -186,7 +186,7 @@ async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, va
     _expect_accepted(await app.committer.submit(unit), run)
     for post in unit.posts:
         app.wake(post.run)
-    app.look_again(run)
+    app.watchers.look_again(run)
 
 
 def _consequence(hold: HoldRow, resolution: str) -> str:

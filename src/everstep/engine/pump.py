@@ -104,8 +104,7 @@ class Pump:
         if nudged or changed or wake or (sweep and (app.recover or app.wanted)):
             await self._look(at)
         if changed or nudged:
-            for run in [run for run in app.watchers if run not in app.drivers]:
-                app.look_again(run)
+            app.watchers.look_at_what_is_elsewhere()
 
     async def _renew(self, at: int) -> None:
         """Prolong the lease, on a thread: another process may be writing for a while."""
@@ -159,7 +158,7 @@ class Pump:
             row = app.store.run(run)
             if row is None or row.status in ENDED or row.status == "held":
                 app.wanted.discard(run)
-                app.look_again(run)
+                app.watchers.look_again(run)
             elif row.owner not in alive:
                 await app.take_up_run(run)
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from everstep.engine.children import outlives_not
 from everstep.engine.clock import microseconds
-from everstep.engine.driver import Driver, Surrounding, outlives_not
+from everstep.engine.driver import Driver, Surrounding
 from everstep.engine.execution import Execution
 from everstep.engine.history import Recorded, load_verified, without_collections
 from everstep.engine.holding import HoldReport, damaged_report, diverged_report, poisoned_report, stuck_report

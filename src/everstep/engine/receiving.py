@@ -1,0 +1,81 @@
+"""Signals on their way to workflow code: what has arrived and is not received yet, and who waits for one."""
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from everstep.codec import ANY, Codec, Types, types_of, types_text
+from everstep.engine.commands import AwaitSignal, RejectSignal
+from everstep.errors import NotDecodable
+
+if TYPE_CHECKING:
+    from everstep.engine.execution import Execution
+    from everstep.engine.loop import WorkflowFuture
+
+
+class Receiving:
+    """The signals of one run, the first to the first that waits."""
+
+    def __init__(self, execution: "Execution") -> None:
+        self._execution = execution
+        self._waiting: dict[str, deque[AwaitSignal]] = {}
+        self._arrived: dict[str, deque[tuple[int, bytes]]] = {}
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the code waits for any signal."""
+        return any(self._waiting.values())
+
+    def arrived(self, name: str, number: int, payload: bytes) -> None:
+        """Take a signal, and hand it over if somebody waits for it."""
+        self._arrived.setdefault(name, deque()).append((number, payload))
+        self._hand_over(name)
+
+    def receive(self, name: str, annotation: Any, source: str) -> "WorkflowFuture":
+        """Ask for the next signal of this name."""
+        execution = self._execution
+        execution.require_live()
+        future = execution.loop.create_future()
+        types: Types = ANY if annotation in (Any, object) else types_of(annotation)
+        text = types_text(annotation)
+        command = AwaitSignal(execution.next_call(), name, text, (types, annotation), future, source)
+        self._waiting.setdefault(name, deque()).append(command)
+        execution.issue(command)
+        self._hand_over(name)
+        return future
+
+    def _hand_over(self, name: str) -> None:
+        """Hand signals to waiting receives, the first to the first."""
+        signals, waiting = self._arrived.get(name), self._waiting.get(name)
+        while signals and waiting:
+            command = waiting[0]
+            if command.future.done():  # the code stopped waiting: a timeout, a cancel
+                waiting.popleft()
+                continue
+            number, payload = signals.popleft()
+            try:
+                value = decode_signal(self._execution.codec, payload, *command.types)
+            except NotDecodable as refused:
+                self._execution.issue(RejectSignal(self._execution.next_call(), name, number, str(refused)))
+                continue
+            waiting.popleft()
+            command.future.set_result(value)
+
+    def forget_stale(self) -> None:
+        """Drop receives that the code no longer waits for, so that a run at rest knows what it waits for."""
+        for name in [name for name, waiting in self._waiting.items() if all(one.future.done() for one in waiting)]:
+            del self._waiting[name]
+
+
+def decode_signal(codec: Codec, payload: bytes, types: Types, annotation: Any) -> Any:
+    """Decode a signal's value and check that it is of the type that the code asked for."""
+    value = codec.decode(payload, types)
+    if annotation in (Any, object):
+        return value
+    try:
+        return msgspec.convert(value, annotation, strict=True)
+    except msgspec.ValidationError as refused:
+        raise NotDecodable(f"not a {types_text(annotation)}: {refused}") from None
+    except TypeError:
+        return value  # a type that msgspec does not know; the codec's own check has passed
