@@ -16,6 +16,7 @@ from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded
 from everstep.engine.loop import SpinningWorkflow
 from everstep.errors import NotDecodable
+from everstep.model.contracts import may_run_again
 from everstep.model.events import ENDS
 
 COMMANDS: Final = frozenset(
@@ -48,8 +49,12 @@ class Attempts(msgspec.Struct, gc=False):
     details: bytes = b""
     by_person: bool = False
     by: str = ""
-    """The worker that began the last attempt (with `once`)."""
+    """The worker that began the last attempt (with `once` and `atomic`)."""
+    database: str = ""
+    """Where the last attempt was to write (with `atomic`)."""
     doubted_at: int = 0
+    because: str = ""
+    """Why it is in doubt."""
     happened: bool = False
     """Whether it surely happened, and only its outcome is missing."""
     probes: int = 0
@@ -240,12 +245,19 @@ class Replay:
             self._add(event, "callee", _recorded_text(event), command)
             return
         what, acceptable = command.compare(event.body)
+        if acceptable and event.kind == "step_started" and not may_run_again(event.body.effect):
+            acceptable = self._is_settled(event.body.call)
         if what and not (acceptable and self._accepted.get(event.seq) == command.digest()):
             self._add(event, what, _recorded_text(event), command, acceptable)
         if isinstance(command, StartTimer):
             command.timer.deadline = event.body.deadline
         elif event.kind == "value_published":
             self.published[event.body.name] = msgspec.Raw(self.execution.payload(event.body.value, event.body.ref))
+
+    def _is_settled(self, call: int) -> bool:
+        """Whether a step has an outcome. Without one its effect is open, under a key that its arguments are part of."""
+        outcomes = ("step_completed", "step_failed")
+        return any(one.kind in outcomes and one.body.call == call and one.seq not in self._void for one in self.history)
 
     def _match_end(self, event: Recorded) -> None:
         self.execution.ended = True
@@ -254,7 +266,7 @@ class Replay:
 
     def _begin_attempt(self, body: Any) -> None:
         attempts = self.attempts.setdefault(body.call, Attempts())
-        attempts.attempt, attempts.by = body.attempt, body.by
+        attempts.attempt, attempts.by, attempts.database = body.attempt, body.by, body.database
         attempts.due = None
         attempts.by_person = False
 
@@ -269,6 +281,7 @@ class Replay:
         elif kind == "step_doubted" and attempts is not None:
             attempts.due, attempts.doubted_at, attempts.probes = DOUBT, event.at, 0
             attempts.happened = body.because == "outcome"
+            attempts.because = body.because
         elif kind == "probe_answered" and attempts is not None:
             attempts.probes += 1
         elif kind == "run_resolved":
@@ -288,6 +301,7 @@ class Replay:
             attempts.due, attempts.by_person = at, True
         elif resolution == "probe":
             attempts.due, attempts.doubted_at, attempts.probes = DOUBT, at, 0
+            attempts.because = ""
 
     def _retry(self, event: Recorded) -> None:
         """A person's retry: what failed is open again, with all its attempts."""
