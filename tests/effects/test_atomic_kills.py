@@ -130,7 +130,7 @@ AGAIN = [
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("contract", ["atomic", "atomic, store"])
 def test_killed_again_during_recovery_it_still_happens_once(tmp_path: Path, contract: str) -> None:
-    pairs = [(first, again) for first in FIRST for again in AGAIN]
+    pairs = [(first, again) for first in FIRST for again in AGAIN][:: 1 if contract == "atomic" else 3]
     lives = [Life(tmp_path / f"{n:02}", contract) for n in range(len(pairs))]
 
     def both(number: int) -> tuple[int, int]:
