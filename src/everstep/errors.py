@@ -19,7 +19,7 @@
     ├── StepTimedOut            an attempt took longer than its timeout
     ├── NotDone                 raise it in a step: the effect certainly did not happen; another attempt is fine
     ├── Fatal                   raise it in a step: another attempt is useless
-    ├── DatabaseFailed          the database of an atomic step could not be used; nothing was written
+    ├── DatabaseFailed          the database of an atomic step could not be used, or refused the COMMIT
     ├── FileChanged             a file is not as a file effect expects it; it was left alone
     ├── Drift                   the outside is not as the run remembers it, and the run was to fail then
     └── StoreError              the database

@@ -463,6 +463,42 @@ async def test_a_body_that_would_end_the_transaction_is_refused_and_nothing_is_h
 
 @pytest.mark.parametrize("where", ["file", "store"])
 @scenario
+async def test_a_statement_that_is_prepared_already_writes_nothing_when_the_transaction_is_gone(
+    machine: Machine, where: str
+) -> None:
+    """The same text a second time need not be prepared again, so nobody would be asked about it again."""
+    path = machine.folder / "shop.db" if where == "file" else machine.path
+    insert = "INSERT INTO sales VALUES (?)"
+
+    @transaction(path if where == "file" else STORE)
+    def making(connection: Any) -> None:
+        connection.execute("CREATE TABLE sales (item UNIQUE)")
+
+    @transaction(path if where == "file" else STORE)
+    def breaking(connection: Any) -> str:
+        connection.execute(insert, ("lamp",))
+        for text, item in (("INSERT OR ROLLBACK INTO sales VALUES (?)", "lamp"), (insert, "chair"), (insert, "desk")):
+            try:
+                connection.execute(text, (item,))
+            except ANY_LIBRARY:
+                pass
+        return "done"
+
+    @workflow
+    def flow() -> str:
+        making()
+        try:
+            return breaking()
+        except Misuse as refused:
+            return f"refused: {refused}"
+
+    app = await machine.boot()
+    assert "let that error pass" in await app.run(flow, id="r")
+    assert store_rows(path) == []
+
+
+@pytest.mark.parametrize("where", ["file", "store"])
+@scenario
 async def test_savepoints_temporary_tables_and_triggers_of_its_own_are_a_body_s_own_affair(
     machine: Machine, where: str
 ) -> None:
@@ -588,6 +624,45 @@ async def test_a_database_that_cannot_be_opened_is_a_failed_attempt_that_says_so
     await machine.advance(1.1)
     assert "folder.db" in await run.result(timeout=20)
     assert machine.kinds("r", "attempt_", "step_f") == ["attempt_failed", "step_failed"]
+
+
+def test_foreign_keys_are_checked_if_the_url_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE items (name TEXT PRIMARY KEY)")
+        connection.execute("CREATE TABLE sales (item TEXT REFERENCES items)")
+    connection.close()
+
+    def selling(connection: sqlite3.Connection) -> str:
+        connection.execute("INSERT INTO sales VALUES ('a ghost')")
+        return "sold"
+
+    def setting(connection: sqlite3.Connection) -> str:
+        connection.execute("PRAGMA foreign_keys = ON")
+        return "set"
+
+    steps = [
+        transaction(f"sqlite:///{path}?foreign_keys=on", name="checked")(selling),
+        transaction(f"sqlite:///{path}", name="silent")(setting),
+        transaction(path, name="unchecked")(selling),
+    ]
+
+    @workflow
+    def flow() -> list[str]:
+        told = []
+        for one in steps:
+            try:
+                told.append(one())
+            except (everstep.errors.StepError, Misuse) as error:
+                told.append(str(error))
+        return told
+
+    checked, silent, unchecked = everstep.run(flow, url="memory:")
+    assert "FOREIGN KEY" in checked
+    assert "foreign_keys=on" in silent
+    assert unchecked == "sold"
+    with pytest.raises(Misuse, match="foreign_keys"):
+        transaction("sqlite:///shop.db?mode=ro")
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------

@@ -126,9 +126,10 @@ class SqliteFile:
 
     is_async: Final = False
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, foreign_keys: bool = False) -> None:
         self.path = os.path.realpath(path)
         self.name = f"sqlite:///{self.path}"
+        self._foreign_keys = foreign_keys
 
     def begin(self, store: "Store") -> "MarkedTransaction":
         """Begin a transaction in the file. One that is not there is made."""
@@ -160,6 +161,8 @@ class SqliteFile:
         # What the run remembers as done must be as durable here. EXTRA also syncs the folder of a deleted journal.
         connection.execute("PRAGMA synchronous = EXTRA")
         connection.execute("PRAGMA fullfsync = 1")  # on macOS; elsewhere it means nothing
+        if self._foreign_keys:
+            connection.execute("PRAGMA foreign_keys = 1")  # in a transaction it would do nothing, so not in the body
 
     def meaning(self, error: BaseException) -> Meaning:
         """Tell what an error of the standard library's sqlite3 means."""
@@ -170,14 +173,14 @@ class SqliteFile:
 
 
 WAIT_MILLISECONDS: Final = 10_000
-BUSY, LOCKED, IO_ERROR, CORRUPT, NOT_A_DATABASE = 5, 6, 10, 11, 26
+BUSY, LOCKED, IO_ERROR, CORRUPT, PROTOCOL, NOT_A_DATABASE = 5, 6, 10, 11, 15, 26
 IO_ERROR_WRITE: Final = 778
 """A write that failed before it could be a commit: the transaction is undone, and its marker tells so."""
 
 
 def _meaning_of_code(code: int) -> Meaning:
     """Tell what SQLite's result code means; its lower byte is the code without details."""
-    if code & 0xFF in (BUSY, LOCKED):
+    if code & 0xFF in (BUSY, LOCKED, PROTOCOL):
         return "again"
     if code & 0xFF in (IO_ERROR, CORRUPT, NOT_A_DATABASE) and code != IO_ERROR_WRITE:
         return "unknown"
@@ -201,7 +204,7 @@ file, for tables of its own; Everstep's tables are protected from it."""
 def database_of(given: Any) -> Database[Any]:
     """Return the database that a user means: `STORE`, the path or URL of a SQLite file, or an object that is one."""
     if isinstance(given, (str, os.PathLike)):
-        return SqliteFile(_path_of(os.fspath(given)))
+        return _file_of(os.fspath(given))
     if not isinstance(given, type) and all(hasattr(given, name) for name in ("begin", "meaning", "name", "is_async")):
         database: Database[Any] = given
         return database
@@ -210,17 +213,19 @@ def database_of(given: Any) -> Database[Any]:
     raise Misuse(f"{type(given).__name__} is not a database: name a SQLite file, or everstep.STORE.")
 
 
-def _path_of(url: str | bytes) -> str:
+def _file_of(url: str | bytes) -> SqliteFile:
     text = os.fsdecode(url)
     scheme, separator, rest = text.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
         raise Misuse("Transactions in PostgreSQL come in a later release. Use a SQLite file, or everstep.STORE.")
     if separator and not (scheme == "sqlite" and rest.startswith("/")):
         raise Misuse(f"{scheme}://… is not the URL of a SQLite file: sqlite:///relative.db or sqlite:////absolute.db.")
-    path = rest[1:] if separator else text
+    path, _, settings = rest[1:].partition("?") if separator else (text, "", "")
     if not path or path.startswith(":") or "\0" in path:
         raise Misuse("A transaction needs the path of a SQLite file, as in sqlite:///shop.db.")
-    return path
+    if settings not in ("", "foreign_keys=on", "foreign_keys=off"):
+        raise Misuse(f"…?{settings}: what can be set is foreign_keys, as in sqlite:///shop.db?foreign_keys=on.")
+    return SqliteFile(path, foreign_keys=settings == "foreign_keys=on")
 
 
 if TYPE_CHECKING:

@@ -153,7 +153,8 @@ def transaction(database: Any, /, **options: Any) -> Any:
     whether the step has happened: there, its outcome is adopted; not there, the body runs. What raises is rolled back.
 
     database: `everstep.STORE` (the store's own file; an APSW connection), or the path or URL of any SQLite file (a
-        `sqlite3` connection). A relative path counts from the folder in which the step is declared.
+        `sqlite3` connection), as in `sqlite:///shop.db?foreign_keys=on`. A relative path counts from the current folder
+        when the step is declared.
     name: under which it stands in the history (default: the function's qualified name).
     retry: a `Retry` policy (default: one attempt). Waiting for others who write does not count as an attempt.
     timeout: seconds that one attempt may take. One that takes longer cannot commit any more.

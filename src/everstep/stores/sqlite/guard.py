@@ -73,6 +73,8 @@ class Guard:
         table = first if action in ON_FIRST else second if action in ON_SECOND else ""
         if table.lower() in self._protected:
             return f"its body wrote to {table}, which belongs to Everstep"
+        if action == PRAGMA and second and first.lower() == "foreign_keys":
+            return "its body set foreign_keys, which does nothing here: say so in the URL, sqlite:///…?foreign_keys=on"
         if self._is_store and action == PRAGMA and second and first.lower() not in READING_PRAGMAS:
             return f"its body set the pragma {first} of the store"
         return ""
