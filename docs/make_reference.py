@@ -25,6 +25,7 @@ from everstep import errors
 from everstep.cli.group import SECTIONS
 from everstep.cli.group import main as main_command
 from everstep.effects.step import Step
+from everstep.effects.transaction import TransactionStep
 from everstep.engine.blocking_app import BlockingApp, BlockingRun
 from everstep.engine.handles import Verification
 from everstep.engine.history import Event
@@ -38,11 +39,11 @@ FOLDER: Final = Path(__file__).resolve().parent / "reference"
 PACKAGE: Final = Path(everstep.__file__).resolve().parent
 MADE: Final = "<!-- Made by docs/make_reference.py from the code. Change the code, then `make docs`. -->\n\n"
 
-DECORATORS: Final[dict[str, type]] = {"step": Step, "workflow": Workflow}
+DECORATORS: Final[dict[str, type]] = {"step": Step, "transaction": TransactionStep, "workflow": Workflow}
 """Their own signature says only `**options`; the class behind each has the options one by one."""
 
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "Declaring": ("workflow", "step", "Retry", "register", "Live"),
+    "Declaring": ("workflow", "step", "transaction", "STORE", "Retry", "register", "Live"),
     "Running": ("run", "open", "App", "Run"),
     "Inside a workflow": ("receive", "sleep", "publish", "start", "patched", "now", "random", "uuid", "current"),
     "Facts about the outside": ("expect", "release"),
@@ -66,6 +67,7 @@ VARIABLE: Final = re.compile(r"\bEVERSTEP_(?!DEMO_)[A-Z_]+\b")
 """What the demo tells its own processes is no setting."""
 
 FIGURES: Final[tuple[tuple[str, str], ...]] = (
+    ("effects.atomic", "PATIENCE_SECONDS"),
     ("engine.attempts", "EXPENSIVE_SECONDS"),
     ("engine.driving", "RESTING_MAX"),
     ("engine.driving", "THREADS_MAX"),
@@ -88,7 +90,8 @@ contain a payload.
 """
 OPTIONS: Final = """## Options of workflows and steps
 
-See [`workflow`](python.md#workflow), [`step`](python.md#step) and [`Retry`](python.md#retry).
+See [`workflow`](python.md#workflow), [`step`](python.md#step),
+[`transaction`](python.md#transaction) and [`Retry`](python.md#retry).
 """
 
 

@@ -10,7 +10,9 @@ from everstep import errors
 from everstep.codec import Live, register
 from everstep.effects.answers import Done, Unknown
 from everstep.effects.body import heartbeat, key
+from everstep.effects.databases import STORE
 from everstep.effects.step import step
+from everstep.effects.transaction import transaction
 from everstep.engine.workflow import workflow
 from everstep.errors import Error, Evicted, Fatal, NotDone
 from everstep.model.retry import Retry
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "STORE",
     "App",
     "Done",
     "Error",
@@ -66,6 +69,7 @@ __all__ = [
     "sleep",
     "start",
     "step",
+    "transaction",
     "uuid",
     "witness",
     "workflow",

@@ -19,6 +19,7 @@
     ├── StepTimedOut            an attempt took longer than its timeout
     ├── NotDone                 raise it in a step: the effect certainly did not happen; another attempt is fine
     ├── Fatal                   raise it in a step: another attempt is useless
+    ├── DatabaseFailed          the database of an atomic step could not be used, or refused the COMMIT
     ├── FileChanged             a file is not as a file effect expects it; it was left alone
     ├── Drift                   the outside is not as the run remembers it, and the run was to fail then
     └── StoreError              the database
@@ -171,6 +172,12 @@ class Fatal(Error):
     """Raise it in a step when it certainly failed and another attempt is useless."""
 
     code: ClassVar[str] = "everstep.step.fatal"
+
+
+class DatabaseFailed(Error):
+    """The database of an atomic step could not be used, or refused the COMMIT. The message says what was written."""
+
+    code: ClassVar[str] = "everstep.database.failed"
 
 
 class FileChanged(Error):

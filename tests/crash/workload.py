@@ -3,6 +3,7 @@
     python workload.py reference FOLDER LEDGER      one run with a bit of everything
     python workload.py reads FOLDER LEDGER          twenty slow reads
     python workload.py lanes FOLDER LEDGER          twenty quick reads whose order is chance
+    python workload.py refused FOLDER LEDGER        an atomic step that is refused when it is done again
     python workload.py fleet FOLDER LEDGER COUNT    many runs; any number of these processes share them
 
 Started again it goes on. It leaves its results in its journal and exits with 0 when it has all of them.
@@ -18,7 +19,7 @@ import time
 from pathlib import Path
 
 import everstep
-from everstep import Done, NotDone, Retry, step, workflow
+from everstep import STORE, Done, Fatal, NotDone, Retry, step, transaction, workflow
 from everstep.testing.journals import ClientJournal, watch_commits
 from everstep.testing.ledger import apply, ask
 
@@ -26,6 +27,8 @@ LEDGER = ""
 """The address of the ledger."""
 ENTRIES = Path()
 """What the ledger has written down for this trial."""
+SHOP = Path()
+"""A database of the workload's own, beside its store."""
 READS, LANES = 20, 4
 PATIENT = Retry(attempts=6, first=0.005, factor=1.0, jitter=0.0)
 
@@ -71,6 +74,38 @@ async def pack(number: int) -> str:
     return await asyncio.to_thread(apply, LEDGER, "pack", everstep.key(), number)
 
 
+def enter(connection, effect: str, argument: int) -> str:
+    """Write down an effect in the database itself: what is there was applied."""
+    connection.execute("CREATE TABLE IF NOT EXISTS applied (effect TEXT, key TEXT, argument INTEGER, at INTEGER)")
+    now = time.time_ns() // 1000
+    connection.execute("INSERT INTO applied VALUES (?, ?, ?, ?)", (effect, everstep.key(), argument, now))
+    return f"{effect} {argument}"
+
+
+def book(connection, number: int) -> str:
+    return enter(connection, "book", number)
+
+
+async def keep(connection, number: int) -> str:
+    await asyncio.sleep(0)
+    return enter(connection, "keep", number)
+
+
+def book_once(connection, number: int) -> str:
+    if everstep.current().attempt > 1:
+        enter(connection, "book_once", number)
+        raise Fatal("not a second time")
+    return enter(connection, "book_once", number)
+
+
+@workflow
+async def reference_refused() -> str:
+    try:
+        return await asyncio.to_thread(transaction(SHOP, name="book_once")(book_once), 1)
+    except Fatal:
+        return "refused"
+
+
 @workflow
 async def reference_child(number: int) -> str:
     return await pack(number)
@@ -84,6 +119,8 @@ async def reference_order(number: int) -> dict[str, str | int | list[str]]:
     await asyncio.sleep(0.02)
     packed = await reference_child(number)
     remitted = await asyncio.to_thread(remit, number)
+    booked = await asyncio.to_thread(transaction(SHOP, name="book", retry=PATIENT)(book), number)
+    kept = await transaction(STORE, name="keep")(keep)(number)
     word = await everstep.receive("word", str)
     stamped = await asyncio.to_thread(stamp, word)
     try:
@@ -98,6 +135,8 @@ async def reference_order(number: int) -> dict[str, str | int | list[str]]:
         "paid": paid,
         "packed": packed,
         "remitted": remitted,
+        "booked": booked,
+        "kept": kept,
         "stamped": stamped,
         "word": word,
         "token": token,
@@ -151,6 +190,13 @@ async def reference(app: everstep.App, journal: ClientJournal, count: int) -> No
     except everstep.errors.RunEnded:
         pass  # an earlier process sent it
     await note_result(app, journal, "order-1")
+    for database in (SHOP, STORE):
+        await app.forget_markers(database, older_than=0)
+
+
+async def refused(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    await journalled(journal, "start", "refused-1", app.start(reference_refused, id="refused-1"))
+    await note_result(app, journal, "refused-1")
 
 
 async def reads(app: everstep.App, journal: ClientJournal, count: int) -> None:
@@ -198,7 +244,7 @@ async def main(kind: str, folder: str, count: int) -> None:
     journal = ClientJournal(os.path.join(folder, "journal.jsonl"))
     async with everstep.open(os.path.join(folder, "store.db"), recover=recover, lease=lease) as app:
         watch_commits(app.store, journal)
-        work = {"reference": reference, "reads": reads, "lanes": lanes, "fleet": fleet}[kind]
+        work = {"reference": reference, "refused": refused, "reads": reads, "lanes": lanes, "fleet": fleet}[kind]
         await work(app, journal, count)
 
 
@@ -211,8 +257,9 @@ def let_trace(command: list[str]) -> None:
 
 def command(arguments: list[str]) -> int:
     """Be this program. Returns its exit status."""
-    global LEDGER, ENTRIES
+    global LEDGER, ENTRIES, SHOP
     _, kind, folder, LEDGER, *rest = arguments
+    SHOP = Path(folder) / "shop.db"
     ENTRIES = Path(folder).parent / "ledger" / Path(folder).name / "ledger.jsonl"
     if "WORKLOAD_TRACED_BY" in os.environ:
         let_trace(json.loads(os.environ["WORKLOAD_TRACED_BY"]))

@@ -271,7 +271,7 @@ async def do_it_all(app: App) -> Any:
     raise AssertionError
 
 
-NOT_NEEDED = ("children", "counts", "holds", "leave", "payload", "run", "runs", "signals")
+NOT_NEEDED = ("children", "connect", "counts", "holds", "leave", "payload", "run", "runs", "signals")
 """What nobody asks for in this scenario."""
 
 

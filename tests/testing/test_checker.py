@@ -169,6 +169,18 @@ def an_effect_is_applied_twice(accounts: Accounts) -> None:
 
 
 @planted("D3")
+def an_atomic_step_is_applied_by_two_attempts(accounts: Accounts) -> None:
+    accounts.child[1] = ("step_started", "pack", 64, ev.StepStarted(1, "dd", "atomic"))
+    accounts.ledger.append(entry("applied", "order.4", "pack", 67))
+
+
+@planted("D3")
+def a_failed_atomic_step_has_happened(accounts: Accounts) -> None:
+    accounts.child[1] = ("step_started", "pack", 64, ev.StepStarted(1, "dd", "atomic"))
+    accounts.child[2] = ("step_failed", "pack", 68, ev.StepFailed(1))
+
+
+@planted("D3")
 def a_completed_step_was_never_applied(accounts: Accounts) -> None:
     del accounts.ledger[2]
 

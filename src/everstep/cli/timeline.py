@@ -180,6 +180,8 @@ class Timeline:
                 row.note = "by its fallback"
             elif body.key_unused and len(row.attempts) > 1:
                 row.note = "repeated, and its body never used its key"
+            elif body.adopted:
+                row.note = "adopted from its marker" if row.effect == "atomic" else "adopted from its probe"
 
     def _take_step_failed(self, event: EventRow, body: Any) -> None:
         row = self._end_step(event, body.call, "failed")

@@ -1,14 +1,25 @@
 """What the body of a step may ask for: its key, its attempt, its heartbeat."""
 
+from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.effects.surroundings import require
 from everstep.errors import Misuse
 from everstep.model.digests import step_key
 
 if TYPE_CHECKING:
+    from everstep.codec import Codec
     from everstep.effects.step import Step
+    from everstep.stores.protocol import Store
+
+
+class Means(NamedTuple):
+    """What an atomic step needs of the app that runs it."""
+
+    store: "Store"
+    codec: "Codec"
+    now: Callable[[], int]
 
 
 class StepBody:
@@ -32,6 +43,10 @@ class StepBody:
     def take_heartbeat(self, details: Any) -> None:
         """Note how far the body is. May be called on any thread."""
         raise AssertionError("an attempt that runs takes heartbeats")
+
+    def means(self) -> Means:
+        """Return what an atomic step needs of the app."""
+        raise AssertionError("an attempt that runs knows its app")
 
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A step called by another step's body is the plain function: the outer step's contract covers it."""

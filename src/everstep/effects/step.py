@@ -5,7 +5,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from types import MethodType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, ClassVar, Literal, TypeVar, overload
 
 from everstep.codec import Signature, register
 from everstep.effects.surroundings import CURRENT
@@ -19,6 +19,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 class Step:
     """A declared step. Called in a workflow it is a durable call; called anywhere else it is the plain function."""
+
+    effects: ClassVar[tuple[Effect, ...]] = ("read", "repeat", "once")
+    database: Any = None
+    """Where an atomic step writes."""
 
     def __init__(
         self,
@@ -37,8 +41,10 @@ class Step:
     ) -> None:
         if not callable(function):
             raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
-        if effect not in ("read", "repeat", "once"):
-            raise Misuse(f'effect={effect!r}: a step is "read", "repeat" or "once".')
+        if effect not in self.effects:
+            raise Misuse(
+                f'effect={effect!r}: a step is "read", "repeat" or "once"; "atomic" is @everstep.transaction(database).'
+            )
         if effect != "once" and (probe is not None or not_done or settle):
             raise Misuse(f'probe=, settle= and not_done= are for effect="once", not for effect={effect!r}.')
         if probe_for < 0 or settle < 0:
@@ -71,7 +77,7 @@ class Step:
         """Bind a step that is a method: `self` reaches the body and is not encoded."""
         if instance is None or not hasattr(self.function, "__get__"):
             return self
-        bound = object.__new__(Step)
+        bound = object.__new__(type(self))
         bound.__dict__.update(self.__dict__)
         bound.function = self.function.__get__(instance, owner)
         bound.signature = self._method_signature

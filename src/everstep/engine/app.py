@@ -205,6 +205,18 @@ class App(Driving):
             self._want_if_declared(run)
         return Run(self, run)
 
+    async def forget_markers(self, database: Any, *, older_than: float = 30 * 86400.0) -> int:
+        """Delete the markers of atomic steps whose runs have ended, and return how many there were.
+
+        database: as in `@everstep.transaction(database)`.
+        older_than: seconds that a marker is kept at least. Keep them longer than your oldest backup of the store: a
+            run that is restored from it is told by its markers what has happened since.
+        """
+        from everstep.effects.databases import database_of
+        from everstep.engine.markers import forget_markers
+
+        return await forget_markers(self, database_of(database), older_than)
+
     def _want_if_declared(self, run: str) -> None:
         row = self.store.run(run)
         if row is not None and row.workflow in DECLARED.names():

@@ -3,6 +3,7 @@
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
+from everstep.effects.atomic import Settled, Undecided
 from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
@@ -64,18 +65,23 @@ class StepAttempts:
         if not may_run_again(call.target.effect):
             body.by = self._driver.app.worker
             body.whole, body.ref = self._driver.journal.pack(call.arguments.payload)
+            if call.target.database is not None:
+                body.database = call.target.database.name
         return self._driver.record("step_started", call.step, body)
 
     def settle_open(self, call: StepCall) -> None:
         """A step was begun and its outcome is not recorded: its contract says what to do.
 
-        `read` and `repeat`: run it again, with the same key. `once`: it is in doubt.
+        `read` and `repeat`: run it again, with the same key. `once`: it is in doubt. `atomic`: its next attempt begins
+        with its marker, unless the code names another database by now.
         """
         attempts = self._known.setdefault(call.call, Attempts(attempt=1))
         if attempts.due == DOUBT:
             self.doubts.go_on(call)
-        elif attempts.due is None and not may_run_again(call.target.effect):
+        elif attempts.due is None and call.target.effect == "once":
             self.doubts.begin(call, None)
+        elif attempts.due is None and attempts.database and attempts.database != call.target.database.name:
+            self.doubts.begin(call, None, because="database")
         elif attempts.due is None:
             self.begin_again(call.call, "crash")
         elif attempts.due == FALLBACK:
@@ -91,7 +97,9 @@ class StepAttempts:
         if still:
             self.doubts.hold(call, f"it was said that it has not happened, but {still}")
             return
-        if call.target.effect == "once" and (call.future.is_cancel_wanted or self._driver.end_wanted):
+        is_unwanted = call.future.is_cancel_wanted or self._driver.end_wanted
+        must_look = call.target.effect == "atomic" and self.was_cut_off(number, coming=True)
+        if is_unwanted and not may_run_again(call.target.effect) and not must_look:
             self._settle_as_not_done(call)
             return
         self.restarts += because == "crash"
@@ -135,6 +143,11 @@ class StepAttempts:
         attempts = self._known[call.call]
         self.bodies.start(call, attempts.attempt, attempts.details, fallback=fallback)
 
+    def was_cut_off(self, call: int, *, coming: bool = False) -> bool:
+        """Whether an attempt before the newest one (or the coming one) did not end by failing, as far as is known."""
+        attempts = self._known[call]
+        return attempts.attempt - 1 + coming > attempts.failures
+
     def is_due_later(self, call: int) -> bool:
         """Whether a step waits for the time of its next attempt."""
         attempts = self._known.get(call)
@@ -172,6 +185,17 @@ class StepAttempts:
             body.key_unused = call.target.effect == "repeat" and not attempt.key_used
         driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
 
+    def settled(self, attempt: Attempt, settled: Settled, seconds: float) -> None:
+        """An atomic step has happened, in this attempt or in an earlier one."""
+        call, driver = attempt.call, self._driver
+        self.bodies.finish(attempt)
+        if call.call not in driver.execution.steps:
+            return
+        attempts = self._known.pop(call.call)
+        raw, ref = driver.journal.pack(settled.payload)
+        body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, round(seconds, 3), adopted=settled.adopted)
+        driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
+
     def failed(self, attempt: Attempt, error: BaseException, seconds: float, *, final: bool = False) -> None:
         """A body raised: another attempt by its policy, a fallback, a person, or the workflow gets the error."""
         call, driver = attempt.call, self._driver
@@ -181,6 +205,9 @@ class StepAttempts:
             return
         if call.target.effect == "once" and not attempt.fallback and not _is_certain(call, error):
             self.doubts.begin(call, error)
+            return
+        if isinstance(error, Undecided) and call.target.effect == "atomic":
+            self.doubts.begin(call, error.error, because="commit" if error.is_lasting else "error")
             return
         attempts = self._known[call.call]
         attempts.failures += 1

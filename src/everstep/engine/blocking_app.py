@@ -118,6 +118,10 @@ class BlockingApp:
         """See `App.resolve`."""
         return BlockingRun(self, self.wait(self._app.resolve(run, resolution, **options)))
 
+    def forget_markers(self, database: Any, **options: Any) -> int:
+        """See `App.forget_markers`."""
+        return self.wait(self._app.forget_markers(database, **options))
+
 
 class BlockingRun(Generic[T]):
     """What a `BlockingApp` gives for a run: the methods of `Run`, blocking."""

@@ -17,6 +17,7 @@ from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded
 from everstep.engine.loop import SpinningWorkflow
 from everstep.errors import NotDecodable
+from everstep.model.contracts import may_run_again
 from everstep.model.events import ENDS
 
 COMMANDS: Final = frozenset(
@@ -49,8 +50,12 @@ class Attempts(msgspec.Struct, gc=False):
     details: bytes = b""
     by_person: bool = False
     by: str = ""
-    """The worker that began the last attempt (with `once`)."""
+    """The worker that began the last attempt (with `once` and `atomic`)."""
+    database: str = ""
+    """Where the last attempt was to write (with `atomic`)."""
     doubted_at: int = 0
+    because: str = ""
+    """Why it is in doubt."""
     happened: bool = False
     """Whether it surely happened, and only its outcome is missing."""
     probes: int = 0
@@ -251,6 +256,8 @@ class Replay:
             self._add(event, "callee", _recorded_text(event), command)
             return
         what, acceptable = command.compare(event.body)
+        if acceptable and event.kind == "step_started" and not may_run_again(event.body.effect):
+            acceptable = self._is_settled(event.body.call)
         if what and not (acceptable and self._accepted.get(event.seq) == command.digest()):
             self._add(event, what, _recorded_text(event), command, acceptable)
         if event.kind == "step_started":
@@ -259,6 +266,11 @@ class Replay:
             command.timer.deadline = event.body.deadline
         elif event.kind == "value_published":
             self.published[event.body.name] = msgspec.Raw(self.execution.payload(event.body.value, event.body.ref))
+
+    def _is_settled(self, call: int) -> bool:
+        """Whether a step has an outcome. Without one its effect is open, under a key that its arguments are part of."""
+        outcomes = ("step_completed", "step_failed")
+        return any(one.kind in outcomes and one.body.call == call and one.seq not in self._void for one in self.history)
 
     def _match_end(self, event: Recorded) -> None:
         self.execution.ended = True
@@ -272,7 +284,7 @@ class Replay:
             self._match(event)
             return
         attempts = self.attempts.setdefault(body.call, Attempts())
-        attempts.attempt, attempts.by = body.attempt, body.by
+        attempts.attempt, attempts.by, attempts.database = body.attempt, body.by, body.database
         attempts.due = None
         attempts.by_person = False
 
@@ -287,6 +299,7 @@ class Replay:
         elif kind == "step_doubted" and attempts is not None:
             attempts.due, attempts.doubted_at, attempts.probes = DOUBT, event.at, 0
             attempts.happened = body.because == "outcome"
+            attempts.because = body.because
         elif kind == "probe_answered" and attempts is not None:
             attempts.probes += 1
         elif kind == "run_resolved":
@@ -306,6 +319,7 @@ class Replay:
             attempts.due, attempts.by_person = at, True
         elif resolution == "probe":
             attempts.due, attempts.doubted_at, attempts.probes = DOUBT, at, 0
+            attempts.because = ""
 
     def _retry(self, event: Recorded) -> None:
         """A person's retry: what failed is open again, with all its attempts."""

@@ -13,5 +13,8 @@ def needs_intent(effect: Effect) -> bool:
 
 
 def may_run_again(effect: Effect) -> bool:
-    """Tell whether recovery may run a begun step again without asking anybody."""
+    """Tell whether a begun step may just be run again, whatever became of the attempt before.
+
+    A `once` step is settled first, by its probe or a person, and an `atomic` one by its marker.
+    """
     return effect in ("read", "repeat")

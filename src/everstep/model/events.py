@@ -110,10 +110,12 @@ class StepStarted(Body):
     """Why there is another attempt: `retry` (its policy), `crash` (the last was cut off), `person` (a retried run),
     `not-done` (a probe or a person said that the last one did not happen)."""
     by: str = ""
-    """With `once`: the worker that runs it, so that it is known later whether it can still act."""
+    """With `once` and `atomic`: the worker that runs it, so that it is known later whether it can still act."""
     whole: msgspec.Raw = NO_PAYLOAD
-    """With `once`: the arguments themselves."""
+    """With `once` and `atomic`: the arguments themselves."""
     ref: str = ""
+    database: str = ""
+    """With `atomic`: the database that it writes to, so that its marker is looked for in the right one."""
 
 
 class StepCompleted(Outcome):
@@ -127,7 +129,7 @@ class StepCompleted(Outcome):
     key_unused: bool = False
     fallback: bool = False
     adopted: bool = False
-    """A probe or a person gave the outcome; the body did not."""
+    """A probe, a person or the marker of an earlier attempt gave the outcome; this attempt's body did not."""
 
 
 class StepFailed(Outcome):
@@ -158,7 +160,8 @@ class StepDoubted(Body):
     """A `once` step is in doubt: it was begun, and nobody knows whether its effect happened.
 
     `because` is `crash` (cut off), `error` (it raised something that does not say), or `outcome` (it did happen, and
-    what it returned cannot be stored).
+    what it returned cannot be stored). An `atomic` step is in doubt only when its database cannot be asked (`error`),
+    has failed while it was written to (`commit`), or is another one by now (`database`).
     """
 
     call: int

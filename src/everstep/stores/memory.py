@@ -3,10 +3,12 @@
 It is also the reference: short, obvious, and what every other store is compared with.
 """
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from typing import Any, Final
 
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
@@ -39,6 +41,8 @@ from everstep.stores.protocol import (
     pages,
 )
 
+_numbers: Final = itertools.count(1)
+
 
 class MemoryStore:
     """A store in plain dicts under one lock. For tests; nothing survives the process."""
@@ -56,6 +60,8 @@ class MemoryStore:
         self._holds: dict[str, HoldRow] = {}
         self._workers: dict[str, WorkerRow] = {}
         self._dead: set[str] = set()
+        self._beside: tuple[str, Any] | None = None
+        """A SQLite database in memory for what atomic steps write: its name, and a connection that keeps it alive."""
 
     def now(self) -> int:
         """Return the store's clock."""
@@ -63,6 +69,17 @@ class MemoryStore:
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
+
+    def connect(self) -> Any:
+        """Return a new connection to a database in memory that belongs to this store."""
+        import apsw
+
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
+        with self._lock:
+            if self._beside is None:
+                name = f"file:/everstep-{next(_numbers)}?vfs=memdb"
+                self._beside = name, apsw.Connection(name, flags=flags)
+        return apsw.Connection(self._beside[0], flags=flags)
 
     # -- writing ------------------------------------------------------------------------------------------------
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:

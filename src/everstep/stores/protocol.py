@@ -12,7 +12,7 @@ it follows (kind `child`). They are numbered per store in the order of arrival.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -305,6 +305,13 @@ class Store(Protocol):
 
     def now(self) -> int:
         """Return the store's clock."""
+        ...
+
+    def connect(self) -> Any:
+        """Return a new connection to the store's database, for an atomic step that writes tables of its own there.
+
+        It waits for nobody: `BEGIN IMMEDIATE` raises at once while somebody else writes. Whoever asks closes it.
+        """
         ...
 
     # -- reading ---------------------------------------------------------------------------------------------------

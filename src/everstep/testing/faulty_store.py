@@ -18,6 +18,7 @@ METHODS: Final = (
     "changed",
     "children",
     "commit",
+    "connect",
     "counts",
     "diverged",
     "due",

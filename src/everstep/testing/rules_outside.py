@@ -74,6 +74,8 @@ def _one_step(
         found.append(Violation("D3", run, call.seq, f"{call.step} ({call.effect}) was applied {len(applied)} times"))
     if len(applied) < least:
         found.append(Violation("D3", run, call.outcome_seq, f"{call.step} is completed and was never applied"))
+    if call.effect == "atomic" and call.outcome == "step_failed" and applied:
+        found.append(Violation("D3", run, call.outcome_seq, f"{call.step} (atomic) has failed and was applied"))
     if call.outcome == "step_completed" and not requests:
         found.append(Violation("D3", run, call.outcome_seq, f"{call.step} is completed and was never asked for"))
     if call.outcome and not call.cancelled and "zombie" not in faults:

@@ -3,16 +3,27 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
+from weakref import WeakSet
+
+import apsw
 
 from everstep.model.crash_points import crash_point
 from everstep.model.events import EventRow
 from everstep.stores.protocol import Delivery, HoldRow, Operation, RunFilter, RunRow, Verdict, WorkerRow
 from everstep.stores.sqlite.commits import Writer
-from everstep.stores.sqlite.connections import Durability, Patience
+from everstep.stores.sqlite.connections import Durability, Patience, connect
 from everstep.stores.sqlite.liveness import LiveLocks
 from everstep.stores.sqlite.opening import open_file
 from everstep.stores.sqlite.reads import Reader
 from everstep.stores.sqlite.workers import Workers
+
+_open_here: Final["WeakSet[SqliteStore]"] = WeakSet()
+
+
+def is_open_here(path: str) -> bool:
+    """Tell whether a file, by its real path, is open as a store in this process."""
+    return any(store.path == path for store in list(_open_here))
 
 
 class SqliteStore:
@@ -42,6 +53,9 @@ class SqliteStore:
         self._writer = Writer(writing, patience, self.path)
         self._reader = Reader(reading, self.path)
         self._workers = Workers(self._writer, LiveLocks(self.path + "-live"))
+        self._durability: Durability = durability
+        self._vfs = vfs
+        _open_here.add(self)
 
     def close(self) -> None:
         """Close the store. Workers that did not leave count as dead from now on."""
@@ -50,10 +64,18 @@ class SqliteStore:
         crash_point("store.close.before")
         self._writer.close()
         crash_point("store.close.after")
+        _open_here.discard(self)
 
     def now(self) -> int:
         """Return the store's clock."""
         return self._clock()
+
+    def connect(self) -> apsw.Connection:
+        """Return a new connection to the file, for an atomic step."""
+        patience = Patience()
+        patience.is_patient = False
+        flags = apsw.SQLITE_OPEN_READWRITE
+        return connect(self.path, durability=self._durability, patience=patience, flags=flags, vfs=self._vfs)
 
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations in one durable transaction, each accepted or refused by itself."""

@@ -123,3 +123,13 @@ CREATE TABLE workers (
     started_at INTEGER NOT NULL,
     lease_until INTEGER NOT NULL
 ) STRICT;
+
+-- Named as in any other database that atomic steps write to: one code serves all of them.
+CREATE TABLE everstep_markers (
+    key TEXT NOT NULL PRIMARY KEY,
+    run TEXT NOT NULL,
+    step TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    outcome BLOB,
+    at INTEGER NOT NULL
+) STRICT;
