@@ -34,7 +34,8 @@ MAY_SCAN = {
 }
 
 SCAN = re.compile(
-    r"SCAN (runs|signals|events|payloads|holds|followers|workers|effects|waiters)\b(?: USING (?:COVERING )?INDEX (\w+))?"
+    r"SCAN (runs|signals|events|payloads|holds|followers|workers|effects|waiters)\b"
+    r"(?: USING (?:COVERING )?INDEX (\w+))?"
 )
 
 

@@ -25,6 +25,7 @@ from everstep.engine.commands import (
     CancelStep,
     ChildCall,
     Command,
+    Keyed,
     PublishValue,
     ReleaseWitness,
     StartTimer,
@@ -142,7 +143,7 @@ class Execution:
             return calls.pop(body.call, None)
         return calls.pop(body.call)
 
-    def _step_completed(self, body: ev.StepCompleted) -> None:
+    def _step_completed(self, body: ev.StepCompleted | ev.StepShared) -> None:
         call = self._awaited(self.steps, body)
         if call is not None and not call.future.done():
             payload = self.lookup(body.ref) if body.ref else body.value
@@ -252,11 +253,12 @@ class Execution:
         if self.unwinding:
             raise Evicted
         arguments = self.codec.encode_arguments(step.signature, args, kwargs, step.name)
+        keyed = Keyed(step.key.make(step.signature, arguments)) if step.key is not None else None
         visit = self._visits.get(step.name, 0) + 1
         self._visits[step.name] = visit
         name = step.name if visit == 1 else f"{step.name}#{visit}"
         future = CallFuture(self.loop, self)
-        call = StepCall(self.next_call(), name, step, arguments, self.entropy, future, source)
+        call = StepCall(self.next_call(), name, step, arguments, self.entropy, future, source, keyed)
         future.target = call
         self.steps[call.call] = call
         self._issued.append(call)
@@ -400,6 +402,7 @@ def current_execution(what: str) -> Execution:
 
 _APPLY: dict[str, Callable[[Execution, Any], None]] = {
     "step_completed": Execution._step_completed,
+    "step_shared": Execution._step_completed,
     "step_failed": Execution._step_failed,
     "timer_fired": Execution._timer_fired,
     "signal_received": Execution._signal_received,
