@@ -33,10 +33,16 @@ def judge_keys(judges: Sequence[HistoryJudge]) -> list[Violation]:
 
 
 def has_key(judge: HistoryJudge, call: Call) -> bool:
-    """Tell whether a step was begun under its key and is not settled, so that the key is its own."""
-    has_ended = judge.ended_by is not None or not judge.history.is_newest
-    is_over = bool(call.outcome) or call.cancelled or (has_ended and call.effect == "repeat")
-    return bool(call.own_key and call.attempt) and not (call.waits or call.is_void or is_over)
+    """Tell whether a step was begun under its key and is not settled, so that the key is its own.
+
+    When its run has ended, a person may have freed the key meanwhile; then the table no longer says so.
+    """
+    if not call.own_key or not call.attempt or call.outcome or call.waits or call.is_void or call.cancelled:
+        return False
+    if judge.ended_by is None and judge.history.is_newest:
+        return True
+    mine = [row for row in judge.history.keys if (row.call, row.key) == (call.number, call.own_key)]
+    return call.effect != "repeat" and any(row.state == "under-way" for row in mine)
 
 
 def _one_key(key: str, owners: Sequence[Owner]) -> Iterator[Violation]:
