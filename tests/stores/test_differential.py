@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everstep.model.status import STATUSES
+from everstep.stores.keys import EffectFilter, ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
 from everstep.stores.protocol import (
     Append,
     Claim,
@@ -64,6 +65,29 @@ def new_runs(draw: Draw, follower: str | None = None) -> NewRun:
     )
 
 
+KEYS = ["k", "l"]
+keys = st.sampled_from(KEYS)
+calls = st.integers(1, 3)
+
+
+@st.composite
+def claims(draw: Draw) -> KeyClaim:
+    effect = draw(st.sampled_from(["repeat", "once"]))
+    return KeyClaim(
+        draw(keys), draw(calls), draw(times), "charge", draw(st.sampled_from("xy")), effect, draw(st.integers(0, 1))
+    )
+
+
+@st.composite
+def key_changes(draw: Draw) -> KeyChanges:
+    def some(strategy: st.SearchStrategy[Any]) -> list[Any]:
+        return list(draw(st.lists(strategy, max_size=2)))
+
+    outcomes = st.sampled_from([None, None, b"1", b"\x00"])
+    ends = st.builds(KeyEnd, claims(), outcomes, st.just("h"), st.booleans())
+    return KeyChanges(some(claims()), some(ends), some(st.builds(KeyWait, keys, calls)))
+
+
 def drawn_append(draw: Draw, harness: Harness) -> Append | None:
     row = harness.store.run(draw(runs))
     if row is None:
@@ -80,6 +104,8 @@ def drawn_append(draw: Draw, harness: Harness) -> Append | None:
     if draw(st.integers(0, 3)) == 0:
         fields["starts"] = draw(st.lists(new_runs(follower=row.id), max_size=3))
         fields["posts"] = draw(st.lists(posts(), max_size=2))
+    if draw(st.integers(0, 1)) == 0:
+        fields["keys"] = draw(key_changes())
     append = append_to(
         row,
         draw(st.integers(0, 3)),
@@ -99,7 +125,8 @@ def drawn_append(draw: Draw, harness: Harness) -> Append | None:
 
 
 def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
-    kind = draw(st.sampled_from(["append"] * 6 + ["start", "start", "post", "post", "claim", "release", "restart"]))
+    others = ["start", "start", "post", "post", "claim", "release", "restart", "settle", "forget"]
+    kind = draw(st.sampled_from(["append"] * 6 + others))
     if kind == "append":
         return drawn_append(draw, harness)
     if kind == "start":
@@ -107,6 +134,10 @@ def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
     if kind == "post":
         post: Post = draw(posts())
         return post
+    if kind == "settle":
+        return SettleKey(draw(keys), draw(times), draw(st.sampled_from([None, b"2"])), "h", "ann")
+    if kind == "forget":
+        return ForgetKeys(draw(times), draw(st.integers(0, 2)))
     row = harness.store.run(draw(runs))
     if kind == "claim":
         wanted = draw(st.lists(statuses, max_size=7))
@@ -159,6 +190,8 @@ def everything(store: Store) -> dict[str, Any]:
     told: dict[str, Any] = {"counts": store.counts(), "workers": store.workers()}
     told["holds"] = [store.holds(), store.holds(open_only=False)]
     told["diverged"] = store.diverged(["order", "other"], 2)
+    told["keys"] = [(store.effect(key), store.waiters(key)) for key in KEYS]
+    told["effects"] = [store.effects(EffectFilter(**wanted)) for wanted in ({}, {"run": "a"}, {"state": "done"})]
     for run in RUNS:
         told[run] = [
             store.run(run),

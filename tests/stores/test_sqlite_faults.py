@@ -11,6 +11,7 @@ import apsw
 import pytest
 
 from everstep.errors import StoreError, StoreFailed, StoreFull, StoreReadOnly, StoreUnusable
+from everstep.stores.keys import ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
 from everstep.stores.protocol import (
     Accepted,
     Append,
@@ -60,10 +61,16 @@ def break_commit(sqlite: SqliteHarness, patch: pytest.MonkeyPatch, *, after: boo
 
 def prepared(sqlite: SqliteHarness) -> dict[str, Operation]:
     """Return one operation of each kind that will be accepted."""
-    for id in ("append", "end", "empty", "post", "claim", "release", "restart", "extra"):
+    for id in ("append", "end", "empty", "post", "claim", "release", "restart", "extra", "keyed", "ended"):
         sqlite.start(id, status="running", owner="me" if id == "release" else None)
     sqlite.end("restart")
     sqlite.one(Post("extra", "signal"))
+    claims = [KeyClaim(key, n, 2, "pay", "d", "once") for n, key in enumerate(["k", "l", "m"])]
+    sqlite.one(append_to(sqlite.row("ended"), keys=KeyChanges(claims)))
+    sqlite.one(append_to(sqlite.row("ended"), keys=KeyChanges(ends=[KeyEnd(claims[2], b"1", "h")])))
+    sqlite.one(append_to(sqlite.row("post"), keys=KeyChanges(waits=[KeyWait("k", 1)])))
+    sqlite.end("ended", "cancelled")
+    taken = KeyChanges([KeyClaim("n", 1, 2, "pay", "d", "once")], waits=[KeyWait("l", 2), KeyWait("m", 3)])
     starts = [new_run("child", follower="extra", follower_call=1)]
     return {
         "append": append_to(sqlite.row("append"), 2),
@@ -75,16 +82,19 @@ def prepared(sqlite: SqliteHarness) -> dict[str, Operation]:
         "claim": Claim("claim", "me", 1, ["running"]),
         "release": Release("release", 0, "queued"),
         "restart": RestartRun(0, new_run("restart", generation=2)),
+        "keyed": append_to(sqlite.row("keyed"), keys=taken),
+        "settle": SettleKey("k", 70, b"1", "h", "ann"),
+        "free": SettleKey("l", 71, by="ann"),
     }
 
 
 def tables(sqlite: SqliteHarness) -> dict[str, list[Any]]:
-    names = ["runs", "events", "payloads", "signals", "followers", "holds"]
+    names = ["runs", "events", "payloads", "signals", "followers", "holds", "effects", "waiters"]
     connection = sqlite.sqlite._reader._connection
     return {name: connection.execute(f"SELECT * FROM {name} ORDER BY 1, 2, 3").fetchall() for name in names}
 
 
-KINDS = ["append", "end", "empty", "extra", "start", "post", "claim", "release", "restart"]
+KINDS = ["append", "end", "empty", "extra", "start", "post", "claim", "release", "restart", "keyed", "settle", "free"]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
@@ -102,6 +112,15 @@ def test_an_unknown_commit_is_read_back_and_never_done_twice(
     assert sqlite.do(*[operations[kind] for kind in kinds]) == wanted
     assert tables(sqlite) == tables(undisturbed)
     undisturbed.close()
+
+
+def test_forgetting_again_after_an_unknown_commit_forgets_nothing_more(
+    sqlite: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(sqlite)
+    break_commit(sqlite, monkeypatch, after=True)
+    sqlite.one(ForgetKeys(99))
+    assert [row[0] for row in tables(sqlite)["effects"]] == ["k", "l"], "what is under way stays"
 
 
 def test_what_was_so_before_does_not_tell_that_a_commit_was_done(

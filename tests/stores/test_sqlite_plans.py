@@ -29,9 +29,14 @@ MAY_SCAN = {
     "counts": "a figure for people, from an index alone",
     "workers": "few rows",
     "what_it_is": "the schema",
+    "effects": "a list for people, by the index of its order",
+    "forget_effects": "the oldest, by the index of their order",
 }
 
-SCAN = re.compile(r"SCAN (runs|signals|events|payloads|holds|followers|workers)\b(?: USING (?:COVERING )?INDEX (\w+))?")
+SCAN = re.compile(
+    r"SCAN (runs|signals|events|payloads|holds|followers|workers|effects|waiters)\b"
+    r"(?: USING (?:COVERING )?INDEX (\w+))?"
+)
 
 
 def plan(sqlite: SqliteHarness, name: str) -> list[str]:

@@ -8,6 +8,7 @@ from types import MethodType
 from typing import Any, ClassVar, Literal, TypeVar, overload
 
 from everstep.codec import Signature, register
+from everstep.effects.keying import KeyMaker
 from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse
 from everstep.model.contracts import Effect
@@ -38,6 +39,7 @@ class Step:
         probe_for: float = 600.0,
         settle: float = 0.0,
         not_done: type[BaseException] | Iterable[type[BaseException]] = (),
+        key: str | Callable[..., str] | None = None,
     ) -> None:
         if not callable(function):
             raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
@@ -47,6 +49,8 @@ class Step:
             )
         if effect != "once" and (probe is not None or not_done or settle):
             raise Misuse(f'probe=, settle= and not_done= are for effect="once", not for effect={effect!r}.')
+        if effect == "read" and key is not None:
+            raise Misuse('key= is for effects, not for effect="read": a read changes nothing that could happen twice.')
         if probe_for < 0 or settle < 0:
             raise Misuse("probe_for= and settle= are numbers of seconds.")
         if timeout is not None and not timeout > 0:
@@ -61,6 +65,7 @@ class Step:
         self.probe_for = probe_for
         self.settle = settle
         self.not_done: tuple[type[BaseException], ...] = (not_done,) if isinstance(not_done, type) else tuple(not_done)
+        self.key = KeyMaker(key, function, self.name) if key is not None else None
         self.is_async = is_async_callable(function)
         self.signature = Signature(function)
         for error in raises:
@@ -122,6 +127,7 @@ def step(
     probe_for: float = ...,
     settle: float = ...,
     not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
+    key: str | Callable[..., str] | None = ...,
 ) -> F: ...
 @overload
 def step(
@@ -136,6 +142,7 @@ def step(
     probe_for: float = ...,
     settle: float = ...,
     not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
+    key: str | Callable[..., str] | None = ...,
 ) -> Callable[[F], F]: ...
 def step(function: Any = None, /, **options: Any) -> Any:
     """Make a function a step: its outcome is recorded once and never recomputed.
@@ -152,6 +159,9 @@ def step(function: Any = None, /, **options: Any) -> Any:
     probe_for: seconds for which a probe that does not know is asked again, before a person is (default 600).
     settle: seconds to wait before the first question, for receivers that list late.
     not_done: exception types that mean that the effect certainly did not happen, so that `retry` may apply.
+    key: your own key for what the action is, unique across all runs of the store: a format string over the parameters,
+        such as `"invoice:{invoice.id}"`, or a function of the arguments. A second step with the same key and arguments
+        gets the first one's outcome and does not run; with other arguments: `everstep.errors.KeyConflict`.
     fallback: a value, or a function of the same arguments, that takes the place of a failed step's outcome.
 
     Use it as `@step`, as `@step(effect="read")`, or in place on a function of somebody else's:

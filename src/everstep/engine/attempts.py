@@ -9,7 +9,8 @@ from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
 from everstep.engine.doubts import Doubts
 from everstep.engine.holding import exhausted_report
-from everstep.engine.replay import DOUBT, FALLBACK, NEVER, Attempts
+from everstep.engine.keys import Keys
+from everstep.engine.replay import DOUBT, FALLBACK, KEY, NEVER, Attempts
 from everstep.errors import Fatal, NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.contracts import may_run_again, needs_intent
@@ -28,6 +29,7 @@ class StepAttempts:
     def __init__(self, driver: "Driver", known: dict[int, Attempts]) -> None:
         self.bodies = Bodies(driver, self)
         self.doubts = Doubts(driver, self, known)
+        self.keys = Keys(driver, self, known)
         self.starting: set[int] = set()
         """Calls whose intent is not durable yet."""
         self.restarts = 0
@@ -55,12 +57,15 @@ class StepAttempts:
     # -- beginning -------------------------------------------------------------------------------------------------
     def begin(self, call: StepCall) -> None:
         """The code asked for a step: record that, and start it when it is allowed."""
-        seq = self._record_start(call, call.body())
+        if call.keyed is not None:
+            self.keys.begin(call)
+            return
+        seq = self.record_start(call, call.body())
         if not call.cancelled:
             self._known[call.call] = Attempts(1, by=self._driver.app.worker)
-            self._start_when_allowed(call, seq)
+            self.start_when_allowed(call, seq)
 
-    def _record_start(self, call: StepCall, body: ev.StepStarted) -> int:
+    def record_start(self, call: StepCall, body: ev.StepStarted) -> int:
         """An effect that must not happen twice keeps its arguments, and who began it, for whoever has to settle it."""
         if not may_run_again(call.target.effect):
             body.by = self._driver.app.worker
@@ -76,6 +81,8 @@ class StepAttempts:
         with its marker, unless the code names another database by now.
         """
         attempts = self._known.setdefault(call.call, Attempts(attempt=1))
+        if call.keyed is not None:
+            self.keys.take_up(call)
         if attempts.due == DOUBT:
             self.doubts.go_on(call)
         elif attempts.due is None and call.target.effect == "once":
@@ -86,7 +93,7 @@ class StepAttempts:
             self.begin_again(call.call, "crash")
         elif attempts.due == FALLBACK:
             self._start_fallback(call, self._driver.saver.durable)
-        elif attempts.due != NEVER:
+        elif attempts.due not in (NEVER, KEY):
             self._driver.deadlines.add(attempts.due, "attempt", call.call)
 
     def begin_again(self, number: int, because: str = "") -> None:
@@ -100,31 +107,37 @@ class StepAttempts:
         is_unwanted = call.future.is_cancel_wanted or self._driver.end_wanted
         must_look = call.target.effect == "atomic" and self.was_cut_off(number, coming=True)
         if is_unwanted and not may_run_again(call.target.effect) and not must_look:
-            self._settle_as_not_done(call)
+            self.settle_as_not_done(call)
             return
         self.restarts += because == "crash"
+        because = because or ("person" if attempts.by_person else "retry")
+        crash_point("attempt.again")
+        if call.keyed is not None:
+            self.keys.begin_again(call, because)
+            return
         body = call.body()
-        body.because = because or ("person" if attempts.by_person else "retry")
+        body.because = because
         attempts.attempt += 1
         attempts.due = None
         attempts.by_person = False
         attempts.by = self._driver.app.worker
         body.attempt = attempts.attempt
-        crash_point("attempt.again")
-        self._start_when_allowed(call, self._record_start(call, body))
+        self.start_when_allowed(call, self.record_start(call, body))
 
-    def _settle_as_not_done(self, call: StepCall) -> None:
+    def settle_as_not_done(self, call: StepCall) -> None:
         """It did not happen, and meanwhile the code was cancelled: it is not done any more."""
         attempts = self._known.pop(call.call)
+        if call.keyed is not None:
+            self.keys.settle(call, None)
         error = NotDone(f"{call.step} has not happened, and was cancelled before another attempt.")
         raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
         self._driver.deliver("step_failed", call.step, ev.StepFailed(call.call, raw, ref, attempts.attempt))
 
     def _start_fallback(self, call: StepCall, seq: int) -> None:
         """The fallback acts in the step's place, so it starts when that it has to, event `seq`, may be relied upon."""
-        self._start_when_allowed(call, seq, fallback=True)
+        self.start_when_allowed(call, seq, fallback=True)
 
-    def _start_when_allowed(self, call: StepCall, seq: int, *, fallback: bool = False) -> None:
+    def start_when_allowed(self, call: StepCall, seq: int, *, fallback: bool = False) -> None:
         """A read may start at once. Anything else starts when its intent, and all before it, is durable."""
         if needs_intent(call.target.effect) and seq > self._driver.saver.durable:
             self.starting.add(call.call)
@@ -156,6 +169,7 @@ class StepAttempts:
     def forget(self, call: int) -> None:
         """The code no longer waits for this step."""
         self.bodies.cancel(call)
+        self.keys.forget(call)
         self._known.pop(call, None)
 
     # -- ending ----------------------------------------------------------------------------------------------------
@@ -175,6 +189,8 @@ class StepAttempts:
         if call.call not in driver.execution.steps:
             return
         attempts = self._known.pop(call.call)
+        if call.keyed is not None:
+            self.keys.settle(call, None if attempt.fallback else payload)
         raw, ref = driver.journal.pack(payload)
         body = ev.StepCompleted(call.call, raw, ref, attempts.attempt)
         if seconds >= 0.001:
@@ -227,6 +243,8 @@ class StepAttempts:
                 driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
                 return
         del self._known[call.call]
+        if call.keyed is not None:
+            self.keys.settle(call, None)
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
         body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3))
         driver.deliver("step_failed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)

@@ -49,6 +49,9 @@ class Attempt(StepBody):
         self.fallback = fallback
         self.task: asyncio.Task[None] | None = None
 
+    def idempotency_key(self) -> str:
+        return self.call.idempotency_key()
+
     def take_heartbeat(self, details: Any) -> None:
         self._bodies.take_heartbeat(self.call.call, details)
 

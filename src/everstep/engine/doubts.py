@@ -21,7 +21,6 @@ from everstep.engine.replay import DOUBT, Attempts
 from everstep.errors import NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
-from everstep.model.digests import step_key
 
 if TYPE_CHECKING:
     from everstep.engine.attempts import StepAttempts
@@ -98,7 +97,7 @@ class Doubts:
     async def _ask(self, call: StepCall, asked: Attempt) -> None:
         args, kwargs = call.arguments.args, call.arguments.kwargs
         probe: Any = call.target.probe
-        key = step_key(asked.entropy, asked.step, asked.arguments)
+        key = call.idempotency_key()
         try:
             if is_async_callable(probe):
                 answer = await probe(key, *args, **kwargs)
@@ -137,6 +136,8 @@ class Doubts:
             return
         attempts = self._known.pop(call.call)
         self._note(call, attempts, "done")
+        if call.keyed is not None:
+            self._attempts.keys.settle(call, payload)
         raw, ref = driver.journal.pack(payload)
         body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, adopted=True)
         driver.deliver("step_completed", call.step, body, expensive=True)

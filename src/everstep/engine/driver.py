@@ -100,6 +100,9 @@ class Surrounding(Protocol):
     def let_go(self, driver: "Driver", error: BaseException | None = None) -> None:
         """The run has ended, is held, or is not ours any more."""
 
+    def keys_changed(self, *, told: bool) -> None:
+        """A run has changed keys of effects; with `told`, whoever waits for them has that in its inbox."""
+
 
 class Driver:
     """Takes one claimed run as far as it can go."""
@@ -178,6 +181,8 @@ class Driver:
         if not (self.is_over or self.end_wanted):  # else nobody would do it, and it would look begun
             self._perform(self.fresh)
         self._applying = False
+        if self._unapplied:
+            self._apply_outcomes()
         if look:
             self.ring()
         else:
@@ -353,6 +358,12 @@ class Driver:
         if not self.is_over:
             self._record_end(*self._end_recorded)
 
+    def take_back_row(self, change: RowChange, events: int) -> None:
+        """What the row was to say, beside so many events, was not written."""
+        self._publishes = self._publishes or change.published is not None
+        if not change.progress:
+            self.attempts.restarts += events
+
     def put_on_hold(self, report: HoldReport) -> None:
         """Stop here and ask a person, once no body runs any more that must not be cut off."""
         if self.is_over:
@@ -370,6 +381,8 @@ class Driver:
     def come_to_rest(self) -> None:
         """Say how the run is, set the alarm, and if the code can never go on, say that too."""
         if self._applying or self.stopped or self.ending or self.hold:
+            return
+        if self.attempts.keys.waiting and self.attempts.keys.withdraw_cancelled():
             return
         if self._hold_wanted is not None:
             self.put_on_hold(self._hold_wanted)
@@ -438,7 +451,8 @@ class Driver:
         self._unapplied.clear()
         self.execution.evict()
         # They point back here: see Execution.evict.
-        del self.attempts.bodies, self.attempts.doubts, self.attempts, self.inbox, self.saver, self.children
+        del self.attempts.bodies, self.attempts.doubts, self.attempts.keys
+        del self.attempts, self.inbox, self.saver, self.children
 
     def ended_as(self) -> Status | None:
         """Return the status in which the run left this process for good: an end, or held; None if it just left."""

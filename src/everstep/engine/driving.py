@@ -94,6 +94,7 @@ class Driving:
         self.worker = ""
         self._workflows = workflows
         self._has_children = False
+        self._has_keys = False
         self._resting: OrderedDict[str, Driver] = OrderedDict()
         self._taking_up: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -410,8 +411,8 @@ class Driving:
         if status is not None:
             crash_point("run.ended")
             self.watchers.tell(driver.run, status, outcome)
-            if self._has_children:
-                self.pump.nudge()  # a run of ours may follow this one, and has its end in its inbox now
+            if self._has_children or self._has_keys:
+                self.pump.nudge()  # a run of ours may follow this one, or wait for its keys, and was told in its inbox
         elif driver.run in self.watchers:
             self.wanted.add(driver.run)
 
@@ -419,6 +420,12 @@ class Driving:
         """Tell whoever waits for a run that it has ended, and whoever follows it to look into its inbox."""
         self.watchers.tell(run, status, None)
         self.pump.nudge()
+
+    def keys_changed(self, *, told: bool) -> None:
+        """A run has changed keys of effects: whoever waits for them, also in this process, finds it in its inbox."""
+        self._has_keys = True
+        if told:
+            self.pump.nudge()
 
     # -- small helpers ---------------------------------------------------------------------------------------------
     def workflows(self) -> Sequence[str]:

@@ -25,6 +25,7 @@ from everstep.engine.commands import (
     CancelStep,
     ChildCall,
     Command,
+    Keyed,
     PublishValue,
     ReleaseWitness,
     StartTimer,
@@ -143,7 +144,7 @@ class Execution:
             return calls.pop(body.call, None)
         return calls.pop(body.call)
 
-    def _step_completed(self, body: ev.StepCompleted) -> None:
+    def _step_completed(self, body: ev.StepCompleted | ev.StepShared) -> None:
         call = self.steps.pop(body.call, None) if body.early else self.steps.pop(body.call)
         if call is None:
             return
@@ -257,11 +258,12 @@ class Execution:
             raise Evicted
         name = step.name
         arguments = self.codec.encode_arguments(step.signature, args, kwargs, name)
+        keyed = Keyed(step.key.make(step.signature, arguments)) if step.key is not None else None
         visit = self._visits[name] = self._visits.get(name, 0) + 1
         self._calls = number = self._calls + 1
         future = CallFuture(self.loop, self)
         called = name if visit == 1 else f"{name}#{visit}"
-        call = future.target = StepCall(number, called, step, arguments, self.entropy, future, source)
+        call = future.target = StepCall(number, called, step, arguments, self.entropy, future, source, keyed)
         self.steps[number] = call
         self._issued.append(call)
         return future
@@ -404,6 +406,7 @@ def current_execution(what: str) -> Execution:
 
 _APPLY: dict[str, Callable[[Execution, Any], None]] = {
     "step_completed": Execution._step_completed,
+    "step_shared": Execution._step_completed,
     "step_failed": Execution._step_failed,
     "timer_fired": Execution._timer_fired,
     "signal_received": Execution._signal_received,

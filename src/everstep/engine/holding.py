@@ -10,7 +10,7 @@ from everstep.effects.surroundings import persons_line, where_is
 from everstep.engine.commands import Difference, StepCall, preview_of
 from everstep.engine.greenlets import frame_behind
 from everstep.errors import Damaged
-from everstep.model.digests import step_key
+from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow
 
 if TYPE_CHECKING:
@@ -117,13 +117,22 @@ def in_doubt_report(call: StepCall, attempts: "Attempts", why: str, *, is_done: 
     facts = {
         "call": call.call,
         "attempts": attempts.attempt,
-        "key": step_key(call.entropy, call.step, call.arguments.digest),
+        "key": call.idempotency_key(),
         "arguments": preview_of(call.arguments),
         "worker": attempts.by,
         "source": call.source,
     }
+    if call.keyed is not None:
+        facts["effect"] = call.keyed.key
     without = ["not-done", "probe"] if is_done else [] if call.target.probe is not None else ["probe"]
     return HoldReport("in-doubt", summary, step=call.step, facts=facts, without=without)
+
+
+def key_damaged_report(call: StepCall, row: EffectRow, damage: Damaged) -> HoldReport:
+    """The outcome that a step should share cannot be read."""
+    summary = f"{call.step} shares the outcome kept under its key, and that is damaged: {damage}"
+    facts = {"call": call.call, "effect": row.key, "owner": row.run}
+    return HoldReport("stuck", summary, step=call.step, facts=facts)
 
 
 def exhausted_report(call: StepCall, attempt: int, error: BaseException) -> HoldReport:

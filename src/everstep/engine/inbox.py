@@ -76,6 +76,10 @@ class Inbox:
         body = ev.ChildEnded(call, delivery.name, end.status, delivery.number, raw, ref)
         self._driver.deliver("child_ended", "", body)
 
+    def _key(self, delivery: Delivery) -> None:
+        self._driver.saver.save(waited_for=False)
+        self._driver.attempts.keys.woken(int(delivery.id))
+
     def _hold(self, delivery: Delivery) -> None:
         self._driver.put_on_hold(msgspec.json.decode(delivery.value, type=HoldReport))
 
@@ -85,4 +89,5 @@ _TAKE: Final[dict[str, Callable[[Inbox, Delivery], None]]] = {
     "cancel": Inbox._cancel,
     "child": Inbox._child,
     "hold": Inbox._hold,
+    "key": Inbox._key,
 }

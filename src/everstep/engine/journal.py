@@ -8,7 +8,8 @@ import msgspec
 from everstep.errors import Damaged
 from everstep.model.digests import chain_next, digest_of
 from everstep.model.events import NO_PAYLOAD, Body, EventRow, encode_body
-from everstep.stores.protocol import NewRun, Post
+from everstep.stores.keys import KeyChanges
+from everstep.stores.protocol import Append, NewRun, Post
 
 INLINE_BYTES_MAX: Final = 8 * 1024
 """A larger payload is kept beside the event, compressed, once per run."""
@@ -32,6 +33,7 @@ class Journal:
         self.consumed: list[int] = []
         self.starts: list[NewRun] = []
         self.posts: list[Post] = []
+        self.keys: KeyChanges | None = None
 
     def record(self, kind: str, step: str, body: Body, at: int) -> int:
         """Append an event and return its number. Its time is never before its predecessor's."""
@@ -43,6 +45,38 @@ class Journal:
         self.digest = digest = chain_next(self.digest, seq, kind, step, at, encoded)
         self.unsaved.append(_new_tuple(EventRow, (seq, kind, step, at, encoded, digest)))
         return seq
+
+    def key_changes(self) -> KeyChanges:
+        """Return what is written about keys together with the events that are recorded now."""
+        if self.keys is None:
+            self.keys = KeyChanges()
+        return self.keys
+
+    def take_back(self, unit: Append, count: int) -> None:
+        """A unit was refused: its first `count` events, and all that belongs to it, are not saved yet after all."""
+        self.unsaved = [*unit.events[:count], *self.unsaved]
+        self.payloads, self.consumed = [*unit.payloads, *self.payloads], [*unit.consumed, *self.consumed]
+        self.starts, self.posts = [*unit.starts, *self.starts], [*unit.posts, *self.posts]
+        if unit.keys is not None:
+            newer = self.keys or KeyChanges()
+            self.keys = KeyChanges(
+                [*unit.keys.claims, *newer.claims], [*unit.keys.ends, *newer.ends], [*unit.keys.waits, *newer.waits]
+            )
+
+    def rewrite(self, before: bytes, changed: dict[int, tuple[str, Body]]) -> None:
+        """Record something else under the numbers of unsaved events, and chain them anew.
+
+        before: the digest of the event before the unsaved ones. Nobody else has seen what is rewritten here.
+        """
+        digest, events = before, self.unsaved
+        self.unsaved = []
+        for event in events:
+            kind, body = event.kind, event.body
+            if event.seq in changed:
+                kind, body = changed[event.seq][0], encode_body(changed[event.seq][1])
+            digest = chain_next(digest, event.seq, kind, event.step, event.at, body)
+            self.unsaved.append(EventRow(event.seq, kind, event.step, event.at, body, digest))
+        self.digest = digest
 
     def pack(self, payload: bytes) -> tuple[msgspec.Raw, str]:
         """Return a payload as it stands in a body: itself, or the digest under which it is kept."""

@@ -186,6 +186,8 @@ async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, va
     _expect_accepted(await app.committer.submit(unit), run)
     for post in unit.posts:
         app.wake(post.run)
+    if unit.keys is not None:
+        app.keys_changed(told=True)
     app.watchers.look_again(run)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.engine.commands import Command, Difference, EndRun, StartTimer
+from everstep.engine.commands import Command, Difference, EndRun, StartTimer, StepCall
 from everstep.engine.execution import OUTCOMES, Execution
 from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded
@@ -39,6 +39,8 @@ FALLBACK: Final = -2
 """The due time of an attempt that is never made: the step's fallback takes its place."""
 DOUBT: Final = -3
 """The due time of an attempt about which nobody knows yet whether the one before it happened."""
+KEY: Final = -4
+"""The due time of an attempt that is not made before the step gets its key, which another one has."""
 
 
 class Attempts(msgspec.Struct, gc=False):
@@ -59,6 +61,8 @@ class Attempts(msgspec.Struct, gc=False):
     happened: bool = False
     """Whether it surely happened, and only its outcome is missing."""
     probes: int = 0
+    round: int = 0
+    """With `key=`: the round of the key in which it was begun."""
 
 
 class Replayed(msgspec.Struct):
@@ -157,7 +161,7 @@ class Replay:
             kind, call = event.kind, getattr(event.body, "call", 0)
             if kind in ENDS or event.seq == retried.body.voids or kind == "cancel_requested":
                 self._void.add(event.seq)
-            elif kind in COMMANDS or (kind == "step_started" and event.body.attempt == 1):
+            elif kind in COMMANDS or _asks_for_step(event):
                 self._void.add(event.seq)
                 begun_after.add(call)
             elif call in begun_after:
@@ -177,7 +181,7 @@ class Replay:
         for event in reversed(self.history):
             if event.kind in OUTCOMES or event.kind == "run_started":
                 return int(event.seq) - 1
-            if event.kind in COMMANDS or event.kind in ENDS or event.kind == "step_started":
+            if event.kind in COMMANDS or event.kind in ENDS or event.kind in ("step_started", "key_taken"):
                 return len(self.history)
         return len(self.history)
 
@@ -216,6 +220,10 @@ class Replay:
         if event.kind == "run_started":
             self.execution.begin(event.body, event.at)
             self._queue.extend(self.execution.take_commands())
+        elif event.kind == "key_taken":
+            self.attempts.setdefault(event.body.call, Attempts()).due = KEY
+            if not event.body.again:
+                self._match(event)
         elif event.kind in ENDS:
             self._match_end(event)
         else:
@@ -235,7 +243,7 @@ class Replay:
         except KeyError:
             self._add(event, "outcome", _recorded_text(event), None)
             return
-        if kind == "step_completed" or kind == "step_failed":  # a tuple would be built for each event
+        if kind == "step_completed" or kind == "step_failed" or kind == "step_shared":  # a tuple costs more
             self.attempts.pop(body.call, None)
         self._queue.extend(self.execution.take_commands())
 
@@ -249,7 +257,7 @@ class Replay:
             self._add(event, "missing call", _recorded_text(event), None)
             return
         command = self._queue.popleft()
-        if command.kind != event.kind:
+        if command.kind != event.kind and not (event.kind == "key_taken" and isinstance(command, StepCall)):
             self._add(event, "kind", _recorded_text(event), command)
             return
         if command.step != event.step:
@@ -260,9 +268,10 @@ class Replay:
             acceptable = self._is_settled(event.body.call)
         if what and not (acceptable and self._accepted.get(event.seq) == command.digest()):
             self._add(event, what, _recorded_text(event), command, acceptable)
-        if event.kind == "step_started":
-            return
-        if isinstance(command, StartTimer):
+        if isinstance(command, StepCall):
+            if command.keyed is not None or event.body.key:
+                command.follow(event.body.key)
+        elif isinstance(command, StartTimer):
             command.timer.deadline = event.body.deadline
         elif event.kind == "value_published":
             self.published[event.body.name] = msgspec.Raw(self.execution.payload(event.body.value, event.body.ref))
@@ -279,14 +288,15 @@ class Replay:
 
     def _begin_attempt(self, event: Recorded) -> None:
         body = event.body
-        if body.attempt == 1:
-            self.attempts[body.call] = Attempts(1, by=body.by)
+        if body.attempt == 1 and not body.because:
+            self.attempts[body.call] = Attempts(1, by=body.by, database=body.database, round=body.round)
             self._match(event)
             return
         attempts = self.attempts.setdefault(body.call, Attempts())
         attempts.attempt, attempts.by, attempts.database = body.attempt, body.by, body.database
         attempts.due = None
         attempts.by_person = False
+        attempts.round = body.round
 
     def _note(self, event: Recorded) -> None:
         kind, body = event.kind, event.body
@@ -363,12 +373,19 @@ class Replay:
         return "wait"
 
 
+def _asks_for_step(event: Recorded) -> bool:
+    """Tell whether an event records that the code asked for a step, and not what became of that."""
+    if event.kind == "key_taken":
+        return not event.body.again
+    return event.kind == "step_started" and event.body.attempt == 1 and not event.body.because
+
+
 def _recorded_text(event: Recorded) -> str:
     """Return a recorded event as a person would say it."""
     body, kind = event.body, event.kind
     if kind == "run_started":
         return f"start of {body.workflow}"
-    if kind == "step_started":
+    if kind in ("step_started", "key_taken"):
         return f"step {event.step}({body.preview}) [{body.effect}]"
     if kind == "timer_started":
         return f"timer of {body.duration / 1e6:g} s"

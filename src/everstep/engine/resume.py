@@ -16,6 +16,7 @@ from everstep.engine.execution import Execution
 from everstep.engine.history import Recorded, load_verified, without_collections
 from everstep.engine.holding import HoldReport, damaged_report, diverged_report, poisoned_report, stuck_report
 from everstep.engine.journal import Journal, restore_payload
+from everstep.engine.keys import key_end
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.replay import Replay, Replayed, first_run
 from everstep.engine.workflow import Workflow
@@ -132,6 +133,7 @@ def bare_unit(
         posts=journal.posts,
         hold=hold,
         release=True,
+        keys=journal.keys,
     )
 
 
@@ -157,11 +159,21 @@ def resolve_unit(
         # Early: there may be outcomes before it that the code has not seen, and commands that follow from those.
         outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True)
         journal.record("step_completed", hold.step, outcome, journal.at)
+        _end_key(journal, history, outcome.call, payload if resolution == "done" else None)
     elif resolution == "cancel":
         _record_cancelled(row.id, journal, history)
         status = "cancelled"
     resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
     return bare_unit(row, journal, RowChange(status, journal.at, None, row.current_step), hold=resolved)
+
+
+def _end_key(journal: Journal, history: Sequence[Recorded], call: int, payload: bytes | None) -> None:
+    """If a step that a person settled has a key: what was done is shared from now on; what was skipped frees it."""
+    for event in reversed(history):
+        if event.kind == "step_started" and event.body.call == call:
+            if event.body.key:
+                journal.key_changes().ends.append(key_end(event, payload))
+            return
 
 
 def cancelled_unit(app: Surrounding, row: RunRow, request: ev.CancelRequested, consumed: Sequence[int] = ()) -> Append:

@@ -38,6 +38,15 @@ def step_key(entropy: str, step: str, arguments: str) -> str:
     return derived_key(entropy, f"{step}\0{arguments}")
 
 
+def shared_key(store: str, key: str, step: str, arguments: str, round: int) -> str:
+    """Return the idempotency key of a step with `key=`: the same for this action in every run of a store.
+
+    `store` is the store's own random value, so that two stores share none. `round` goes up when an action that was done
+    is compensated, or its key is freed by hand: what is done after that is another action to its receiver.
+    """
+    return derived_key(store, f"{key}\0{step}\0{arguments}\0{round}")
+
+
 def derived_key(entropy: str, name: str) -> str:
     """Return something that only a run with this entropy has under this name."""
     return blake2b(f"{entropy}\0{name}".encode(), digest_size=DIGEST_BYTES, person=b"everstep/key").hexdigest()

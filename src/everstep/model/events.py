@@ -4,12 +4,13 @@ A *command* event records something that workflow code asked for; replay compare
 An *outcome* event is news for workflow code; replay applies it. A *note* tells a reader or recovery something and
 never reaches workflow code.
 
-    commands   step_started (first attempt)  step_cancelled  timer_started  signal_awaited  signal_rejected
-               child_started  child_cancelled  value_published  witness_taken  witness_released
-               run_completed  run_failed  run_cancelled
-    outcomes   run_started  step_completed  step_failed  timer_fired  signal_received  child_ended  cancel_requested
-    notes      step_started (later attempts)  attempt_failed  step_doubted  probe_answered  heartbeat  patched
-               run_held  run_resolved  run_retried
+    commands   step_started (first attempt)  key_taken (first time)  step_cancelled  timer_started
+               signal_awaited  signal_rejected  child_started  child_cancelled  value_published  witness_taken
+               witness_released  run_completed  run_failed  run_cancelled
+    outcomes   run_started  step_completed  step_shared  step_failed  timer_fired  signal_received  child_ended
+               cancel_requested
+    notes      step_started (later attempts)  key_taken (later)  attempt_failed  step_doubted  probe_answered
+               heartbeat  patched  run_held  run_resolved  run_retried
 """
 
 from collections.abc import Callable
@@ -21,8 +22,10 @@ EventKind = Literal[
     "run_started",
     "step_started",
     "step_completed",
+    "step_shared",
     "step_failed",
     "step_cancelled",
+    "key_taken",
     "attempt_failed",
     "heartbeat",
     "step_doubted",
@@ -108,7 +111,8 @@ class StepStarted(Body):
     attempt: int = 1
     because: str = ""
     """Why there is another attempt: `retry` (its policy), `crash` (the last was cut off), `person` (a retried run),
-    `not-done` (a probe or a person said that the last one did not happen)."""
+    `not-done` (a probe or a person said that the last one did not happen). Or why the first one comes only now:
+    `freed` (somebody else had the step's key)."""
     by: str = ""
     """With `once` and `atomic`: the worker that runs it, so that it is known later whether it can still act."""
     whole: msgspec.Raw = NO_PAYLOAD
@@ -116,6 +120,10 @@ class StepStarted(Body):
     ref: str = ""
     database: str = ""
     """With `atomic`: the database that it writes to, so that its marker is looked for in the right one."""
+    key: str = ""
+    """With `key=`: the key, which is this step's from this event on."""
+    round: int = 0
+    """With `key=`: how often the key was freed after its action had been done."""
 
 
 class StepCompleted(Outcome):
@@ -132,6 +140,21 @@ class StepCompleted(Outcome):
     """A probe, a person or the marker of an earlier attempt gave the outcome; this attempt's body did not."""
 
 
+class StepShared(Outcome):
+    """A step has the outcome of another one with the same key and arguments, and did not run itself.
+
+    `run`, `generation` and `seq` name the `step_started` of the one that ran. `by`: who gave the outcome by hand.
+    """
+
+    call: int
+    value: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+    run: str = ""
+    generation: int = 1
+    seq: int = 0
+    by: str = ""
+
+
 class StepFailed(Outcome):
     """A step's failure, raised in workflow code."""
 
@@ -140,6 +163,25 @@ class StepFailed(Outcome):
     ref: str = ""
     attempt: int = 1
     seconds: float = 0.0
+
+
+class KeyTaken(Body):
+    """A step does not begin, for another one has its key. `run`, `generation` and `seq` name that one's start.
+
+    What follows is its outcome (`step_shared`), a `KeyConflict` (`step_failed`), or, when the key is free, its own
+    `step_started`. `again`: the step was in the history before.
+    """
+
+    call: int
+    key: str
+    arguments: str
+    effect: str = "repeat"
+    preview: str = ""
+    source: str = ""
+    run: str = ""
+    generation: int = 1
+    seq: int = 0
+    again: bool = False
 
 
 class AttemptFailed(Body):
@@ -379,8 +421,10 @@ BODIES: Final[dict[str, type[Body]]] = {
     "run_started": RunStarted,
     "step_started": StepStarted,
     "step_completed": StepCompleted,
+    "step_shared": StepShared,
     "step_failed": StepFailed,
     "step_cancelled": StepCancelled,
+    "key_taken": KeyTaken,
     "attempt_failed": AttemptFailed,
     "heartbeat": Heartbeat,
     "step_doubted": StepDoubted,

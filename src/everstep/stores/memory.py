@@ -4,6 +4,7 @@ It is also the reference: short, obvious, and what every other store is compared
 """
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from typing import Any, Final
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED
+from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, SettleKey, may_settle, newest_first
+from everstep.stores.memory_keys import MemoryKeys
 from everstep.stores.protocol import (
     Accepted,
     Append,
@@ -50,6 +53,7 @@ class MemoryStore:
     def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
         self.url = "memory:"
         self.is_new = True
+        self.entropy = os.urandom(16).hex()
         self._clock = clock or (lambda: time.time_ns() // 1000)
         self._lock = threading.RLock()
         self._runs: dict[str, RunRow] = {}
@@ -58,6 +62,7 @@ class MemoryStore:
         self._signals: dict[int, Delivery] = {}
         self._followers: set[tuple[str, str, int]] = set()
         self._holds: dict[str, HoldRow] = {}
+        self._keys = MemoryKeys(self._tell_of_key)
         self._workers: dict[str, WorkerRow] = {}
         self._dead: set[str] = set()
         self._beside: tuple[str, Any] | None = None
@@ -103,6 +108,10 @@ class MemoryStore:
                     return self._claim(operation)
                 case Release():
                     return self._release(operation)
+                case SettleKey():
+                    return self._settle_key(operation)
+                case ForgetKeys():
+                    return Forgotten(self._keys.forget(operation))
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this operation only
             return Failed(error)
 
@@ -164,6 +173,8 @@ class MemoryStore:
                 self._deliver(post)  # Nobody hears this verdict, so what came too late stays visible.
         if hold is not None:
             self._hold(hold)
+        if operation.keys is not None:
+            self._keys.apply(operation.keys, row.id, row.generation, operation.row.at)
         if ended:
             self._end(row, operation.row.at)
         return Accepted()
@@ -178,6 +189,8 @@ class MemoryStore:
         cancels = [d.number for d in self._pending(row.id) if d.kind == "cancel"]
         if operation.row.status in ENDED and not set(cancels) <= set(operation.consumed):
             return Refused("inbox")
+        if operation.keys is not None and (calls := self._keys.lost(operation.keys, row.id, row.generation)):
+            return Refused("key", calls)
         return None
 
     def _move(self, row: RunRow, operation: Append, ended: bool) -> None:
@@ -208,6 +221,7 @@ class MemoryStore:
         for entry in sorted(entry for entry in self._followers if entry[0] == row.id):
             self._followers.remove(entry)
             self._tell(entry[1], row.id, entry[2], child_value(row.status, row.outcome), at)
+        self._keys.end_run(row.id, row.generation, at)
         self._settle_inbox(row.id)
 
     def _settle_inbox(self, run: str) -> None:
@@ -217,6 +231,22 @@ class MemoryStore:
     def _tell(self, follower: str, run: str, call: int, value: bytes, at: int) -> None:
         if follower in self._runs:
             self._deliver(Post(run=follower, kind="child", name=run, id=str(call), value=value, at=at))
+
+    def _tell_of_key(self, run: str, key: str, call: int, at: int) -> None:
+        """A run that has ended no longer cares."""
+        row = self._runs.get(run)
+        if row is not None and row.status not in ENDED:
+            self._deliver(Post(run=run, kind="key", name=key, id=str(call), at=at))
+
+    def _settle_key(self, settle: SettleKey) -> Verdict:
+        there = self._keys.rows.get(settle.key)
+        owner = self._runs.get(there.run) if there is not None else None
+        is_unfinished = owner is not None and owner.status not in ENDED
+        is_active = is_unfinished and owner is not None and there is not None and owner.generation == there.generation
+        if why := may_settle(there, settle, owner_is_active=is_active):
+            return Refused(why)
+        self._keys.settle(settle)
+        return Accepted()
 
     def _hold(self, hold: HoldRow) -> None:
         if hold.resolved_at is None:
@@ -232,8 +262,8 @@ class MemoryStore:
             )
 
     def _post(self, post: Post) -> Verdict:
-        # A call comes again in a later generation, so the id of a `child` delivery does not make it a duplicate.
-        if post.id and post.kind != "child":
+        # A call comes again, so the id of a `child` or `key` delivery does not make it a duplicate.
+        if post.id and post.kind not in ("child", "key"):
             for there in self._signals.values():
                 if (there.run, there.kind, there.id) == (post.run, post.kind, post.id):
                     return Posted(there.number, duplicate=True)
@@ -341,6 +371,21 @@ class MemoryStore:
                 hold.workflow = self._runs[hold.run].workflow
             meant = [hold for hold in holds if hold.resolved_at is None or not open_only]
             return sorted(meant, key=lambda hold: (hold.created_at, hold.id))
+
+    def effect(self, key: str) -> EffectRow | None:
+        """Return who has a key, and its outcome."""
+        with self._lock:
+            return deepcopy(self._keys.rows.get(key))
+
+    def effects(self, filter: EffectFilter) -> list[EffectRow]:
+        """Return keys, those that changed last first."""
+        with self._lock:
+            return deepcopy(newest_first(list(self._keys.rows.values()), filter))
+
+    def waiters(self, key: str) -> list[tuple[str, int]]:
+        """Return who waits for a key: runs and their calls."""
+        with self._lock:
+            return self._keys.waiting_for(key)
 
     # -- finding work --------------------------------------------------------------------------------------------
     def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:

@@ -7,8 +7,9 @@ its lease changes nothing, whatever it still believes.
 
 All times are microseconds since 1970, by the store's clock (`now`).
 
-The inbox of a run is its rows in `signals`: messages (kind `signal`), `cancel`, `hold`, and the ends of other runs that
-it follows (kind `child`). They are numbered per store in the order of arrival.
+The inbox of a run is its rows in `signals`: messages (kind `signal`), `cancel`, `hold`, the ends of other runs that
+it follows (kind `child`), and the news that a key which it waits for has changed (kind `key`). They are numbered per
+store in the order of arrival.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,11 +20,12 @@ import msgspec
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.status import Status
+from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, KeyChanges, SettleKey
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.
 
-DeliveryKind = Literal["signal", "cancel", "hold", "child"]
+DeliveryKind = Literal["signal", "cancel", "hold", "child", "key"]
 
 
 class RunRow(msgspec.Struct, kw_only=True, gc=False):
@@ -88,7 +90,7 @@ class NewRun(msgspec.Struct, gc=False):
 class Post(msgspec.Struct, gc=False):
     """Something for a run's inbox. With an `id`, a second one of the same kind and id is not delivered again.
 
-    The id of a `child` delivery is a call, which comes again in a later generation, so it does not count here.
+    The id of a `child` or `key` delivery is a call, which comes again, so it does not count here.
     """
 
     run: str
@@ -161,6 +163,9 @@ class Append(msgspec.Struct, kw_only=True, gc=False):
     JSON `{"status": …, "outcome": <the outcome's payload or null>}`. An append that ends the run also tells all
     followers, marks pending inbox rows `undelivered`, sets `ended_at`,
     and gives the lease back. `payloads` are stored once per run by digest.
+    `keys`: with a claim of a key that another step has, the append is `Refused("key")`, naming the calls that did not
+    get theirs. An end settles a key and tells whoever waits for it; so does an append that ends the run, for its steps
+    under way that may be repeated.
     What `starts`, `posts` and ends deliver to a run that has ended already is kept as `undelivered`: nobody hears a
     verdict on it, so it stays visible. What they deliver to a run that is not there is dropped.
     """
@@ -180,6 +185,7 @@ class Append(msgspec.Struct, kw_only=True, gc=False):
     """A new hold, or with `resolved_at` set the resolution of the one with this id."""
     release: bool = False
     """Give the lease back (owner becomes None)."""
+    keys: KeyChanges | None = None
 
 
 class Claim(msgspec.Struct, gc=False):
@@ -209,7 +215,7 @@ class Release(msgspec.Struct, gc=False):
     status: Status
 
 
-Operation = StartRun | RestartRun | Append | Post | Claim | Release
+Operation = StartRun | RestartRun | Append | Post | Claim | Release | SettleKey | ForgetKeys
 
 
 class Accepted(NamedTuple):
@@ -225,7 +231,9 @@ class Existing(NamedTuple):
 class Refused(NamedTuple):
     """The operation was not done and changed nothing."""
 
-    why: Literal["fenced", "head", "inbox", "missing"]
+    why: Literal["fenced", "head", "inbox", "missing", "key"]
+    calls: tuple[int, ...] = ()
+    """With `key`: the calls whose keys others have."""
 
 
 class Posted(NamedTuple):
@@ -259,7 +267,7 @@ class Failed(NamedTuple):
     error: Exception
 
 
-Verdict = Accepted | Existing | Refused | Posted | NotPosted | Claimed | NotClaimed | Failed
+Verdict = Accepted | Existing | Refused | Posted | NotPosted | Claimed | NotClaimed | Failed | Forgotten
 
 
 class RunFilter(msgspec.Struct, kw_only=True):
@@ -292,6 +300,8 @@ class Store(Protocol):
     url: str
     is_new: bool
     """Whether this call created the store."""
+    entropy: str
+    """128 random bits of the store's own, from which the keys of shared actions derive."""
 
     # -- writing ---------------------------------------------------------------------------------------------------
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
@@ -338,6 +348,18 @@ class Store(Protocol):
     def children(self, run: str) -> list[RunRow]: ...
 
     def holds(self, *, run: str | None = None, open_only: bool = True) -> list[HoldRow]: ...
+
+    def effect(self, key: str) -> EffectRow | None:
+        """Return who has a key, and its outcome."""
+        ...
+
+    def effects(self, filter: EffectFilter) -> list[EffectRow]:
+        """Return keys, those that changed last first."""
+        ...
+
+    def waiters(self, key: str) -> list[tuple[str, int]]:
+        """Return who waits for a key: runs and their calls."""
+        ...
 
     # -- finding work ----------------------------------------------------------------------------------------------
     def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.model.digests import chain_next, chain_start, step_key
+from everstep.model.digests import chain_next, chain_start, shared_key, step_key
 from everstep.model.events import ENDS, EventRow, decode_body
 from everstep.model.status import ENDED, Status
 from everstep.testing.histories import RunHistory, Violation
@@ -34,6 +34,30 @@ class Call(msgspec.Struct):
     outcome_seq: int = 0
     outcome_at: int = 0
     cancelled: bool = False
+    number: int = 0
+    own_key: str = ""
+    """With `key=`: the key that it has, or had."""
+    round: int = 0
+    waits: bool = False
+    """Whether it does not have its key, or no longer."""
+    is_void: bool = False
+    """Whether a retry made it void."""
+    was_done: bool = False
+    """Whether its outcome is that of its effect, and not of a fallback or a person who skipped it."""
+    value: tuple[bytes, str] = (b"", "")
+    is_skipped: bool = False
+
+
+class Shared(msgspec.Struct):
+    """An outcome that a step took over from another one."""
+
+    seq: int
+    key: str
+    run: str
+    generation: int
+    owner_seq: int
+    by: str
+    value: tuple[bytes, str]
 
 
 class HistoryJudge:
@@ -48,6 +72,7 @@ class HistoryJudge:
         """Also those that a retry made void."""
         self.consumed: dict[int, int] = {}
         """Inbox numbers, and the events that took them."""
+        self.shared: list[Shared] = []
         self.ended_by: EventRow | None = None
         self._signal_ids: set[str] = set()
         self._entropy = ""
@@ -110,6 +135,7 @@ class HistoryJudge:
         if call != self._last_call + 1:
             self._broken("R1", f"is call {call}, and the one before was {self._last_call}")
         self._last_call = call
+        new.number = call
         self.calls[call] = new
         self.every_call.append(new)
         return new
@@ -119,12 +145,12 @@ class HistoryJudge:
 
     def _step_started(self, body: Any) -> None:
         event = self._event
-        if body.attempt == 1:
+        if body.attempt == 1 and not body.because:
             key = step_key(self._entropy, event.step, body.arguments)
             new = Call(event.kind, event.seq, event.step, key, body.effect, body.arguments, 1)
             if body.call in self.calls and body.call <= self._last_call:
                 self._broken("L3", "begins a call again at its first attempt")
-            self._begin(body.call, new)
+            self._own(self._begin(body.call, new), body)
             return
         call = self._known(body.call)
         if call is None:
@@ -138,6 +164,40 @@ class HistoryJudge:
         if event.at < call.due:
             self._broken("L4", "comes before its back-off was over")
         call.attempt, call.due = body.attempt, 0
+        self._own(call, body)
+
+    def _own(self, call: Call, body: Any) -> None:
+        """A step with a key begins, so the key is its own."""
+        if not body.key:
+            return
+        if call.own_key not in ("", body.key):
+            self._broken("D8", f"has another key than before ({call.own_key})")
+        name = call.step.partition("#")[0]
+        call.key = shared_key(self.history.entropy, body.key, name, body.arguments, body.round)
+        call.own_key, call.round, call.waits = body.key, body.round, False
+
+    def _key_taken(self, body: Any) -> None:
+        event = self._event
+        if not body.again:
+            new = Call("step_started", event.seq, event.step, "", body.effect, body.arguments)
+            call: Call | None = self._begin(body.call, new)
+        else:
+            call = self._known(body.call)
+        if call is None:
+            return
+        if call.outcome:
+            self._broken("L3", f"asks for its key after its outcome (event {call.outcome_seq})")
+        call.own_key, call.waits = body.key, True
+
+    def _step_shared(self, body: Any) -> None:
+        call = self._settle(body.call)
+        if call is None:
+            return
+        if not call.waits:
+            self._broken("D8", "takes over an outcome, and no other step had its key")
+        value = (bytes(body.value), body.ref)
+        seq = self._event.seq
+        self.shared.append(Shared(seq, call.own_key, body.run, body.generation, body.seq, body.by, value))
 
     def _timer_started(self, body: Any) -> None:
         self._begin(body.call, Call(self._event.kind, self._event.seq, deadline=body.deadline))
@@ -173,6 +233,15 @@ class HistoryJudge:
         call = self._settle(body.call)
         if call is not None and body.attempt != call.attempt:
             self._broken("L3", f"is of attempt {body.attempt}, and the last one begun is {call.attempt}")
+        if call is not None and self._event.kind == "step_completed":
+            if call.waits:
+                self._broken("D8", "ends a step that does not have its key")
+            call.was_done = not (body.fallback or call.is_skipped)
+            call.value = (bytes(body.value), body.ref)
+
+    def _run_resolved(self, body: Any) -> None:
+        if body.resolution == "skip" and body.call in self.calls:
+            self.calls[body.call].is_skipped = True
 
     def _attempt_failed(self, body: Any) -> None:
         call = self._known(body.call)
@@ -216,17 +285,24 @@ class HistoryJudge:
         """What the code did since the event `voids` no longer counts, and its calls' numbers are given again."""
         self.ended_by = None
         self._entropy = body.entropy
+        for call in self.calls.values():
+            call.is_void = call.seq >= body.voids
+            call.waits = call.waits or bool(call.own_key and not call.outcome and call.effect == "repeat")
         self.calls = {number: call for number, call in self.calls.items() if call.seq < body.voids}
         self._last_call = max(self.calls, default=0)
         for call in self.calls.values():
             if call.outcome_seq == body.voids:
                 call.outcome, call.outcome_seq, call.due = "", 0, 0
+                call.waits = bool(call.own_key)
 
 
 _JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
     "run_started": HistoryJudge._run_started,
     "step_started": HistoryJudge._step_started,
     "step_completed": HistoryJudge._step_ended,
+    "step_shared": HistoryJudge._step_shared,
+    "key_taken": HistoryJudge._key_taken,
+    "run_resolved": HistoryJudge._run_resolved,
     "step_failed": HistoryJudge._step_ended,
     "step_cancelled": HistoryJudge._step_cancelled,
     "attempt_failed": HistoryJudge._attempt_failed,

@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from everstep.model.status import ENDED
+from everstep.stores.keys import ForgetKeys, SettleKey
 from everstep.stores.protocol import Append, Claim, Operation, Post, Release, StartRun, check_events
 
 
 def is_simple(append: Append) -> bool:
     """Tell whether an append changes nothing but its own run. (An end may yet concern followers and an inbox.)"""
-    if append.starts or append.posts or append.hold is not None or not append.events:
+    if append.starts or append.posts or append.hold is not None or append.keys is not None or not append.events:
         return False
     return not (append.consumed and append.row.status in ENDED)
 
@@ -36,6 +37,8 @@ class Batch:
         self.starts: list[StartRun] = []
         self.others: list[tuple[int, Operation]] = []
         self.followed: list[Append] = []
+        self.has_keys = False
+        """Whether any operation is about keys of effects."""
         self._places: dict[str, int] = {}
         for place, operation in enumerate(operations):
             match operation:
@@ -48,6 +51,7 @@ class Batch:
                     self.starts.append(operation)
                 case _:
                     self.others.append((place, operation))
+                    self.has_keys |= isinstance(operation, SettleKey) or getattr(operation, "keys", None) is not None
 
     def ending_runs(self) -> list[str]:
         """Return the runs that simple appends end."""
@@ -97,6 +101,8 @@ def _runs_mentioned(operation: Operation) -> Iterator[str]:
                 yield post.run
         case Post() | Claim() | Release():
             yield operation.run
+        case SettleKey() | ForgetKeys():
+            pass
         case _:
             yield operation.new.row.id
             yield operation.new.follower or ""

@@ -9,10 +9,11 @@ import msgspec
 
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
+from everstep.stores.keys import EffectFilter, EffectRow
 from everstep.stores.protocol import Delivery, HoldRow, RunFilter, RunRow, WorkerRow
 from everstep.stores.sqlite.connections import translated
 from everstep.stores.sqlite.queries import query
-from everstep.stores.sqlite.rows import Row, as_json, hold_row, run_row
+from everstep.stores.sqlite.rows import Row, as_json, effect_row, hold_row, run_row
 
 
 class Reader:
@@ -123,6 +124,25 @@ class Reader:
         else:
             rows = self._all("holds_open" if open_only else "holds_all")
         return [hold_row(row) for row in rows]
+
+    def entropy(self) -> str:
+        """Return the random bits of the store's own."""
+        rows = self._all("store_entropy")
+        return str(rows[0][0]) if rows else ""
+
+    def effect(self, key: str) -> EffectRow | None:
+        """Return who has a key, and its outcome."""
+        rows = self._all("effect", key)
+        return effect_row(rows[0]) if rows else None
+
+    def effects(self, filter: EffectFilter) -> list[EffectRow]:
+        """Return keys, those that changed last first."""
+        wanted = (filter.prefix, filter.run, filter.step, filter.state, filter.limit, filter.offset)
+        return [effect_row(row) for row in self._all("effects", *wanted)]
+
+    def waiters(self, key: str) -> list[tuple[str, int]]:
+        """Return who waits for a key: runs and their calls."""
+        return [(run, call) for run, call in self._all("waiters", key)]
 
     def workers(self) -> list[WorkerRow]:
         """Return all workers, by their places."""

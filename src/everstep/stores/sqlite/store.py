@@ -10,6 +10,7 @@ import apsw
 
 from everstep.model.crash_points import crash_point
 from everstep.model.events import EventRow
+from everstep.stores.keys import EffectFilter, EffectRow
 from everstep.stores.protocol import Delivery, HoldRow, Operation, RunFilter, RunRow, Verdict, WorkerRow
 from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.connections import Durability, Patience, connect
@@ -52,6 +53,7 @@ class SqliteStore:
         )
         self._writer = Writer(writing, patience, self.path)
         self._reader = Reader(reading, self.path)
+        self.entropy = self._reader.entropy()
         self._workers = Workers(self._writer, LiveLocks(self.path + "-live"))
         self._durability: Durability = durability
         self._vfs = vfs
@@ -121,6 +123,18 @@ class SqliteStore:
     def holds(self, *, run: str | None = None, open_only: bool = True) -> list[HoldRow]:
         """Return holds, oldest first."""
         return self._reader.holds(run=run, open_only=open_only)
+
+    def effect(self, key: str) -> EffectRow | None:
+        """Return who has a key, and its outcome."""
+        return self._reader.effect(key)
+
+    def effects(self, filter: EffectFilter) -> list[EffectRow]:
+        """Return keys, those that changed last first."""
+        return self._reader.effects(filter)
+
+    def waiters(self, key: str) -> list[tuple[str, int]]:
+        """Return who waits for a key: runs and their calls."""
+        return self._reader.waiters(key)
 
     # -- finding work -------------------------------------------------------------------------------------------
     def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:

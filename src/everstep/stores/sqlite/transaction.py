@@ -12,6 +12,7 @@ from typing import Final
 import apsw
 
 from everstep.model.status import ENDED
+from everstep.stores.keys import ForgetKeys, SettleKey
 from everstep.stores.protocol import (
     Accepted,
     Append,
@@ -34,10 +35,13 @@ from everstep.stores.protocol import (
     child_value,
 )
 from everstep.stores.sqlite.batch import Batch, is_simple, keeps_running
+from everstep.stores.sqlite.keys import KeyTable
 from everstep.stores.sqlite.queries import batches, query
 from everstep.stores.sqlite.rows import Row, as_json, change_values, head_values, run_row, run_values
 
 ACCEPTED: Final = Accepted()
+WITH_KEYS: Final = 2
+"""What `entangled` says of a run whose steps have keys."""
 JOIN_ROWS_MIN = 4
 """Joining `runs` with a list of rows costs as much as this many plain updates."""
 
@@ -48,13 +52,18 @@ class Transaction:
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         self._cursor = connection.cursor()
+        self._keys = KeyTable(connection)
 
     # -- a whole batch --------------------------------------------------------------------------------------------
     def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
         """Do a batch with few statements, or return None if some would be refused; then roll back."""
         batch = Batch(operations)
+        if batch.has_keys and self._keys.concern_others(operations):
+            return None
         if ends := batch.ending_runs():
             entangled = self._all("entangled", (as_json(ends),))
+            if any(kind == WITH_KEYS for _, kind in entangled):
+                return None
             batch.set_apart({run for run, _ in entangled}, {run for run, is_followed in entangled if not is_followed})
         if not self._write_simple(batch):
             return None
@@ -106,6 +115,10 @@ class Transaction:
                 return self._release(operation)
             case RestartRun():
                 return self._restart(operation)
+            case SettleKey():
+                return self._keys.settle(operation)
+            case ForgetKeys():
+                return self._keys.forget(operation)
 
     def _append(self, append: Append) -> Verdict:
         check_events(append)
@@ -131,10 +144,13 @@ class Transaction:
                 self._deliver(post)
         if append.hold is not None:
             self._hold(append.hold)
+        if append.keys is not None:
+            self._keys.apply(append.keys, append.run, append.generation, append.row.at)
         if ended:
             told = (0, append.run, child_value(append.row.status, append.row.outcome), append.row.at)
             self._insert("tell_followers", 4, [told])
             self._run("forget_followers", (as_json([append.run]),))
+            self._keys.end_run(append.run, append.generation, append.row.at)
             self._run("settle_inbox", (append.run,))
         return ACCEPTED
 
@@ -151,6 +167,8 @@ class Transaction:
             cancels = {number for (number,) in self._all("pending_cancels", (append.run,))}
             if not cancels <= set(append.consumed):
                 return Refused("inbox")
+        if append.keys is not None and (calls := self._keys.lost(append.keys, append.run, append.generation)):
+            return Refused("key", calls)
         return None
 
     def _start(self, new: NewRun) -> Verdict:
