@@ -66,7 +66,7 @@ VARIABLE: Final = re.compile(r"\bEVERSTEP_(?!DEMO_)[A-Z_]+\b")
 """What the demo tells its own processes is no setting."""
 
 FIGURES: Final[tuple[tuple[str, str], ...]] = (
-    ("engine.attempts", "EXPENSIVE_SECONDS"),
+    ("model.contracts", "EXPENSIVE_SECONDS"),
     ("engine.driving", "RESTING_MAX"),
     ("engine.driving", "THREADS_MAX"),
     ("engine.journal", "INLINE_BYTES_MAX"),

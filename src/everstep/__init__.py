@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from everstep.engine.app import App
     from everstep.engine.handles import Run
     from everstep.engine.inside import (
+        checkpoint,
         current,
         expect,
         now,
@@ -48,6 +49,7 @@ __all__ = [
     "Run",
     "Unknown",
     "blocking",
+    "checkpoint",
     "current",
     "errors",
     "expect",
@@ -71,7 +73,20 @@ __all__ = [
     "workflow",
 ]
 
-_INSIDE = ("current", "expect", "release", "now", "patched", "publish", "random", "receive", "sleep", "start", "uuid")
+_INSIDE = (
+    "checkpoint",
+    "current",
+    "expect",
+    "release",
+    "now",
+    "patched",
+    "publish",
+    "random",
+    "receive",
+    "sleep",
+    "start",
+    "uuid",
+)
 _LATER = {
     "App": "everstep.engine.app",
     "Run": "everstep.engine.handles",

@@ -1,6 +1,6 @@
 """The attempts at the open steps of one run: begun, failed, retried, given a fallback, or handed to a person."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
@@ -10,14 +10,11 @@ from everstep.engine.holding import exhausted_report
 from everstep.engine.replay import DOUBT, FALLBACK, NEVER, Attempts
 from everstep.errors import Fatal, NotDone, NotEncodable
 from everstep.model import events as ev
-from everstep.model.contracts import may_run_again, needs_intent
+from everstep.model.contracts import EXPENSIVE_SECONDS, may_run_again, needs_intent
 from everstep.model.crash_points import crash_point
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
-
-EXPENSIVE_SECONDS: Final = 0.05
-"""An outcome that took longer than this is durable before workflow code sees it."""
 
 
 class StepAttempts:

@@ -73,6 +73,10 @@ class Saver:
         )
         if driver.hold is not None:
             unit.hold, unit.release = driver.hold, True
+        if journal.checkpoints or journal.archive:
+            unit.checkpoints, unit.checkpoints_kept = journal.checkpoints, journal.checkpoints_kept
+            unit.archive = journal.archive
+            journal.checkpoints, journal.archive = [], []
         if journal.payloads or journal.consumed or journal.starts or journal.posts:
             unit.payloads, unit.consumed = journal.payloads, journal.consumed
             unit.starts, unit.posts = journal.starts, journal.posts
@@ -121,6 +125,7 @@ class Saver:
         journal.unsaved = list(unit.events[:-1])
         journal.payloads, journal.consumed = list(unit.payloads), list(unit.consumed)
         journal.starts, journal.posts = list(unit.starts), list(unit.posts)
+        journal.checkpoints, journal.archive = list(unit.checkpoints), list(unit.archive)
         last = unit.events[-2] if len(unit.events) > 1 else None
         journal.seq = last.seq if last else unit.expected_seq
         journal.digest = last.digest if last else unit.expected_digest

@@ -49,6 +49,8 @@ TABLE: Final[dict[str, str]] = {
     "attempt.again": "another attempt at a step is about to be recorded",
     "outcome.recorded": "an outcome is in the history in memory; the code has not seen it and it is not durable",
     "outcome.applied": "the code has seen an outcome; what it asks for now is not recorded",
+    "checkpoint.recorded": "a checkpoint and its event are in memory; neither is durable",
+    "checkpoint.archived": "a damaged checkpoint was found and is about to be archived, with the note that says so",
     "unit.durable": "what a run wrote is durable; whatever waited for that has not begun",
     "delivery.posted": "a signal or cancel is in an inbox, and its sender does not know yet",
     "delivery.taken": "a delivery is about to be taken from the inbox into the history",

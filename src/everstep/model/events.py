@@ -6,10 +6,10 @@ never reaches workflow code.
 
     commands   step_started (first attempt)  step_cancelled  timer_started  signal_awaited  signal_rejected
                child_started  child_cancelled  value_published  witness_taken  witness_released
-               run_completed  run_failed  run_cancelled
+               checkpoint_taken  run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_failed  timer_fired  signal_received  child_ended  cancel_requested
     notes      step_started (later attempts)  attempt_failed  step_doubted  probe_answered  heartbeat  patched
-               run_held  run_resolved  run_retried
+               checkpoint_damaged  run_held  run_resolved  run_retried
 """
 
 from typing import Any, Final, Literal, NamedTuple
@@ -37,6 +37,8 @@ EventKind = Literal[
     "value_published",
     "witness_taken",
     "witness_released",
+    "checkpoint_taken",
+    "checkpoint_damaged",
     "patched",
     "cancel_requested",
     "run_held",
@@ -293,6 +295,29 @@ class WitnessReleased(Body):
     source: str = ""
 
 
+class CheckpointTaken(Body):
+    """The code's state was recorded, so that recovery can start from here instead of the beginning."""
+
+    call: int
+    number: int
+    """Which call of `checkpoint` it was, counted from 1, also those that were not recorded."""
+    digest: str
+    """The digest of the checkpoint itself, which is kept beside the history."""
+    size: int = 0
+    """The bytes of the state."""
+    source: str = ""
+
+
+class CheckpointDamaged(Body):
+    """A checkpoint was damaged or missing, so recovery started from an older one, or from the beginning."""
+
+    checkpoint: int
+    """The number of its event."""
+    why: str = ""
+    archived: bool = False
+    """Whether there was a row, which is in the archive now."""
+
+
 class Patched(Body):
     """What `patched(name)` answers in this run, from now on."""
 
@@ -392,6 +417,8 @@ BODIES: Final[dict[str, type[Body]]] = {
     "value_published": ValuePublished,
     "witness_taken": WitnessTaken,
     "witness_released": WitnessReleased,
+    "checkpoint_taken": CheckpointTaken,
+    "checkpoint_damaged": CheckpointDamaged,
     "patched": Patched,
     "cancel_requested": CancelRequested,
     "run_held": RunHeld,
