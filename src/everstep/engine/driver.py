@@ -399,7 +399,8 @@ class Driver:
             self.status = "waiting"
             self.saver.save_status()
             self.app.rested(self)
-        self._set_alarm()
+        if not self.stopped:  # a run that remembers facts leaves memory as soon as it rests
+            self._set_alarm()
 
     def _set_alarm(self) -> None:
         wake_at = self.wake_at() if self.deadlines.are_any else None
