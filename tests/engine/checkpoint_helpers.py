@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 
 from everstep.codec import Codec
-from everstep.engine.app import App
 from everstep.engine.past import Past, load_past
 from everstep.engine.replay import Replayed
 from everstep.engine.resume import replay
@@ -67,7 +66,7 @@ def replayed_whole(store: Store, workflow: Any, run: str = RUN) -> Replayed:
     return replay(store, Codec(), row, workflow, past.events, quiet=True)
 
 
-class without_checkpoints:  # noqa: N801  # it reads as a verb
+class without_checkpoints:  # it reads as a verb
     """A store as it is, but for its checkpoints."""
 
     def __init__(self, store: Store) -> None:
@@ -114,5 +113,3 @@ def account(replayed: Replayed) -> dict[str, Any]:
         "checkpoint": execution.checkpoints.number if execution.checkpoints is not None else 0,
         "first checkpoint": replayed.first_checkpoint,
     }
-
-

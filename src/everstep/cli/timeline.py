@@ -112,7 +112,7 @@ class Timeline:
         self.last_seq = event.seq
         try:
             body = decode_body(event.kind, event.body)
-        except (msgspec.MsgspecError, KeyError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
             return
         self.last_at = max(self.last_at, event.at)
         take = getattr(self, f"_take_{event.kind}", None)

@@ -127,7 +127,7 @@ def _confirms(newer: Sequence[EventRow], found: CheckpointRow) -> bool:
         return False
     try:
         return bool(decode_body(newer[0].kind, newer[0].body).digest == found.digest.hex())
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return False
 
 

@@ -438,5 +438,8 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
 
 
 def decode_body(kind: str, body: bytes) -> Any:
-    """Return an event's body as its kind's struct. Raises `msgspec.MsgspecError` or `KeyError` on damage."""
+    """Return an event's body as its kind's struct.
+
+    Raises `msgspec.MsgspecError`, `UnicodeDecodeError` or `KeyError` on damage.
+    """
     return _DECODERS[kind].decode(body)

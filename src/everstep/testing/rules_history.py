@@ -73,7 +73,7 @@ class HistoryJudge:
             self._at = event.at
             try:
                 body = decode_body(event.kind, event.body)
-            except (msgspec.MsgspecError, KeyError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
                 self._broken("L5", "it cannot be read")
                 continue
             self._judge(event, body)
