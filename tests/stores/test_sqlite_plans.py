@@ -31,7 +31,10 @@ MAY_SCAN = {
     "what_it_is": "the schema",
 }
 
-SCAN = re.compile(r"SCAN (runs|signals|events|payloads|holds|followers|workers)\b(?: USING (?:COVERING )?INDEX (\w+))?")
+SCAN = re.compile(
+    r"SCAN (runs|signals|events|payloads|checkpoints|archive|holds|followers|workers)\b"
+    r"(?: USING (?:COVERING )?INDEX (\w+))?"
+)
 
 
 def plan(sqlite: SqliteHarness, name: str) -> list[str]:
