@@ -178,6 +178,8 @@ class Replay:
         begun_after: set[int] = set()
         reopened = self._reopened[retried.seq] = {retried.body.call}
         self._retried += 1
+        # An earlier retry within what this one voids began a branch that no longer counts, nor do its keys.
+        self._branches = {seq: one for seq, one in self._branches.items() if seq < retried.body.voids}
         self._branches[retried.body.voids] = (self._retried, retried.body.entropy)
         for event in self.history[self._place(retried.body.voids) : self._place(retried.seq)]:
             kind, call = event.kind, getattr(event.body, "call", 0)
