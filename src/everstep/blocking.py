@@ -16,7 +16,6 @@ from contextvars import copy_context
 from typing import Any, Literal, TypeVar, overload
 
 from everstep import files as async_files
-from everstep.effects.surroundings import persons_line
 from everstep.effects.witnesses import Witness
 from everstep.engine import inside
 from everstep.engine.checkpoints import KEPT_MIN, take_checkpoint
@@ -77,7 +76,7 @@ def checkpoint(state: T, *, every: int | None = None, keep: int = KEPT_MIN) -> T
             "everstep.blocking.checkpoint() is for `def` workflows; in an `async` one write "
             "`await everstep.checkpoint()`."
         )
-    value: T = take_checkpoint(execution, state, every, keep, persons_line(sys._getframe(1)))
+    value: T = take_checkpoint(execution, state, every, keep, sys._getframe(1))
     return value
 
 

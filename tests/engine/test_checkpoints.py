@@ -400,6 +400,87 @@ async def test_what_has_ended_or_was_cancelled_is_not_under_way(machine: Machine
     assert machine.replay("r").differences == []
 
 
+@scenario
+async def test_a_checkpoint_by_another_function_than_the_first_is_refused(machine: Machine) -> None:
+    """A run that goes on comes back to the first call: a function that it would have to be in is not called then."""
+
+    async def inner(state: int) -> int:
+        return await everstep.checkpoint(state)
+
+    @workflow(name="elsewhere")
+    async def elsewhere(first: str, second: str) -> int:
+        state = 0
+        for how in (first, second, second):
+            await add(state)
+            state = 1 + await (inner(state) if how == "inner" else everstep.checkpoint(state))
+        return state
+
+    app = await machine.boot()
+    for how in ("inner", "here"):
+        assert await app.run(elsewhere, how, how, id=how) == 3, "one place, in a function of its own or not"
+    for first, second in (("inner", "here"), ("here", "inner")):
+        with pytest.raises(Misuse, match="at the top of the loop"):
+            await app.run(elsewhere, first, second, id=f"{first}-{second}")
+
+
+class Broken(Exception):
+    pass
+
+
+@step(raises=(Broken,))
+async def fail(turn: int) -> None:
+    raise Broken(turn)
+
+
+@step(raises=(Broken,))
+def fail_plainly(turn: int) -> None:
+    raise Broken(turn)
+
+
+@pytest.mark.parametrize("where", ["in the handler", "in its finally", "after it"])
+@scenario
+async def test_in_the_handler_of_an_exception_nothing_is_recorded_and_after_it_as_ever(
+    machine: Machine, where: str
+) -> None:
+    @workflow(name="handler")
+    async def handler() -> int:
+        state = await everstep.checkpoint(0)
+        while state < 4:
+            try:
+                await fail(state)
+            except Broken:
+                if where == "in the handler":
+                    state = await everstep.checkpoint(state + 1)
+                elif where == "in its finally":
+                    try:
+                        raise
+                    except Broken:
+                        pass
+                    finally:
+                        state = await everstep.checkpoint(state + 1)
+            if where == "after it":
+                state = await everstep.checkpoint(state + 1)
+        return state
+
+    @workflow(name="handler plainly")
+    def handler_plainly() -> int:
+        state = blocking.checkpoint(0)
+        while state < 4:
+            try:
+                fail_plainly(state)
+            except Broken:
+                if where != "after it":
+                    state = blocking.checkpoint(state + 1)
+            if where == "after it":
+                state = blocking.checkpoint(state + 1)
+        return state
+
+    app = await machine.boot()
+    for code, run in ((handler, "r"), (handler_plainly, "plain")):
+        assert await app.run(code, id=run) == 4
+        assert len(taken(machine, run)) == (5 if where == "after it" else 1), run
+
+
 @pytest.mark.parametrize("options", [{"every": 0}, {"every": -1}, {"keep": 2}])
 @scenario
 async def test_wrong_figures_are_refused(machine: Machine, options: dict[str, int]) -> None:
@@ -565,7 +646,9 @@ async def test_code_that_got_its_checkpoints_under_way_goes_on_and_uses_them_fro
 @step
 async def risky(number: int) -> int:
     NOTES.append(f"risky {number} {everstep.key()}")
-    if "broken" in GATES:
+    if f"risky {number}" in GATES:
+        await GATES[f"risky {number}"].wait()
+    if "broken" in GATES or f"broken {number}" in GATES:
         raise ValueError(number)
     return number
 
@@ -599,37 +682,42 @@ async def test_a_retry_goes_on_from_the_newest_checkpoint_before_the_failure(mac
 
 
 @workflow
-async def handling(numbers: list[int]) -> list[str]:
-    """A failure is handled for a while, with checkpoints, and raised in the end."""
-    state = await everstep.checkpoint(Sum(numbers))
+async def handling(numbers: list[int], extras: int) -> list[str]:
+    """After a failure it goes on for a few turns, with checkpoints, and then raises it."""
+    error: BaseException | None = None
+    state = Sum(numbers)
     while state.todo:
+        state = await everstep.checkpoint(state)
         number = state.todo.pop(0)
         try:
-            state.seen.append(str(await risky(number)))
-        except ValueError:
-            for extra in (100, 101, 102, 103):
-                state.seen.append(str(await add(extra)))
-                state = await everstep.checkpoint(state)
-            raise
-        state = await everstep.checkpoint(state)
+            state.seen.append(str(await (add(number) if error else risky(number))))
+        except ValueError as caught:
+            error, state.todo = caught, list(range(100, 100 + extras))
+    if error is not None:
+        raise error
     return state.seen
 
 
+@pytest.mark.parametrize("extras", [1, 2, 4])
 @scenario
-async def test_a_checkpoint_that_a_retry_voids_is_never_used(machine: Machine) -> None:
+async def test_a_checkpoint_that_a_retry_voids_is_never_used(machine: Machine, extras: int) -> None:
+    """With few of them an older one is kept that counts, with many there is none, and all is replayed."""
     app = await machine.boot()
-    GATES["risky gate"] = Gate()
-    run = await app.start(handling, [0, 1, 2], id="r")
-    GATES["broken"] = Gate()  # from now on it fails
-    with pytest.raises(ValueError, match="0"):
+    GATES["broken 3"] = Gate()
+    run = await app.start(handling, [0, 1, 2, 3, 4, 5], extras, id="r")
+    with pytest.raises(ValueError, match="3"):
         await run.result(timeout=10)
-    voided = taken(machine)[1:]
-    assert len(voided) == 4, "those of the handler"
+    assert len(taken(machine)) == 4 + extras, "with those of the handler"
     GATES.clear()
     NOTES.clear()
+    GATES["risky 3"] = Gate()
     await app.retry("r")
-    assert await run.result(timeout=10) == ["0", "1", "2"], "the handler's work no longer counts"
-    assert [note.split()[1] for note in NOTES] == ["0", "1", "2"]
+    await GATES["risky 3"].reached.wait()
+    jumped = app.drivers["r"].execution.checkpoints.has_jumped  # type: ignore[union-attr]
+    assert jumped == (extras < 3)
+    GATES["risky 3"].opened.set()
+    assert await run.result(timeout=10) == ["0", "1", "2", "3", "4", "5"], "the handler's work no longer counts"
+    assert [note.split()[1] for note in NOTES] == ["3", "4", "5"]
     assert "checkpoint_damaged" not in machine.kinds("r")
     assert machine.replay("r").differences == []
     judged(machine)

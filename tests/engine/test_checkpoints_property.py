@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import everstep
 from everstep import Retry, step, witness, workflow
+from everstep.engine.app import App
 from everstep.model.events import decode_body
 from everstep.testing.clock import FakeClock
 from tests.engine.checkpoint_helpers import (
@@ -153,11 +154,11 @@ async def first_life(before: list[str], turns: list[list[str]], every: int | Non
     return store, await live(store, FakeClock(), eventful, (before, turns, every), signals_for(before, turns))
 
 
-def compare_replays(store: KeepingStore, count: int) -> int:
+def compare_replays(store: KeepingStore, count: int, code: Any = eventful) -> int:
     """Compare both ways for one prefix. Returns how many events the short way did without."""
     there = cut_with_checkpoints(store, count)
-    past, short = recovered(there, eventful)
-    whole = replayed_whole(there, eventful)
+    past, short = recovered(there, code)
+    whole = replayed_whole(there, code)
     try:
         assert past.damaged == [], count
         assert short.differences == [], count
@@ -246,6 +247,63 @@ def test_for_any_loop_both_ways_lead_to_the_same_place(
         if data is not None:
             for count in data.draw(st.lists(st.integers(1, len(first.events) - 1), max_size=3, unique=True)):
                 await compare_lives(store, first, program, count)
+
+    asyncio.run(main())
+
+
+BROKEN: set[int] = set()
+
+
+@step
+async def fragile(what: int) -> str:
+    if what in BROKEN:
+        raise ValueError(what)
+    return f"{what} {everstep.key()}"
+
+
+@workflow
+async def retried_loop(turns: int, extras: int) -> list[Any]:
+    """After a failure it goes on for a few turns, with checkpoints, and then raises it."""
+    error: BaseException | None = None
+    state = State([["go on"]] * turns)
+    while state.todo:
+        state = await everstep.checkpoint(state)
+        (deed,) = state.todo.pop()
+        try:
+            turn = len(state.done)
+            state.done.append(await (fragile(turn) if deed == "go on" else act(turn)))
+        except ValueError as caught:
+            error, state.todo = caught, [["act"]] * extras
+            state.done.append("failed")
+        state.done.append([everstep.random().random(), everstep.now().year])
+    if "failed" in state.done:
+        raise error or ValueError("lost, with a variable that is not in the state")
+    return state.done
+
+
+@pytest.mark.parametrize("extras", [0, 1, 2, 4])
+def test_after_every_event_of_a_run_that_was_retried_again_and_again_both_ways_lead_to_the_same_place(
+    extras: int,
+) -> None:
+    async def main() -> None:
+        store = KeepingStore()
+        app = App(store, clock=FakeClock())
+        await app.open()
+        BROKEN.update((2, 8, 12))
+        run = await app.start(retried_loop, 8, extras, id=RUN)
+        for broken in (2, 8, 12):
+            with pytest.raises(ValueError, match=str(broken)):
+                await run.result(timeout=10)
+            BROKEN.discard(broken)
+            await app.retry(RUN)
+        await run.result(timeout=10)
+        await app.close()
+        events = store.events(RUN, 1)
+        ends = ("run_failed", "run_completed")
+        counts = [event.seq for event in events if event.kind not in ends]
+        left_out = [compare_replays(store, count, retried_loop) for count in counts]
+        assert len([event for event in events if event.kind == "run_retried"]) == 3
+        assert max(left_out) > len(events) // 2
 
     asyncio.run(main())
 

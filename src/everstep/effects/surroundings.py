@@ -7,7 +7,7 @@ them means here.
 import inspect
 import os
 from contextvars import ContextVar
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from everstep.errors import Misuse
@@ -49,6 +49,16 @@ def persons_line(frame: FrameType | None) -> str:
             break
         frame = frame.f_back
     return ""
+
+
+def persons_functions(frame: FrameType | None) -> tuple[CodeType, ...]:
+    """Return the functions of a person's that have called each other up to this frame, the innermost first."""
+    found: list[CodeType] = []
+    while frame is not None and frame.f_code.co_filename != _LOOP:
+        if not frame.f_code.co_filename.startswith(_NOT_A_PERSONS):
+            found.append(frame.f_code)
+        frame = frame.f_back
+    return tuple(found)
 
 
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")

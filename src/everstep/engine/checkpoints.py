@@ -1,24 +1,29 @@
 """Checkpoints, as workflow code meets them: a call that records its state, and on a resume returns the newest one.
 
-    state = await everstep.checkpoint(State(todo=urls))
+    state = State(todo=urls)
     while state.todo:
-        ...
         state = await everstep.checkpoint(state)
+        ...
 
 The first call of a resume is where it jumps: the code has come there by a replay, as ever; what it gets is the state of
 the newest checkpoint, and everything else that a replay up to there would have brought about is restored from the
 engine's own part of that checkpoint (`EnginePart`). Then the events after it are replayed.
 
 Which calls are recorded is decided live, by a policy, and in a replay by the history. A checkpoint stands for the whole
-run, so nothing else may be under way, and no outcome that is recorded may be unknown to the code.
+run, so nothing else may be under way, and no outcome that is recorded may be unknown to the code. And the code must be
+able to go on from its first call as it would from this one: so it is called by the same functions, and one in an
+`except` or `finally` block, which the first call would not come back to, is not recorded.
 """
 
+import sys
 from collections.abc import Collection
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from everstep.codec import types_of
+from everstep.effects.surroundings import persons_functions, persons_line
 from everstep.engine.commands import Command
 from everstep.errors import Misuse, NotDecodable
 from everstep.model import events as ev
@@ -134,6 +139,9 @@ class Checkpoints:
         self._has_any = False
         self._outcomes = 0
         self._is_worth_it = False
+        self._handled: BaseException | None = None
+        """What the engine was handling when it let the code go on."""
+        self._functions: tuple[CodeType, ...] = ()
         self._type: type = object
         self._types: Types
         self._witnesses: dict[str, Witness] = {}
@@ -141,18 +149,26 @@ class Checkpoints:
     def saw(self, kind: str, body: Any, steps: "dict[int, StepCall]") -> None:
         """Take note of an outcome: what has happened since the last checkpoint decides whether the next is recorded."""
         self._outcomes += 1
+        self._handled = sys.exception()
         call = steps.get(body.call) if kind in ("step_completed", "step_failed") else None
         if call is None or call.target.effect != "read" or body.attempt > 1 or body.seconds > EXPENSIVE_SECONDS:
             self._is_worth_it = True
 
-    def take(self, execution: "Execution", state: Any, every: int | None, keep: int, source: str) -> Any:
+    def take(self, execution: "Execution", state: Any, every: int | None, keep: int, frame: FrameType) -> Any:
         """Record the code's state, if it is worth it, and return it decoded; or jump, and return the newest."""
         self.number += 1
+        source, functions = persons_line(frame), persons_functions(frame)
         if self.number == 1:
             signature = execution.workflow.signature
             self._type = type(state)
             self._types = types_of(self._type) | signature.arguments | signature.result
             self._witnesses = {subject: taken.witness for subject, taken in execution.witnesses.items()}
+            self._functions = functions
+        elif functions != self._functions:
+            raise Misuse(
+                f"{_at(source)}everstep.checkpoint() by other functions than the first time: a run that goes on comes "
+                "back there, and not here. Call it at one place, at the top of the loop."
+            )
         _refuse_unknown_witnesses(execution, self._witnesses, source)
         payload = execution.codec.encode(state, self._types, "the state of the checkpoint")
         mark = next(execution.loop.numbers)
@@ -173,11 +189,14 @@ class Checkpoints:
         """In a replay the history says it. Live, the first one is recorded, and then by the policy.
 
         Not one at which an outcome is recorded that the code has not seen, for a resume from there would lose it. Nor
-        one of a run that is being cancelled, which is about to end.
+        one of a run that is being cancelled, which is about to end, or one in the handler of an exception.
         """
         if self.number in self._recorded:
             return True
         if execution.replaying or execution.unapplied or execution.cancel is not None:
+            return False
+        handled = sys.exception()
+        if handled is not None and handled is not self._handled:
             return False
         if not self._has_any:
             return True
@@ -201,8 +220,8 @@ class Checkpoints:
         return state
 
 
-def take_checkpoint(execution: "Execution", state: Any, every: int | None, keep: int, source: str) -> Any:
-    """A call of `checkpoint` by workflow code."""
+def take_checkpoint(execution: "Execution", state: Any, every: int | None, keep: int, frame: FrameType) -> Any:
+    """A call of `checkpoint` by workflow code, from this frame."""
     execution.require_live()
     if every is not None and every < 1:
         raise Misuse(f"every={every!r}: it is a number of steps, at least 1.")
@@ -211,12 +230,16 @@ def take_checkpoint(execution: "Execution", state: Any, every: int | None, keep:
     if under_way := _under_way(execution):
         listed = ", ".join(under_way[:3]) + (f" and {len(under_way) - 3} more" if len(under_way) > 3 else "")
         raise Misuse(
-            f"{source + ' — ' if source else ''}everstep.checkpoint() with something else under way ({listed}): a run "
+            f"{_at(persons_line(frame))}everstep.checkpoint() with something else under way ({listed}): a run "
             "that goes on from the checkpoint would not find it again. Await it or cancel it before."
         )
     if execution.checkpoints is None:
         execution.checkpoints = Checkpoints()
-    return execution.checkpoints.take(execution, state, every, keep, source)
+    return execution.checkpoints.take(execution, state, every, keep, frame)
+
+
+def _at(source: str) -> str:
+    return f"{source} — " if source else ""
 
 
 def _under_way(execution: "Execution") -> list[str]:
@@ -236,7 +259,7 @@ def _refuse_unknown_witnesses(execution: "Execution", known: "dict[str, Witness]
     for subject, taken in execution.witnesses.items():
         if subject not in known and recipe_of(taken.witness) is None:
             raise Misuse(
-                f"{source + ' — ' if source else ''}everstep.checkpoint() of a run that remembers {subject}, which a "
+                f"{_at(source)}everstep.checkpoint() of a run that remembers {subject}, which a "
                 "run that goes on from the checkpoint could not observe again. `expect` it before the first "
                 "checkpoint, or `release` it."
             )

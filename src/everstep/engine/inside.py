@@ -91,20 +91,20 @@ def release(witness: Witness) -> None:
 async def checkpoint(state: T, *, every: int | None = None, keep: int = KEPT_MIN) -> T:
     """Record the state of a long loop, and return it: after a crash the run goes on from the newest one.
 
-        state = await everstep.checkpoint(State(todo=urls))
+        state = State(todo=urls)
         while state.todo:
-            ...
             state = await everstep.checkpoint(state)
+            ...
 
     The first call of a run that goes on returns the newest recorded state, whatever it is given. So all that the loop
-    needs must be in the state, or be computed before the first call. Nothing else may be under way.
+    needs must be in the state, or be computed before the first call. Nothing else may be under way. In an `except` or
+    `finally` block nothing is recorded.
 
     every: after how many steps (children, timers and signals count too) it is recorded again. By default after every
         effect, every step that took a while, and everything else that is not just a quick `read`.
     keep: how many of the newest are kept, in case that one is damaged; at least 3.
     """
-    line = persons_line(sys._getframe(1))
-    value: T = take_checkpoint(current_execution("everstep.checkpoint()"), state, every, keep, line)
+    value: T = take_checkpoint(current_execution("everstep.checkpoint()"), state, every, keep, sys._getframe(1))
     return value
 
 
