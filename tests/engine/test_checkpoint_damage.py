@@ -15,7 +15,8 @@ import everstep
 from everstep import step, workflow
 from everstep.engine.past import load_past
 from everstep.errors import Damaged
-from everstep.model.digests import checkpoint_digest
+from everstep.model.digests import chain_next, chain_start, checkpoint_digest
+from everstep.model.events import EventRow
 from everstep.stores.protocol import CheckpointRow
 from everstep.testing.clock import FakeClock
 from tests.engine.checkpoint_helpers import KeepingStore, account, existing, recovered, replayed_whole
@@ -191,6 +192,25 @@ def test_with_any_bit_of_its_event_flipped_no_checkpoint_makes_up_for_the_histor
                 assert found.value.last_good == sound.seq - 1
     finally:
         events[place] = sound
+
+
+def test_a_beginning_that_the_checkpoints_do_not_know_is_not_mixed_with_them(damage: Damage) -> None:
+    """Somebody has put another beginning there, with digests that fit each other."""
+    damage.put(damage.rows)
+    events = damage.store._events[RUN, 1]
+    sound = list(events)
+    first = next(event.seq for event in events if event.kind == "checkpoint_taken")
+    digest = chain_start(RUN, 1)
+    try:
+        for place, (seq, kind, name, at, body, _) in enumerate(sound[:first]):
+            changed = body.replace(b"[1,2,3,4,5]", b"[1,2,3,4,9]")
+            digest = chain_next(digest, seq, kind, name, at, changed)
+            events[place] = EventRow(seq, kind, name, at, changed, digest)
+        with pytest.raises(Damaged) as found:
+            load_past(damage.store, damage.row)
+        assert found.value.last_good == first
+    finally:
+        events[:] = sound
 
 
 # -- real stores ------------------------------------------------------------------------------------------------------

@@ -640,6 +640,56 @@ async def test_code_that_got_its_checkpoints_under_way_goes_on_and_uses_them_fro
     judged(machine)
 
 
+def before_the_loop(prompt: str, published: str) -> Any:
+    """Declare a loop with something before it."""
+
+    @workflow(name="prefaced")
+    async def prefaced() -> int:
+        await ask(prompt)
+        everstep.publish(published, 1)
+        state = 0
+        while state < 6:
+            state = await everstep.checkpoint(state)
+            state += 1 + 0 * await add(state)
+        return state
+
+    return prefaced
+
+
+@step(effect="read")
+async def ask(prompt: str) -> str:
+    return prompt
+
+
+@scenario
+async def test_what_the_code_asks_for_before_its_first_checkpoint_is_compared_as_ever(machine: Machine) -> None:
+    await killed_at(machine, "add 3", before_the_loop("why", "name"))
+    before_the_loop("why", "another")
+    await machine.worker()
+    await machine.until_status("r", "held")
+    (difference,) = machine.report("r")["differences"]
+    assert (difference["what"], difference["recorded"]) == ("name", "publish 'name'")
+    assert NOTES == []
+
+
+@scenario
+async def test_what_a_person_accepted_before_a_checkpoint_stays_accepted(machine: Machine) -> None:
+    await killed_at(machine, "add 3", before_the_loop("why", "name"))
+    before_the_loop("why not", "name")
+    app = await machine.worker()
+    await machine.until_status("r", "held")
+    GATES["add 5"] = Gate()
+    await app.resolve("r", "accept")
+    await GATES["add 5"].reached.wait()
+    await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
+    await machine.kill(app)
+    GATES.clear()
+    NOTES.clear()
+    app = await machine.worker()
+    assert await app.get("r").result(timeout=10) == 6
+    assert NOTES == ["add 5"], "from a checkpoint that was taken after the answer"
+
+
 # -- with the other verbs ---------------------------------------------------------------------------------------------
 
 
