@@ -45,7 +45,18 @@ DECORATORS: Final[dict[str, type]] = {"step": Step, "transaction": TransactionSt
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Declaring": ("workflow", "step", "transaction", "STORE", "Retry", "register", "Live"),
     "Running": ("run", "open", "App", "Run"),
-    "Inside a workflow": ("receive", "sleep", "publish", "start", "patched", "now", "random", "uuid", "current"),
+    "Inside a workflow": (
+        "receive",
+        "sleep",
+        "publish",
+        "start",
+        "checkpoint",
+        "patched",
+        "now",
+        "random",
+        "uuid",
+        "current",
+    ),
     "Facts about the outside": ("expect", "release"),
     "Inside a step": ("key", "heartbeat"),
     "Answers of a probe": ("Done", "Unknown"),
@@ -68,7 +79,9 @@ VARIABLE: Final = re.compile(r"\bEVERSTEP_(?!DEMO_)[A-Z_]+\b")
 
 FIGURES: Final[tuple[tuple[str, str], ...]] = (
     ("effects.atomic", "PATIENCE_SECONDS"),
-    ("engine.attempts", "EXPENSIVE_SECONDS"),
+    ("model.contracts", "EXPENSIVE_SECONDS"),
+    ("engine.checkpoints", "OUTCOMES_MAX"),
+    ("engine.checkpoints", "KEPT_MIN"),
     ("engine.driving", "RESTING_MAX"),
     ("engine.driving", "THREADS_MAX"),
     ("engine.journal", "INLINE_BYTES_MAX"),

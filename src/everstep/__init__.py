@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from everstep.engine.app import App
     from everstep.engine.handles import Run
     from everstep.engine.inside import (
+        checkpoint,
         current,
         expect,
         now,
@@ -51,6 +52,7 @@ __all__ = [
     "Run",
     "Unknown",
     "blocking",
+    "checkpoint",
     "current",
     "errors",
     "expect",
@@ -75,7 +77,20 @@ __all__ = [
     "workflow",
 ]
 
-_INSIDE = ("current", "expect", "release", "now", "patched", "publish", "random", "receive", "sleep", "start", "uuid")
+_INSIDE = (
+    "checkpoint",
+    "current",
+    "expect",
+    "release",
+    "now",
+    "patched",
+    "publish",
+    "random",
+    "receive",
+    "sleep",
+    "start",
+    "uuid",
+)
 _LATER = {
     "App": "everstep.engine.app",
     "Run": "everstep.engine.handles",

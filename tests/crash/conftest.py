@@ -1,12 +1,13 @@
 """What the crash tests share: one ledger, and what undisturbed runs give."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from everstep.testing.ledger import Ledger, Mode
-from tests.crash.nursery import Nursery
+from tests.crash.nursery import KILLED, Nursery
 from tests.crash.trial import Expected, Trial
 
 READ_SECONDS = 0.2
@@ -30,6 +31,25 @@ def ledger(place: Path) -> Iterator[Ledger]:
 @pytest.fixture(scope="session")
 def undisturbed(place: Path, ledger: Ledger) -> Expected:
     return Expected.of(Trial.new(place, ledger))
+
+
+@pytest.fixture(scope="session")
+def looping(place: Path, ledger: Ledger) -> Expected:
+    """A loop with checkpoints."""
+    return Expected.of(Trial.new(place, ledger, "loop"))
+
+
+@pytest.fixture(scope="session")
+def mending(place: Path, ledger: Ledger, looping: Expected) -> "Counter[str]":
+    """The points that a recovery passes which finds its newest checkpoint damaged."""
+    trial = Trial.new(place, ledger, "loop")
+    assert trial.run(at="checkpoint.recorded:6") == KILLED, trial.output()
+    trial.damages = 1
+    trial.run_to_the_end()
+    passed = trial.passed()
+    problems = trial.finish(looping)
+    assert not problems, "\n".join(problems)
+    return passed
 
 
 @pytest.fixture(scope="session")

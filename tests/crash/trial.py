@@ -47,6 +47,8 @@ class Trial:
     """How many runs a fleet has."""
     nursery: Nursery | None = None
     """Where its processes come from, if they need not be started one by one."""
+    damages: int = 0
+    """How many checkpoints each process finds damaged."""
     faults: list[str] = field(default_factory=list)
     snapshots: list[list[RunHistory]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -99,6 +101,8 @@ class Trial:
         environment = {**os.environ, "WORKLOAD_LEASE": str(lease), "EVERSTEP_CRASH_COUNT": str(points)}
         if at:
             environment["EVERSTEP_CRASH_AT"] = at
+        if self.damages:
+            environment["WORKLOAD_DAMAGE"] = str(self.damages)
         if traced_by:
             environment["WORKLOAD_TRACED_BY"] = json.dumps(list(traced_by))
         return environment

@@ -4,6 +4,7 @@
     python workload.py reads FOLDER LEDGER          twenty slow reads
     python workload.py lanes FOLDER LEDGER          twenty quick reads whose order is chance
     python workload.py refused FOLDER LEDGER        an atomic step that is refused when it is done again
+    python workload.py loop FOLDER LEDGER           a loop with checkpoints
     python workload.py fleet FOLDER LEDGER COUNT    many runs; any number of these processes share them
 
 Started again it goes on. It leaves its results in its journal and exits with 0 when it has all of them.
@@ -16,7 +17,10 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import apsw
 
 import everstep
 from everstep import STORE, Done, Fatal, NotDone, Retry, step, transaction, workflow
@@ -182,6 +186,55 @@ async def reference_fleet(number: int) -> list[str]:
     return [first, paid, packed]
 
 
+@dataclass
+class LoopState:
+    left: int
+    done: list[str] = field(default_factory=list)
+    draws: set[float] = field(default_factory=set)
+
+
+@workflow
+async def reference_loop(turns: int) -> list[str]:
+    """Each turn does one of four things; what the code draws by chance goes on where it was, and never begins again."""
+    state = LoopState(turns, [await look_up(turns)])
+    while state.left:
+        state = await everstep.checkpoint(state)
+        number = 100 + state.left
+        match state.left % 4:
+            case 0:
+                state.done.append(await pack(number))
+            case 1:
+                state.done.append(await asyncio.to_thread(remit, number))
+            case 2:
+                state.done.append(await reference_child(number))
+            case 3:
+                await asyncio.sleep(0.01)
+                state.done.append(await look_up(number))
+        state.draws.add(everstep.random().random())
+        state.left -= 1
+    everstep.publish("draws", len(state.draws))
+    return state.done
+
+
+async def loop(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    await journalled(journal, "start", "loop-1", app.start(reference_loop, 8, id="loop-1"))
+    await note_result(app, journal, "loop-1")
+
+
+def damage_checkpoints(path: str, count: int) -> None:
+    """Garble the newest checkpoints of the loop, behind everybody's back."""
+    if os.path.exists(path):
+        connection = apsw.Connection(path)
+        try:
+            connection.execute(
+                "UPDATE checkpoints SET state = CAST(state || x'00' AS BLOB) WHERE run = 'loop-1' AND seq IN "
+                "(SELECT seq FROM checkpoints WHERE run = 'loop-1' ORDER BY seq DESC LIMIT ?)",
+                (count,),
+            )
+        finally:
+            connection.close()
+
+
 async def reference(app: everstep.App, journal: ClientJournal, count: int) -> None:
     await journalled(journal, "start", "order-1", app.start(reference_order, 7, id="order-1"))
     try:
@@ -242,9 +295,19 @@ async def main(kind: str, folder: str, count: int) -> None:
     lease = float(os.environ.get("WORKLOAD_LEASE", "30"))
     recover = kind == "fleet"
     journal = ClientJournal(os.path.join(folder, "journal.jsonl"))
+    if damages := int(os.environ.get("WORKLOAD_DAMAGE", "0")):
+        damage_checkpoints(os.path.join(folder, "store.db"), damages)
     async with everstep.open(os.path.join(folder, "store.db"), recover=recover, lease=lease) as app:
         watch_commits(app.store, journal)
-        work = {"reference": reference, "refused": refused, "reads": reads, "lanes": lanes, "fleet": fleet}[kind]
+        works = {
+            "reference": reference,
+            "refused": refused,
+            "reads": reads,
+            "lanes": lanes,
+            "loop": loop,
+            "fleet": fleet,
+        }
+        work = works[kind]
         await work(app, journal, count)
 
 

@@ -271,7 +271,10 @@ async def do_it_all(app: App) -> Any:
     raise AssertionError
 
 
-NOT_NEEDED = ("children", "connect", "counts", "holds", "leave", "payload", "run", "runs", "signals")
+NOT_NEEDED = (
+    *("archived", "checkpoint", "children", "connect", "counts", "holds", "leave", "payload", "run", "runs"),
+    "signals",
+)
 """What nobody asks for in this scenario."""
 
 
@@ -298,7 +301,20 @@ async def test_a_failing_read_or_lease_is_tried_again_and_the_run_goes_on_by_its
 
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize(
-    "method", ["bury_dead", "changed", "due", "events", "inbox", "next_wake", "payload", "pending", "run", "workers"]
+    "method",
+    [
+        "bury_dead",
+        "changed",
+        "checkpoint",
+        "due",
+        "events",
+        "inbox",
+        "next_wake",
+        "payload",
+        "pending",
+        "run",
+        "workers",
+    ],
 )
 @scenario
 async def test_a_worker_whose_store_fails_while_it_recovers_tries_again(

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from everstep.model.status import STATUSES
 from everstep.stores.keys import EffectFilter, ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
 from everstep.stores.protocol import (
+    LAST,
     Append,
+    ArchiveRow,
     Claim,
     Failed,
     HoldRow,
@@ -27,7 +29,7 @@ from everstep.stores.protocol import (
     Verdict,
 )
 from everstep.stores.sqlite import transaction
-from tests.stores.kit import HARNESSES, Harness, append_to, new_run
+from tests.stores.kit import HARNESSES, Harness, append_to, checkpoint_for, new_run
 
 RUNS = ["a", "b", "c", "d", "e"]
 WORKERS = ["w0", "w1", "w2"]
@@ -119,6 +121,13 @@ def drawn_append(draw: Draw, harness: Harness) -> Append | None:
         release=draw(st.booleans()),
         **fields,
     )
+    if append.events and draw(st.booleans()):
+        places = draw(st.lists(st.integers(0, len(append.events) - 1), unique=True, max_size=3))
+        append.checkpoints = [checkpoint_for(append, place, state=draw(small_bytes)) for place in places]
+        append.checkpoints_kept = draw(st.integers(1, 3))
+    if draw(st.integers(0, 5)) == 0:
+        what, seq = draw(st.sampled_from(["checkpoints", "events"])), draw(st.integers(1, 8))
+        append.archive = [ArchiveRow(row.id, row.generation, what, seq, draw(small_bytes), "why", draw(times))]
     append.epoch += draw(st.sampled_from([0] * 9 + [1]))
     append.generation += draw(st.sampled_from([0] * 12 + [1]))
     return append
@@ -196,7 +205,10 @@ def everything(store: Store) -> dict[str, Any]:
         told[run] = [
             store.run(run),
             [store.events(run, generation) for generation in range(1, 4)],
+            [store.events(run, 1, first, last) for first, last in ((1, 1), (2, 3), (3, 99), (5, 4))],
             [store.payload(run, digest) for digest in "pq"],
+            [store.checkpoint(run, generation, before) for generation in (1, 2) for before in (3, 5, LAST)],
+            store.archived(run),
             store.inbox(run),
             store.signals(run),
             store.children(run),

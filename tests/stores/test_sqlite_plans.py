@@ -34,7 +34,7 @@ MAY_SCAN = {
 }
 
 SCAN = re.compile(
-    r"SCAN (runs|signals|events|payloads|holds|followers|workers|effects|waiters)\b"
+    r"SCAN (runs|signals|events|payloads|checkpoints|archive|holds|followers|workers|effects|waiters)\b"
     r"(?: USING (?:COVERING )?INDEX (\w+))?"
 )
 

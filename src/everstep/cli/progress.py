@@ -242,6 +242,10 @@ def _published(event: EventRow, body: Any, timeline: Timeline) -> Said:
     return "◆", f"{body.name} = {shortened(timeline.published.get(body.name, ''), 120)}", "magenta"
 
 
+def _checkpoint_damaged(event: EventRow, body: Any, timeline: Timeline) -> Said:
+    return "✗", f"the checkpoint at event {body.checkpoint} was passed over: {body.why}", "yellow"
+
+
 def _child_ended(event: EventRow, body: Any, timeline: Timeline) -> Said:
     mark = "✓" if body.status == "completed" else "✗"
     return mark, f"child run {body.run} {body.status}", "green" if mark == "✓" else "red"
@@ -255,6 +259,8 @@ _LINES: dict[str, Any] = {
     "value_published": _published,
     "child_started": lambda event, body, _: ("▸", f"child run {body.run} ({body.workflow})", "cyan"),
     "child_ended": _child_ended,
+    "checkpoint_taken": lambda event, body, _: ("◆", f"checkpoint {body.number}", "dim"),
+    "checkpoint_damaged": _checkpoint_damaged,
     "signal_received": lambda event, body, _: ("✉", f"signal {body.name} arrived", "magenta"),
     "signal_rejected": lambda event, body, _: ("✗", f"signal {body.name} was rejected: {body.why}", "red"),
     "cancel_requested": lambda event, body, _: ("⊘", f"cancel requested {body.reason}".rstrip(), "yellow"),

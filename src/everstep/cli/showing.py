@@ -101,6 +101,7 @@ def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
     facts["holds"] = [hold_facts(hold, url) for hold in store.holds(run=row.id)]
     facts["children"] = [{"id": child.id, "status": child.status} for child in store.children(row.id)]
     facts["patches"] = timeline.patches
+    facts["checkpoints"] = timeline.checkpoints
     facts["result"] = payload_json(row.outcome or b"[null]") if row.status == "completed" else None
     facts["error"] = timeline.error
     return facts
@@ -173,6 +174,8 @@ def _heading(row: RunRow, timeline: Timeline, now: int, place: str) -> "Renderab
     if timeline.crashes:
         facts.append(f"{len(timeline.crashes)} crashes survived")
     facts.append(f"{row.head_seq} events")
+    if timeline.checkpoints:
+        facts.append(f"{len(timeline.checkpoints)} checkpoints, the newest at event {timeline.checkpoints[-1]}")
     return Group(first, styled(" · ".join(facts), "dim"), styled(place, "dim"))
 
 

@@ -76,6 +76,8 @@ class Timeline:
         self.crashes: list[Crash] = []
         self.published: dict[str, str] = {}
         self.patches: dict[str, bool] = {}
+        self.checkpoints: list[int] = []
+        """The numbers of their events."""
         self.started_at = 0
         self.last_at = 0
         self.last_seq = 0
@@ -110,7 +112,7 @@ class Timeline:
         self.last_seq = event.seq
         try:
             body = decode_body(event.kind, event.body)
-        except (msgspec.MsgspecError, KeyError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
             return
         self.last_at = max(self.last_at, event.at)
         take = getattr(self, f"_take_{event.kind}", None)
@@ -286,6 +288,13 @@ class Timeline:
 
     def _take_value_published(self, event: EventRow, body: Any) -> None:
         self.published[body.name] = self._value(body)
+
+    def _take_checkpoint_taken(self, event: EventRow, body: Any) -> None:
+        self.checkpoints.append(event.seq)
+        self._note(event, "checkpoint", f"{body.number}, {body.size} bytes")
+
+    def _take_checkpoint_damaged(self, event: EventRow, body: Any) -> None:
+        self._note(event, "checkpoint", f"the one at event {body.checkpoint} was passed over: {body.why}", "failed")
 
     def _take_patched(self, event: EventRow, body: Any) -> None:
         self.patches[body.name] = body.value

@@ -7,7 +7,7 @@ never by timestamps. Two witnesses with one subject are the same; the newer fact
 import hashlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +18,15 @@ TEXT_BYTES_MAX: Final = 16 * 1024
 
 
 class Witness:
-    """Something outside that can be observed."""
+    """Something outside that can be observed.
 
-    def __init__(self, subject: str, observe: Callable[[], Any]) -> None:
+    `recipe` is how it was made, in plain data, if it can be made again from that: see `made_again`.
+    """
+
+    def __init__(self, subject: str, observe: Callable[[], Any], recipe: Sequence[Any] | None = None) -> None:
         self.subject = subject
         self.observe = observe
+        self.recipe = recipe
 
     def __repr__(self) -> str:
         return f"<witness {self.subject}>"
@@ -68,7 +72,7 @@ def file_subject(path: str) -> str:
 def file(path: str | os.PathLike[str]) -> Witness:
     """The content of a file, or that it is not there."""
     name = os.fspath(path)
-    return Witness(file_subject(name), lambda: file_fact(read_file(name)))
+    return Witness(file_subject(name), lambda: file_fact(read_file(name)), ("file", name))
 
 
 def directory(path: str | os.PathLike[str], pattern: str = "**/*") -> Witness:
@@ -82,7 +86,7 @@ def directory(path: str | os.PathLike[str], pattern: str = "**/*") -> Witness:
         files = {str(one.relative_to(root)): one for one in found if not one.name.endswith(".everstep")}
         return {"exists": True, "files": {name: _digest_of(one) for name, one in files.items()}}
 
-    return Witness(f"directory:{os.fspath(path)}:{pattern}", observe)
+    return Witness(f"directory:{os.fspath(path)}:{pattern}", observe, ("directory", os.fspath(path), pattern))
 
 
 def _digest_of(path: Path) -> str:
@@ -104,7 +108,7 @@ def sql(database: str | os.PathLike[str] | Callable[[], Any], query: str, *param
         return _rows(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True), query, parameters)
 
     given = f" {parameters!r}" if parameters else ""
-    return Witness(f"sql:{name or f'{path}:{query}{given}'}", observe)
+    return Witness(f"sql:{name or f'{path}:{query}{given}'}", observe, ("sql", name, path, query, *parameters))
 
 
 def _rows(connection: Any, query: str, parameters: tuple[Any, ...]) -> list[list[Any]]:
@@ -133,12 +137,12 @@ def http(url: str, *, header: str = "ETag", json: str = "", timeout: float = 30.
             value = value[int(part)] if isinstance(value, list) else value.get(part)
         return value
 
-    return Witness(f"http:{url}:{json or header}", observe)
+    return Witness(f"http:{url}:{json or header}", observe, ("http", url, header, json, timeout))
 
 
 def env(name: str) -> Witness:
     """The value of an environment variable, or that it is not set."""
-    return Witness(f"env:{name}", lambda: os.environ.get(name))
+    return Witness(f"env:{name}", lambda: os.environ.get(name), ("env", name))
 
 
 def from_subject(subject: str) -> Witness | None:
@@ -150,6 +154,18 @@ def from_subject(subject: str) -> Witness | None:
         path, _, pattern = rest.rpartition(":")
         return directory(path, pattern)
     return env(rest) if kind == "env" else None
+
+
+def made_again(recipe: Sequence[Any]) -> Witness:
+    """Return the witness that was made by this recipe: for a run that goes on without the code that made it."""
+    kind, *given = recipe
+    if kind == "http":
+        url, header, field, timeout = given
+        return http(url, header=header, json=field, timeout=timeout)
+    if kind == "sql":
+        name, *rest = given
+        return sql(*rest, name=name)
+    return {"file": file, "directory": directory, "env": env}[kind](*given)
 
 
 def value(name: str, function: Callable[[], Any]) -> Witness:

@@ -1,7 +1,7 @@
 """The attempts at the open steps of one run: begun, failed, retried, given a fallback, or handed to a person."""
 
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from everstep.effects.atomic import Settled, Undecided
 from everstep.engine.bodies import Attempt, Bodies
@@ -13,14 +13,11 @@ from everstep.engine.keys import Keys
 from everstep.engine.replay import DOUBT, FALLBACK, KEY, NEVER, Attempts
 from everstep.errors import Fatal, NotDone, NotEncodable
 from everstep.model import events as ev
-from everstep.model.contracts import may_run_again, needs_intent
+from everstep.model.contracts import EXPENSIVE_SECONDS, may_run_again, needs_intent
 from everstep.model.crash_points import crash_point
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
-
-EXPENSIVE_SECONDS: Final = 0.05
-"""An outcome that took longer than this is durable before workflow code sees it."""
 
 
 class StepAttempts:

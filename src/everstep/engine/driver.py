@@ -23,7 +23,9 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from everstep.codec import Codec
+from everstep.engine import checkpointing
 from everstep.engine.attempts import StepAttempts
+from everstep.engine.checkpoints import TakeCheckpoint
 from everstep.engine.children import Children
 from everstep.engine.clock import Alarm, Clock, microseconds, set_alarm
 from everstep.engine.commands import (
@@ -44,6 +46,7 @@ from everstep.engine.holding import HoldReport, stuck_report
 from everstep.engine.inbox import Inbox
 from everstep.engine.journal import Journal
 from everstep.engine.loop import SpinningWorkflow
+from everstep.engine.past import DamagedCheckpoint
 from everstep.engine.replay import Replayed
 from everstep.engine.saver import Saver
 from everstep.engine.threads import Threads
@@ -129,13 +132,20 @@ class Driver:
         self.end_wanted = False
         """Whether the run is to end without its code, as soon as no effect is under way or in doubt."""
         self.status: Status = "running"
-        self._published = replayed.published
+        self.published = replayed.published
         self._publishes = False
         self._alarm: Alarm | None = None
         self._alarm_at: int | None = None
         self._unapplied: deque[tuple[int, bool, str, Any, int]] = deque()
         self._applying = False
         self._retried = replayed.retried
+        self.accepted = replayed.accepted
+        self.clock_started = clock_started
+        self.first_checkpoint: tuple[int, bytes] | None = None
+        """The number and the digest of the first checkpoint's event."""
+        self.damaged_checkpoints: Sequence[DamagedCheckpoint] = ()
+        """Those that recovery had to pass over."""
+        self.execution.unapplied = self._unapplied
         self._end_recorded: tuple[str, ev.Body, bytes | None] | None = None
         self._set_deadlines(replayed, clock_started)
 
@@ -172,6 +182,8 @@ class Driver:
         With `look` the inbox comes next, before any deadline: whatever arrived before a timer was due comes first.
         """
         self._applying = True
+        if self.damaged_checkpoints:
+            checkpointing.report_damage(self)
         new = {command.call for command in self.fresh if isinstance(command, (StepCall, ChildCall))}
         for call in [call for number, call in self.execution.steps.items() if number not in new]:
             if not self.is_over:  # a step in doubt may have put the run on hold
@@ -246,6 +258,9 @@ class Driver:
                 self._perform_other(command)
 
     def _perform_other(self, command: Command) -> None:
+        if isinstance(command, TakeCheckpoint):
+            checkpointing.record(self, command)
+            return
         if isinstance(command, StartTimer):
             timer = command.timer
             timer.deadline = max(self.app.clock.now(), self.journal.at) + timer.duration
@@ -255,7 +270,7 @@ class Driver:
         elif isinstance(command, ChildCall):
             self.children.start(command)
         elif isinstance(command, PublishValue):
-            self._published[command.name] = msgspec.Raw(command.payload)
+            self.published[command.name] = msgspec.Raw(command.payload)
             self._publishes = True
         elif isinstance(command, CancelChild):
             self.children.cancel(command.target.run)
@@ -405,6 +420,8 @@ class Driver:
             self._set_alarm()
 
     def _set_alarm(self) -> None:
+        if self.stopped:  # a run that remembers facts leaves memory as soon as it rests
+            return
         wake_at = self.wake_at() if self.deadlines.are_any else None
         if wake_at == self._alarm_at:
             return
@@ -437,7 +454,7 @@ class Driver:
         if not self._publishes:
             return None
         self._publishes = False
-        return msgspec.json.encode(self._published)
+        return msgspec.json.encode(self.published)
 
     def stop(self) -> None:
         """Leave memory. Nothing is recorded; the code is unwound."""

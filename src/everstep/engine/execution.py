@@ -6,9 +6,11 @@ since. Live and replay are the same code: replay compares the commands with reco
 
 import asyncio
 import functools
+import itertools
 import random
+import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextvars import Context
 from types import FrameType
 from typing import Any, TypeVar
@@ -18,7 +20,8 @@ import msgspec
 from everstep.codec import ANY, Codec
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
-from everstep.effects.witnesses import Taken, Witness
+from everstep.effects.witnesses import Taken, Witness, made_again
+from everstep.engine.checkpoints import Checkpoints, EnginePart, KeptFact, recipe_of
 from everstep.engine.commands import (
     CallFuture,
     CancelChild,
@@ -51,6 +54,8 @@ from everstep.model.contracts import may_run_again
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
 
+_RANDOM = struct.Struct("<625I")
+"""The state of a `random.Random`."""
 PayloadLookup = Callable[[str], bytes]
 _C = TypeVar("_C")
 
@@ -78,6 +83,9 @@ class Execution:
         self.patches: dict[str, bool] = {}
         self.witnesses: dict[str, Taken] = {}
         """The facts that the run remembers, by subject."""
+        self.checkpoints: Checkpoints | None = None
+        self.unapplied: Collection[Any] = ()
+        """Outcomes that are recorded, and that the code has not seen yet: the driver's own list."""
         self.new_patches: list[str] = []
         self.failures: dict[int, tuple[BaseException, int]] = {}
         """Failures that the code was told of, by their identity, with the calls that failed."""
@@ -123,6 +131,8 @@ class Execution:
     def apply(self, kind: str, body: Any, at: int) -> None:
         """Apply one outcome and let the code run until it can only wait."""
         self.loop.now = at
+        if self.checkpoints is not None:
+            self.checkpoints.saw(kind, body, self.steps)
         _APPLY[kind](self, body)
         self.loop.drain()
 
@@ -362,6 +372,38 @@ class Execution:
         if self._random is None:
             self._random = random.Random(derived_key(self.entropy, "#random"))
         return self._random
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+    def remembered(self, number: int, numbers: int) -> EnginePart:
+        """Return what a resume needs beside the code's state to go on from here."""
+        part = EnginePart(number, self._calls, numbers, self.loop.now, self.entropy, self.branch, dict(self._visits))
+        if self._random is not None:
+            _, words, part.gauss = self._random.getstate()
+            part.random = _RANDOM.pack(*words)
+        part.signals = self.receiving.unreceived()
+        part.facts = {
+            subject: KeptFact(msgspec.Raw(taken.payload), taken.on_drift, recipe_of(taken.witness))
+            for subject, taken in self.witnesses.items()
+        }
+        return part
+
+    def go_on_from(self, part: EnginePart, witnesses: Mapping[str, Witness]) -> None:
+        """Restore what was remembered. `witnesses` are those that the code itself has made by now."""
+        self._calls, self._visits = part.calls, dict(part.visits)
+        self.entropy, self.branch = part.entropy, part.branch
+        self.loop.now, self.loop.numbers = part.now, itertools.count(part.numbers)
+        if part.random:
+            self._random = random.Random(0)
+            self._random.setstate((3, _RANDOM.unpack(part.random), part.gauss))
+        self.receiving.restore(part.signals)
+        self.witnesses.clear()
+        for subject, kept in part.facts.items():
+            witness = witnesses.get(subject)
+            if witness is None and kept.recipe is None:
+                raise NotDecodable(
+                    f"the run remembers {subject}, which the code no longer expects before it comes here"
+                )
+            self.witnesses[subject] = Taken(witness or made_again(kept.recipe or ()), bytes(kept.fact), kept.on_drift)
 
     # -- leaving memory --------------------------------------------------------------------------------------------
     def evict(self) -> None:

@@ -100,7 +100,7 @@ def _without_arguments(text: str) -> str:
 
 
 def _verb(text: str) -> str:
-    verbs = ("fail:", "return", "raise", "wait", "stop", "publish", "receive")
+    verbs = ("fail", "return", "raise", "wait", "stop", "publish", "receive")
     return text if text.startswith(verbs) else f"ask for {text}"
 
 

@@ -9,7 +9,7 @@ from everstep.errors import Damaged
 from everstep.model.digests import chain_next, digest_of
 from everstep.model.events import NO_PAYLOAD, Body, EventRow, encode_body
 from everstep.stores.keys import KeyChanges
-from everstep.stores.protocol import Append, NewRun, Post
+from everstep.stores.protocol import Append, ArchiveRow, CheckpointRow, NewRun, Post
 
 INLINE_BYTES_MAX: Final = 8 * 1024
 """A larger payload is kept beside the event, compressed, once per run."""
@@ -34,6 +34,9 @@ class Journal:
         self.starts: list[NewRun] = []
         self.posts: list[Post] = []
         self.keys: KeyChanges | None = None
+        self.checkpoints: list[CheckpointRow] = []
+        self.checkpoints_kept = 0
+        self.archive: list[ArchiveRow] = []
 
     def record(self, kind: str, step: str, body: Body, at: int) -> int:
         """Append an event and return its number. Its time is never before its predecessor's."""
@@ -57,6 +60,7 @@ class Journal:
         self.unsaved = [*unit.events[:count], *self.unsaved]
         self.payloads, self.consumed = [*unit.payloads, *self.payloads], [*unit.consumed, *self.consumed]
         self.starts, self.posts = [*unit.starts, *self.starts], [*unit.posts, *self.posts]
+        self.checkpoints, self.archive = [*unit.checkpoints, *self.checkpoints], [*unit.archive, *self.archive]
         if unit.keys is not None:
             newer = self.keys or KeyChanges()
             self.keys = KeyChanges(
@@ -99,9 +103,18 @@ class Journal:
 
 def store_payload(payload: bytes) -> tuple[bytes, str]:
     """Return a payload as it is stored beside events, and its digest."""
+    return packed(payload), digest_of(payload).hex()
+
+
+def packed(payload: bytes) -> bytes:
+    """Return a payload as it is stored: compressed, if that makes it shorter."""
     compressed = zlib.compress(payload, 1)
-    stored = b"z" + compressed if len(compressed) < len(payload) else b"r" + payload
-    return stored, digest_of(payload).hex()
+    return b"z" + compressed if len(compressed) < len(payload) else b"r" + payload
+
+
+def unpacked(stored: bytes) -> bytes:
+    """Return a payload from what `packed` made of it. Raises `zlib.error`."""
+    return _decompress(stored[1:]) if stored[:1] == b"z" else bytes(stored[1:])
 
 
 def restore_payload(stored: bytes | None, digest: str) -> bytes:
@@ -109,7 +122,7 @@ def restore_payload(stored: bytes | None, digest: str) -> bytes:
     if stored is None:
         raise Damaged(f"The payload {digest} is missing.")
     try:
-        payload = _decompress(stored[1:]) if stored[:1] == b"z" else bytes(stored[1:])
+        payload = unpacked(stored)
     except zlib.error as error:
         raise Damaged(f"The payload {digest} does not decompress: {error}.") from None
     if digest_of(payload).hex() != digest:

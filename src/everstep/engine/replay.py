@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from everstep.engine.checkpoints import Checkpoint, Checkpoints, Jump
 from everstep.engine.commands import Command, Difference, EndRun, StartTimer, StepCall
 from everstep.engine.execution import OUTCOMES, Execution
 from everstep.engine.guard import Silence
@@ -31,6 +32,7 @@ COMMANDS: Final = frozenset(
         "value_published",
         "witness_taken",
         "witness_released",
+        "checkpoint_taken",
     }
 )
 NEVER: Final = -1
@@ -80,6 +82,10 @@ class Replayed(msgspec.Struct):
     """Whether the run was ever retried."""
     spins: bool = False
     """Whether the code did not come to rest."""
+    accepted: dict[int, str] = {}
+    """The differences that a person has accepted."""
+    first_checkpoint: int = 0
+    """The number of the first checkpoint's event, if there is one."""
 
 
 def first_run(execution: Execution, started: Recorded) -> Replayed:
@@ -92,10 +98,20 @@ def first_run(execution: Execution, started: Recorded) -> Replayed:
 
 
 class Replay:
-    """One replay of one history."""
+    """One replay of one history.
 
-    def __init__(self, execution: Execution, history: Sequence[Recorded]) -> None:
+    With a checkpoint, the history lacks what lies between the event of the first checkpoint and that of this one.
+    """
+
+    def __init__(self, execution: Execution, history: Sequence[Recorded], checkpoint: Checkpoint | None = None) -> None:
         self.history = history
+        self._checkpoint = checkpoint
+        self._is_in_flight = checkpoint is not None
+        """Whether the checkpoint's event is still ahead."""
+        self._left_out = max(0, checkpoint.seq - checkpoint.part.first - 1) if checkpoint is not None else 0
+        self._first_checkpoint = checkpoint.part.first if checkpoint is not None else 0
+        self._retried = 0
+        """How often the run was retried, as far as the look ahead has come."""
         self.execution = execution
         self.differences: list[Difference] = []
         self.attempts: dict[int, Attempts] = {}
@@ -108,7 +124,6 @@ class Replay:
         """Outcomes that arrived between a failure and its retry. What follows from them is recorded after the retry."""
         self._branches: dict[int, tuple[int, str]] = {}
         self._reopened: dict[int, set[int]] = {}
-        self._kinds = set(map(itemgetter(1), history))
         self._position = 0
         self._look_ahead()
 
@@ -133,13 +148,20 @@ class Replay:
             self.attempts,
             self.published,
             self.cancel_at,
-            "run_retried" in self._kinds,
+            self._retried > 0,
+            accepted=self._accepted,
+            first_checkpoint=self._first_checkpoint,
         )
 
     # -- looking ahead ---------------------------------------------------------------------------------------------
     def _look_ahead(self) -> None:
         """Find what later events say about earlier ones: patches, accepted differences, failures that were retried."""
-        if self._kinds.isdisjoint(("patched", "run_resolved", "run_retried")):
+        checkpoint, taken = self._checkpoint, []
+        if checkpoint is not None:
+            self.execution.patches.update(checkpoint.part.patches)
+            self._accepted.update(checkpoint.part.accepted)
+        kinds = set(map(itemgetter(1), self.history))
+        if kinds.isdisjoint(("patched", "run_resolved", "run_retried", "checkpoint_taken")):
             return
         for event in self.history:
             if event.kind == "patched":
@@ -148,6 +170,17 @@ class Replay:
                 self._accepted.update(event.body.accepted)
             elif event.kind == "run_retried":
                 self._void_before(event)
+            elif event.kind == "checkpoint_taken":
+                taken.append(event)
+                if checkpoint is not None and event.seq == checkpoint.seq:
+                    self._retried = checkpoint.part.branch  # also those that are left out
+        if taken := [event for event in taken if event.seq not in self._void]:
+            self._first_checkpoint = self._first_checkpoint or taken[0].seq
+            self.execution.checkpoints = Checkpoints({event.body.number for event in taken}, checkpoint)
+
+    def _place(self, seq: int) -> int:
+        """Return where an event stands in the history that is here."""
+        return seq - 1 if seq <= self._first_checkpoint else seq - 1 - self._left_out
 
     def _void_before(self, retried: Recorded) -> None:
         """What the code did between a failure and its retry no longer counts; what arrived from outside still does.
@@ -156,8 +189,11 @@ class Replay:
         """
         begun_after: set[int] = set()
         reopened = self._reopened[retried.seq] = {retried.body.call}
-        self._branches[retried.body.voids] = (len(self._reopened), retried.body.entropy)
-        for event in self.history[retried.body.voids - 1 : retried.seq - 1]:
+        self._retried += 1
+        # An earlier retry within what this one voids began a branch that no longer counts, nor do its keys.
+        self._branches = {seq: one for seq, one in self._branches.items() if seq < retried.body.voids}
+        self._branches[retried.body.voids] = (self._retried, retried.body.entropy)
+        for event in self.history[self._place(retried.body.voids) : self._place(retried.seq)]:
             kind, call = event.kind, getattr(event.body, "call", 0)
             if kind in ENDS or event.seq == retried.body.voids or kind == "cancel_requested":
                 self._void.add(event.seq)
@@ -180,7 +216,7 @@ class Replay:
         """
         for event in reversed(self.history):
             if event.kind in OUTCOMES or event.kind == "run_started":
-                return int(event.seq) - 1
+                return self._place(event.seq)
             if event.kind in COMMANDS or event.kind in ENDS or event.kind in ("step_started", "key_taken"):
                 return len(self.history)
         return len(self.history)
@@ -201,6 +237,8 @@ class Replay:
             event = history[position]
             if position == last:
                 self.execution.replaying = self.execution.loop.quiet = False
+            if self._is_in_flight and self._flies_over(event):
+                continue
             if branches and event.seq in branches:
                 self.execution.branch, self.execution.entropy = branches[event.seq]
             if void and event.seq in void:
@@ -280,6 +318,31 @@ class Replay:
         """Whether a step has an outcome. Without one its effect is open, under a key that its arguments are part of."""
         outcomes = ("step_completed", "step_failed")
         return any(one.kind in outcomes and one.body.call == call and one.seq not in self._void for one in self.history)
+
+    # -- jumping to a checkpoint -----------------------------------------------------------------------------------
+    def _flies_over(self, event: Recorded) -> bool:
+        """Tell whether an event lies between the jump and the checkpoint, or is the checkpoint's own.
+
+        What the code asked for before the jump is compared; nothing else that happened until the checkpoint matters,
+        for all of it is in the checkpoint.
+        """
+        checkpoints, newest = self.execution.checkpoints, self._checkpoint
+        assert checkpoints is not None
+        assert newest is not None
+        if checkpoints.unreadable:
+            now = f"fail: its state does not decode any more: {checkpoints.unreadable}"
+            self.differences.append(Difference(newest.seq, "state", f"checkpoint {newest.part.number}", now))
+            return True
+        if not checkpoints.has_jumped:
+            return False
+        if not isinstance(self._queue[0], Jump):
+            return not (event.kind in COMMANDS or (event.kind == "step_started" and event.body.attempt == 1))
+        if event.seq == newest.seq:
+            self._queue.popleft()
+            self._is_in_flight = False
+            self.attempts.clear()
+            self.published = dict(newest.part.published)
+        return True
 
     def _match_end(self, event: Recorded) -> None:
         self.execution.ended = True
@@ -395,6 +458,8 @@ def _recorded_text(event: Recorded) -> str:
         return f"child run {body.run} of {body.workflow}({body.preview})"
     if kind == "value_published":
         return f"publish {body.name!r}"
+    if kind == "checkpoint_taken":
+        return f"checkpoint {body.number}"
     if kind in ENDS:
         return {"run_completed": "return", "run_failed": "raise an error", "run_cancelled": "stop, cancelled"}[kind]
     return f"{kind} {event.step}".strip()

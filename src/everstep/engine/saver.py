@@ -79,6 +79,10 @@ class Saver:
         )
         if driver.hold is not None:
             unit.hold, unit.release = driver.hold, True
+        if journal.checkpoints or journal.archive:
+            unit.checkpoints, unit.checkpoints_kept = journal.checkpoints, journal.checkpoints_kept
+            unit.archive = journal.archive
+            journal.checkpoints, journal.archive = [], []
         if journal.payloads or journal.consumed or journal.starts or journal.posts:
             unit.payloads, unit.consumed = journal.payloads, journal.consumed
             unit.starts, unit.posts = journal.starts, journal.posts

@@ -6,6 +6,9 @@ Effect = Literal["read", "repeat", "once", "atomic"]
 
 EFFECTS: Final[tuple[Effect, ...]] = ("read", "repeat", "once", "atomic")
 
+EXPENSIVE_SECONDS: Final = 0.05
+"""An outcome that took longer than this is durable before workflow code sees it."""
+
 
 def needs_intent(effect: Effect) -> bool:
     """Tell whether `step_started` must be durable before the body starts. Reads change nothing, so they need not."""

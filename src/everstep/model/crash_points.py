@@ -61,6 +61,8 @@ TABLE: Final[dict[str, str]] = {
     "key.shared": "the outcome of another step was read and is not recorded",
     "outcome.recorded": "an outcome is in the history in memory; the code has not seen it and it is not durable",
     "outcome.applied": "the code has seen an outcome; what it asks for now is not recorded",
+    "checkpoint.recorded": "a checkpoint and its event are in memory; neither is durable",
+    "checkpoint.archived": "a damaged checkpoint was found and is about to be archived, with the note that says so",
     "unit.durable": "what a run wrote is durable; whatever waited for that has not begun",
     "delivery.posted": "a signal or cancel is in an inbox, and its sender does not know yet",
     "delivery.taken": "a delivery is about to be taken from the inbox into the history",

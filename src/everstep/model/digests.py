@@ -29,6 +29,15 @@ def chain_next(previous: bytes, seq: int, kind: str, step: str, at: int, body: b
     return blake2b(previous + header + body, digest_size=DIGEST_BYTES).digest()
 
 
+def checkpoint_digest(run: str, generation: int, seq: int, previous: bytes, engine: bytes, state: bytes) -> bytes:
+    """Return the digest of a checkpoint: of all that is kept, of its place, and of the chain before its event.
+
+    The lengths of the parts stand in the header, so that no two different checkpoints have the same bytes.
+    """
+    header = f"{run}\0{generation} {seq} {len(previous)} {len(engine)} ".encode()
+    return blake2b(header + previous + engine + state, digest_size=DIGEST_BYTES, person=b"everstep/point").digest()
+
+
 def step_key(entropy: str, step: str, arguments: str) -> str:
     """Return the idempotency key of a step: the same in each attempt, and in no other step of any run.
 

@@ -6,11 +6,11 @@ never reaches workflow code.
 
     commands   step_started (first attempt)  key_taken (first time)  step_cancelled  timer_started
                signal_awaited  signal_rejected  child_started  child_cancelled  value_published  witness_taken
-               witness_released  run_completed  run_failed  run_cancelled
+               witness_released  checkpoint_taken  run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_shared  step_failed  timer_fired  signal_received  child_ended
                cancel_requested
     notes      step_started (later attempts)  key_taken (later)  attempt_failed  step_doubted  probe_answered
-               heartbeat  patched  run_held  run_resolved  run_retried
+               heartbeat  patched  checkpoint_damaged  run_held  run_resolved  run_retried
 """
 
 from collections.abc import Callable
@@ -41,6 +41,8 @@ EventKind = Literal[
     "value_published",
     "witness_taken",
     "witness_released",
+    "checkpoint_taken",
+    "checkpoint_damaged",
     "patched",
     "cancel_requested",
     "run_held",
@@ -339,6 +341,29 @@ class WitnessReleased(Body):
     source: str = ""
 
 
+class CheckpointTaken(Body):
+    """The code's state was recorded, so that recovery can start from here instead of the beginning."""
+
+    call: int
+    number: int
+    """Which call of `checkpoint` it was, counted from 1, also those that were not recorded."""
+    digest: str
+    """The digest of the checkpoint itself, which is kept beside the history."""
+    size: int = 0
+    """The bytes of the state."""
+    source: str = ""
+
+
+class CheckpointDamaged(Body):
+    """A checkpoint was damaged or missing, so recovery started from an older one, or from the beginning."""
+
+    checkpoint: int
+    """The number of its event."""
+    why: str = ""
+    archived: bool = False
+    """Whether there was a row, which is in the archive now."""
+
+
 class Patched(Body):
     """What `patched(name)` answers in this run, from now on."""
 
@@ -440,6 +465,8 @@ BODIES: Final[dict[str, type[Body]]] = {
     "value_published": ValuePublished,
     "witness_taken": WitnessTaken,
     "witness_released": WitnessReleased,
+    "checkpoint_taken": CheckpointTaken,
+    "checkpoint_damaged": CheckpointDamaged,
     "patched": Patched,
     "cancel_requested": CancelRequested,
     "run_held": RunHeld,
@@ -459,5 +486,8 @@ BODY_DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
 
 
 def decode_body(kind: str, body: bytes) -> Any:
-    """Return an event's body as its kind's struct. Raises `msgspec.MsgspecError` or `KeyError` on damage."""
+    """Return an event's body as its kind's struct.
+
+    Raises `msgspec.MsgspecError`, `UnicodeDecodeError` or `KeyError` on damage.
+    """
     return BODY_DECODERS[kind](body)

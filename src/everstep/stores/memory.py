@@ -17,8 +17,11 @@ from everstep.model.status import ENDED
 from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, SettleKey, may_settle, newest_first
 from everstep.stores.memory_keys import MemoryKeys
 from everstep.stores.protocol import (
+    LAST,
     Accepted,
     Append,
+    ArchiveRow,
+    CheckpointRow,
     Claim,
     Claimed,
     Delivery,
@@ -59,6 +62,8 @@ class MemoryStore:
         self._runs: dict[str, RunRow] = {}
         self._events: dict[tuple[str, int], list[EventRow]] = {}
         self._payloads: dict[tuple[str, str], bytes] = {}
+        self._checkpoints: dict[tuple[str, int], dict[int, CheckpointRow]] = {}
+        self._archive: list[ArchiveRow] = []
         self._signals: dict[int, Delivery] = {}
         self._followers: set[tuple[str, str, int]] = set()
         self._holds: dict[str, HoldRow] = {}
@@ -175,9 +180,25 @@ class MemoryStore:
             self._hold(hold)
         if operation.keys is not None:
             self._keys.apply(operation.keys, row.id, row.generation, operation.row.at)
+        if operation.checkpoints:
+            self._keep_checkpoints(operation)
+        self._archive_rows(operation.archive)
         if ended:
             self._end(row, operation.row.at)
         return Accepted()
+
+    def _keep_checkpoints(self, operation: Append) -> None:
+        kept = self._checkpoints.setdefault((operation.run, operation.generation), {})
+        for new in operation.checkpoints:
+            kept.setdefault(new.seq, new)
+        for seq in sorted(kept)[: -operation.checkpoints_kept]:
+            del kept[seq]
+
+    def _archive_rows(self, rows: Sequence[ArchiveRow]) -> None:
+        for row in rows:
+            self._archive.append(row)
+            if row.what == "checkpoints":
+                self._checkpoints.get((row.run, row.generation), {}).pop(row.seq, None)
 
     def _refusal(self, operation: Append, row: RunRow | None) -> Refused | None:
         if row is None:
@@ -334,10 +355,22 @@ class MemoryStore:
             statuses = [row.status for row in self._runs.values()]
             return {status: statuses.count(status) for status in sorted(set(statuses))}
 
-    def events(self, run: str, generation: int) -> list[EventRow]:
-        """Return a history."""
+    def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
+        """Return a history, or a part of it."""
         with self._lock:
-            return list(self._events.get((run, generation), ()))
+            return [event for event in self._events.get((run, generation), ()) if first <= event.seq <= last]
+
+    def checkpoint(self, run: str, generation: int, before: int = LAST) -> CheckpointRow | None:
+        """Return the newest checkpoint whose event stands before this number."""
+        with self._lock:
+            kept = self._checkpoints.get((run, generation), {})
+            newest = max((seq for seq in kept if seq < before), default=None)
+            return None if newest is None else kept[newest]
+
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was damaged in this run, in the order in which it was found."""
+        with self._lock:
+            return [row for row in self._archive if row.run == run]
 
     def payload(self, run: str, digest: str) -> bytes | None:
         """Return a payload that was stored beside the history."""

@@ -13,7 +13,7 @@ store in the order of arrival.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -24,6 +24,9 @@ from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten,
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.
+
+LAST: Final = 2**63 - 1
+"""Greater than the number of any event."""
 
 DeliveryKind = Literal["signal", "cancel", "hold", "child", "key"]
 
@@ -114,6 +117,33 @@ class Delivery(msgspec.Struct):
     state: Literal["pending", "consumed", "undelivered"] = "pending"
 
 
+class CheckpointRow(NamedTuple):
+    """A checkpoint as it is stored: whoever reads it verifies it. `seq` is that of its event, which has its digest."""
+
+    run: str
+    generation: int
+    seq: int
+    previous: bytes
+    """The digest of the event before its own: the chain goes on from there."""
+    engine: bytes
+    """What the engine remembers beside the code's state."""
+    state: bytes
+    digest: bytes
+    complete: int = 1
+
+
+class ArchiveRow(NamedTuple):
+    """A damaged row of another table (`what` names which), kept whole as JSON. Nothing reads it by itself."""
+
+    run: str
+    generation: int
+    what: str
+    seq: int
+    row: bytes
+    why: str
+    at: int
+
+
 class HoldRow(msgspec.Struct, kw_only=True):
     """A question for a person about one run."""
 
@@ -186,6 +216,11 @@ class Append(msgspec.Struct, kw_only=True, gc=False):
     release: bool = False
     """Give the lease back (owner becomes None)."""
     keys: KeyChanges | None = None
+    checkpoints: Sequence[CheckpointRow] = ()
+    """New checkpoints, whose events are among `events`. Of all that the run has, the newest `checkpoints_kept` stay."""
+    checkpoints_kept: int = 3
+    archive: Sequence[ArchiveRow] = ()
+    """Damaged rows. A checkpoint (`what` is `checkpoints`) is moved there from its table."""
 
 
 class Claim(msgspec.Struct, gc=False):
@@ -333,7 +368,17 @@ class Store(Protocol):
         """Return how many runs there are in each status."""
         ...
 
-    def events(self, run: str, generation: int) -> list[EventRow]: ...
+    def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
+        """Return a history, or the part of it between two numbers, both included."""
+        ...
+
+    def checkpoint(self, run: str, generation: int, before: int = LAST) -> CheckpointRow | None:
+        """Return the newest checkpoint whose event stands before this number."""
+        ...
+
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was damaged in this run, in the order in which it was found."""
+        ...
 
     def payload(self, run: str, digest: str) -> bytes | None: ...
 

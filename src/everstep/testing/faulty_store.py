@@ -14,8 +14,10 @@ from everstep.errors import StoreError
 from everstep.stores.protocol import Busy, Store
 
 METHODS: Final = (
+    "archived",
     "bury_dead",
     "changed",
+    "checkpoint",
     "children",
     "commit",
     "connect",

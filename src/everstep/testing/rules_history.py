@@ -1,6 +1,6 @@
 """The rules that one history can break by itself. One pass, whatever its length."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -77,6 +77,7 @@ class HistoryJudge:
         self._signal_ids: set[str] = set()
         self._entropy = ""
         self._last_call = 0
+        self._last_checkpoint = 0
         self._at = 0
         self._event: EventRow
         self._go()
@@ -96,7 +97,7 @@ class HistoryJudge:
             self._at = event.at
             try:
                 body = decode_body(event.kind, event.body)
-            except (msgspec.MsgspecError, KeyError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
                 self._broken("L5", "it cannot be read")
                 continue
             self._judge(event, body)
@@ -208,6 +209,22 @@ class HistoryJudge:
     def _other_command(self, body: Any) -> None:
         self._begin(body.call, Call(self._event.kind, self._event.seq))
 
+    def _checkpoint_taken(self, body: Any) -> None:
+        if body.number <= self._last_checkpoint:
+            self._broken("R1", f"is checkpoint {body.number}, and the one before was {self._last_checkpoint}")
+        if any(not call.outcome and not call.cancelled for call in self._under_way()):
+            self._broken("R1", "stands where something else is under way")
+        self._last_checkpoint = body.number
+        self._begin(body.call, Call(self._event.kind, self._event.seq, number=body.number))
+
+    def _under_way(self) -> Iterator[Call]:
+        """Give the calls since the last checkpoint that have an outcome sooner or later."""
+        for call in reversed(self.calls.values()):
+            if call.kind == "checkpoint_taken":
+                return
+            if call.kind in ("step_started", "child_started"):
+                yield call
+
     def _step_cancelled(self, body: Any) -> None:
         self._other_command(body)
         if body.step_call in self.calls:
@@ -290,6 +307,7 @@ class HistoryJudge:
             call.waits = call.waits or bool(call.own_key and not call.outcome and call.effect == "repeat")
         self.calls = {number: call for number, call in self.calls.items() if call.seq < body.voids}
         self._last_call = max(self.calls, default=0)
+        self._last_checkpoint = max((call.number for call in self.calls.values()), default=0)
         for call in self.calls.values():
             if call.outcome_seq == body.voids:
                 call.outcome, call.outcome_seq, call.due = "", 0, 0
@@ -315,6 +333,9 @@ _JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
     "child_cancelled": HistoryJudge._other_command,
     "child_ended": HistoryJudge._child_ended,
     "value_published": HistoryJudge._other_command,
+    "witness_taken": HistoryJudge._other_command,
+    "witness_released": HistoryJudge._other_command,
+    "checkpoint_taken": HistoryJudge._checkpoint_taken,
     "cancel_requested": HistoryJudge._cancel_requested,
     "run_retried": HistoryJudge._run_retried,
 }

@@ -10,7 +10,9 @@ from everstep.stores.protocol import Append, Claim, Operation, Post, Release, St
 
 def is_simple(append: Append) -> bool:
     """Tell whether an append changes nothing but its own run. (An end may yet concern followers and an inbox.)"""
-    if append.starts or append.posts or append.hold is not None or append.keys is not None or not append.events:
+    if append.starts or append.posts or append.hold is not None or not append.events:
+        return False
+    if append.keys is not None or append.archive:
         return False
     return not (append.consumed and append.row.status in ENDED)
 

@@ -70,6 +70,28 @@ INSERT INTO events (run, generation, seq, kind, step, at, body, digest) VALUES {
 -- A payload is named by its digest, so one that is there is the same.
 INSERT INTO payloads (run, digest, value) VALUES {rows:3} ON CONFLICT DO NOTHING;
 
+-- name: keep_checkpoints
+-- In one transaction with their events. A place that is taken already can only be taken by a damaged row: it stays, and
+-- whoever recovers finds that it is not the one that its event speaks of.
+INSERT INTO checkpoints (run, generation, seq, previous, engine, state, digest, complete) VALUES {rows:8}
+ON CONFLICT DO NOTHING;
+
+-- name: drop_checkpoints
+-- All but the newest few. Recovery would use the newest; the others are there in case that it is damaged.
+DELETE FROM checkpoints WHERE run = ?1 AND generation = ?2 AND seq < (
+    SELECT min(seq) FROM (
+        SELECT seq FROM checkpoints WHERE run = ?1 AND generation = ?2 ORDER BY seq DESC LIMIT ?3
+    )
+);
+
+-- name: archive
+-- Nothing that was damaged is overwritten or lost.
+INSERT INTO archive (run, generation, what, seq, row, why, at) VALUES {rows:7};
+
+-- name: remove_checkpoint
+-- In one transaction with its copy in the archive.
+DELETE FROM checkpoints WHERE run = ? AND generation = ? AND seq = ?;
+
 -- name: create_runs
 -- An id that exists is left alone; the number of changes tells.
 INSERT INTO runs (id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at,
@@ -476,12 +498,24 @@ SELECT status, count(*) FROM runs INDEXED BY runs_status GROUP BY status ORDER B
 -- many seconds. The bytes go through TEXT unchanged, for SQLite does not look into it.
 SELECT CAST(json_group_array(json_array(seq, kind, step, at, length(body), length(digest))) AS BLOB),
     CAST(group_concat(CAST(body AS TEXT), '') AS BLOB), CAST(group_concat(CAST(digest AS TEXT), '') AS BLOB)
-FROM (SELECT seq, kind, step, at, body, digest FROM events WHERE run = ? AND generation = ? ORDER BY seq);
+FROM (
+    SELECT seq, kind, step, at, body, digest FROM events
+    WHERE run = ? AND generation = ? AND seq BETWEEN ? AND ? ORDER BY seq
+);
 
 -- name: events
 -- Row by row, for a history that is too long for one value, or whose texts are damaged.
 SELECT seq, CAST(kind AS BLOB), CAST(step AS BLOB), at, body, digest FROM events
-WHERE run = ? AND generation = ? ORDER BY seq;
+WHERE run = ? AND generation = ? AND seq BETWEEN ? AND ? ORDER BY seq;
+
+-- name: checkpoint
+-- The newest one before an event.
+SELECT run, generation, seq, previous, engine, state, digest, complete FROM checkpoints
+WHERE run = ? AND generation = ? AND seq < ? ORDER BY seq DESC LIMIT 1;
+
+-- name: archived
+-- What was damaged, in the order in which it was found.
+SELECT run, generation, what, seq, row, why, at FROM archive INDEXED BY archive_run WHERE run = ? ORDER BY id;
 
 -- name: payload
 -- A large value that is not in the event itself.

@@ -10,7 +10,16 @@ import msgspec
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.stores.keys import EffectFilter, EffectRow
-from everstep.stores.protocol import Delivery, HoldRow, RunFilter, RunRow, WorkerRow
+from everstep.stores.protocol import (
+    LAST,
+    ArchiveRow,
+    CheckpointRow,
+    Delivery,
+    HoldRow,
+    RunFilter,
+    RunRow,
+    WorkerRow,
+)
 from everstep.stores.sqlite.connections import translated
 from everstep.stores.sqlite.queries import query
 from everstep.stores.sqlite.rows import Row, as_json, effect_row, hold_row, run_row
@@ -80,13 +89,13 @@ class Reader:
         """Return how many runs there are in each status that any run has."""
         return dict(self._all("counts"))
 
-    def events(self, run: str, generation: int) -> list[EventRow]:
-        """Return a history, as it is stored: whoever reads it verifies it."""
+    def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
+        """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
         try:
-            ((facts, bodies, digests),) = self._all("events_packed", run, generation)
+            ((facts, bodies, digests),) = self._all("events_packed", run, generation, first, last)
             entries = msgspec.json.decode(facts)
         except (msgspec.MsgspecError, UnicodeDecodeError, apsw.TooBigError):
-            return self._events_singly(run, generation)
+            return self._events_singly(run, generation, first, last)
         events: list[EventRow] = []
         body_at = digest_at = 0
         for seq, kind, step, at, body_bytes, digest_bytes in entries:
@@ -97,12 +106,21 @@ class Reader:
             digest_at += digest_bytes
         return events
 
-    def _events_singly(self, run: str, generation: int) -> list[EventRow]:
+    def _events_singly(self, run: str, generation: int, first: int, last: int) -> list[EventRow]:
         return [
             # A damaged text becomes another text, so the chain of digests ends just before it.
             EventRow(seq, kind.decode("utf-8", "replace"), step.decode("utf-8", "replace"), at, body, digest)
-            for seq, kind, step, at, body, digest in self._all("events", run, generation)
+            for seq, kind, step, at, body, digest in self._all("events", run, generation, first, last)
         ]
+
+    def checkpoint(self, run: str, generation: int, before: int) -> CheckpointRow | None:
+        """Return the newest checkpoint before an event."""
+        rows = self._all("checkpoint", run, generation, before)
+        return CheckpointRow(*rows[0]) if rows else None
+
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was damaged, in the order in which it was found."""
+        return [ArchiveRow(*row) for row in self._all("archived", run)]
 
     def payload(self, run: str, digest: str) -> bytes | None:
         """Return a payload that was stored beside the history."""

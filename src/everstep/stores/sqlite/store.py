@@ -11,7 +11,18 @@ import apsw
 from everstep.model.crash_points import crash_point
 from everstep.model.events import EventRow
 from everstep.stores.keys import EffectFilter, EffectRow
-from everstep.stores.protocol import Delivery, HoldRow, Operation, RunFilter, RunRow, Verdict, WorkerRow
+from everstep.stores.protocol import (
+    LAST,
+    ArchiveRow,
+    CheckpointRow,
+    Delivery,
+    HoldRow,
+    Operation,
+    RunFilter,
+    RunRow,
+    Verdict,
+    WorkerRow,
+)
 from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.connections import Durability, Patience, connect
 from everstep.stores.sqlite.liveness import LiveLocks
@@ -100,9 +111,17 @@ class SqliteStore:
         """Return how many runs there are in each status that any run has."""
         return self._reader.counts()
 
-    def events(self, run: str, generation: int) -> list[EventRow]:
-        """Return a history, as it is stored: whoever reads it verifies it."""
-        return self._reader.events(run, generation)
+    def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
+        """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
+        return self._reader.events(run, generation, first, last)
+
+    def checkpoint(self, run: str, generation: int, before: int = LAST) -> CheckpointRow | None:
+        """Return the newest checkpoint whose event stands before this number, as it is stored."""
+        return self._reader.checkpoint(run, generation, before)
+
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was damaged in this run, in the order in which it was found."""
+        return self._reader.archived(run)
 
     def payload(self, run: str, digest: str) -> bytes | None:
         """Return a payload that was stored beside the history."""

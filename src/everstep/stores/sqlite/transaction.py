@@ -16,6 +16,7 @@ from everstep.stores.keys import ForgetKeys, SettleKey
 from everstep.stores.protocol import (
     Accepted,
     Append,
+    ArchiveRow,
     Claim,
     Claimed,
     Existing,
@@ -146,6 +147,8 @@ class Transaction:
             self._hold(append.hold)
         if append.keys is not None:
             self._keys.apply(append.keys, append.run, append.generation, append.row.at)
+        if append.archive:
+            self._archive(append.archive)
         if ended:
             told = (0, append.run, child_value(append.row.status, append.row.outcome), append.row.at)
             self._insert("tell_followers", 4, [told])
@@ -277,6 +280,21 @@ class Transaction:
         payloads = [(a.run, digest, value) for a in appends for digest, value in a.payloads]
         payloads += [(new.row.id, digest, value) for new in news for digest, value in new.payloads]
         self._insert("keep_payloads", 3, payloads)
+        for append in appends:
+            if append.checkpoints:
+                self._keep_checkpoints(append)
+
+    def _keep_checkpoints(self, append: Append) -> None:
+        """Insert new checkpoints, and drop those that are too old by now."""
+        self._insert("keep_checkpoints", 8, append.checkpoints)
+        self._run("drop_checkpoints", (append.run, append.generation, append.checkpoints_kept))
+
+    def _archive(self, rows: Sequence[ArchiveRow]) -> None:
+        """Move damaged rows to where they can do no harm."""
+        self._insert("archive", 7, rows)
+        for row in rows:
+            if row.what == "checkpoints":
+                self._run("remove_checkpoint", (row.run, row.generation, row.seq))
 
     def _consume(self, append: Append) -> None:
         if append.consumed:

@@ -71,6 +71,34 @@ CREATE TABLE payloads (
     PRIMARY KEY (run, digest)
 ) STRICT;
 
+-- Where recovery may start instead of at the beginning: the newest few of each run. Each is written in one transaction
+-- with its event, which has its digest. `previous` is the digest of the event before that one.
+CREATE TABLE checkpoints (
+    run TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    previous BLOB NOT NULL,
+    engine BLOB NOT NULL,
+    state BLOB NOT NULL,
+    digest BLOB NOT NULL,
+    complete INTEGER NOT NULL,
+    PRIMARY KEY (run, generation, seq)
+) STRICT;
+
+-- Whole rows of other tables (`what` names which) that were damaged, for whoever wants to know. Nothing reads it by itself.
+CREATE TABLE archive (
+    id INTEGER PRIMARY KEY,
+    run TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    what TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    row BLOB NOT NULL,
+    why TEXT NOT NULL,
+    at INTEGER NOT NULL
+) STRICT;
+
+CREATE INDEX archive_run ON archive (run);
+
 -- AUTOINCREMENT: a number is in histories as consumed, so it must never come back for another delivery.
 CREATE TABLE signals (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
