@@ -262,7 +262,8 @@ async def do_it_all(app: App) -> Any:
     raise AssertionError
 
 
-NOT_NEEDED = ("children", "counts", "holds", "leave", "payload", "run", "runs", "signals")
+KEYS = ("effect", "effects", "waiters")
+NOT_NEEDED = ("children", "counts", "holds", "leave", "payload", "run", "runs", "signals", *KEYS)
 """What nobody asks for in this scenario."""
 
 
