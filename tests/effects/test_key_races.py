@@ -46,12 +46,12 @@ async def look(number: int) -> int:
 
 
 @workflow
-async def charging(invoice: int, amount: int = 5) -> str:
+async def racing_charge(invoice: int, amount: int = 5) -> str:
     return await charge(invoice, amount)
 
 
 @workflow
-async def shipping(invoice: int) -> str:
+async def racing_ship(invoice: int) -> str:
     return await ship(invoice)
 
 
@@ -93,7 +93,7 @@ class Slow:
         return self._commit(operations, patient=patient)
 
 
-async def owned(machine: Machine, app: App, run: str = "a", flow: Any = charging, invoice: int = 7) -> Any:
+async def owned(machine: Machine, app: App, run: str = "a", flow: Any = racing_charge, invoice: int = 7) -> Any:
     """Start a run that has the key and whose body waits."""
     GATES[run] = Gate()
     handle = await app.start(flow, invoice, id=run)
@@ -116,7 +116,7 @@ async def test_a_claim_that_is_lost_becomes_a_key_that_is_taken(machine: Machine
         GATES["a"].opened.set()
         await owner.result(timeout=10)
     blind(second)
-    run = await second.start(charging, 7, 5 if state != "other arguments" else 6, id="b")
+    run = await second.start(racing_charge, 7, 5 if state != "other arguments" else 6, id="b")
     if state == "under way":
         await machine.until_status("b", "waiting")
         GATES["a"].opened.set()
@@ -146,7 +146,7 @@ async def test_everything_else_in_the_unit_stands(machine: Machine) -> None:
 
     first, second = await machine.boot(), await machine.boot()
     await owned(machine, first)
-    await owned(machine, first, "c", shipping, 9)
+    await owned(machine, first, "c", racing_ship, 9)
     run = await second.start(busy, id="b")
     await machine.until_status("b", "waiting")
     blind(second, 3)
@@ -180,7 +180,7 @@ async def test_a_step_that_is_cancelled_while_its_claim_is_being_lost(machine: M
             return f"gave up {await look(2)}"
 
     first, second = await machine.boot(), await machine.boot()
-    owner = await owned(machine, first, "a", charging if contract == "once" else shipping)
+    owner = await owned(machine, first, "a", racing_charge if contract == "once" else racing_ship)
     blind(second)
     slow = Slow(second)
     run = await second.start(fickle, id="b")
@@ -204,7 +204,7 @@ async def test_a_run_that_ends_in_the_unit_of_a_claim_that_is_lost(machine: Mach
         return f"left {task.done()}"
 
     first, second = await machine.boot(), await machine.boot()
-    owner = await owned(machine, first, "a", shipping)
+    owner = await owned(machine, first, "a", racing_ship)
     blind(second)
     run = await second.start(leaving, id="b")
     assert await run.result(timeout=10) == "left False"
@@ -218,10 +218,10 @@ async def test_a_run_that_ends_in_the_unit_of_a_claim_that_is_lost(machine: Mach
 @scenario
 async def test_a_hold_in_the_unit_of_a_claim_that_is_lost(machine: Machine) -> None:
     first, second = await machine.boot(), await machine.boot()
-    owner = await owned(machine, first, "a", shipping)
+    owner = await owned(machine, first, "a", racing_ship)
     blind(second)
     slow = Slow(second)
-    run = await second.start(shipping, 7, id="b")
+    run = await second.start(racing_ship, 7, id="b")
     await machine.until(slow.reached.is_set)
     held = asyncio.create_task(second.hold("b", "wait a moment"))
     await asyncio.sleep(0.02)
@@ -239,11 +239,11 @@ async def test_a_hold_in_the_unit_of_a_claim_that_is_lost(machine: Machine) -> N
 @scenario
 async def test_who_is_woken_may_lose_again_and_waits_again(machine: Machine) -> None:
     first, second = await machine.boot(), await machine.boot()
-    await owned(machine, first, "a", shipping)
-    waits = await second.start(shipping, 7, id="b")
+    await owned(machine, first, "a", racing_ship)
+    waits = await second.start(racing_ship, 7, id="b")
     await machine.until_status("b", "waiting")
     GATES["c"] = Gate()
-    third = await first.start(shipping, 7, id="c")
+    third = await first.start(racing_ship, 7, id="c")
     await machine.until_status("c", "waiting")
     blind(second)
     # The one that has the key gives it up; both others are told, and the one that does not look is too late.
@@ -265,8 +265,8 @@ async def test_a_key_that_cannot_be_read_is_claimed_and_the_store_decides(machin
     store = FaultyStore(machine.open_store())
     second = await machine.boot(store=store.as_store())
     fault = store.fail("effect", after=False, count=2)
-    run = await second.start(charging, 7, id="b")
-    free = await second.start(charging, 8, id="c")
+    run = await second.start(racing_charge, 7, id="b")
+    free = await second.start(racing_charge, 8, id="c")
     assert await free.result(timeout=10) == "paid 5 by c"
     await machine.until(lambda: machine.store.waiters(K) == [("b", 1)])
     assert fault.fired == 2
@@ -305,8 +305,8 @@ async def test_an_unknown_commit_of_a_claim_or_of_its_end_is_read_back(
     with monkeypatch.context() as patch:
         patch.setattr(writer, "_end", fail)
         patch.setattr(writer, "_write", note_batch)
-        assert await app.run(charging, 7, id="a") == "paid 5 by a"
-        assert await app.run(charging, 7, id="b") == "paid 5 by a"
+        assert await app.run(racing_charge, 7, id="a") == "paid 5 by a"
+        assert await app.run(racing_charge, 7, id="b") == "paid 5 by a"
     assert calls > 4
     assert NOTES == ["a"]
     assert check(export_histories(machine.store), settled=False) == []
@@ -355,7 +355,7 @@ async def test_on_a_full_disk_a_claim_waits_and_may_then_be_lost(machine: Machin
 async def test_who_is_told_while_it_stops_leaves_that_to_the_next(machine: Machine) -> None:
     app, other = await machine.boot(), await machine.boot()
     owner = await owned(machine, app)
-    await other.start(charging, 7, id="b")
+    await other.start(racing_charge, 7, id="b")
     await machine.until_status("b", "waiting")
     other.draining = True
     GATES["a"].opened.set()
@@ -365,7 +365,7 @@ async def test_who_is_told_while_it_stops_leaves_that_to_the_next(machine: Machi
     assert "step_shared" not in machine.kinds("b")
     await machine.stop(other)
     assert machine.store.inbox("b") != []
-    run = await app.start(charging, 7, id="b")
+    run = await app.start(racing_charge, 7, id="b")
     assert await run.result(timeout=10) == "paid 5 by a"
     sound(machine, "a", "b")
 
