@@ -271,9 +271,10 @@ async def do_it_all(app: App) -> Any:
     raise AssertionError
 
 
+KEYS = ("effect", "effects", "waiters")
 NOT_NEEDED = (
     *("archived", "checkpoint", "children", "connect", "counts", "holds", "leave", "payload", "run", "runs"),
-    "signals",
+    *("signals", *KEYS),
 )
 """What nobody asks for in this scenario."""
 

@@ -24,6 +24,8 @@ METHODS: Final = (
     "counts",
     "diverged",
     "due",
+    "effect",
+    "effects",
     "events",
     "holds",
     "inbox",
@@ -37,6 +39,7 @@ METHODS: Final = (
     "run",
     "runs",
     "signals",
+    "waiters",
     "workers",
 )
 """Every method that can fail. (`close` is how a process ends, and cannot.)"""
