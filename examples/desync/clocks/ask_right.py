@@ -1,7 +1,9 @@
 """The same agent with Everstep: the deadline is a durable timer.
 
-    python ask_right.py                                     # waits a second for a signal
-    EVERSTEP_CRASH_AT=store.commit.after:2 python ask_right.py   # dies by SIGKILL when the timer is recorded
+    EVERSTEP_CRASH_AT=store.commit.after:2 python at.py 12:00 ask_right.py   # dies when the timer is recorded
+    python at.py 12:00 --then 11:00 ask_right.py                             # goes on by its history
+
+A restart neither prolongs nor repeats the wait.
 """
 
 import everstep

@@ -1,7 +1,9 @@
 """An agent that asks a person and waits for the answer, but not for ever. Its record is `record.json`.
 
-    python ask_wrong.py                       # waits half a second for answer.txt
-    CRASH_AT="look 15" python ask_wrong.py    # dies by SIGKILL after one and a half
+    CRASH_AT="look 15" python at.py 12:00 --then 11:00 ask_wrong.py   # dies by SIGKILL after one and a half seconds
+    python at.py 11:01 ask_wrong.py                                   # goes on by its record
+
+Why it goes wrong stands in docs/desync.md.
 """
 
 import json

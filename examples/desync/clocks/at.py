@@ -1,11 +1,14 @@
-"""Runs a script on a machine whose clock shows another time. Only `time.time` of that one process is changed.
+"""Runs a script on a machine whose clock shows another time.
 
     python at.py 12:00 wrong.py                    # it is 12:00 when the script begins, and the clock goes on
     python at.py 12:00 --then 11:00 ask_wrong.py   # and when the script has said something, it is set back to 11:00
+
+Only `time.time` of that one process is changed.
 """
 
 import argparse
 import builtins
+import os
 import runpy
 import sys
 import time
@@ -36,9 +39,10 @@ if __name__ == "__main__":
     clock, say = Clock(given.time), builtins.print
 
     def say_and_set_back(*text: object) -> None:
-        say(*text)
+        say(*text, flush=True)
         if given.then:
             clock.set(given.then)
+            os.write(1, f"(the clock is set to {datetime.fromtimestamp(given.then, UTC):%H:%M})\n".encode())
             given.then = None
 
     builtins.print = say_and_set_back

@@ -1,8 +1,11 @@
 """The same agent with Everstep: what has changed is decided by content.
 
-    python right.py 1                                  # the first look: notes/ to index/
-    python right.py 2                                  # the next one
-    EVERSTEP_CRASH_AT=body.after:5 python right.py 1   # dies by SIGKILL in the middle
+    python at.py 11:30 edit.py lamp "40 euros"                      # a note
+    EVERSTEP_CRASH_AT=body.after:5 python at.py 12:00 right.py 1    # the first look, killed in the middle
+    python at.py 12:01 right.py 1                                   # goes on by its history
+    python at.py 11:40 right.py 2                                   # the next look
+
+The clock may show what it likes.
 """
 
 import hashlib

@@ -1,7 +1,10 @@
 """An agent that keeps summaries of notes, and renews those whose note has changed. Its record is `record.json`.
 
-    python wrong.py                            # notes/ to index/
-    CRASH_AT="indexed chair" python wrong.py   # dies by SIGKILL in the middle
+    python at.py 11:30 edit.py lamp "40 euros"                 # a note
+    CRASH_AT="indexed lamp" python at.py 12:00 wrong.py        # dies by SIGKILL when it has indexed it
+    python at.py 12:01 wrong.py                                # goes on by its record
+
+Why it goes wrong stands in docs/desync.md.
 """
 
 import json

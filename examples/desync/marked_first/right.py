@@ -1,7 +1,9 @@
 """The same refactoring agent with Everstep.
 
-    python right.py                                   # on a copy of this folder: it rewrites a.py, b.py and c.py
     EVERSTEP_CRASH_AT=body.before:9 python right.py   # dies by SIGKILL when the write of c.py is begun and not done
+    python right.py                                   # goes on by its history
+
+Work on a copy of this folder: the three files lie in it.
 """
 
 from pathlib import Path

@@ -1,7 +1,9 @@
 """A refactoring agent that renames `fetch` to `price_of` in three files. Its record is `record.json`.
 
-    python wrong.py                            # on a copy of this folder: it rewrites a.py, b.py and c.py
-    CRASH_AT="marked c.py" python wrong.py     # dies by SIGKILL when it has marked c.py as done
+    CRASH_AT="marked c.py" python wrong.py   # dies by SIGKILL when it has marked c.py as done
+    python wrong.py                          # goes on by its record
+
+Work on a copy of this folder: the three files lie in it. Why it goes wrong stands in docs/desync.md.
 """
 
 import json

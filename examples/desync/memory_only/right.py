@@ -1,15 +1,18 @@
-"""The same agent with Everstep: what the model said is an outcome of a step, so it is said once.
+"""The same agent with Everstep: what the model said is the outcome of a step, so it is said once.
 
-    python right.py                                   # sorts inbox/
-    EVERSTEP_CRASH_AT=body.after:7 python right.py    # dies by SIGKILL in the middle
+    EVERSTEP_CRASH_AT=body.after:7 python right.py   # dies by SIGKILL in the middle
+    python right.py                                  # goes on by its history
+
+Work on a copy of this folder: the letters lie in it.
 """
 
 from pathlib import Path
 
+from model import ask_model_where
+
 import everstep
 from everstep import step, workflow
 from everstep.blocking import files
-from model import ask_model_where
 
 ask_where = step(ask_model_where, name="ask_model_where", effect="read")
 

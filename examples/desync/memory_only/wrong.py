@@ -1,7 +1,9 @@
 """An agent that sorts letters into folders, as a model says. Its record is `record.json`.
 
-    python wrong.py                          # sorts inbox/
     CRASH_AT="moved kite.txt" python wrong.py   # dies by SIGKILL in the middle
+    python wrong.py                             # goes on by its record
+
+Work on a copy of this folder: the letters lie in it. Why it goes wrong stands in docs/desync.md.
 """
 
 import json

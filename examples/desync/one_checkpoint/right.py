@@ -1,7 +1,10 @@
 """The same support agent with Everstep: each effect is a step, and each step says what it promises.
 
-    python right.py                                  # the world it acts on: bank.txt, outbox.txt, closed.txt
     EVERSTEP_CRASH_AT=body.after:5 python right.py   # dies by SIGKILL when bo has got the mail and nobody noted it
+    python right.py                                  # goes on by its history
+    cat bank.txt outbox.txt                          # the world that it acts on
+
+Kill it elsewhere, and everybody is still paid once and told once.
 """
 
 from pathlib import Path

@@ -1,7 +1,10 @@
 """A support agent that settles tickets: money back, a mail, the ticket closed. Its record is `record.json`.
 
-    python wrong.py                         # the world it acts on: bank.txt, outbox.txt, closed.txt
-    CRASH_AT="mailed bo" python wrong.py    # dies by SIGKILL when bo has got the mail
+    CRASH_AT="mailed bo" python wrong.py   # dies by SIGKILL when bo has got the mail
+    python wrong.py                        # goes on by its record
+    cat bank.txt outbox.txt                # the world that it acts on
+
+Why it goes wrong stands in docs/desync.md.
 """
 
 import json

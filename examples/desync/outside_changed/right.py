@@ -1,7 +1,11 @@
 """The same migration agent with Everstep: what the plan was made for is remembered, and compared before it goes on.
 
-    python shop.py new; python right.py               # from v4 to v5
+    python shop.py new                                # a database with schema v4
     EVERSTEP_CRASH_AT=body.before:3 python right.py   # dies by SIGKILL when the migration is begun and not done
+    python shop.py by-hand                            # somebody migrates it to v5
+    python right.py                                   # it is held; `everstep holds` says why
+
+docs/desync.md shows what a person can decide then.
 """
 
 import sqlite3
@@ -36,7 +40,7 @@ def carry_out(plan: list[str], version: int) -> str:
 
 @workflow
 def migrate() -> str:
-    ((version, unit),) = expect(SCHEMA)
+    version = expect(SCHEMA)[0][0]
     plan = ask_model_for_a_plan(version)
     print(f"schema v{version}: {len(plan)} statements to do")
     done = carry_out(plan, version)
@@ -47,7 +51,7 @@ def migrate() -> str:
 if __name__ == "__main__":
     try:
         print(everstep.run(migrate, id="prices-1"))
-    except everstep.errors.RunHeld as held:
-        raise SystemExit(f"{held}") from None
+    except everstep.errors.RunHeld:
+        raise SystemExit(3) from None  # what it is held for was logged
     except everstep.errors.RunCancelled as cancelled:
-        raise SystemExit(f"{cancelled}") from None
+        raise SystemExit(str(cancelled)) from None

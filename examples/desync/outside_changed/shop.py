@@ -4,6 +4,8 @@
     python shop.py by-hand    # somebody migrates it to v5: prices in cents
     python shop.py back       # somebody takes that back
     python shop.py show
+
+Each of them says what the database has then.
 """
 
 import sqlite3

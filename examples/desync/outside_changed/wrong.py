@@ -1,7 +1,11 @@
 """A migration agent: it looks at the schema, has a plan made, and carries it out. Its record is `record.json`.
 
-    python shop.py new; python wrong.py      # from v4 to v5
-    CRASH_AT=planned python wrong.py         # dies by SIGKILL when the plan is made
+    python shop.py new                 # a database with schema v4
+    CRASH_AT=planned python wrong.py   # dies by SIGKILL when the plan is made
+    python shop.py by-hand             # somebody migrates it to v5
+    python wrong.py                    # goes on by its record
+
+Why it goes wrong stands in docs/desync.md.
 """
 
 import json

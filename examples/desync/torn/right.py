@@ -1,7 +1,10 @@
 """The same agent with Everstep: its history is appended to in transactions, and each event vouches for those before it.
 
-    python right.py                                           # the world it acts on: outbox.txt
-    EVERSTEP_CRASH_AT=store.commit.written:7 python right.py  # dies by SIGKILL in the middle of writing its history
+    EVERSTEP_CRASH_AT=store.commit.written:5 python right.py   # dies by SIGKILL in the middle of writing its history
+    python right.py                                            # goes on by its history
+    cat outbox.txt                                             # the world that it acts on
+
+`flip_bit.py` damages the history.
 """
 
 from dataclasses import dataclass
@@ -32,7 +35,7 @@ def find_letter(key: str, letter: Letter) -> Done | NotDone:
 @step(effect="once", probe=find_letter)
 def send(letter: Letter) -> None:
     with open("outbox.txt", "a") as outbox:
-        outbox.write(f"{letter.reader}: {letter.text[:40]}  [{everstep.key()[:8]}]\n")
+        outbox.write(f"{letter.reader}: {letter.text[:20]}  [{everstep.key()[:8]}]\n")
 
 
 @workflow
@@ -46,5 +49,5 @@ def send_letters(readers: list[str]) -> int:
 if __name__ == "__main__":
     try:
         everstep.run(send_letters, READERS, id="letters-1")
-    except everstep.errors.RunHeld as held:
-        raise SystemExit(f"{held}") from None
+    except everstep.errors.RunHeld:
+        raise SystemExit(3) from None  # what it is held for was logged

@@ -1,7 +1,10 @@
 """An agent that writes letters to readers and sends them. Its record is `state.json`.
 
-    python wrong.py                          # the world it acts on: outbox.txt
     CRASH_AT="saving cleo" python wrong.py   # dies by SIGKILL in the middle of writing its record
+    python wrong.py                          # goes on by its record
+    cat outbox.txt                           # the world that it acts on
+
+Why it goes wrong stands in docs/desync.md.
 """
 
 import json
@@ -30,7 +33,7 @@ def ask_model(reader: str) -> Letter:
 
 def send(letter: Letter) -> None:
     with open("outbox.txt", "a") as outbox:
-        outbox.write(f"{letter.reader}: {letter.text[:40]}\n")
+        outbox.write(f"{letter.reader}: {letter.text[:20]}\n")
 
 
 def encode(letter: Letter) -> dict[str, str]:

@@ -118,7 +118,7 @@ async def _observed(app: "Surrounding", run: str, taken: "Taken") -> Any:
 
 
 def readable_difference(before: Any, after: Any) -> str:
-    """Return a difference as a person reads it: for texts, folders and several rows the diff itself, else both values."""
+    """Return a difference as a person reads it: of texts, folders and several rows a diff, else both values."""
     old, new = _text_of(before), _text_of(after)
     if _are_rows(before) and _are_rows(after) and max(len(before), len(after)) > 1:
         old, new = _lines_of(before), _lines_of(after)
