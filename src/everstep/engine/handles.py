@@ -79,7 +79,7 @@ class Run(Generic[T]):
             return RunHeld(f"The run {self.id} is held.")
         hold = holds[-1]
         return RunHeld(
-            f"The run {self.id} is held ({hold.reason}): {hold.summary}. "
+            f"The run {self.id} is held ({hold.reason}): {hold.summary.rstrip('.')}. "
             f"See `everstep holds`; then `everstep resolve {self.id} --{hold.resolutions[0]}` or another resolution.",
             hold.id,
             hold.reason,
