@@ -8,7 +8,8 @@ import random
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
@@ -225,6 +226,17 @@ class Driving:
                 self.on_hold(hold)
             except Exception:
                 log.exception("on_hold raised")
+
+    @contextmanager
+    def setting_aside(self, run: str) -> Iterator[None]:
+        """Within the block a run that is claimed here is not taken up: something else is done with it."""
+        is_new = run not in self._taking_up
+        self._taking_up.add(run)
+        try:
+            yield
+        finally:
+            if is_new:
+                self._taking_up.discard(run)
 
     async def take_up_run(self, run: str, statuses: Sequence[Status] = CLAIMABLE) -> bool:
         """Claim a run if it is free, and drive it. Returns whether it is driven here now."""

@@ -78,10 +78,11 @@ async def cancel(app: "App", run: str, reason: str, *, grace: float, now: bool, 
 
 
 async def _end_here(app: "App", row: RunRow, reason: str, by: str) -> bool:
-    claimed = await _claim(app, row.id, ("queued", "running", "waiting"))
-    if claimed is None:
-        return False  # somebody drives it: the inbox reaches them
-    return await end_claimed(app, claimed, ev.CancelRequested(reason=reason, by=by, now=True))
+    with app.setting_aside(row.id):
+        claimed = await _claim(app, row.id, ("queued", "running", "waiting"))
+        if claimed is None:
+            return False  # somebody drives it: the inbox reaches them
+        return await end_claimed(app, claimed, ev.CancelRequested(reason=reason, by=by, now=True))
 
 
 async def end_claimed(app: "Driving", row: RunRow, request: ev.CancelRequested) -> bool:
@@ -158,11 +159,12 @@ async def hold(app: "App", run: str, note: str, by: str) -> None:
         if row.status in ENDED:
             raise RunEnded(f"The run {run} has ended ({row.status}), so it cannot be held.", row.status)
         return
-    claimed = await _claim(app, run, ("queued", "running", "waiting"))
-    if claimed is None:
-        await _post(app, Post(run, "hold", value=msgspec.json.encode(report), at=app.clock.now()), "held")
-        return
-    _expect_accepted(await app.committer.submit(hold_unit(app, claimed, report)), run)
+    with app.setting_aside(run):
+        claimed = await _claim(app, run, ("queued", "running", "waiting"))
+        if claimed is not None:
+            _expect_accepted(await app.committer.submit(hold_unit(app, claimed, report)), run)
+            return
+    await _post(app, Post(run, "hold", value=msgspec.json.encode(report), at=app.clock.now()), "held")
 
 
 async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, value: Any, note: str, by: str) -> None:

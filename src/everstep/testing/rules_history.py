@@ -35,6 +35,7 @@ class Call(msgspec.Struct):
     outcome_at: int = 0
     cancelled: bool = False
     number: int = 0
+    checkpoint: int = 0
     own_key: str = ""
     """With `key=`: the key that it has, or had."""
     round: int = 0
@@ -215,7 +216,7 @@ class HistoryJudge:
         if any(not call.outcome and not call.cancelled for call in self._under_way()):
             self._broken("R1", "stands where something else is under way")
         self._last_checkpoint = body.number
-        self._begin(body.call, Call(self._event.kind, self._event.seq, number=body.number))
+        self._begin(body.call, Call(self._event.kind, self._event.seq, checkpoint=body.number))
 
     def _under_way(self) -> Iterator[Call]:
         """Give the calls since the last checkpoint that have an outcome sooner or later."""
@@ -307,7 +308,7 @@ class HistoryJudge:
             call.waits = call.waits or bool(call.own_key and not call.outcome and call.effect == "repeat")
         self.calls = {number: call for number, call in self.calls.items() if call.seq < body.voids}
         self._last_call = max(self.calls, default=0)
-        self._last_checkpoint = max((call.number for call in self.calls.values()), default=0)
+        self._last_checkpoint = max((call.checkpoint for call in self.calls.values()), default=0)
         for call in self.calls.values():
             if call.outcome_seq == body.voids:
                 call.outcome, call.outcome_seq, call.due = "", 0, 0

@@ -13,8 +13,8 @@ MARKERS: Final = "everstep_markers"
 STORE_TABLES: Final = frozenset(
     {
         *("meta", "runs", "events", "payloads", "signals", "followers", "holds", "workers"),
-        *("archive", "budgets", "checkpoints", "effects", "queues", "schedules", "streams", "witnesses"),
-        "sqlite_sequence",
+        *("archive", "budgets", "checkpoints", "effects", "notifications", "queues", "schedules", "streams", "waiters"),
+        *("witnesses", "sqlite_sequence"),
     }
 )
 """The tables of a store, and the names that later releases may need for theirs."""
