@@ -9,6 +9,7 @@ class Figures:
     fired: set[str] = field(default_factory=set)
     kills_wanted: int = 0
     kills: int = 0
+    losses: int = 0
     trials: int = 0
     lost: int = 0
     doubled: int = 0
@@ -19,6 +20,8 @@ class Figures:
             parts.append(f"crash points {len(self.fired)}/{len(self.points)} fired")
         if self.kills_wanted:
             parts.append(f"system-call kills {self.kills}/{self.kills_wanted}")
+        if self.losses:
+            parts.append(f"power losses {self.losses}")
         if self.trials:
             parts.append(f"trials {self.trials}")
             parts.append(f"lost {self.lost}")

@@ -307,8 +307,7 @@ def test_print_linecache_warnings_and_time_zones_work(capsys: pytest.CaptureFixt
         line = linecache.getline(pathlib.__file__, 1)
         with contextlib.redirect_stderr(io.StringIO()) as caught:
             warnings.warn("warned", stacklevel=1)
-        zoneinfo.ZoneInfo.clear_cache()
-        there = datetime(2030, 6, 1, 12, tzinfo=UTC).astimezone(zoneinfo.ZoneInfo("Europe/Berlin"))
+        there = datetime(2030, 6, 1, 12, tzinfo=UTC).astimezone(zoneinfo.ZoneInfo.no_cache("Europe/Berlin"))
         return [bool(line), there.hour, caught.getvalue() is not None]
 
     with warnings.catch_warnings():

@@ -10,6 +10,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
+from everstep.engine import driver, driving, pump
 from everstep.engine.app import App
 from everstep.errors import StoreError, StoreFailed, StoreFull
 from everstep.stores.protocol import Append, Claim, Post, Release, StartRun, Store
@@ -25,6 +26,14 @@ NOTES: list[str] = []
 def nothing_yet() -> None:
     APPLIED.clear()
     NOTES.clear()
+
+
+@pytest.fixture(autouse=True)
+def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that failed is asked again sooner than users would."""
+    for module in (driver, driving):
+        monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(pump, "SWEEP_SECONDS", 0.05)
 
 
 @step

@@ -56,7 +56,20 @@ class Codec:
 
     def decode(self, payload: bytes, types: Types = ANY) -> Any:
         """Return the value of a payload. Raises `NotDecodable`, and nothing else, for any bytes."""
-        return _decoded(payload, types)
+        try:
+            envelope = _from_json(payload)
+            if len(payload) > 2 * DEPTH_MAX:  # a shorter one has no room to be deep
+                _check_depth(envelope)
+            if type(envelope) is list:
+                if len(envelope) == 1:
+                    return envelope[0]
+                if len(envelope) == 2:
+                    return read(envelope[0], envelope[1], types)
+        except Misfit as misfit:
+            raise misfit.as_error() from misfit.__cause__
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, MemoryError) as error:
+            raise NotDecodable(f"A payload is damaged ({type(error).__name__}).") from error
+        raise NotDecodable("A payload is damaged: it is not an envelope of a value.")
 
     def encode_arguments(
         self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], where: str
@@ -78,7 +91,7 @@ class Codec:
 
     def decode_arguments(self, signature: Signature, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a payload. What was handed through, a method's receiver too, is None."""
-        stored = _decoded(payload, signature.arguments)
+        stored = _PLAIN.decode(payload, signature.arguments)
         if type(stored) is list:
             args, kwargs = stored, {}
         elif type(stored) is dict and type(stored.get("args")) is list and type(stored.get("kwargs")) is dict:
@@ -97,7 +110,7 @@ class Codec:
 
     def decode_error(self, payload: bytes) -> BaseException:
         """Return the exception of a payload, with where it was raised as `__everstep_traceback__`."""
-        facts = _decoded(payload, ANY)
+        facts = _PLAIN.decode(payload, ANY)
         try:
             return exceptions.error_from(facts)
         except Exception as error:
@@ -140,23 +153,6 @@ def _written(value: object, types: Types, where: str) -> tuple[Any, Tree]:
 
 def _payload(value: Any, tree: Tree) -> bytes:
     return _to_json((value,) if tree is None else (value, tree))
-
-
-def _decoded(payload: bytes, types: Types) -> Any:
-    try:
-        envelope = _from_json(payload)
-        if len(payload) > 2 * DEPTH_MAX:  # a shorter one has no room to be deep
-            _check_depth(envelope)
-        if type(envelope) is list:
-            if len(envelope) == 1:
-                return envelope[0]
-            if len(envelope) == 2:
-                return read(envelope[0], envelope[1], types)
-    except Misfit as misfit:
-        raise misfit.as_error() from misfit.__cause__
-    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise NotDecodable(f"A payload is damaged ({type(error).__name__}).") from error
-    raise NotDecodable("A payload is damaged: it is not an envelope of a value.")
 
 
 def _check_depth(envelope: Any) -> None:

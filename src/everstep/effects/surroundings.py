@@ -7,7 +7,7 @@ them means here.
 import inspect
 import os
 from contextvars import ContextVar
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from everstep.errors import Misuse
@@ -33,7 +33,16 @@ CURRENT: ContextVar[Surroundings | None] = ContextVar("everstep_surroundings", d
 
 def where_is(frame: FrameType) -> str:
     """Return `file.py:12: the source line` of a frame, for reports that a person reads."""
-    return _source_line(frame.f_code.co_filename, frame.f_lineno)
+    code = frame.f_code
+    place = id(code), frame.f_lasti  # the number of the line would have to be worked out each time
+    known = _PLACES.get(place)
+    if known is not None and known[0] is code:
+        return known[1]
+    line = _source_line(code.co_filename, frame.f_lineno)
+    if len(_PLACES) > 10_000:
+        _PLACES.clear()
+    _PLACES[place] = (code, line)
+    return line
 
 
 def persons_line(frame: FrameType | None) -> str:
@@ -54,21 +63,16 @@ def persons_line(frame: FrameType | None) -> str:
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _LOOP: Final = os.path.join(_PACKAGE, "engine", "loop.py")
 _NOT_A_PERSONS: Final = (_PACKAGE, os.path.join(os.path.dirname(inspect.__file__), "asyncio", ""))
-_LINES: dict[tuple[str, int], str] = {}
+_PLACES: dict[tuple[int, int], tuple[CodeType, str]] = {}
+"""Lines by place in the code. The code is kept with its line, for its number may come again when it is gone."""
 
 
 def _source_line(filename: str, number: int) -> str:
-    known = _LINES.get((filename, number))
-    if known is None:
-        import linecache
-        from os.path import basename
+    import linecache
+    from os.path import basename
 
-        text = linecache.getline(filename, number).strip()
-        known = f"{basename(filename)}:{number}: {text[:120]}" if text else f"{basename(filename)}:{number}"
-        if len(_LINES) > 10_000:
-            _LINES.clear()
-        _LINES[filename, number] = known
-    return known
+    text = linecache.getline(filename, number).strip()
+    return f"{basename(filename)}:{number}: {text[:120]}" if text else f"{basename(filename)}:{number}"
 
 
 def require(what: str, kind: type[Any]) -> Any:

@@ -1,5 +1,6 @@
 """The attempts at the open steps of one run: begun, failed, retried, given a fallback, or handed to a person."""
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.effects.atomic import Settled, Undecided
@@ -56,7 +57,7 @@ class StepAttempts:
         """The code asked for a step: record that, and start it when it is allowed."""
         seq = self._record_start(call, call.body())
         if not call.cancelled:
-            self._known[call.call] = Attempts(attempt=1, by=self._driver.app.worker)
+            self._known[call.call] = Attempts(1, by=self._driver.app.worker)
             self._start_when_allowed(call, seq)
 
     def _record_start(self, call: StepCall, body: ev.StepStarted) -> int:
@@ -127,7 +128,7 @@ class StepAttempts:
         """A read may start at once. Anything else starts when its intent, and all before it, is durable."""
         if needs_intent(call.target.effect) and seq > self._driver.saver.durable:
             self.starting.add(call.call)
-            self._driver.saver.when_durable(seq, lambda: self._start(call, fallback))
+            self._driver.saver.when_durable(seq, functools.partial(self._start, call, fallback))
         else:
             self._driver.saver.save(waited_for=False)
             self._start(call, fallback)
@@ -135,10 +136,12 @@ class StepAttempts:
     def _start(self, call: StepCall, fallback: bool) -> None:
         self.starting.discard(call.call)
         driver = self._driver
-        stops = driver.starts_nothing if may_run_again(call.target.effect) else driver.is_over or driver.app.draining
-        if not call.cancelled and not stops:
-            attempts = self._known[call.call]
-            self.bodies.start(call, attempts.attempt, attempts.details, fallback=fallback)
+        if call.cancelled or driver.stopped or driver.ending or driver.hold or driver.app.draining:
+            return
+        if driver.takes_nothing and may_run_again(call.target.effect):
+            return  # the run is about to be held; what must be known has begun by now, and goes on
+        attempts = self._known[call.call]
+        self.bodies.start(call, attempts.attempt, attempts.details, fallback=fallback)
 
     def was_cut_off(self, call: int, *, coming: bool = False) -> bool:
         """Whether an attempt before the newest one (or the coming one) did not end by failing, as far as is known."""

@@ -36,7 +36,14 @@ class Attempt(StepBody):
     def __init__(
         self, bodies: "Bodies", run: str, workflow: str, call: StepCall, attempt: int, details: Any, fallback: bool
     ) -> None:
-        super().__init__(run, workflow, call.step, call.arguments.digest, call.entropy, attempt, details)
+        self.run = run  # all of a StepBody, without a call: this is done for every step
+        self.workflow = workflow
+        self.step = call.step
+        self.arguments = call.arguments.digest
+        self.entropy = call.entropy
+        self.attempt = attempt
+        self.details = details
+        self.key_used = False
         self._bodies = bodies
         self.call = call
         self.fallback = fallback

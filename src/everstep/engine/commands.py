@@ -335,31 +335,31 @@ class EndRun(Command):
         ]
 
 
+_init_future = asyncio.Future.__init__
+
+
 class CallFuture(WorkflowFuture):
     """The future of a step or child call. When the code stops waiting for it, that is a command too."""
 
     def __init__(self, loop: WorkflowLoop, execution: "Execution") -> None:
         self.number = next(loop.numbers)
-        asyncio.Future.__init__(self, loop=loop)
+        _init_future(self, loop=loop)
         self.execution = execution
         self.target: StepCall | ChildCall | None = None
         self._cancel_wanted: tuple[Any] | None = None
+        self.is_cancel_wanted = False
+        """Whether the code was cancelled, and is not told before the step is settled."""
 
     def cancel(self, msg: Any = None) -> bool:
         """Stop waiting. An effect that must not happen twice is settled first; the code is cancelled after that."""
         if self.done():
             return False
         if isinstance(self.target, StepCall) and self.execution.must_settle(self.target):
-            self._cancel_wanted = (msg,)
+            self._cancel_wanted, self.is_cancel_wanted = (msg,), True
             return True
         if self.target is not None:
             self.execution.stop_waiting(self.target)
         return super().cancel(msg)
-
-    @property
-    def is_cancel_wanted(self) -> bool:
-        """Whether the code was cancelled, and is not told before the step is settled."""
-        return self._cancel_wanted is not None
 
     def cancel_if_wanted(self) -> bool:
         """Cancel now if the code had been cancelled while the step was not settled."""

@@ -195,11 +195,13 @@ class Driver:
         crash_point("outcome.recorded")
         if expensive:
             self.saver.when_durable(seq, self._apply_outcomes)
-        self._apply_outcomes()
+        if not self._applying:
+            self._apply_outcomes()
         if not self.stopped:
-            self.saver.save(waited_for=False)
+            committer = self.app.committer
+            committer.ready(self.saver, waited_for=False)
             if len(self.app.drivers) == 1 and not self._applying:
-                self.app.committer.commit_now()
+                committer.commit_now()
 
     def _apply_outcomes(self) -> None:
         """Apply what may be applied: outcomes in order, an expensive one only when it is durable."""
@@ -207,14 +209,15 @@ class Driver:
             return
         self._applying = True
         try:
-            while self._unapplied and not (self.is_over or self.end_wanted or self._hold_wanted):
-                seq, expensive, kind, body, at = self._unapplied[0]
+            unapplied, execution = self._unapplied, self.execution
+            while unapplied and not (self.stopped or self.ending or self.hold or self.end_wanted or self._hold_wanted):
+                seq, expensive, kind, body, at = unapplied[0]
                 if expensive and seq > self.saver.durable:
                     break
-                self._unapplied.popleft()
-                self.execution.apply(kind, body, at)
+                unapplied.popleft()
+                execution.apply(kind, body, at)
                 crash_point("outcome.applied")
-                self._perform(self.execution.take_commands())
+                self._perform(execution.take_commands())
         except (SpinningWorkflow, NotDecodable, RecursionError) as error:
             self.put_on_hold(stuck_report(self.execution, error))
         except StoreError as error:
@@ -374,7 +377,8 @@ class Driver:
         if self.end_wanted and not self.attempts.has_unsettled():
             self._force_end()
             return
-        if self._unapplied or self.attempts.are_under_way:
+        attempts = self.attempts
+        if self._unapplied or attempts.bodies.running or attempts.starting or attempts.doubts.asking:
             self.status = "running"
         else:
             self.execution.receiving.forget_stale()
@@ -384,7 +388,8 @@ class Driver:
             self.status = "waiting"
             self.saver.save_status()
             self.app.rested(self)
-        self._set_alarm()
+        if self._alarm_at is not None or self.deadlines.are_any:
+            self._set_alarm()
 
     def _set_alarm(self) -> None:
         wake_at = self.wake_at() if self.deadlines.are_any else None
@@ -403,15 +408,23 @@ class Driver:
 
     def row_change(self, wake_at: int | None) -> RowChange:
         """Return what the run's row should say beside the new head."""
-        status: Status = STATUS_OF_END[self.ending] if self.ending else "held" if self.hold else self.status
-        published = msgspec.json.encode(self._published) if self._publishes else None
-        self._publishes = False
-        steps = self.execution.steps
-        current = next(iter(steps.values())).step if steps else ""
+        current = ""
+        for call in self.execution.steps.values():
+            current = call.step
+            break
+        if self.ending:
+            return RowChange(STATUS_OF_END[self.ending], self.journal.at, wake_at, current, self._news(), self.outcome)
         progress = len(self.journal.unsaved) > self.attempts.restarts
         self.attempts.restarts = 0
-        outcome = self.outcome if self.ending else None
-        return RowChange(status, self.journal.at, wake_at, current, published, outcome, progress)
+        status: Status = "held" if self.hold else self.status
+        return RowChange(status, self.journal.at, wake_at, current, self._news(), None, progress)
+
+    def _news(self) -> bytes | None:
+        """Return the published values, if any is new since the last unit."""
+        if not self._publishes:
+            return None
+        self._publishes = False
+        return msgspec.json.encode(self._published)
 
     def stop(self) -> None:
         """Leave memory. Nothing is recorded; the code is unwound."""

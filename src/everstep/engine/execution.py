@@ -127,9 +127,10 @@ class Execution:
 
     def take_commands(self) -> list[Command]:
         """Return what the code asked for since the last call; timers that are still pending come last."""
-        for timer in self.loop.timers_at_rest():
-            self.issue(StartTimer(self.next_call(), timer))
-            self.loop.timers[timer.call] = timer
+        if self.loop.new_timers:
+            for timer in self.loop.timers_at_rest():
+                self.issue(StartTimer(self.next_call(), timer))
+                self.loop.timers[timer.call] = timer
         if self.main is not None and self.main.done() and not self.ended and not self._waits_before_its_end():
             self.ended = True
             self._issued.append(end_of(self, cancelled_late=self._cancel_came_too_late))
@@ -143,12 +144,15 @@ class Execution:
         return calls.pop(body.call)
 
     def _step_completed(self, body: ev.StepCompleted) -> None:
-        call = self._awaited(self.steps, body)
-        if call is not None and not call.future.done():
+        call = self.steps.pop(body.call, None) if body.early else self.steps.pop(body.call)
+        if call is None:
+            return
+        future = call.future
+        if not future.done():
             payload = self.lookup(body.ref) if body.ref else body.value
-            call.future.target = None  # they point at each other, and a circle would wait for the garbage collector
-            if not call.future.cancel_if_wanted():
-                call.future.set_result(self.codec.decode(payload, call.target.signature.result))
+            future.target = None  # they point at each other, and a circle would wait for the garbage collector
+            if not (future.is_cancel_wanted and future.cancel_if_wanted()):
+                future.set_result(self.codec.decode(payload, call.target.signature.result))
 
     def _step_failed(self, body: ev.StepFailed) -> None:
         call = self._awaited(self.steps, body)
@@ -234,7 +238,7 @@ class Execution:
     def call_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A step called by workflow code is a durable call."""
         if step.is_async:
-            if in_greenlet():
+            if not self.workflow.is_async and in_greenlet():
                 raise _cannot_await("step", step.name, frame)
             return self._await_step(step, args, kwargs, where_is(frame))
         if in_greenlet():
@@ -251,14 +255,14 @@ class Execution:
         """Ask for a step and return the future of its outcome."""
         if self.unwinding:
             raise Evicted
-        arguments = self.codec.encode_arguments(step.signature, args, kwargs, step.name)
-        visit = self._visits.get(step.name, 0) + 1
-        self._visits[step.name] = visit
-        name = step.name if visit == 1 else f"{step.name}#{visit}"
+        name = step.name
+        arguments = self.codec.encode_arguments(step.signature, args, kwargs, name)
+        visit = self._visits[name] = self._visits.get(name, 0) + 1
+        self._calls = number = self._calls + 1
         future = CallFuture(self.loop, self)
-        call = StepCall(self.next_call(), name, step, arguments, self.entropy, future, source)
-        future.target = call
-        self.steps[call.call] = call
+        called = name if visit == 1 else f"{name}#{visit}"
+        call = future.target = StepCall(number, called, step, arguments, self.entropy, future, source)
+        self.steps[number] = call
         self._issued.append(call)
         return future
 

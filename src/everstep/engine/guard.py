@@ -57,25 +57,15 @@ _LOOK_AWAY: Final = (
 _LOOP: Final = os.path.join(os.path.dirname(__file__), "loop.py")
 
 
-class Guard:
-    """Armed for the threads that run workflow code, each from `arm()` to `disarm()`."""
+ARMED: Final[set[int]] = set()
+"""The threads that run workflow code just now. The loop enters and leaves it."""
 
-    threads: ClassVar[set[int]] = set()
-    _is_installed = False
 
-    @classmethod
-    def arm(cls) -> None:
-        """Watch this thread. Audit hooks cannot be taken off again, so there is one, from the first workflow on."""
-        if not cls._is_installed:
-            cls._is_installed = True
-            sys.addaudithook(_audit)
-            _stand_in_for_missing_events()
-        cls.threads.add(threading.get_ident())
-
-    @classmethod
-    def disarm(cls) -> None:
-        """Watch this thread no longer."""
-        cls.threads.discard(threading.get_ident())
+@functools.cache
+def install() -> None:
+    """Watch the threads of `ARMED`. Audit hooks cannot be taken off again, so there is one, from the first run on."""
+    sys.addaudithook(_audit)
+    _stand_in_for_missing_events()
 
 
 def _stand_in_for_missing_events() -> None:
@@ -96,7 +86,7 @@ def _audited(event: str, original: Any) -> Any:
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if not Guard.threads or event not in _REMEDIES or threading.get_ident() not in Guard.threads:
+    if event not in _REMEDIES or threading.get_ident() not in ARMED:
         return
     if not (event == "open" and "/zoneinfo/" in str(args[0])):  # `ZoneInfo` reads its tables from C
         _refuse(event)
@@ -118,11 +108,11 @@ def _refuse(event: str) -> None:
         return
     from everstep.effects.surroundings import where_is
 
-    Guard.disarm()  # reading the source line opens a file itself
+    ARMED.discard(threading.get_ident())  # reading the source line opens a file itself
     try:
         line = where_is(culprit)
     finally:
-        Guard.arm()
+        ARMED.add(threading.get_ident())
     remedy = (
         "use `await asyncio.sleep(…)` (in a `def` workflow `everstep.blocking.sleep(…)`), which survives a crash"
         if event == "time.sleep"

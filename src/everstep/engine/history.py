@@ -9,7 +9,7 @@ import msgspec
 
 from everstep.errors import Damaged
 from everstep.model.digests import chain_next, chain_start, digest_of
-from everstep.model.events import ENDS, EventRow, decode_body
+from everstep.model.events import BODY_DECODERS, ENDS, EventRow
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store
 
@@ -48,6 +48,9 @@ def without_collections(events: int) -> Generator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            gc.freeze()  # and back: what was built up counts as old, so that it is not walked at once
+            gc.unfreeze()
         gc.enable()
 
 
@@ -80,18 +83,21 @@ def verified(events: Sequence[EventRow], row: RunRow) -> list[Recorded]:
     """Return the events with their bodies, after checking numbers, digests, bodies and the head in the run's row."""
     digest = chain_start(row.id, row.generation)
     recorded: list[Recorded] = []
-    append, last_at = recorded.append, 0
-    for expected, (seq, kind, step, at, body, own) in enumerate(events, 1):
-        if seq != expected:
-            raise Damaged(f"Event {expected} of run {row.id} is missing: {seq} follows {expected - 1}.", expected - 1)
-        digest = chain_next(digest, seq, kind, step, at, body)
-        if digest != own or at < last_at:
-            raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
-        try:
-            append(Recorded(seq, kind, step, at, decode_body(kind, body)))
-        except (msgspec.MsgspecError, KeyError):
-            raise Damaged(f"Event {seq} of run {row.id} cannot be read.", seq - 1) from None
-        last_at = at
+    append, new_tuple, decoders, last_at = recorded.append, tuple.__new__, BODY_DECODERS, 0
+    expected = 0
+    try:
+        for expected, (seq, kind, step, at, body, own) in enumerate(events, 1):
+            if seq != expected:
+                raise Damaged(
+                    f"Event {expected} of run {row.id} is missing: {seq} follows {expected - 1}.", expected - 1
+                )
+            digest = chain_next(digest, seq, kind, step, at, body)
+            if digest != own or at < last_at:
+                raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
+            append(new_tuple(Recorded, (seq, kind, step, at, decoders[kind](body))))
+            last_at = at
+    except (msgspec.MsgspecError, KeyError):
+        raise Damaged(f"Event {expected} of run {row.id} cannot be read.", expected - 1) from None
     if not recorded or recorded[0].kind != "run_started":
         raise Damaged(f"The history of run {row.id} does not begin with run_started.", 0)
     if len(recorded) != row.head_seq or digest != row.head_digest:

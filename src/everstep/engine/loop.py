@@ -14,14 +14,15 @@ import collections
 import itertools
 import logging
 import sys
-from asyncio import events
+from asyncio.events import _get_running_loop, _set_running_loop
 from collections.abc import Callable
 from contextvars import Context, copy_context
+from threading import get_ident
 from types import FrameType
 from typing import Any, Final
 
 from everstep.effects.surroundings import persons_line
-from everstep.engine.guard import Guard
+from everstep.engine import guard
 from everstep.errors import Evicted, OutsideInWorkflow
 
 log = logging.getLogger("everstep.workflow")
@@ -116,6 +117,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._executor = executor
         self._asyncgens: list[Any] = []
         self._asyncgens_swept = 0
+        guard.install()
 
     # -- what asyncio asks of a loop -------------------------------------------------------------------------------
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]
@@ -189,16 +191,17 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     def drain(self) -> None:
         """Run workflow code until it can only wait for events."""
-        outer = events._get_running_loop()
+        outer = _get_running_loop()
         task = _step_out_of_task(outer)
-        events._set_running_loop(self)
-        hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(firstiter=self._hold_asyncgen, finalizer=_let_go_of_asyncgen)
+        if type(sys.get_asyncgen_hooks().firstiter) is not _AsyncgenHooks:
+            _AsyncgenHooks.install()
         ready = self._ready
         handle: Ready | Timer | None = None
         turns = 0
+        thread = get_ident()
         try:
-            Guard.arm()
+            _set_running_loop(self)
+            guard.ARMED.add(thread)
             while ready:
                 handle = ready.popleft()
                 if not handle._cancelled:
@@ -215,12 +218,11 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
                     raise SpinningWorkflow
         finally:
             handle = None  # an error's traceback may keep this frame, and so would keep what it held last
-            Guard.disarm()
-            sys.set_asyncgen_hooks(*hooks)
-            events._set_running_loop(outer)
+            guard.ARMED.discard(thread)
+            _set_running_loop(outer)
             _step_into_task(outer, task)
 
-    def _hold_asyncgen(self, generator: Any) -> None:
+    def hold_asyncgen(self, generator: Any) -> None:
         """Hold a generator that begins: when the garbage collector finds one is no part of the history."""
         held = self._asyncgens
         held.append(generator)
@@ -243,8 +245,37 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         return [one for one in taken if one.ag_frame is not None]
 
 
-def _let_go_of_asyncgen(generator: Any) -> None:
-    """A generator of a run that has left memory: nothing more is done with it."""
+class _AsyncgenHooks:
+    """The hooks of a thread that runs workflow code: its loop holds its generators, all others go where they went.
+
+    They stay in place when the code rests, for whoever sets hooks (a loop that begins or ends) sets both; changing
+    them twice for each event would cost more than most events do.
+    """
+
+    __slots__ = ("_finalizer", "_firstiter")
+
+    def __init__(self, firstiter: Callable[[Any], Any] | None, finalizer: Callable[[Any], Any] | None) -> None:
+        self._firstiter = firstiter
+        self._finalizer = finalizer
+
+    @staticmethod
+    def install() -> None:
+        """Put hooks in front of those of this thread."""
+        hooks = _AsyncgenHooks(*sys.get_asyncgen_hooks())
+        sys.set_asyncgen_hooks(firstiter=hooks, finalizer=hooks.finalize)
+
+    def __call__(self, generator: Any) -> None:
+        """A generator begins."""
+        loop = _get_running_loop()
+        if isinstance(loop, WorkflowLoop):
+            loop.hold_asyncgen(generator)
+        elif self._firstiter is not None:
+            self._firstiter(generator)
+
+    def finalize(self, generator: Any) -> None:
+        """A generator is dropped unfinished. No workflow code began it: those are held, and closed by `unwind`."""
+        if self._finalizer is not None:
+            self._finalizer(generator)
 
 
 if sys.version_info >= (3, 14):

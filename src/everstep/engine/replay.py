@@ -6,6 +6,7 @@ A difference is found before anything new is done; the caller then holds the run
 
 from collections import deque
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -103,21 +104,21 @@ class Replay:
         """Outcomes that arrived between a failure and its retry. What follows from them is recorded after the retry."""
         self._branches: dict[int, tuple[int, str]] = {}
         self._reopened: dict[int, set[int]] = {}
+        self._kinds = set(map(itemgetter(1), history))
+        self._position = 0
         self._look_ahead()
 
     def go(self, *, quiet: bool = False) -> Replayed:
         """Replay everything and return the execution at its last rest, with whatever differs."""
         last_silent = len(self.history) if quiet else self._count_silent()
-        position = 0
+        self.execution.replaying = self.execution.loop.quiet = len(self.history) > 1
         try:
             if last_silent:
                 with Silence():
-                    while position < last_silent and self._step(position):
-                        position += 1
-            while not self._is_broken and position < len(self.history) and self._step(position):
-                position += 1
+                    self._take_until(last_silent)
+            self._take_until(len(self.history))
         except (NotDecodable, SpinningWorkflow) as error:
-            self._differ(position, "outcome", str(error) or "the code does not come to rest")
+            self._differ(self._position, "outcome", str(error) or "the code does not come to rest")
         self.execution.replaying = False
         self.execution.loop.quiet = False
         self.execution.begun = set(self.attempts)
@@ -128,12 +129,14 @@ class Replay:
             self.attempts,
             self.published,
             self.cancel_at,
-            any(event.kind == "run_retried" for event in self.history),
+            "run_retried" in self._kinds,
         )
 
     # -- looking ahead ---------------------------------------------------------------------------------------------
     def _look_ahead(self) -> None:
         """Find what later events say about earlier ones: patches, accepted differences, failures that were retried."""
+        if self._kinds.isdisjoint(("patched", "run_resolved", "run_retried")):
+            return
         for event in self.history:
             if event.kind == "patched":
                 self.execution.patches[event.body.name] = event.body.value
@@ -183,49 +186,57 @@ class Replay:
     def _is_broken(self) -> bool:
         return bool(self.differences) and not self.differences[-1].acceptable
 
-    def _step(self, position: int) -> bool:
-        """Take one event. Returns False when code and history have parted."""
-        seq, kind, _, at, body = event = self.history[position]
-        execution = self.execution
-        execution.replaying = position < len(self.history) - 1
-        execution.loop.quiet = execution.replaying
-        if seq in self._branches:
-            execution.branch, execution.entropy = self._branches[seq]
-        if seq in self._void:
-            return True
-        if kind == "step_started":
-            self._begin_attempt(body)
-            if body.attempt == 1:
+    def _take_until(self, end: int) -> None:
+        """Take events, up to a place in the history or to where code and history have parted."""
+        history, void, branches, differences = self.history, self._void, self._branches, self.differences
+        last = len(history) - 1
+        for position in range(self._position, end):
+            if differences and self._is_broken:
+                return
+            self._position = position
+            event = history[position]
+            if position == last:
+                self.execution.replaying = self.execution.loop.quiet = False
+            if branches and event.seq in branches:
+                self.execution.branch, self.execution.entropy = branches[event.seq]
+            if void and event.seq in void:
+                continue
+            kind = event.kind
+            if kind == "step_started":
+                self._begin_attempt(event)
+            elif kind in OUTCOMES:
+                self._apply(event)
+            elif kind in COMMANDS:
                 self._match(event)
-        elif kind in OUTCOMES:
-            self._apply(event)
-        elif kind in COMMANDS:
-            self._match(event)
-        elif kind == "run_started":
-            execution.begin(body, at)
-            self._queue.extend(execution.take_commands())
-        elif kind in ENDS:
+            else:
+                self._take_other(event)
+        self._position = end
+
+    def _take_other(self, event: Recorded) -> None:
+        if event.kind == "run_started":
+            self.execution.begin(event.body, event.at)
+            self._queue.extend(self.execution.take_commands())
+        elif event.kind in ENDS:
             self._match_end(event)
         else:
             self._note(event)
-        return not self._is_broken
 
     def _apply(self, event: Recorded) -> None:
-        if event.kind == "cancel_requested":
+        seq, kind, _, at, body = event
+        if kind == "cancel_requested":
             self._drop_overtaken_end()
-        if self._queue and not event.body.early and event.seq not in self._kept:
+            self.cancel_at = at
+        if self._queue and not body.early and seq not in self._kept:
             extra = self._queue[0]
             self._add(event, "extra call", _recorded_text(event), extra)
             return
         try:
-            self.execution.apply(event.kind, event.body, event.at)
+            self.execution.apply(kind, body, at)
         except KeyError:
             self._add(event, "outcome", _recorded_text(event), None)
             return
-        if event.kind in ("step_completed", "step_failed"):
-            self.attempts.pop(event.body.call, None)
-        elif event.kind == "cancel_requested":
-            self.cancel_at = event.at
+        if kind == "step_completed" or kind == "step_failed":  # a tuple would be built for each event
+            self.attempts.pop(body.call, None)
         self._queue.extend(self.execution.take_commands())
 
     def _drop_overtaken_end(self) -> None:
@@ -249,6 +260,8 @@ class Replay:
             acceptable = self._is_settled(event.body.call)
         if what and not (acceptable and self._accepted.get(event.seq) == command.digest()):
             self._add(event, what, _recorded_text(event), command, acceptable)
+        if event.kind == "step_started":
+            return
         if isinstance(command, StartTimer):
             command.timer.deadline = event.body.deadline
         elif event.kind == "value_published":
@@ -264,7 +277,12 @@ class Replay:
         if not getattr(event.body, "forced", False):
             self._match(event)
 
-    def _begin_attempt(self, body: Any) -> None:
+    def _begin_attempt(self, event: Recorded) -> None:
+        body = event.body
+        if body.attempt == 1:
+            self.attempts[body.call] = Attempts(1, by=body.by)
+            self._match(event)
+            return
         attempts = self.attempts.setdefault(body.call, Attempts())
         attempts.attempt, attempts.by, attempts.database = body.attempt, body.by, body.database
         attempts.due = None

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from everstep.errors import StoreError
 from everstep.model.crash_points import crash_point
-from everstep.model.events import ENDS
-from everstep.model.status import Status, may_become
+from everstep.model.status import ENDED, Status, may_become
 from everstep.stores.protocol import Accepted, Append, Failed, Refused, Verdict
 
 if TYPE_CHECKING:
@@ -57,19 +56,23 @@ class Saver:
     # -- for the committer -----------------------------------------------------------------------------------------
     def unit(self) -> Append | None:
         """Return everything that is not saved yet."""
-        driver, journal = self._driver, self._driver.journal
-        wake_at = driver.wake_at() if driver.status == "waiting" else None
-        unchanged = not journal.unsaved and not journal.consumed and self._written == (driver.status, wake_at)
-        if driver.stopped or unchanged:
+        driver = self._driver
+        if driver.stopped:
             return None
+        journal = driver.journal
+        wake_at = driver.wake_at() if driver.status == "waiting" else None
+        if not journal.unsaved and not journal.consumed and self._written == (driver.status, wake_at):
+            return None
+        seq, digest = self._sent
+        row = driver.row_change(wake_at)
         unit = Append(
             run=driver.run,
             generation=journal.generation,
             epoch=driver.row.epoch,
-            expected_seq=self._sent[0],
-            expected_digest=self._sent[1],
+            expected_seq=seq,
+            expected_digest=digest,
             events=journal.unsaved,
-            row=driver.row_change(wake_at),
+            row=row,
         )
         if driver.hold is not None:
             unit.hold, unit.release = driver.hold, True
@@ -77,9 +80,10 @@ class Saver:
             unit.payloads, unit.consumed = journal.payloads, journal.consumed
             unit.starts, unit.posts = journal.starts, journal.posts
             journal.payloads, journal.consumed, journal.starts, journal.posts = [], [], [], []
-        assert may_become(self._written[0], unit.row.status), f"{self._written[0]} does not lead to {unit.row.status}"
+        before, _ = self._written
+        assert row.status == before or may_become(before, row.status), f"{before} does not lead to {row.status}"
         self._sent = (journal.seq, journal.digest)
-        self._written = (unit.row.status, wake_at)
+        self._written = (row.status, wake_at)
         journal.unsaved = []
         return unit
 
@@ -90,14 +94,15 @@ class Saver:
             return
         if isinstance(verdict, Accepted):
             crash_point("unit.durable")
-            if unit.events:
-                self.durable = unit.events[-1].seq
+            events, row, waiters = unit.events, unit.row, self._waiters
+            if events:
+                self.durable = events[-1].seq
             for digest, _ in unit.payloads:
                 driver.journal.undurable.pop(digest, None)
-            while self._waiters and self._waiters[0][0] <= self.durable:
-                self._waiters.popleft()[1]()
-            self._durable_status = (unit.row.status, unit.row.wake_at)
-            if unit.row.status == "held" or (unit.events and unit.events[-1].kind in ENDS):
+            while waiters and waiters[0][0] <= self.durable:
+                waiters.popleft()[1]()
+            self._durable_status = (row.status, row.wake_at)
+            if row.status == "held" or row.status in ENDED:
                 driver.app.let_go(driver)
             elif driver.execution.witnesses and not self._driver.stopped and driver.is_idle:  # a waiter may stop it
                 driver.app.rested(driver)

@@ -11,6 +11,8 @@ from everstep.errors import Evicted
 log = logging.getLogger("everstep.workflow")
 
 ROUNDS_MAX: Final = 100
+_NEVER_CLOSED: Final[list[Any]] = []
+"""Generators that refused to end. If they were dropped, the application's loop would run what is in their `finally`."""
 
 
 def unwind(loop: WorkflowLoop, context: Context) -> None:
@@ -26,10 +28,12 @@ def unwind(loop: WorkflowLoop, context: Context) -> None:
         return
     with Silence():
         _evict_tasks(loop)
-        for generator in loop.take_asyncgens():
+        generators = loop.take_asyncgens()
+        for generator in generators:
             loop.create_task(_close(generator), context=context)
         if loop.tasks and _drain(loop):
             _evict_tasks(loop)
+    _NEVER_CLOSED.extend(one for one in generators if one.ag_frame is not None)
     if any(not task.done() for task in loop.tasks.values()):
         log.warning("Workflow code caught Evicted and went on; it was dropped from memory as it was.")
         for task in loop.tasks.values():

@@ -12,6 +12,7 @@ never reaches workflow code.
                run_held  run_resolved  run_retried
 """
 
+from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -408,11 +409,11 @@ BODIES: Final[dict[str, type[Body]]] = {
 ENDS: Final = frozenset({"run_completed", "run_failed", "run_cancelled"})
 
 encode_body = msgspec.json.Encoder().encode
-_DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
-    kind: msgspec.json.Decoder(body) for kind, body in BODIES.items()
+BODY_DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
+    kind: msgspec.json.Decoder(body).decode for kind, body in BODIES.items()
 }
 
 
 def decode_body(kind: str, body: bytes) -> Any:
     """Return an event's body as its kind's struct. Raises `msgspec.MsgspecError` or `KeyError` on damage."""
-    return _DECODERS[kind].decode(body)
+    return BODY_DECODERS[kind](body)
