@@ -280,7 +280,7 @@ class Replay:
     def _begin_attempt(self, event: Recorded) -> None:
         body = event.body
         if body.attempt == 1:
-            self.attempts[body.call] = Attempts(1, by=body.by)
+            self.attempts[body.call] = Attempts(1, by=body.by, database=body.database)
             self._match(event)
             return
         attempts = self.attempts.setdefault(body.call, Attempts())
