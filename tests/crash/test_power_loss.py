@@ -15,7 +15,7 @@ import apsw
 import pytest
 
 import everstep
-from everstep import step, workflow
+from everstep import STORE, step, transaction, workflow
 from everstep.engine.app import App
 from everstep.engine.history import load_verified
 from everstep.stores.protocol import RunFilter, RunRow
@@ -100,6 +100,14 @@ async def look(number: int) -> int:
     return number + 1
 
 
+@transaction(STORE)
+def keep(connection: apsw.Connection, number: int) -> str:
+    """Exactly one row for each run, whatever the power takes."""
+    connection.execute("CREATE TABLE IF NOT EXISTS kept (number INTEGER)")
+    connection.execute("INSERT INTO kept VALUES (?)", (number,))
+    return f"kept {number}"
+
+
 @workflow
 async def leaf(number: int) -> str:
     return await apply(f"leaf {number}")
@@ -109,8 +117,9 @@ async def leaf(number: int) -> str:
 async def tree(number: int) -> list[Any]:
     seen = [await look(number)]
     both = await asyncio.gather(apply(f"a{number}"), apply(f"b{number}"))
+    kept = await asyncio.to_thread(keep, number)
     word = await everstep.receive("word", str)
-    return [seen, both, word, await leaf(number), await apply(f"z{number}")]
+    return [seen, both, kept, word, await leaf(number), await apply(f"z{number}")]
 
 
 async def work(app: App) -> dict[str, Any]:
@@ -249,9 +258,11 @@ async def finish(store: SqliteStore, recorded: Recorded) -> list[str]:
     await app.open()
     try:
         results = await work(app)
+        kept = sorted(store._writer.connection.execute("SELECT number FROM kept"))
     finally:
         await app.close()
     problems = [] if results == recorded.results else [f"the results are {results}"]
+    problems += [] if kept == [(number,) for number in range(RUNS)] else [f"kept are {kept}"]
     foreign = {what for what in APPLIED.values() if what not in recorded.applied.values()}
     return problems + [f"applied {what}, which nobody did before" for what in foreign]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import apsw
 
-from everstep.effects.databases import Meaning, SqliteFile
+from everstep.effects.databases import SqliteFile
 
 
 class Shop:
@@ -65,6 +65,7 @@ class Troubled(SqliteFile):
         super().__init__(str(path))
         self.before_begin: Callable[[], None] = lambda: None
         self.instead_of_commit: Callable[[Callable[[], None]], None] = lambda commit: commit()
+        self.marker_errors: list[Exception] = []
         self.begun = 0
 
     def begin(self, store: Any) -> Any:
@@ -73,10 +74,14 @@ class Troubled(SqliteFile):
         transaction = super().begin(store)
         commit = transaction.commit
         transaction.commit = lambda: self.instead_of_commit(commit)  # type: ignore[method-assign]
-        return transaction
+        if self.marker_errors:
+            error = self.marker_errors.pop(0)
 
-    def meaning(self, error: BaseException) -> Meaning:
-        return super().meaning(error)
+            def refuse(marker: Any) -> None:
+                raise error
+
+            transaction.write_marker = refuse  # type: ignore[method-assign]
+        return transaction
 
 
 class Stop:

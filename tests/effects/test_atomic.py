@@ -585,8 +585,13 @@ async def test_the_store_s_own_tables_may_be_read(machine: Machine) -> None:
 
 @pytest.mark.parametrize("which", ["this store", "a link to it", "another store"])
 @scenario
-async def test_a_store_is_not_opened_by_a_second_library(machine: Machine, which: str) -> None:
+async def test_a_store_is_not_opened_by_a_second_library(
+    machine: Machine, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Closing a file frees all locks on it that the process has, so the store's own would be gone."""
+    opened: list[str] = []
+    really = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path, **more: opened.append(path) or really(path, **more))
     app = await machine.boot()
     link, elsewhere = machine.folder / "link.db", machine.folder / "elsewhere.db"
     link.symlink_to(machine.path)
@@ -603,6 +608,7 @@ async def test_a_store_is_not_opened_by_a_second_library(machine: Machine, which
 
     assert "everstep.STORE" in await app.run(flow)
     assert store_rows(path) == []
+    assert len(opened) == (which == "another store"), "one that is open here is not even looked at"
 
 
 @scenario

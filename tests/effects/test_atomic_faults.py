@@ -203,6 +203,18 @@ async def test_a_commit_that_was_not_done_is_a_failed_attempt_or_none(machine: M
     assert shop.sales() == ["lamp"]
 
 
+@scenario
+async def test_a_marker_that_finds_no_room_takes_everything_with_it(machine: Machine) -> None:
+    shop = Shop(machine.folder / "shop.db")
+    database = Troubled(shop.path)
+    database.marker_errors = [ERRORS["locked"], ERRORS["no room"]]
+    app = await machine.boot()
+    with pytest.raises(DatabaseFailed, match="marker"):
+        await app.run(selling_flow(database), id="r")
+    assert NOTES == [1, 1], "a lock is waited for, and is no attempt"
+    assert shop.sales() == []
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
 @scenario
 async def test_a_refused_commit_without_attempts_left_says_what_was_written(machine: Machine, after: bool) -> None:

@@ -243,7 +243,7 @@ async def _try(work: Work) -> Settled:
         if marker is not None and marker.attempt >= work.attempt:
             raise _overtaken(work)
         payload = await _run_body(work, transaction)
-        await _now(transaction.write_marker(work.marker(payload)))
+        await _mark(work, transaction, payload)
         crash_point("transaction.written")
         work.permit.take()
         try:
@@ -274,6 +274,15 @@ async def _run_body(work: Work, transaction: Transaction[Any]) -> bytes:
         return work.means.codec.encode(value, work.types, work.step)
     except NotEncodable as refused:
         raise _Refused(refused) from refused
+
+
+async def _mark(work: Work, transaction: Transaction[Any], payload: bytes) -> None:
+    try:
+        await _now(transaction.write_marker(work.marker(payload)))
+    except Exception as error:
+        if work.database.meaning(error) == "again":
+            raise _Again from error
+        raise _failed(work.database, "did not take the marker, and everything was rolled back", error) from error
 
 
 def _stop_of(work: Work, transaction: Transaction[Any]) -> Callable[[], None]:
@@ -362,9 +371,9 @@ async def _begun(work: Work) -> Any:
         try:
             transaction = await _now(work.database.begin(work.means.store))
             marker = await _now(transaction.read_marker(work.key))
-        except (Misuse, asyncio.CancelledError):
-            raise
         except Exception as error:
+            if isinstance(error, Misuse) and not work.cut_off:
+                raise
             raise (_Again if work.database.meaning(error) == "again" else _Unreached) from error
         yield transaction, marker
     finally:
