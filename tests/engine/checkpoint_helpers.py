@@ -92,7 +92,9 @@ def account(replayed: Replayed) -> dict[str, Any]:
     return {
         "differences": replayed.differences,
         "asks": [(type(one).__name__, one.kind, one.step, one.call, one.text()) for one in replayed.fresh],
-        "attempts": {call: msgspec.structs.asdict(one) for call, one in replayed.attempts.items()},
+        "attempts": {
+            call: msgspec.structs.asdict(one) for call, one in replayed.attempts.items() if call in execution.steps
+        },
         "published": {name: bytes(value) for name, value in replayed.published.items()},
         "cancel": (replayed.cancel_at, execution.cancel, replayed.retried),
         "calls": execution._calls,

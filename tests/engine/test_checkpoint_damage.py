@@ -194,6 +194,29 @@ def test_with_any_bit_of_its_event_flipped_no_checkpoint_makes_up_for_the_histor
         events[place] = sound
 
 
+def test_a_cut_tail_a_foreign_event_and_an_edited_row_are_found_behind_a_checkpoint(damage: Damage) -> None:
+    damage.put(damage.rows)
+    events = damage.store._events[RUN, 1]
+    sound, row = list(events), damage.row
+    last = sound[-1]
+    digest = chain_next(last.digest, last.seq + 1, "heartbeat", "add", last.at, b'{"call":1,"attempt":1}')
+    foreign = EventRow(last.seq + 1, "heartbeat", "add", last.at, b'{"call":1,"attempt":1}', digest)
+    try:
+        for tail, changed in (
+            (sound[:-1], row),
+            ([*sound, foreign], row),
+            (sound, msgspec.structs.replace(row, head_seq=row.head_seq + 1)),
+            (sound, msgspec.structs.replace(row, head_digest=b"\x00" * 16)),
+            (sound, msgspec.structs.replace(row, status="completed")),
+            (sound, msgspec.structs.replace(row, workflow="another")),
+        ):
+            events[:] = tail
+            with pytest.raises(Damaged):
+                load_past(damage.store, changed)
+    finally:
+        events[:] = sound
+
+
 def test_a_beginning_that_the_checkpoints_do_not_know_is_not_mixed_with_them(damage: Damage) -> None:
     """Somebody has put another beginning there, with digests that fit each other."""
     damage.put(damage.rows)

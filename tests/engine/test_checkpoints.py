@@ -11,9 +11,12 @@ from everstep import blocking, step, witness, workflow
 from everstep.engine import checkpoints
 from everstep.engine.app import App
 from everstep.engine.execution import Execution
+from everstep.engine.history import load_verified
+from everstep.engine.past import damaged_checkpoints
 from everstep.engine.replay import Replayed
 from everstep.errors import Misuse, NotEncodable, RunCancelled, RunTimedOut, StepError
-from everstep.model.events import SignalReceived, StepCompleted
+from everstep.model.events import CancelRequested, SignalReceived, StepCompleted, encode_body
+from everstep.stores.protocol import Post
 from everstep.testing.checker import check, export_histories
 from tests.engine.checkpoint_helpers import KeepingStore
 from tests.engine.resume_helpers import Gate, Machine, declared, scenario
@@ -854,6 +857,89 @@ async def test_a_cancelled_loop_cleans_up_across_a_crash_from_before_the_cancel(
 
 
 @scenario
+async def test_a_loop_that_follows_its_cancel_by_itself_records_none_on_the_way(machine: Machine) -> None:
+    @workflow(name="graceful")
+    async def graceful() -> int:
+        state = 0
+        while state < 10:
+            state = await everstep.checkpoint(state)
+            try:
+                await add(state)
+            except asyncio.CancelledError:
+                asyncio.current_task().uncancel()  # type: ignore[union-attr]
+            state += 1
+        return state
+
+    GATES["add 3"], GATES["add 6"] = Gate(), Gate()
+    app = await machine.boot()
+    await app.start(graceful, id="r")
+    await GATES["add 3"].reached.wait()
+    await app.cancel("r")
+    await GATES["add 6"].reached.wait()
+    await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
+    await machine.kill(app)
+    GATES.clear()
+    NOTES.clear()
+    app = await machine.worker()
+    assert await app.get("r").result(timeout=10) == 10
+    assert NOTES == ["add 6", "add 7", "add 8", "add 9"]
+    assert len(taken(machine)) == 4
+    judged(machine)
+
+
+@scenario
+async def test_a_checkpoint_stays_when_the_end_beside_it_is_taken_back_for_a_cancel(machine: Machine) -> None:
+    """The last checkpoint and the end go into one unit, and a cancel is in the inbox that nobody has seen yet."""
+    GATES["add 2"] = Gate()
+    app = await machine.boot()
+    await app.start(summing, [0, 1, 2], id="r")
+    await GATES["add 2"].reached.wait()
+    await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
+    app.pump._nudged.clear()
+    machine.store.commit([Post("r", "cancel", value=encode_body(CancelRequested(reason="late")), at=1)])
+    GATES["add 2"].opened.set()
+    with pytest.raises(RunCancelled):
+        await app.get("r").result(timeout=10)
+    assert machine.kinds("r")[-3:] == ["checkpoint_taken", "cancel_requested", "run_cancelled"]
+    assert damaged_checkpoints(machine.store, machine.row("r"), load_verified(machine.store, machine.row("r"))) == []
+    judged(machine)
+
+
+@workflow
+async def reading_after(turns: int, extras: int) -> int:
+    """Its turns are quick reads; after a failure it does a few effects, and then raises it."""
+    error: BaseException | None = None
+    state = Sum(list(range(turns)))
+    while state.todo:
+        state = await everstep.checkpoint(state)
+        number = state.todo.pop(0)
+        try:
+            state.total += await (add(number) if number >= 100 else risky(number) if number == 3 else peek(number))
+        except ValueError as caught:
+            error, state.todo = caught, list(range(100, 100 + extras))
+    if error is not None:
+        raise error
+    return state.total
+
+
+@scenario
+async def test_which_calls_were_recorded_before_a_retry_says_nothing_about_those_after_it(machine: Machine) -> None:
+    app = await machine.boot()
+    GATES["broken"] = Gate()
+    run = await app.start(reading_after, 9, 4, id="r")
+    with pytest.raises(ValueError, match="3"):
+        await run.result(timeout=10)
+    voided = [body.number for body in machine.bodies("r", "checkpoint_taken")][1:]
+    assert voided == [5, 6, 7, 8]
+    GATES.clear()
+    await app.retry("r")
+    assert await run.result(timeout=10) == sum(range(9))
+    assert [body.number for body in machine.bodies("r", "checkpoint_taken")][5:] == [5], "the others were quick reads"
+    assert machine.replay("r").differences == []
+    judged(machine)
+
+
+@scenario
 async def test_the_time_of_a_run_with_a_timeout_is_counted_from_its_start_also_after_a_jump(machine: Machine) -> None:
     @workflow(name="timed", timeout=100)
     async def timed() -> int:
@@ -915,13 +1001,17 @@ async def listening(turns: int) -> list[str]:
 
 @scenario
 async def test_signals_that_arrived_before_the_checkpoint_are_received_after_it(machine: Machine) -> None:
-    GATES["peek 2"] = Gate()
+    GATES["peek 1"], GATES["peek 2"] = Gate(), Gate()
     app = await machine.boot()
     await app.start(listening, 6, id="r")
     for number in range(5):
         await app.signal("r", "word", f"w{number}")
-    await GATES["peek 2"].reached.wait()
+    await GATES["peek 1"].reached.wait()
     await machine.until(lambda: len(machine.bodies("r", "signal_received")) == 5)
+    GATES["peek 1"].opened.set()
+    await GATES["peek 2"].reached.wait()
+    await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
+    assert max(event.seq for event in machine.events("r") if event.kind == "signal_received") < taken(machine)[-1]
     await machine.kill(app)
     GATES.clear()
     NOTES.clear()

@@ -124,6 +124,7 @@ async def do(deed: str, turn: int) -> Any:
             return None
         case "cancel":
             task = asyncio.ensure_future(look(turn))
+            await asyncio.sleep(0)  # it has asked for its step
             task.cancel()
             return await asyncio.gather(task, return_exceptions=True) and "cancelled"
         case _:
@@ -198,7 +199,7 @@ def surroundings() -> Any:
 def test_after_every_event_a_resume_from_a_checkpoint_leads_where_a_whole_replay_leads(every: int | None) -> None:
     """Every deed once in the loop, and each of them again before it and after."""
     turns = [[deed] for deed in DEEDS] + [["read", "effect", "random", "wait", "expect", "publish", "read"], ["read"]]
-    before = ["read", "random", "receive", "patch", "expect", "publish", "wait"]
+    before = ["read", "random", "receive", "patch", "expect", "publish", "wait", "cancel"]
 
     async def main() -> None:
         store, first = await first_life(before, turns, every)
