@@ -15,10 +15,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import everstep
 from everstep import Done, NotDone, Retry, step, workflow
+from everstep.stores.keys import EffectRow
 from everstep.testing.journals import ClientJournal, watch_commits
 from everstep.testing.ledger import apply, ask
 
@@ -71,6 +73,17 @@ async def pack(number: int) -> str:
     return await asyncio.to_thread(apply, LEDGER, "pack", everstep.key(), number)
 
 
+@step(key="booking:{number}")
+async def book(number: int) -> str:
+    """Several runs ask for it. The ledger takes its time, so that the others wait."""
+    return await asyncio.to_thread(apply, LEDGER, "book", everstep.key(), number)
+
+
+@workflow
+async def reference_booking(number: int) -> str:
+    return await book(number)
+
+
 @workflow
 async def reference_child(number: int) -> str:
     return await pack(number)
@@ -83,6 +96,7 @@ async def reference_order(number: int) -> dict[str, str | int | list[str]]:
     large, paid = await asyncio.gather(asyncio.to_thread(compute_large, number), charge(number))
     await asyncio.sleep(0.02)
     packed = await reference_child(number)
+    booked = await asyncio.gather(book(number), reference_booking(number), book(number))
     remitted = await asyncio.to_thread(remit, number)
     word = await everstep.receive("word", str)
     stamped = await asyncio.to_thread(stamp, word)
@@ -97,6 +111,7 @@ async def reference_order(number: int) -> dict[str, str | int | list[str]]:
         "large": len(large),
         "paid": paid,
         "packed": packed,
+        "booked": sorted(set(booked)),
         "remitted": remitted,
         "stamped": stamped,
         "word": word,
@@ -189,6 +204,18 @@ async def note_result(app: everstep.App, journal: ClientJournal, run: str) -> No
     journal.note("result", run, "acknowledged", value=value, published=published)
 
 
+def look_away(app: everstep.App) -> None:
+    """See each key as free at first, as if somebody else were quicker between the look and the claim."""
+    looks: Counter[str] = Counter()
+    real = app.store.effect
+
+    def effect(key: str) -> EffectRow | None:
+        looks[key] += 1
+        return None if looks[key] <= 3 else real(key)
+
+    app.store.effect = effect  # type: ignore[method-assign]
+
+
 async def main(kind: str, folder: str, count: int) -> None:
     task = asyncio.current_task()
     assert task is not None
@@ -198,6 +225,7 @@ async def main(kind: str, folder: str, count: int) -> None:
     journal = ClientJournal(os.path.join(folder, "journal.jsonl"))
     async with everstep.open(os.path.join(folder, "store.db"), recover=recover, lease=lease) as app:
         watch_commits(app.store, journal)
+        look_away(app)
         work = {"reference": reference, "reads": reads, "lanes": lanes, "fleet": fleet}[kind]
         await work(app, journal, count)
 
