@@ -23,6 +23,7 @@ def ledger(place: Path) -> Iterator[Ledger]:
     with Ledger.start(place / "ledger") as ledger:
         ledger.behave("charge", Mode(loses=1, fails=1))
         ledger.behave("remit", Mode(loses=1, honours_keys=False))
+        ledger.behave("reserve", Mode(delay=0.04))
         ledger.behave("slow_look", Mode(delay=READ_SECONDS))
         ledger.behave("quick_look", Mode(delay=0.01))
         yield ledger

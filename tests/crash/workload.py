@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import apsw
 
 import everstep
 from everstep import STORE, Done, Fatal, NotDone, Retry, step, transaction, workflow
+from everstep.stores.keys import EffectRow
 from everstep.testing.journals import ClientJournal, watch_commits
 from everstep.testing.ledger import apply, ask
 
@@ -110,6 +112,17 @@ async def reference_refused() -> str:
         return "refused"
 
 
+@step(key="reservation:{number}")
+async def reserve(number: int) -> str:
+    """Several runs ask for it. The ledger takes its time, so that the others wait."""
+    return await asyncio.to_thread(apply, LEDGER, "reserve", everstep.key(), number)
+
+
+@workflow
+async def reference_reserving(number: int) -> str:
+    return await reserve(number)
+
+
 @workflow
 async def reference_child(number: int) -> str:
     return await pack(number)
@@ -122,6 +135,7 @@ async def reference_order(number: int) -> dict[str, str | int | list[str]]:
     large, paid = await asyncio.gather(asyncio.to_thread(compute_large, number), charge(number))
     await asyncio.sleep(0.02)
     packed = await reference_child(number)
+    reserved = await asyncio.gather(reserve(number), reference_reserving(number), reserve(number))
     remitted = await asyncio.to_thread(remit, number)
     booked = await asyncio.to_thread(transaction(SHOP, name="book", retry=PATIENT)(book), number)
     kept = await transaction(STORE, name="keep")(keep)(number)
@@ -138,6 +152,7 @@ async def reference_order(number: int) -> dict[str, str | int | list[str]]:
         "large": len(large),
         "paid": paid,
         "packed": packed,
+        "reserved": sorted(set(reserved)),
         "remitted": remitted,
         "booked": booked,
         "kept": kept,
@@ -288,6 +303,18 @@ async def note_result(app: everstep.App, journal: ClientJournal, run: str) -> No
     journal.note("result", run, "acknowledged", value=value, published=published)
 
 
+def look_away(app: everstep.App) -> None:
+    """See each key as free at first, as if somebody else were quicker between the look and the claim."""
+    looks: Counter[str] = Counter()
+    real = app.store.effect
+
+    def effect(key: str) -> EffectRow | None:
+        looks[key] += 1
+        return None if looks[key] <= 3 else real(key)
+
+    app.store.effect = effect  # type: ignore[method-assign]
+
+
 async def main(kind: str, folder: str, count: int) -> None:
     task = asyncio.current_task()
     assert task is not None
@@ -299,6 +326,7 @@ async def main(kind: str, folder: str, count: int) -> None:
         damage_checkpoints(os.path.join(folder, "store.db"), damages)
     async with everstep.open(os.path.join(folder, "store.db"), recover=recover, lease=lease) as app:
         watch_commits(app.store, journal)
+        look_away(app)
         works = {
             "reference": reference,
             "refused": refused,
