@@ -5,7 +5,6 @@ It is also the reference: short, obvious, and what every other store is compared
 
 import itertools
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -16,6 +15,7 @@ from everstep.model.events import EventRow
 from everstep.model.status import ENDED
 from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, SettleKey, may_settle, newest_first
 from everstep.stores.memory_keys import MemoryKeys
+from everstep.stores.memory_workers import MemoryWorkers
 from everstep.stores.protocol import (
     LAST,
     Accepted,
@@ -41,7 +41,6 @@ from everstep.stores.protocol import (
     RunRow,
     StartRun,
     Verdict,
-    WorkerRow,
     check_events,
     child_value,
     pages,
@@ -50,16 +49,15 @@ from everstep.stores.protocol import (
 _numbers: Final = itertools.count(1)
 
 
-class MemoryStore:
+class MemoryStore(MemoryWorkers):
     """A store in plain dicts under one lock. For tests; nothing survives the process."""
 
     def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
+        super().__init__()
         self.url = "memory:"
         self.is_new = True
         self.entropy = os.urandom(16).hex()
         self._clock = clock or (lambda: time.time_ns() // 1000)
-        self._lock = threading.RLock()
-        self._runs: dict[str, RunRow] = {}
         self._events: dict[tuple[str, int], list[EventRow]] = {}
         self._payloads: dict[tuple[str, str], bytes] = {}
         self._checkpoints: dict[tuple[str, int], dict[int, CheckpointRow]] = {}
@@ -68,8 +66,6 @@ class MemoryStore:
         self._followers: set[tuple[str, str, int]] = set()
         self._holds: dict[str, HoldRow] = {}
         self._keys = MemoryKeys(self._tell_of_key)
-        self._workers: dict[str, WorkerRow] = {}
-        self._dead: set[str] = set()
         self._beside: tuple[str, Any] | None = None
         """A SQLite database in memory for what atomic steps write: its name, and a connection that keeps it alive."""
 
@@ -460,55 +456,6 @@ class MemoryStore:
     def changed(self) -> bool:
         """Return False: nobody else can write here."""
         return False
-
-    # -- workers -------------------------------------------------------------------------------------------------
-    def register_worker(self, worker: str, pid: int, host: str, lease_until: int) -> WorkerRow:
-        """Enter a worker. It lives until `leave` or `kill_worker`."""
-        with self._lock:
-            if worker in self._workers and worker not in self._dead:
-                raise Misuse(f"There is a live worker {worker} already.")
-            self._workers.pop(worker, None)
-            self._dead.discard(worker)
-            taken = {row.place for row in self._workers.values()}
-            place = next(place for place in range(1, len(taken) + 2) if place not in taken)
-            row = WorkerRow(worker, place, pid, host, self.now(), lease_until)
-            self._workers[worker] = row
-            return deepcopy(row)
-
-    def kill_worker(self, worker: str) -> None:
-        """For tests: let a worker's process be gone, so that `bury_dead` finds it."""
-        self._dead.add(worker)
-
-    def renew(self, worker: str, lease_until: int) -> bool:
-        """Prolong a worker's lease; False if it had been buried."""
-        with self._lock:
-            if worker not in self._workers:
-                return False
-            self._workers[worker].lease_until = lease_until
-            return True
-
-    def workers(self) -> list[WorkerRow]:
-        """Return all workers, by their places."""
-        with self._lock:
-            return deepcopy(sorted(self._workers.values(), key=lambda row: row.place))
-
-    def bury_dead(self, at: int) -> list[str]:
-        """Remove killed workers."""
-        with self._lock:
-            buried = [row.id for row in self.workers() if row.id in self._dead]
-            for worker in buried:
-                del self._workers[worker]
-            self._dead.clear()
-            return buried
-
-    def leave(self, worker: str) -> None:
-        """Give back all runs of a worker and remove it."""
-        with self._lock:
-            for row in self._runs.values():
-                if row.owner == worker:
-                    row.owner = None
-                    row.status = "queued" if row.status == "running" else row.status
-            self._workers.pop(worker, None)
 
 
 def urgency(row: RunRow) -> tuple[int, int, str]:
