@@ -139,6 +139,11 @@ def bar_of(row: Row, scale: Scale, now: int) -> "Text":
 
 
 def _fill_attempts(row: Row, fill: Callable[[int, int, str, str], None], now: int) -> None:
+    began = row.attempts[0].started_at if row.attempts else row.ended_at or now
+    if began > row.started_at:  # until then another step had its key
+        fill(row.started_at, began, "┄", "dim")
+    if not row.attempts:
+        return
     for attempt, following in zip(row.attempts, [*row.attempts[1:], None], strict=True):
         end = attempt.ended_at or now
         if following is not None or attempt.due:

@@ -212,6 +212,8 @@ Said = tuple[str, str, str] | None
 def _step_started(event: EventRow, body: Any, timeline: Timeline) -> Said:
     if body.because == "crash":
         return "↻", f"{event.step} was cut off; attempt {body.attempt} begins", "yellow"
+    if body.because == "freed":
+        return "↻", f"{event.step} begins: its key {body.key} is free", "yellow"
     if body.because == "person":
         return "↻", f"{event.step}: attempt {body.attempt}, because somebody wanted it", "yellow"
     if body.attempt > 1:
@@ -227,6 +229,10 @@ def _step_ended(event: EventRow, body: Any, timeline: Timeline) -> Said:
         return MARKS["completed"][0], f"{event.step}{took}" + (f"  → {value}" if value else ""), "green"
     why = error_line(row.error) if row is not None and row.error else ""
     return MARKS["failed"][0], f"{event.step}{took}  {why}", "red"
+
+
+def _step_shared(event: EventRow, body: Any, timeline: Timeline) -> Said:
+    return MARKS["completed"][0], f"{event.step}  was done by {body.run}", "green"
 
 
 def _attempt_failed(event: EventRow, body: Any, timeline: Timeline) -> Said:
@@ -255,6 +261,8 @@ _LINES: dict[str, Any] = {
     "step_started": _step_started,
     "step_completed": _step_ended,
     "step_failed": _step_ended,
+    "step_shared": _step_shared,
+    "key_taken": lambda event, body, _: ("…", f"{event.step}: run {body.run or '?'} has its key {body.key}", "dim"),
     "attempt_failed": _attempt_failed,
     "value_published": _published,
     "child_started": lambda event, body, _: ("▸", f"child run {body.run} ({body.workflow})", "cyan"),

@@ -50,6 +50,9 @@ class Row(msgspec.Struct, kw_only=True):
     deadline: int | None = None
     attempts: list[AttemptView] = []
     error: dict[str, Any] | None = None
+    awaited_key: str = ""
+    """The key that the step waits for, and the run that has it."""
+    awaited_run: str = ""
 
     @property
     def crashes(self) -> int:
@@ -156,6 +159,8 @@ class Timeline:
         elif body.because == "crash":
             self._crashed(event, row)
         row.state, row.ended_at, row.error = "open", None, None
+        if row.awaited_key:
+            row.awaited_key = row.awaited_run = row.note = ""
         row.attempts.append(AttemptView(body.attempt, event.at, body.because))
 
     def _crashed(self, event: EventRow, row: Row) -> None:
@@ -185,6 +190,21 @@ class Timeline:
             elif body.adopted:
                 row.note = "adopted from its marker" if row.effect == "atomic" else "adopted from its probe"
 
+    def _take_step_shared(self, event: EventRow, body: Any) -> None:
+        row = self._end_step(event, body.call, "completed")
+        if row is not None:
+            row.value = self._value(body)
+            row.note = f"done by {body.run}" + (f", says {body.by}" if body.by else "")
+
+    def _take_key_taken(self, event: EventRow, body: Any) -> None:
+        row = self._calls.get(body.call)
+        if row is None or not body.again:
+            row = Row(kind="step", name=event.step, seq=event.seq, started_at=event.at)
+            row.effect, row.source, row.arguments = body.effect, body.source, body.preview
+            self._new(row, body.call)
+        row.note = f"waits for the key {body.key}" + (f" of run {body.run}" if body.run else "")
+        row.awaited_key, row.awaited_run = body.key, body.run
+
     def _take_step_failed(self, event: EventRow, body: Any) -> None:
         row = self._end_step(event, body.call, "failed")
         if row is not None:
@@ -200,6 +220,8 @@ class Timeline:
         if row is None:
             return None
         row.state, row.ended_at = state, event.at
+        if row.awaited_key:
+            row.awaited_key = row.awaited_run = row.note = ""
         if row.attempts and row.attempts[-1].ended_at is None:
             row.attempts[-1].ended_at, row.attempts[-1].outcome = event.at, state
         return row
