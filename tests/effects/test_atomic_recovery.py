@@ -13,6 +13,7 @@ import pytest
 
 import everstep
 from everstep import Fatal, Retry, transaction, workflow
+from everstep.cli.timeline import timeline_of
 from everstep.effects import atomic
 from everstep.effects.databases import STORE, SqliteFile
 from everstep.errors import RunCancelled, RunFailed, RunHeld, StepTimedOut
@@ -85,6 +86,7 @@ async def test_cut_off_after_its_commit_the_marker_s_outcome_is_adopted(machine:
     assert shop.sales() == ["lamp"]
     assert adopted(machine) == [True]
     assert [body.because for body in machine.bodies("r", "step_started")] == ["", "crash"]
+    assert timeline_of(machine.store, "r", 1).steps[0].note == "adopted from its marker"
     assert "step_doubted" not in machine.kinds("r")
     assert not machine.replay("r").differences
 
