@@ -370,6 +370,8 @@ async def test_when_both_processes_are_gone_both_runs_go_on(machine: Machine) ->
     await machine.kill(app)
     GATES.clear()
     app = await machine.worker()
+    await machine.until_status("a", "completed")
+    await machine.advance(1)
     assert await app.get("b").result(timeout=10) == "paid 5 by a"
     assert runs_that_ran() == ["a", "a"]
     assert len(keys_presented()) == 1
@@ -841,6 +843,8 @@ async def test_a_probe_is_asked_with_the_key_that_the_body_presented(machine: Ma
     await waiting(machine, app, flow, "b", "b")
     await machine.kill(app)
     app = await machine.worker()
+    await machine.until_status("a", "completed")
+    await machine.advance(1)
     assert await app.get("b").result(timeout=10) == "adopted"
     assert set(asked) == keys_presented()
     assert runs_that_ran() == ["a"]

@@ -98,7 +98,7 @@ class Saver:
             for digest, _ in unit.payloads:
                 driver.journal.undurable.pop(digest, None)
             if unit.keys is not None:
-                driver.app.keys_changed(told=bool(unit.keys.ends or unit.keys.waits))
+                driver.app.keys_changed(unit.keys)
             while self._waiters and self._waiters[0][0] <= self.durable:
                 self._waiters.popleft()[1]()
             self._durable_status = (unit.row.status, unit.row.wake_at)
