@@ -33,6 +33,7 @@ from everstep.engine.inside import Child, Current
 from everstep.engine.opening import Opening
 from everstep.engine.workflow import Workflow
 from everstep.model import events, status
+from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow, RunRow
 
 FOLDER: Final = Path(__file__).resolve().parent / "reference"
@@ -63,7 +64,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Errors to raise and to know": ("NotDone", "Fatal", "Error", "Evicted"),
     "Modules": ("files", "witness", "blocking", "errors"),
 }
-HANDED_OUT: Final = (Opening, BlockingApp, BlockingRun, Child, Current, Event, Verification, RunRow, HoldRow)
+HANDED_OUT: Final = (Opening, BlockingApp, BlockingRun, Child, Current, Event, Verification, RunRow, HoldRow, EffectRow)
 """Classes that users meet without typing their names."""
 
 ENVIRONMENT: Final[dict[str, str]] = {

@@ -370,6 +370,8 @@ async def test_when_both_processes_are_gone_both_runs_go_on(machine: Machine) ->
     await machine.kill(app)
     GATES.clear()
     app = await machine.worker()
+    await machine.until_status("a", "completed")
+    await machine.advance(1)
     assert await app.get("b").result(timeout=10) == "paid 5 by a"
     assert runs_that_ran() == ["a", "a"]
     assert len(keys_presented()) == 1
@@ -841,7 +843,63 @@ async def test_a_probe_is_asked_with_the_key_that_the_body_presented(machine: Ma
     await waiting(machine, app, flow, "b", "b")
     await machine.kill(app)
     app = await machine.worker()
+    await machine.until_status("a", "completed")
+    await machine.advance(1)
     assert await app.get("b").result(timeout=10) == "adopted"
     assert set(asked) == keys_presented()
     assert runs_that_ran() == ["a"]
+    sound(machine)
+
+
+# -- changed code ------------------------------------------------------------------------------------------------------
+PREFIX = {"now": "old"}
+changing = step(perform, name="changing", effect="repeat", key=lambda invoice, amount: f"{PREFIX['now']}:{invoice}")
+
+
+@workflow
+async def changing_flow() -> str:
+    paid = await changing(7, 5)
+    await everstep.receive("go")
+    return paid
+
+
+@pytest.mark.parametrize("change", ["another key", "no key"])
+@scenario
+async def test_a_step_whose_key_the_code_has_changed_diverges(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    app = await machine.boot()
+    await waiting(machine, app, changing_flow, "a")
+    await machine.kill(app)
+    with monkeypatch.context() as patch:
+        if change == "another key":
+            patch.setitem(PREFIX, "now", "new")
+        else:
+            patch.setattr(changing, "key", None)
+        app = await machine.boot()
+        hold = await held(machine, await app.start(changing_flow, id="a"))
+        assert hold.reason == "diverged"
+        assert machine.report("a")["differences"][0]["what"] == "key"
+    run = await app.start(changing_flow, id="a")
+    await run.signal("go")
+    assert await run.result(timeout=10) == "paid 5 by a"
+    assert runs_that_ran() == ["a"]
+
+
+@scenario
+async def test_a_step_that_was_begun_without_a_key_goes_on_without_one(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await machine.boot()
+    with monkeypatch.context() as patch:
+        patch.setattr(changing, "key", None)
+        await begun(app, changing_flow, "a")
+        await machine.kill(app)
+    GATES.clear()
+    app = await machine.boot()
+    run = await app.start(changing_flow, id="a")
+    await run.signal("go")
+    assert await run.result(timeout=10) == "paid 5 by a"
+    assert len(keys_presented()) == 1, "the key of its first attempt"
+    assert machine.store.effect("old:7") is None
     sound(machine)

@@ -54,6 +54,7 @@ from everstep.errors import NotDecodable, RunTimedOut, StoreError
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.status import Status
+from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import HoldRow, RowChange, RunRow, Store
 
 log = logging.getLogger("everstep.run")
@@ -103,8 +104,8 @@ class Surrounding(Protocol):
     def let_go(self, driver: "Driver", error: BaseException | None = None) -> None:
         """The run has ended, is held, or is not ours any more."""
 
-    def keys_changed(self, *, told: bool) -> None:
-        """A run has changed keys of effects; with `told`, whoever waits for them has that in its inbox."""
+    def keys_changed(self, changes: KeyChanges) -> None:
+        """A run has changed keys of effects. Whoever waits for them has that in its inbox."""
 
 
 class Driver:
@@ -120,6 +121,7 @@ class Driver:
         self.journal = journal
         self.deadlines = Deadlines(self)
         self.attempts = StepAttempts(self, replayed.attempts)
+        self._waiting_for_keys = self.attempts.keys.waiting
         self.inbox = Inbox(self)
         self.children = Children(self)
         self.saver = Saver(self)
@@ -397,7 +399,7 @@ class Driver:
         """Say how the run is, set the alarm, and if the code can never go on, say that too."""
         if self._applying or self.stopped or self.ending or self.hold:
             return
-        if self.attempts.keys.waiting and self.attempts.keys.withdraw_cancelled():
+        if self._waiting_for_keys and self.attempts.keys.withdraw_cancelled():
             return
         if self._hold_wanted is not None:
             self.put_on_hold(self._hold_wanted)

@@ -32,6 +32,7 @@ from everstep.errors import Drift, Misuse, StoreError, UnknownWorkflow
 from everstep.model.crash_points import crash_point
 from everstep.model.events import CancelRequested, decode_body
 from everstep.model.status import ENDED, Status
+from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import (
     Accepted,
     Claim,
@@ -95,7 +96,8 @@ class Driving:
         self.worker = ""
         self._workflows = workflows
         self._has_children = False
-        self._has_keys = False
+        self._awaited_keys: set[str] = set()
+        """Keys that runs of this process wait for, or waited for."""
         self._resting: OrderedDict[str, Driver] = OrderedDict()
         self._taking_up: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -423,7 +425,7 @@ class Driving:
         if status is not None:
             crash_point("run.ended")
             self.watchers.tell(driver.run, status, outcome)
-            if self._has_children or self._has_keys:
+            if self._has_children or self._awaited_keys:
                 self.pump.nudge()  # a run of ours may follow this one, or wait for its keys, and was told in its inbox
         elif driver.run in self.watchers:
             self.wanted.add(driver.run)
@@ -433,11 +435,13 @@ class Driving:
         self.watchers.tell(run, status, None)
         self.pump.nudge()
 
-    def keys_changed(self, *, told: bool) -> None:
-        """A run has changed keys of effects: whoever waits for them, also in this process, finds it in its inbox."""
-        self._has_keys = True
-        if told:
+    def keys_changed(self, changes: KeyChanges) -> None:
+        """A run has changed keys: whoever waits for them in this process has that in its inbox now."""
+        ended = {end.claim.key for end in changes.ends} & self._awaited_keys
+        if changes.waits or ended:
             self.pump.nudge()
+        self._awaited_keys -= ended
+        self._awaited_keys |= {wait.key for wait in changes.waits}
 
     # -- small helpers ---------------------------------------------------------------------------------------------
     def workflows(self) -> Sequence[str]:

@@ -33,7 +33,8 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
         "done": "take the given value as the step's outcome and go on; the step does not run",
         "not-done": "do it again, in a new attempt with the same key",
         "probe": "ask the outside again",
-        "cancel": "end the run as cancelled, without its code; whether the effect happened stays open",
+        "cancel": "end the run as cancelled, without its code; whether the effect happened stays open, and if the step "
+        "has a key, that stays taken until somebody settles it (`everstep effects`)",
     },
     "exhausted": {
         "retry": "give the step a fresh set of attempts",

@@ -26,7 +26,7 @@ async def settle(app: "App", key: str, value: Any, note: str, by: str) -> None:
 async def _settle(app: "App", operation: SettleKey) -> None:
     verdict = await app.committer.submit(operation)
     if isinstance(verdict, Accepted):
-        app.keys_changed(told=True)
+        app.pump.nudge()  # whoever waits for it has that in its inbox
         return
     assert isinstance(verdict, Refused)
     row = app.store.effect(operation.key)

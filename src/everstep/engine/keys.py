@@ -104,12 +104,12 @@ class Keys:
         driver = self._driver
         changed: dict[int, tuple[str, ev.Body]] = {}
         recorded = {event.seq: event for event in driver.journal.unsaved}
-        try:
-            rows = {claim.key: driver.app.store.effect(claim.key) for claim in claims}
-        except StoreError:
-            driver.app.take_again(driver)
-            return
+        rows: dict[str, EffectRow | None] = {}
         for claim in claims:
+            try:
+                rows[claim.key] = driver.app.store.effect(claim.key)
+            except StoreError:
+                rows[claim.key] = None  # whoever has it: the step waits, and the store says when it need not
             begun: ev.StepStarted = ev.decode_body("step_started", recorded[claim.seq].body)
             changed[claim.seq] = ("key_taken", _instead_of(begun, rows[claim.key]))
             self._take_back(claim)
@@ -203,7 +203,7 @@ class Keys:
         try:
             row = self._row(call)
         except StoreError:
-            self._driver.app.take_again(self._driver)
+            self._wait(call)  # it is told again
             return
         if self._may_be_ours(call, row):
             del self.waiting[number]

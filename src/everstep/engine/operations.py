@@ -189,7 +189,7 @@ async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, va
     for post in unit.posts:
         app.wake(post.run)
     if unit.keys is not None:
-        app.keys_changed(told=True)
+        app.keys_changed(unit.keys)
     app.watchers.look_again(run)
 
 

@@ -109,7 +109,7 @@ class Saver:
             for digest, _ in unit.payloads:
                 driver.journal.undurable.pop(digest, None)
             if unit.keys is not None:
-                driver.app.keys_changed(told=bool(unit.keys.ends or unit.keys.waits))
+                driver.app.keys_changed(unit.keys)
             while waiters and waiters[0][0] <= self.durable:
                 waiters.popleft()[1]()
             self._durable_status = (row.status, row.wake_at)
