@@ -168,7 +168,7 @@ async def test_a_def_workflow_goes_on_from_its_checkpoint_too(machine: Machine) 
 async def test_the_code_gets_the_decoded_form_of_its_state_also_when_nothing_is_recorded(machine: Machine) -> None:
     given: list[Any] = []
 
-    @workflow(name="identity")
+    @workflow(name="checkpoint-identity")
     async def identity() -> list[bool]:
         kept: dict[str, Any] = {"a": (1, 2), "b": [3]}
         for _ in range(3):
@@ -187,7 +187,7 @@ async def test_the_code_gets_the_decoded_form_of_its_state_also_when_nothing_is_
 def looping(name: str, body: Any, *, every: int | None = None, count: int = 12) -> Any:
     """Declare a loop of so many turns."""
 
-    @workflow(name=name)
+    @workflow(name=f"checkpoint-{name}")
     async def loop() -> int:
         state = await everstep.checkpoint(0, every=every)
         while state < count:
@@ -246,7 +246,7 @@ async def test_by_default_it_is_recorded_after_whatever_was_not_just_a_quick_rea
     machine: Machine, body: Any, expected: list[int]
 ) -> None:
     app = await machine.boot(clock=None)
-    assert await app.run(looping("by default", body), id="r") == 12
+    assert await app.run(looping("by-default", body), id="r") == 12
     assert [body.number for body in machine.bodies("r", "checkpoint_taken")] == expected
 
 
@@ -280,7 +280,7 @@ async def test_another_policy_is_no_divergence(machine: Machine, before: int | N
 
 @scenario
 async def test_the_newest_are_kept_three_or_as_many_as_wanted(machine: Machine) -> None:
-    @workflow(name="keeping")
+    @workflow(name="checkpoint-keeping")
     async def keeping() -> int:
         state = 0
         while state < 9:
@@ -340,7 +340,7 @@ UNDER_WAY = {
 async def test_with_something_else_under_way_it_is_refused_with_the_line_and_the_remedy(
     machine: Machine, what: str, is_first: bool
 ) -> None:
-    @workflow(name="busy")
+    @workflow(name="checkpoint-busy")
     async def busy() -> None:
         if not is_first:
             await everstep.checkpoint(0)
@@ -362,7 +362,7 @@ async def test_with_something_else_under_way_it_is_refused_with_the_line_and_the
 
 @scenario
 async def test_a_checkpoint_in_a_task_beside_the_main_one_is_refused(machine: Machine) -> None:
-    @workflow(name="beside")
+    @workflow(name="checkpoint-beside")
     async def beside() -> None:
         async def inner() -> None:
             await everstep.checkpoint(1)
@@ -376,7 +376,7 @@ async def test_a_checkpoint_in_a_task_beside_the_main_one_is_refused(machine: Ma
 
 @scenario
 async def test_what_has_ended_or_was_cancelled_is_not_under_way(machine: Machine) -> None:
-    @workflow(name="tidy")
+    @workflow(name="checkpoint-tidy")
     async def tidy() -> int:
         state = await everstep.checkpoint(0, every=1)
         for _ in range(3):
@@ -410,7 +410,7 @@ async def test_a_checkpoint_by_another_function_than_the_first_is_refused(machin
     async def inner(state: int) -> int:
         return await everstep.checkpoint(state)
 
-    @workflow(name="elsewhere")
+    @workflow(name="checkpoint-elsewhere")
     async def elsewhere(first: str, second: str) -> int:
         state = 0
         for how in (first, second, second):
@@ -445,7 +445,7 @@ def fail_plainly(turn: int) -> None:
 async def test_in_the_handler_of_an_exception_nothing_is_recorded_and_after_it_as_ever(
     machine: Machine, where: str
 ) -> None:
-    @workflow(name="handler")
+    @workflow(name="checkpoint-handler")
     async def handler() -> int:
         state = await everstep.checkpoint(0)
         while state < 4:
@@ -465,7 +465,7 @@ async def test_in_the_handler_of_an_exception_nothing_is_recorded_and_after_it_a
                 state = await everstep.checkpoint(state + 1)
         return state
 
-    @workflow(name="handler plainly")
+    @workflow(name="checkpoint-handler-plainly")
     def handler_plainly() -> int:
         state = blocking.checkpoint(0)
         while state < 4:
@@ -487,7 +487,7 @@ async def test_in_the_handler_of_an_exception_nothing_is_recorded_and_after_it_a
 @pytest.mark.parametrize("options", [{"every": 0}, {"every": -1}, {"keep": 2}])
 @scenario
 async def test_wrong_figures_are_refused(machine: Machine, options: dict[str, int]) -> None:
-    @workflow(name="wrong")
+    @workflow(name="checkpoint-wrong")
     async def wrong() -> None:
         await everstep.checkpoint(0, **options)
 
@@ -505,7 +505,7 @@ def test_outside_of_a_workflow_it_says_where_it_belongs() -> None:
 
 @scenario
 async def test_the_blocking_one_in_an_async_workflow_says_what_to_write(machine: Machine) -> None:
-    @workflow(name="blocked")
+    @workflow(name="checkpoint-blocked")
     async def blocked() -> None:
         blocking.checkpoint(1)
 
@@ -520,7 +520,7 @@ async def test_a_state_of_a_class_that_a_resume_would_not_know_is_refused_at_onc
     class Later:
         number: int
 
-    @workflow(name="phases")
+    @workflow(name="checkpoint-phases")
     async def phases() -> None:
         await everstep.checkpoint({"phase": 1})
         await everstep.checkpoint({"phase": Later(2)})
@@ -540,7 +540,7 @@ def with_state(**fields: Any) -> Any:
     namespace["__annotations__"] |= dict.fromkeys(required, str)
     Shape = dataclass(type("Shape", (), namespace | {n: v for n, v in fields.items() if n not in required}))
 
-    @workflow(name="shaped")
+    @workflow(name="checkpoint-shaped")
     async def shaped() -> int:
         state: Any = await everstep.checkpoint(Shape(**dict.fromkeys(required, "given")))
         while state.turn < 6:
@@ -577,7 +577,7 @@ async def test_a_state_that_no_longer_decodes_holds_the_run_and_the_right_code_g
 
 @scenario
 async def test_a_state_of_another_kind_is_not_taken_for_the_new_one(machine: Machine) -> None:
-    @workflow(name="shaped")
+    @workflow(name="checkpoint-shaped")
     async def plain() -> int:
         state = await everstep.checkpoint({"turn": 0})
         while state["turn"] < 6:
@@ -605,7 +605,7 @@ async def test_a_compatible_change_of_the_state_goes_on(machine: Machine) -> Non
 async def test_code_without_its_checkpoints_is_held_as_diverged(machine: Machine) -> None:
     await killed_at(machine, "add 3", with_state(turn=0))
 
-    @workflow(name="shaped")
+    @workflow(name="checkpoint-shaped")
     async def shaped() -> int:
         for turn in range(6):
             await add(turn)
@@ -619,7 +619,7 @@ async def test_code_without_its_checkpoints_is_held_as_diverged(machine: Machine
 
 @scenario
 async def test_code_that_got_its_checkpoints_under_way_goes_on_and_uses_them_from_then_on(machine: Machine) -> None:
-    @workflow(name="shaped")
+    @workflow(name="checkpoint-shaped")
     async def shaped() -> int:
         for turn in range(6):
             await add(turn)
@@ -646,7 +646,7 @@ async def test_code_that_got_its_checkpoints_under_way_goes_on_and_uses_them_fro
 def before_the_loop(prompt: str, published: str) -> Any:
     """Declare a loop with something before it."""
 
-    @workflow(name="prefaced")
+    @workflow(name="checkpoint-prefaced")
     async def prefaced() -> int:
         await ask(prompt)
         everstep.publish(published, 1)
@@ -858,7 +858,7 @@ async def test_a_cancelled_loop_cleans_up_across_a_crash_from_before_the_cancel(
 
 @scenario
 async def test_a_loop_that_follows_its_cancel_by_itself_records_none_on_the_way(machine: Machine) -> None:
-    @workflow(name="graceful")
+    @workflow(name="checkpoint-graceful")
     async def graceful() -> int:
         state = 0
         while state < 10:
@@ -941,7 +941,7 @@ async def test_which_calls_were_recorded_before_a_retry_says_nothing_about_those
 
 @scenario
 async def test_the_time_of_a_run_with_a_timeout_is_counted_from_its_start_also_after_a_jump(machine: Machine) -> None:
-    @workflow(name="timed", timeout=100)
+    @workflow(name="checkpoint-timed", timeout=100)
     async def timed() -> int:
         state = await everstep.checkpoint(0)
         while state < 50:
@@ -951,14 +951,19 @@ async def test_the_time_of_a_run_with_a_timeout_is_counted_from_its_start_also_a
 
     app = await machine.boot()
     await app.start(timed, id="r")
-    for _ in range(4):
+    for count in range(2, 6):
         await machine.advance(15)
+        await machine.until(lambda count=count: len(taken(machine)) == count)
+    await machine.rest(app)
     await machine.kill(app)
     app = await machine.worker()
-    await machine.advance(15)
-    assert app.drivers["r"].execution.checkpoints.number == 6  # type: ignore[union-attr]
-    for _ in range(2):
+    for count in (6, 7):
         await machine.advance(15)
+        await machine.until(lambda count=count: len(taken(machine)) == count)
+    checkpoint = app.drivers["r"].execution.checkpoints
+    assert checkpoint is not None
+    assert (checkpoint.has_jumped, checkpoint.number) == (True, 7)
+    await machine.advance(15)
     with pytest.raises(RunTimedOut):
         await app.get("r").result(timeout=10)
     assert len(taken(machine)) == 7
@@ -1071,7 +1076,7 @@ async def test_facts_taken_in_the_loop_are_compared_before_a_run_goes_on_from_a_
     path = machine.folder / "fact.txt"
     path.write_text("as it was")
 
-    @workflow(name="watching")
+    @workflow(name="checkpoint-watching")
     async def watching() -> int:
         state = await everstep.checkpoint(0)
         while state < 4:
@@ -1102,7 +1107,7 @@ async def test_facts_taken_in_the_loop_are_compared_before_a_run_goes_on_from_a_
 async def test_a_fact_that_only_the_code_can_observe_belongs_before_the_first_checkpoint(
     machine: Machine, where: str
 ) -> None:
-    @workflow(name="observing")
+    @workflow(name="checkpoint-observing")
     async def observing() -> int:
         fact = witness.value("tide", lambda: "high")
         if where == "before the first":
@@ -1134,7 +1139,7 @@ async def test_a_fact_that_only_the_code_can_observe_belongs_before_the_first_ch
 async def test_a_run_with_facts_whose_step_is_due_again_later_goes_on(machine: Machine) -> None:
     """A run that remembers facts leaves memory whenever it rests, and comes back for what is due."""
 
-    @workflow(name="facts and time")
+    @workflow(name="checkpoint-facts-and-time")
     async def facts_and_time() -> str:
         await everstep.expect(witness.file(machine.folder / "none"))
         await asyncio.sleep(5)
@@ -1211,7 +1216,7 @@ async def test_all_that_a_run_remembers_is_kept_in_a_checkpoint_or_has_a_reason_
 
 @scenario
 async def test_an_error_that_is_raised_again_after_a_checkpoint_is_still_a_steps(machine: Machine) -> None:
-    @workflow(name="raising")
+    @workflow(name="checkpoint-raising")
     async def raising() -> None:
         error: BaseException | None = None
         try:
