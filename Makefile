@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_BENCH ?= .venv-bench
 PYTEST_ARGS ?=
+PYTEST_WORKERS ?= 2
 BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -47,7 +48,7 @@ test: check pytest ## everything that must hold before a change is merged
 
 pytest: setup # the tests alone
 	$(SAY) "tests, $$($(BIN)/python --version)"
-	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 check: setup ## formatting, lint, types
 	$(SAY) "format"

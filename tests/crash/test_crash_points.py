@@ -71,7 +71,7 @@ def kill_everywhere(place: Path, ledger: Ledger, undisturbed: Expected, most: in
         trial.run_to_the_end()
         return trial.finish(undisturbed)
 
-    FIGURES.points = POINTS
+    FIGURES.points = set(POINTS)
     problems = all_of(one, cases(undisturbed.points, most))
     assert not problems, told(problems)
 
