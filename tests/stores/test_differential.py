@@ -156,13 +156,14 @@ def comparable(verdicts: list[Verdict]) -> list[Any]:
 
 def everything(store: Store) -> dict[str, Any]:
     """Return all that a store tells."""
-    told: dict[str, Any] = {"counts": store.counts(), "workers": store.workers()}
+    told: dict[str, Any] = {"counts": store.counts(), "workers": store.workers(), "strays": store.strays()}
     told["holds"] = [store.holds(), store.holds(open_only=False)]
     told["diverged"] = store.diverged(["order", "other"], 2)
     for run in RUNS:
         told[run] = [
             store.run(run),
             [store.events(run, generation) for generation in range(1, 4)],
+            [store.events(run, 1, [1, 3, 2]), store.generations(run)],
             [store.payload(run, digest) for digest in "pq"],
             store.inbox(run),
             store.signals(run),

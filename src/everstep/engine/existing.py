@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 from everstep.codec import Arguments
 from everstep.engine import operations
+from everstep.engine.agreement import refuse_unreadable
+from everstep.engine.history import check_ends
 from everstep.engine.starting import new_run
 from everstep.engine.workflow import Workflow
 from everstep.errors import IdConflict, RunActive
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 async def existing_run(app: "App", row: RunRow, workflow: Workflow, arguments: Arguments, policy: str) -> None:
     """Do what the caller wants with a run that is there already."""
+    refuse_unreadable(row)
+    if (row.workflow, row.arguments) != (workflow.name, arguments.digest):
+        check_ends(app.store, row)  # so that damage is not taken for a conflict; the rest is verified when it is needed
     if policy == "fail":
         raise IdConflict(f"The run {row.id} exists already ({row.status}), and on_existing is 'fail'.")
     if row.workflow != workflow.name:

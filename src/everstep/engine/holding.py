@@ -79,6 +79,17 @@ class HoldReport(msgspec.Struct):
         )
 
 
+def report_facts(hold: HoldRow) -> dict[str, Any]:
+    """Return what is known about a hold."""
+    try:
+        facts = msgspec.json.decode(hold.report)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        facts = None
+    if not isinstance(facts, dict):
+        raise Damaged(f"The report of hold {hold.id} is damaged, so it cannot be resolved.")
+    return facts
+
+
 def diverged_report(differences: Sequence[Difference]) -> HoldReport:
     """The code and the history disagree."""
     first = differences[0]

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from everstep.errors import Damaged
-from everstep.model.digests import chain_next, digest_of
+from everstep.model.digests import DIGEST_BYTES, chain_next, digest_of
 from everstep.model.events import NO_PAYLOAD, Body, EventRow, encode_body
 from everstep.stores.protocol import NewRun, Post
 
@@ -63,23 +63,33 @@ class Journal:
 
 
 def store_payload(payload: bytes) -> tuple[bytes, str]:
-    """Return a payload as it is stored beside events, and its digest."""
+    """Return a payload as it is stored beside events, and its digest.
+
+    A compressed one carries a digest of its compressed bytes as well: not each of their bits shows in the payload, and
+    what is damaged is never handed to the decompressor.
+    """
     compressed = zlib.compress(payload, 1)
-    stored = b"z" + compressed if len(compressed) < len(payload) else b"r" + payload
-    return stored, digest_of(payload).hex()
+    if len(compressed) + DIGEST_BYTES < len(payload):
+        return b"z" + digest_of(compressed) + compressed, digest_of(payload).hex()
+    return b"r" + payload, digest_of(payload).hex()
 
 
 def restore_payload(stored: bytes | None, digest: str) -> bytes:
     """Return the payload behind a digest, verified against it."""
     if stored is None:
         raise Damaged(f"The payload {digest} is missing.")
-    try:
-        payload = _decompress(stored[1:]) if stored[:1] == b"z" else bytes(stored[1:])
-    except zlib.error as error:
-        raise Damaged(f"The payload {digest} does not decompress: {error}.") from None
-    if digest_of(payload).hex() != digest:
+    kind, rest = stored[:1], stored[1:]
+    if kind == b"z":
+        own, rest = rest[:DIGEST_BYTES], rest[DIGEST_BYTES:]
+        if digest_of(rest) != own:
+            raise Damaged(f"The payload {digest} does not match its digest.")
+        try:
+            rest = _decompress(rest)
+        except zlib.error as error:
+            raise Damaged(f"The payload {digest} does not decompress: {error}.") from None
+    if kind not in (b"z", b"r") or digest_of(rest).hex() != digest:
         raise Damaged(f"The payload {digest} does not match its digest.")
-    return payload
+    return bytes(rest)
 
 
 def _decompress(data: bytes) -> bytes:

@@ -14,7 +14,14 @@ from everstep.engine.clock import microseconds
 from everstep.engine.driver import Driver, Surrounding
 from everstep.engine.execution import Execution
 from everstep.engine.history import Recorded, load_verified, without_collections
-from everstep.engine.holding import HoldReport, damaged_report, diverged_report, poisoned_report, stuck_report
+from everstep.engine.holding import (
+    HoldReport,
+    damaged_report,
+    diverged_report,
+    poisoned_report,
+    report_facts,
+    stuck_report,
+)
 from everstep.engine.journal import Journal, restore_payload
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.replay import Replay, Replayed, first_run
@@ -143,7 +150,7 @@ def resolve_unit(
     history: list[Recorded] = []
     if hold.reason != "damaged":
         journal, history = journal_of(app, row)
-    facts = msgspec.json.decode(hold.report)
+    facts = report_facts(hold)
     status: Status = "queued"
     if hold.reason != "damaged":
         accepted = {int(seq): digest for seq, digest in facts.get("accepted", {}).items()}

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from everstep.errors import StoreError
+from everstep.errors import Damaged, StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.events import ENDS
 from everstep.model.status import Status, may_become
@@ -103,7 +103,9 @@ class Saver:
                 driver.app.rested(driver)
         elif isinstance(verdict, Refused) and verdict.why == "inbox":
             self._take_back_end(unit)
-        elif isinstance(verdict, Failed) and not isinstance(verdict.error, StoreError):
+        elif isinstance(verdict, Failed) and (
+            isinstance(verdict.error, Damaged) or not isinstance(verdict.error, StoreError)
+        ):
             driver.app.hold_unstorable(driver, verdict.error)
         elif isinstance(verdict, Failed):
             self.fail(verdict.error)

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from everstep.codec import Arguments
+from everstep.engine.agreement import preview_text
 from everstep.engine.clock import SECOND
 from everstep.engine.journal import INLINE_BYTES_MAX, store_payload
 from everstep.engine.workflow import Workflow
@@ -56,6 +57,7 @@ def new_run(
         parent=parent or "",
         timeout=workflow.timeout,
         delay=(wake_at - at) / SECOND if wake_at is not None else 0.0,
+        digest=arguments.digest,
     )
     encoded = encode_body(body)
     digest = chain_next(chain_start(run, generation), 1, "run_started", "", at, encoded)
@@ -79,7 +81,7 @@ def new_run(
         tags=tags or {},
         parent=parent,
         arguments=arguments.digest,
-        preview=arguments.payload[:160].decode("utf-8", "replace"),
+        preview=preview_text(arguments.payload),
         created_at=at,
         updated_at=at,
     )

@@ -94,6 +94,8 @@ class RunStarted(Body):
     source: str = ""
     delay: float = 0.0
     """Seconds between the start and the moment when the code begins."""
+    digest: str = ""
+    """The digest of the arguments, which a `start` with this run's id compares."""
 
 
 class StepStarted(Body):
@@ -412,4 +414,7 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
 
 def decode_body(kind: str, body: bytes) -> Any:
     """Return an event's body as its kind's struct. Raises `msgspec.MsgspecError` or `KeyError` on damage."""
-    return _DECODERS[kind].decode(body)
+    try:
+        return _DECODERS[kind].decode(body)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from None

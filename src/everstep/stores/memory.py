@@ -287,10 +287,20 @@ class MemoryStore:
             statuses = [row.status for row in self._runs.values()]
             return {status: statuses.count(status) for status in sorted(set(statuses))}
 
-    def events(self, run: str, generation: int) -> list[EventRow]:
-        """Return a history."""
+    def events(self, run: str, generation: int, only: Sequence[int] = ()) -> list[EventRow]:
+        """Return a history, or of it only the events with up to three numbers."""
         with self._lock:
-            return list(self._events.get((run, generation), ()))
+            events = self._events.get((run, generation), ())
+            return [event for event in events if not only or event.seq in only[:3]]
+
+    def generations(self, run: str) -> list[int]:
+        """Return the generations of which there are events."""
+        with self._lock:
+            return sorted(generation for id, generation in self._events if id == run)
+
+    def strays(self) -> list[tuple[str, int]]:
+        """Return nothing: here no history is ever without its row."""
+        return []
 
     def payload(self, run: str, digest: str) -> bytes | None:
         """Return a payload that was stored beside the history."""

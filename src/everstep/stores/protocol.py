@@ -57,6 +57,8 @@ class RunRow(msgspec.Struct, kw_only=True, gc=False):
     created_at: int = 0
     updated_at: int = 0
     ended_at: int | None = None
+    damage: str = ""
+    """Filled when read: what of the row cannot be read as it should."""
 
 
 class RowChange(msgspec.Struct, gc=False):
@@ -316,7 +318,17 @@ class Store(Protocol):
         """Return how many runs there are in each status."""
         ...
 
-    def events(self, run: str, generation: int) -> list[EventRow]: ...
+    def events(self, run: str, generation: int, only: Sequence[int] = ()) -> list[EventRow]:
+        """Return a history as it is stored, or of it only the events with up to three numbers."""
+        ...
+
+    def generations(self, run: str) -> list[int]:
+        """Return the generations of which there are events."""
+        ...
+
+    def strays(self) -> list[tuple[str, int]]:
+        """Return histories that no run's row knows, as run and generation."""
+        ...
 
     def payload(self, run: str, digest: str) -> bytes | None: ...
 

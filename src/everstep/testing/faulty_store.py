@@ -22,6 +22,7 @@ METHODS: Final = (
     "diverged",
     "due",
     "events",
+    "generations",
     "holds",
     "inbox",
     "leave",
@@ -34,6 +35,7 @@ METHODS: Final = (
     "run",
     "runs",
     "signals",
+    "strays",
     "workers",
 )
 """Every method that can fail. (`close` is how a process ends, and cannot.)"""

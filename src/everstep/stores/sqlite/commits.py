@@ -17,7 +17,7 @@ from typing import Any
 
 import apsw
 
-from everstep.errors import StoreError, StoreFailed, StoreFull
+from everstep.errors import Damaged, StoreError, StoreFailed, StoreFull
 from everstep.model.crash_points import crash_point
 from everstep.stores.protocol import (
     Accepted,
@@ -103,7 +103,7 @@ class Writer:
                 return True, verdicts
             if isinstance(trouble, StoreError):
                 raise trouble from (error if trouble is not error else None)
-            return False, [Failed(trouble)] * len(operations)
+            return False, [Failed(self._as_damage(trouble))] * len(operations)
         except BaseException:
             self._roll_back()
             raise
@@ -199,6 +199,15 @@ class Writer:
         if isinstance(trouble, StoreFailed):
             self._failure = trouble
         return trouble
+
+    def _as_damage(self, error: Exception) -> Exception:
+        """Nothing that this package writes breaks a rule of the tables, unless what is there is damaged."""
+        if not isinstance(error, apsw.ConstraintError):
+            return error
+        return Damaged(
+            f"{self._path} has rows that should not be there, so nothing was written ({error}). "
+            "`everstep verify --all` finds them."
+        )
 
     def _was_done(self, operations: Sequence[Operation], verdicts: Sequence[Verdict]) -> bool:
         """Read back whether the transaction with these verdicts was done."""

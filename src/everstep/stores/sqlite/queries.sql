@@ -89,11 +89,12 @@ WHERE id = ?1 AND ?9 IS NOT NULL;
 
 -- name: run_head
 -- What decides whether an operation is accepted.
-SELECT generation, epoch, head_seq, head_digest, status FROM runs WHERE id = ?;
+SELECT generation, epoch, head_seq, head_digest, CAST(status AS BLOB) FROM runs WHERE id = ?;
 
 -- name: children_states
 -- What decides whether a child to be started is followed instead.
-SELECT id, workflow, arguments, status, outcome FROM runs WHERE id IN (SELECT value FROM json_each(?));
+SELECT id, CAST(workflow AS BLOB), CAST(arguments AS BLOB), CAST(status AS BLOB), outcome
+FROM runs WHERE id IN (SELECT value FROM json_each(?));
 
 -- name: event_digest
 -- Read back after an unknown commit.
@@ -217,9 +218,10 @@ UPDATE runs SET
 WHERE id = ?1 AND status IN (?4, ?5, ?6, ?7, ?8, ?9, ?10)
     AND (owner IS NULL OR owner = ?2
         OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > ?3))
-RETURNING id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
-    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
-    outcome;
+RETURNING CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
+    head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
+    CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
+    CAST(preview AS BLOB), published, outcome;
 
 -- name: release
 -- Without history: only who drives it, and its status. An ended run stays as it ended.
@@ -346,17 +348,20 @@ SELECT min((
 -- ----------------------------------------------------------------------------------------------------- reading
 
 -- name: run
--- One run, by its id.
-SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
-    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
-    outcome
+-- One run, by its id. Here and wherever a whole row is read, texts come as bytes: one of them may be damaged, and must
+-- not keep anybody from finding that out.
+SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
+    head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
+    CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
+    CAST(preview AS BLOB), published, outcome
 FROM runs WHERE id = ?;
 
 -- name: runs
 -- Newest first. A tag's name and value are parameters within ?3, never part of a path.
-SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
-    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
-    outcome
+SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
+    head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
+    CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
+    CAST(preview AS BLOB), published, outcome
 FROM runs INDEXED BY runs_created
 WHERE (?1 IS NULL OR workflow = ?1) AND (?2 IS NULL OR parent = ?2)
     AND (?3 IS NULL OR NOT EXISTS (
@@ -366,9 +371,10 @@ ORDER BY created_at DESC, id DESC LIMIT ?4;
 
 -- name: runs_of_status
 -- The same for one status. (Several are asked one by one, so that none is sorted whole.)
-SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
-    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
-    outcome
+SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
+    head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
+    CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
+    CAST(preview AS BLOB), published, outcome
 FROM runs INDEXED BY runs_status
 WHERE status = ?5 AND (?1 IS NULL OR workflow = ?1) AND (?2 IS NULL OR parent = ?2)
     AND (?3 IS NULL OR NOT EXISTS (
@@ -378,14 +384,15 @@ ORDER BY created_at DESC, id DESC LIMIT ?4;
 
 -- name: children
 -- Oldest first, as they were started.
-SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
-    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
-    outcome
+SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
+    head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
+    CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
+    CAST(preview AS BLOB), published, outcome
 FROM runs INDEXED BY runs_parent WHERE parent = ? ORDER BY created_at, id;
 
 -- name: counts
 -- From the index alone.
-SELECT status, count(*) FROM runs INDEXED BY runs_status GROUP BY status ORDER BY status;
+SELECT CAST(status AS BLOB), count(*) FROM runs INDEXED BY runs_status GROUP BY status ORDER BY status;
 
 -- name: events_packed
 -- A whole history in one row, for the same reason as above: row by row, a busy thread makes loading 10,000 events take
@@ -398,6 +405,29 @@ FROM (SELECT seq, kind, step, at, body, digest FROM events WHERE run = ? AND gen
 -- Row by row, for a history that is too long for one value, or whose texts are damaged.
 SELECT seq, CAST(kind AS BLOB), CAST(step AS BLOB), at, body, digest FROM events
 WHERE run = ? AND generation = ? ORDER BY seq;
+
+-- name: events_only
+-- A few events of a history by their numbers: its ends are enough to check a result.
+SELECT seq, CAST(kind AS BLOB), CAST(step AS BLOB), at, body, digest FROM events
+WHERE run = ? AND generation = ? AND seq IN (?, ?, ?) ORDER BY seq;
+
+-- name: generations
+-- One look into the index for each.
+WITH RECURSIVE found (generation) AS (
+    SELECT min(generation) FROM events WHERE run = ?1
+    UNION ALL
+    SELECT (SELECT min(generation) FROM events WHERE run = ?1 AND events.generation > found.generation)
+    FROM found WHERE found.generation IS NOT NULL
+)
+SELECT generation FROM found WHERE generation IS NOT NULL ORDER BY generation;
+
+-- name: strays
+-- Histories that no row knows: their run's row is gone, or has another id or generation. From the index alone.
+SELECT DISTINCT CAST(events.run AS BLOB), events.generation FROM events
+WHERE NOT EXISTS (
+    SELECT 1 FROM runs WHERE runs.id = events.run AND runs.generation >= events.generation AND events.generation > 0
+)
+ORDER BY events.run, events.generation;
 
 -- name: payload
 -- A large value that is not in the event itself.

@@ -76,9 +76,17 @@ class SqliteStore:
         """Return how many runs there are in each status that any run has."""
         return self._reader.counts()
 
-    def events(self, run: str, generation: int) -> list[EventRow]:
-        """Return a history, as it is stored: whoever reads it verifies it."""
-        return self._reader.events(run, generation)
+    def events(self, run: str, generation: int, only: Sequence[int] = ()) -> list[EventRow]:
+        """Return a history, or some of its events, as it is stored: whoever reads it verifies it."""
+        return self._reader.events_only(run, generation, only) if only else self._reader.events(run, generation)
+
+    def generations(self, run: str) -> list[int]:
+        """Return the generations of which there are events."""
+        return self._reader.generations(run)
+
+    def strays(self) -> list[tuple[str, int]]:
+        """Return histories that no run's row knows, as run and generation."""
+        return self._reader.strays()
 
     def payload(self, run: str, digest: str) -> bytes | None:
         """Return a payload that was stored beside the history."""

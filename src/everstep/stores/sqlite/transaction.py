@@ -35,7 +35,7 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.sqlite.batch import Batch, is_simple, keeps_running
 from everstep.stores.sqlite.queries import batches, query
-from everstep.stores.sqlite.rows import Row, as_json, change_values, head_values, run_row, run_values
+from everstep.stores.sqlite.rows import Row, as_json, change_values, head_values, run_row, run_values, text
 
 ACCEPTED: Final = Accepted()
 JOIN_ROWS_MIN = 4
@@ -184,7 +184,10 @@ class Transaction:
 
     def _states_of(self, news: Sequence[NewRun]) -> dict[str, Row]:
         rows = self._all("children_states", (as_json([new.row.id for new in news]),))
-        return {row[0]: row for row in rows}
+        return {
+            run: (run, text(workflow), text(arguments), text(status), outcome)
+            for run, workflow, arguments, status, outcome in rows
+        }
 
     def _follow_or_refuse(self, new: NewRun, there: Row, at: int) -> None:
         if new.follower is None:
@@ -206,7 +209,7 @@ class Transaction:
         if not state:
             return Refused("missing")
         generation, epoch, _, _, status = state[0]
-        if epoch != operation.epoch or status not in ENDED or new.row.generation != generation + 1:
+        if epoch != operation.epoch or text(status) not in ENDED or new.row.generation != generation + 1:
             return Refused("fenced")
         self._run("settle_inbox", (new.row.id,))
         self._run("stop_following", (new.row.id,))
@@ -223,7 +226,7 @@ class Transaction:
         if there:
             return Posted(there[0][0], duplicate=True)
         state = self._all("run_head", (post.run,))
-        return NotPosted(state[0][4] if state else None)
+        return NotPosted(text(state[0][4]) if state else None)  # type: ignore[arg-type]  # a status, unless damaged
 
     def _deliver(self, post: Post) -> None:
         self._run("deliver", (post.run, post.kind, post.name, post.id, post.value, post.at))
