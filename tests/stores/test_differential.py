@@ -5,28 +5,32 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from everstep.model.status import STATUSES
+from everstep.model.status import ENDED, STATUSES
 from everstep.stores.protocol import (
     Append,
     Claim,
     Failed,
     HoldRow,
+    MarkRestored,
     NewRun,
     Operation,
     Post,
     Release,
+    RepairRun,
     RestartRun,
     RunFilter,
+    RunRow,
     StartRun,
     Store,
     Verdict,
 )
 from everstep.stores.sqlite import transaction
-from tests.stores.kit import HARNESSES, Harness, append_to, new_run
+from tests.stores.kit import HARNESSES, Harness, append_to, events_after, new_run
 
 RUNS = ["a", "b", "c", "d", "e"]
 WORKERS = ["w0", "w1", "w2"]
@@ -98,8 +102,31 @@ def drawn_append(draw: Draw, harness: Harness) -> Append | None:
     return append
 
 
+def drawn_repair(draw: Draw, harness: Harness, row: RunRow | None) -> RepairRun | None:
+    if row is None or row.generation > 3:
+        return None
+    kept = harness.store.events(row.id, row.generation)[: draw(st.integers(1, 4))]
+    event = None if draw(st.booleans()) else events_after(kept[-1].seq, kept[-1].digest, 1, b"repaired")[0]
+    last = event or kept[-1]
+    status = draw(statuses)
+    ended_at = 7 if status in ENDED else None
+    new = msgspec.structs.replace(row, head_seq=last.seq, head_digest=last.digest, status=status, ended_at=ended_at)
+    return RepairRun(
+        epoch=row.epoch - draw(st.sampled_from([0, 0, 0, 1])),
+        worker=draw(st.sampled_from(WORKERS)),
+        at=draw(times),
+        row=new,
+        keep=len(kept),
+        event=event,
+        payloads=draw(st.lists(st.sampled_from("pqr"), max_size=2)),
+        pending=draw(st.lists(st.integers(1, 9), max_size=3)),
+        why="why",
+    )
+
+
 def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
-    kind = draw(st.sampled_from(["append"] * 6 + ["start", "start", "post", "post", "claim", "release", "restart"]))
+    kinds = ["append"] * 6 + ["start", "start", "post", "post", "claim", "release", "restart", "repair", "mark"]
+    kind = draw(st.sampled_from(kinds))
     if kind == "append":
         return drawn_append(draw, harness)
     if kind == "start":
@@ -107,7 +134,11 @@ def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
     if kind == "post":
         post: Post = draw(posts())
         return post
+    if kind == "mark":
+        return MarkRestored(draw(st.integers(0, 2)))
     row = harness.store.run(draw(runs))
+    if kind == "repair":
+        return drawn_repair(draw, harness, row)
     if kind == "claim":
         wanted = draw(st.lists(statuses, max_size=7))
         return Claim(draw(runs), draw(st.sampled_from(WORKERS)), draw(times), wanted or list(STATUSES))
@@ -157,6 +188,7 @@ def comparable(verdicts: list[Verdict]) -> list[Any]:
 def everything(store: Store) -> dict[str, Any]:
     """Return all that a store tells."""
     told: dict[str, Any] = {"counts": store.counts(), "workers": store.workers(), "strays": store.strays()}
+    told["restores"] = store.restores()
     told["holds"] = [store.holds(), store.holds(open_only=False)]
     told["diverged"] = store.diverged(["order", "other"], 2)
     for run in RUNS:
@@ -169,6 +201,7 @@ def everything(store: Store) -> dict[str, Any]:
             store.signals(run),
             store.children(run),
             store.holds(run=run),
+            store.archived(run),
         ]
     for wanted in (
         {},

@@ -12,7 +12,7 @@ from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.codec import Codec
 from everstep.effects.witnesses import from_subject
 from everstep.engine.drift import readable_difference
-from everstep.engine.history import load_verified, verified, verify_payloads
+from everstep.engine.history import load_verified, verified, verify_now, verify_payloads
 from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged
 from everstep.model.status import ENDED
@@ -151,9 +151,7 @@ def remembered_facts(store: Store, row: RunRow) -> dict[str, bytes]:
 
 def _verify_generation(store: Store, row: RunRow, generation: int) -> int:
     if generation == row.generation:
-        history = load_verified(store, row)
-        verify_payloads(store, row, history)
-        return len(history)
+        return len(verify_now(store, row.id))
     events = store.events(row.id, generation)
     # The row knows only the newest head; an older history vouches for itself by its chain.
     head = {"head_seq": events[-1].seq, "head_digest": events[-1].digest, "generation": generation}

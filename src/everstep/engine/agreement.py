@@ -54,12 +54,17 @@ def compare_ends(row: RunRow, first: "Recorded", last: "Recorded") -> None:
     if not started.arguments_ref:
         compare_preview(row, bytes(started.arguments))
     ended = last.kind.removeprefix("run_") if last.kind in ENDS else ""
-    if ended != (row.status if row.status in ENDED else "") or (last.kind == "run_held") > (row.status == "held"):
+    if ended != (row.status if row.status in ENDED else "") or says_held(last) > (row.status == "held"):
         raise Damaged(f"The row of run {row.id} says {row.status}, but its history ends with {last.kind}.", last.seq)
     if row.ended_at != (last.at if ended else None):
         raise Damaged(f"The row of run {row.id} has another end than its history.", last.seq)
     if not is_outcome_of(last, row.outcome):
         raise Damaged(f"The row of run {row.id} has another outcome than its history.", last.seq)
+
+
+def says_held(last: "Recorded") -> bool:
+    """Tell whether a history that ends so is that of a run which waits for a person."""
+    return last.kind == "run_held" or (last.kind == "run_repaired" and last.body.status == "held")
 
 
 def is_outcome_of(last: "Recorded", outcome: bytes | None) -> bool:

@@ -56,7 +56,10 @@ class StepAttempts:
         seq = self._record_start(call, call.body())
         if not call.cancelled:
             self._known[call.call] = Attempts(attempt=1, by=self._driver.app.worker)
-            self._start_when_allowed(call, seq)
+            if self._driver.execution.caution and self._may_have_happened_unseen(call):
+                self.doubts.begin(call, None, because=self._driver.execution.caution)
+            else:
+                self._start_when_allowed(call, seq)
 
     def _record_start(self, call: StepCall, body: ev.StepStarted) -> int:
         """An effect that must not happen twice keeps its arguments, and who began it, for whoever has to settle it."""
@@ -90,6 +93,9 @@ class StepAttempts:
         if still:
             self.doubts.hold(call, f"it was said that it has not happened, but {still}")
             return
+        if self._may_have_happened_unseen(call) and not attempts.asked:
+            self.doubts.begin(call, None, because=self._driver.execution.caution)
+            return
         if call.target.effect == "once" and (call.future.is_cancel_wanted or self._driver.end_wanted):
             self._settle_as_not_done(call)
             return
@@ -103,6 +109,10 @@ class StepAttempts:
         body.attempt = attempts.attempt
         crash_point("attempt.again")
         self._start_when_allowed(call, self._record_start(call, body))
+
+    def _may_have_happened_unseen(self, call: StepCall) -> bool:
+        """Whether a step that must not happen twice may have been begun in a part of the history that is lost."""
+        return bool(self._driver.execution.caution) and not may_run_again(call.target.effect)
 
     def _settle_as_not_done(self, call: StepCall) -> None:
         """It did not happen, and meanwhile the code was cancelled: it is not done any more."""
@@ -131,6 +141,11 @@ class StepAttempts:
         if not call.cancelled and not stops:
             attempts = self._known[call.call]
             self.bodies.start(call, attempts.attempt, attempts.details, fallback=fallback)
+
+    def ask_again(self) -> None:
+        """A part of the history is lost: what was asked about before is asked about again before it is done."""
+        for attempts in self._known.values():
+            attempts.asked = False
 
     def is_due_later(self, call: int) -> bool:
         """Whether a step waits for the time of its next attempt."""

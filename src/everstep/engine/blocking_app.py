@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar, TypeVarTuple, overload
 from everstep.engine.app import App
 from everstep.engine.handles import Run, Verification
 from everstep.engine.history import Event
+from everstep.engine.repairing import Repair
 from everstep.engine.workflow import OnExisting
 from everstep.model.status import Status
 from everstep.stores.protocol import HoldRow, RunRow
@@ -117,6 +118,10 @@ class BlockingApp:
     def resolve(self, run: str, resolution: str, **options: Any) -> "BlockingRun[Any]":
         """See `App.resolve`."""
         return BlockingRun(self, self.wait(self._app.resolve(run, resolution, **options)))
+
+    def repair(self, run: str, **options: Any) -> Repair:
+        """See `App.repair`."""
+        return self.wait(self._app.repair(run, **options))
 
 
 class BlockingRun(Generic[T]):

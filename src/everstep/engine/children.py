@@ -12,6 +12,7 @@ from everstep.engine.history import check_ends, load_verified
 from everstep.engine.starting import new_run
 from everstep.errors import Damaged
 from everstep.model import events as ev
+from everstep.model.digests import derived_key
 from everstep.model.events import ENDS
 from everstep.model.status import ENDED
 from everstep.stores.protocol import Delivery, NewRun, Post, Store
@@ -92,7 +93,7 @@ class Children:
             self._driver.app.adopt(call.run)
 
     def _new_run(self, call: ChildCall) -> NewRun:
-        app = self._driver.app
+        app, execution = self._driver.app, self._driver.execution
         return new_run(
             call.target,
             call.run,
@@ -101,6 +102,10 @@ class Children:
             randomness=app.randomness,
             parent=self._driver.run,
             call=call.call,
+            restored=app.restores,
+            unseen=execution.caution == "restored",
+            # Not by chance: should its start be lost, because a backup is restored, it gets the same keys again.
+            entropy=derived_key(execution.entropy, f"#child {call.call} {call.run}"),
         )
 
     def cancel(self, child: str) -> None:

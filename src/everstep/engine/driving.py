@@ -93,6 +93,8 @@ class Driving:
         self.draining = False
         self.on_hold = on_hold
         self.worker = ""
+        self.restores = 0
+        """How often the store was restored from a backup. It cannot be while there are workers."""
         self._workflows = workflows
         self._has_children = False
         self._resting: OrderedDict[str, Driver] = OrderedDict()
@@ -120,6 +122,7 @@ class Driving:
             until = self.clock.now() + microseconds(self.lease)
             self.store.register_worker(worker, os.getpid(), socket.gethostname(), until)
             self.worker = worker
+            self.restores = self.store.restores()
             self.pump.start()
 
     async def close(self, drain: float = 0.0) -> None:

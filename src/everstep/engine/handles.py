@@ -6,7 +6,7 @@ import msgspec
 
 from everstep.engine.agreement import refuse_unreadable
 from everstep.engine.drift import find_drift
-from everstep.engine.history import Event, Recorded, load_verified, public_events, verify_payloads
+from everstep.engine.history import Event, Recorded, public_events, verify_now
 from everstep.engine.resume import replay
 from everstep.engine.workflow import DECLARED
 from everstep.errors import (
@@ -140,11 +140,10 @@ class Run(Generic[T]):
         """
         row = await self.row()
         try:
-            history = await self._app.read(load_verified, self._app.store, row)
-            await self._app.read(verify_payloads, self._app.store, row, history)
+            history = await self._app.read(verify_now, self._app.store, self.id)
         except Damaged as error:
             return Verification(False, row.head_seq, error.last_good, str(error))
-        found = Verification(True, len(history), row.head_seq)
+        found = Verification(True, len(history), history[-1].seq)
         if outside and row.status not in ENDED:
             await self._compare_outside(row, history, found)
         return found

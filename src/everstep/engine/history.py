@@ -7,9 +7,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from everstep.engine.agreement import compare_ends, compare_preview, compare_published, refuse_unreadable
+from everstep.engine.agreement import compare_ends, compare_preview, compare_published, refuse_unreadable, says_held
 from everstep.engine.journal import restore_payload
-from everstep.errors import Damaged
+from everstep.errors import Damaged, UnknownRun
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import EventRow, decode_body
 from everstep.stores.protocol import RunRow, Store
@@ -59,9 +59,29 @@ def load_verified(store: Store, row: RunRow) -> list[Recorded]:
         history = verified(store.events(row.id, row.generation), row)
     compare_ends(row, history[0], history[-1])
     compare_published(row, history)
-    if row.status == "held" and history[-1].kind != "run_held":
+    if row.status == "held" and not says_held(history[-1]):
         _expect_damaged_hold(store, row, history[-1].seq)
     return history
+
+
+def verify_now(store: Store, run: str) -> list[Recorded]:
+    """Return the history of a run as it is now, verified with its payloads; somebody may be driving it meanwhile."""
+    row = store.run(run)
+    while True:
+        if row is None:
+            raise UnknownRun(f"There is no run {run!r} in {store.url}.")
+        try:
+            history = load_verified(store, row)
+            verify_payloads(store, row, history)
+            return history
+        except Damaged:
+            before, row = row, store.run(run)
+            if row is None or (row.head_seq, row.generation, row.epoch) == (
+                before.head_seq,
+                before.generation,
+                before.epoch,
+            ):
+                raise
 
 
 def check_ends(store: Store, row: RunRow) -> None:
@@ -102,15 +122,19 @@ def _expect_damaged_hold(store: Store, row: RunRow, seq: int) -> None:
 def verify_payloads(store: Store, row: RunRow, history: Sequence[Recorded], *, is_newest: bool = True) -> None:
     """Raise `Damaged` unless every payload that is kept beside the history is there and whole."""
     for event in history:
-        ref = getattr(event.body, "ref", "") or getattr(event.body, "arguments_ref", "")
-        if not ref:
-            continue
-        try:
-            payload = restore_payload(store.payload(row.id, ref), ref)
-        except Damaged as damage:
-            raise Damaged(f"Event {event.seq} of run {row.id}: {damage}", event.seq - 1) from None
-        if event.seq == 1 and is_newest:
-            compare_preview(row, payload)
+        for ref in refs_of(event):
+            try:
+                payload = restore_payload(store.payload(row.id, ref), ref)
+            except Damaged as damage:
+                raise Damaged(f"Event {event.seq} of run {row.id}: {damage}", event.seq - 1) from None
+            if event.seq == 1 and is_newest:
+                compare_preview(row, payload)
+
+
+def refs_of(event: Recorded) -> list[str]:
+    """Return the digests of payloads that are kept beside an event."""
+    ref = getattr(event.body, "ref", "") or getattr(event.body, "arguments_ref", "")
+    return [ref] if ref else []
 
 
 def verified(events: Sequence[EventRow], row: RunRow) -> list[Recorded]:

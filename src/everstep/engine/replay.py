@@ -53,6 +53,10 @@ class Attempts(msgspec.Struct, gc=False):
     happened: bool = False
     """Whether it surely happened, and only its outcome is missing."""
     probes: int = 0
+    because: str = ""
+    """Why it is in doubt."""
+    asked: bool = False
+    """Whether it was asked about since a part of the history was lost."""
 
 
 class Replayed(msgspec.Struct):
@@ -268,7 +272,8 @@ class Replay:
             attempts.details = self.execution.payload(body.details, body.ref)
         elif kind == "step_doubted" and attempts is not None:
             attempts.due, attempts.doubted_at, attempts.probes = DOUBT, event.at, 0
-            attempts.happened = body.because == "outcome"
+            attempts.happened, attempts.because = body.because == "outcome", body.because
+            attempts.asked = True
         elif kind == "probe_answered" and attempts is not None:
             attempts.probes += 1
         elif kind == "run_resolved":
@@ -279,13 +284,20 @@ class Replay:
                 self._note_resolution(attempts, body.resolution, event.at)
         elif kind == "run_retried":
             self._retry(event)
+        elif kind == "run_restored" or (kind == "run_repaired" and body.lost):
+            self.execution.caution = kind.removeprefix("run_")
+            for one in self.attempts.values():
+                one.asked = False
+            self.execution.unseen_workers.update(getattr(body, "workers", ()))
 
     def _note_resolution(self, attempts: Attempts, resolution: str, at: int) -> None:
         """What a person decided about one step: fresh attempts, another one, or another round of questions."""
         if resolution == "retry":
             attempts.failures, attempts.due, attempts.by_person = 0, at, True
-        elif resolution == "not-done":
-            attempts.due, attempts.by_person = at, True
+        elif resolution in ("not-done", "accept"):
+            attempts.due, attempts.by_person, attempts.asked = at, True, True
+            if resolution == "accept":  # a person has looked after all that is lost
+                self.execution.caution = ""
         elif resolution == "probe":
             attempts.due, attempts.doubted_at, attempts.probes = DOUBT, at, 0
 

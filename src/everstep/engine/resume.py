@@ -11,6 +11,7 @@ import msgspec
 
 from everstep.engine.children import outlives_not
 from everstep.engine.clock import microseconds
+from everstep.engine.diagnosis import diagnose
 from everstep.engine.driver import Driver, Surrounding
 from everstep.engine.execution import Execution
 from everstep.engine.history import Recorded, load_verified, without_collections
@@ -48,7 +49,7 @@ def take_up(
         history = events if events is not None else load_verified(app.store, row)
         replayed = replay(app.store, app.codec, row, workflow, history)
     except Damaged as error:
-        return damaged_report(error)
+        return damaged_report(error, diagnose(app.store, row))
     except NotDecodable as error:
         return HoldReport("diverged", f"the arguments no longer decode: {error}", without=["accept"])
     if replayed.spins:
@@ -60,7 +61,16 @@ def take_up(
     journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, history[-1].at)
     stored = replayed.execution.lookup
     replayed.execution.lookup = lambda digest: journal.undurable.get(digest) or stored(digest)
-    return Driver(app, row, replayed, journal, _clock_started_at(history))
+    driver = Driver(app, row, replayed, journal, _clock_started_at(history))
+    if app.restores > _restores_noted(history):
+        driver.note_restored(app.restores)
+    return driver
+
+
+def _restores_noted(history: list[Recorded]) -> int:
+    """Return how many restores of its store a run knows of."""
+    noted = [event.body.number for event in history if event.kind == "run_restored"]
+    return int(noted[-1] if noted else history[0].body.restored)
 
 
 def would_go_on(app: Surrounding, row: RunRow, workflow: Workflow) -> bool:
@@ -108,7 +118,7 @@ def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
         try:
             at = max(at, load_verified(app.store, row)[-1].at)
         except Damaged as error:
-            report = damaged_report(error)
+            report = damaged_report(error, diagnose(app.store, row))
     hold = report.row(row.id, at, app.randomness)
     return held(row, hold, at, damaged=report.reason == "damaged")
 

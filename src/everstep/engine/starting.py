@@ -40,8 +40,15 @@ def new_run(
     priority: int = 0,
     queue: str | None = None,
     wake_at: int | None = None,
+    restored: int = 0,
+    unseen: bool = False,
+    entropy: str = "",
 ) -> NewRun:
-    """Return a run to be created: its row and its `run_started`. With an owner it is `running`, else `queued`."""
+    """Return a run to be created: its row and its `run_started`. With an owner it is `running`, else `queued`.
+
+    restored: how often the store was restored from a backup so far. unseen: the run may have been started before, by a
+    parent that no longer knows. entropy: a child's, which its parent gives it; another run's is random.
+    """
     payload, ref, payloads = arguments.payload, "", ()
     if len(payload) > INLINE_BYTES_MAX:
         stored, ref = store_payload(payload)
@@ -51,13 +58,15 @@ def new_run(
         version=workflow.version,
         semantics=SEMANTICS,
         python=PYTHON,
-        entropy=new_entropy(randomness),
+        entropy=entropy or new_entropy(randomness),
         arguments=msgspec.Raw(payload) if payload else NO_PAYLOAD,
         arguments_ref=ref,
         parent=parent or "",
         timeout=workflow.timeout,
         delay=(wake_at - at) / SECOND if wake_at is not None else 0.0,
         digest=arguments.digest,
+        restored=restored,
+        unseen=unseen,
     )
     encoded = encode_body(body)
     digest = chain_next(chain_start(run, generation), 1, "run_started", "", at, encoded)

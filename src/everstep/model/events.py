@@ -9,7 +9,7 @@ never reaches workflow code.
                run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_failed  timer_fired  signal_received  child_ended  cancel_requested
     notes      step_started (later attempts)  attempt_failed  step_doubted  probe_answered  heartbeat  patched
-               run_held  run_resolved  run_retried
+               run_held  run_resolved  run_retried  run_repaired  run_restored
 """
 
 from typing import Any, Final, Literal, NamedTuple
@@ -42,6 +42,8 @@ EventKind = Literal[
     "run_held",
     "run_resolved",
     "run_retried",
+    "run_repaired",
+    "run_restored",
     "run_completed",
     "run_failed",
     "run_cancelled",
@@ -96,6 +98,10 @@ class RunStarted(Body):
     """Seconds between the start and the moment when the code begins."""
     digest: str = ""
     """The digest of the arguments, which a `start` with this run's id compares."""
+    restored: int = 0
+    """How often the store had been restored from a backup when the run was started."""
+    unseen: bool = False
+    """The parent that started it may have done so before, in a part of its history that is lost."""
 
 
 class StepStarted(Body):
@@ -158,8 +164,9 @@ class AttemptFailed(Body):
 class StepDoubted(Body):
     """A `once` step is in doubt: it was begun, and nobody knows whether its effect happened.
 
-    `because` is `crash` (cut off), `error` (it raised something that does not say), or `outcome` (it did happen, and
-    what it returned cannot be stored).
+    `because` is `crash` (cut off), `error` (it raised something that does not say), `outcome` (it did happen, and what
+    it returned cannot be stored), `repaired` or `restored` (it may have been begun in a part of the history that is
+    lost; its body has not been started since).
     """
 
     call: int
@@ -351,6 +358,41 @@ class RunRetried(Body):
     by: str = ""
 
 
+class RunRepaired(Body):
+    """The history was damaged. What came after the last good event was archived, and the run goes on from there.
+
+    What was begun in the archived part cannot be seen any more. So from here on a step that must not happen twice is in
+    doubt when the code asks for it, until a person accepts that nothing is missing; unless the damage was only in the
+    run's row, and nothing is `lost`.
+    """
+
+    archived: int = 0
+    """How many events were archived."""
+    since: int = 0
+    """The number of the first of them."""
+    lost: bool = False
+    """Whether there was, or may have been, anything after the last good event."""
+    why: str = ""
+    steps: list[str] = []
+    """Steps that were begun in the archived part, as far as it could be read."""
+    workers: list[str] = []
+    """Who began them."""
+    status: str = "queued"
+    """What the run was after the repair: `queued`, or `held` if it was held before."""
+    by: str = ""
+    note: str = ""
+
+
+class RunRestored(Body):
+    """The store was restored from a backup, so what the run did after the backup is forgotten here.
+
+    From here on a step that must not happen twice is in doubt when the code asks for it, until a person accepts that
+    nothing is missing. `number` counts the restores of the store.
+    """
+
+    number: int = 0
+
+
 class RunCompleted(Body):
     """The run's result."""
 
@@ -399,6 +441,8 @@ BODIES: Final[dict[str, type[Body]]] = {
     "run_held": RunHeld,
     "run_resolved": RunResolved,
     "run_retried": RunRetried,
+    "run_repaired": RunRepaired,
+    "run_restored": RunRestored,
     "run_completed": RunCompleted,
     "run_failed": RunFailed,
     "run_cancelled": RunCancelled,

@@ -11,6 +11,8 @@ from copy import deepcopy
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED
+from everstep.stores.archive import ArchiveRow
+from everstep.stores.memory_repairs import MemoryRepairs
 from everstep.stores.protocol import (
     Accepted,
     Append,
@@ -20,6 +22,7 @@ from everstep.stores.protocol import (
     Existing,
     Failed,
     HoldRow,
+    MarkRestored,
     NewRun,
     NotClaimed,
     NotPosted,
@@ -28,6 +31,7 @@ from everstep.stores.protocol import (
     Posted,
     Refused,
     Release,
+    RepairRun,
     RestartRun,
     RunFilter,
     RunRow,
@@ -56,6 +60,7 @@ class MemoryStore:
         self._holds: dict[str, HoldRow] = {}
         self._workers: dict[str, WorkerRow] = {}
         self._dead: set[str] = set()
+        self._repairs = MemoryRepairs(self)
 
     def now(self) -> int:
         """Return the store's clock."""
@@ -86,6 +91,10 @@ class MemoryStore:
                     return self._claim(operation)
                 case Release():
                     return self._release(operation)
+                case RepairRun():
+                    return self._repairs.repair(operation)
+                case MarkRestored():
+                    return self._repairs.mark_restored(operation)
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this operation only
             return Failed(error)
 
@@ -113,8 +122,11 @@ class MemoryStore:
         new, row = operation.new, self._runs.get(operation.new.row.id)
         if row is None:
             return Refused("missing")
-        if row.epoch != operation.epoch or row.status not in ENDED or new.row.generation != row.generation + 1:
+        may_begin_again = row.status in ENDED or (row.status == "held" and operation.hold is not None)
+        if row.epoch != operation.epoch or not may_begin_again or new.row.generation != row.generation + 1:
             return Refused("fenced")
+        if operation.hold is not None:
+            self._hold(operation.hold)
         new.row.epoch = row.epoch  # Epochs never go down, whatever the new row says.
         self._settle_inbox(row.id)
         # What the old generation followed must not be taken for news about the new one's calls.
@@ -307,6 +319,15 @@ class MemoryStore:
         with self._lock:
             return self._payloads.get((run, digest))
 
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was archived of a run, the oldest first."""
+        with self._lock:
+            return deepcopy([row for row in self._repairs.rows if row.run == run])
+
+    def restores(self) -> int:
+        """Return how often this store was restored from a backup."""
+        return self._repairs.restores
+
     def _pending(self, run: str) -> list[Delivery]:
         return [d for d in self._signals.values() if d.run == run and d.state == "pending"]
 
@@ -406,6 +427,10 @@ class MemoryStore:
         """Return all workers, by their places."""
         with self._lock:
             return deepcopy(sorted(self._workers.values(), key=lambda row: row.place))
+
+    def is_in_use(self) -> bool:
+        """Tell whether there is any worker."""
+        return bool(self._workers)
 
     def bury_dead(self, at: int) -> list[str]:
         """Remove killed workers."""

@@ -19,6 +19,7 @@ import msgspec
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.status import Status
+from everstep.stores.archive import ArchiveRow
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.
@@ -143,11 +144,13 @@ class StartRun(msgspec.Struct, gc=False):
 class RestartRun(msgspec.Struct, gc=False):
     """Begin a new generation of an ended run that was claimed at `epoch`; the old history stays readable.
 
-    Pending inbox rows become `undelivered`. Verdict: `Accepted` or `Refused`.
+    Pending inbox rows become `undelivered`. Verdict: `Accepted` or `Refused`. With `hold`, the resolution of the hold
+    of a run whose history cannot be repaired, the run may be held instead.
     """
 
     epoch: int
     new: NewRun
+    hold: HoldRow | None = None
 
 
 class Append(msgspec.Struct, kw_only=True, gc=False):
@@ -211,7 +214,38 @@ class Release(msgspec.Struct, gc=False):
     status: Status
 
 
-Operation = StartRun | RestartRun | Append | Post | Claim | Release
+class RepairRun(msgspec.Struct, gc=False):
+    """Put a damaged run right, from the part of its history that is good, and archive the rest.
+
+    Accepted only if the run's epoch is the expected one and the run is free for `worker` at `at` (as for a `Claim`);
+    otherwise `Refused("fenced")`. Then, in one transaction: the run's row as it is, its events of this generation after
+    number `keep` (and of later generations, and with numbers below 1) and the payloads named in `payloads` go into the
+    archive; the row becomes `row`, with its epoch raised by one and no owner; `event` is appended; the deliveries
+    `pending` are pending again; `hold` is resolved.
+    """
+
+    epoch: int
+    worker: str
+    at: int
+    row: RunRow
+    keep: int
+    event: EventRow | None = None
+    payloads: Sequence[str] = ()
+    pending: Sequence[int] = ()
+    hold: HoldRow | None = None
+    why: str = ""
+
+
+class MarkRestored(msgspec.Struct, gc=False):
+    """Note that the store was restored from a backup, once more than the `expected` times before.
+
+    Refused("fenced") if that is another number, or while there is any worker.
+    """
+
+    expected: int
+
+
+Operation = StartRun | RestartRun | Append | Post | Claim | Release | RepairRun | MarkRestored
 
 
 class Accepted(NamedTuple):
@@ -332,6 +366,14 @@ class Store(Protocol):
 
     def payload(self, run: str, digest: str) -> bytes | None: ...
 
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was archived of a run, the oldest first."""
+        ...
+
+    def restores(self) -> int:
+        """Return how often this store was restored from a backup."""
+        ...
+
     def inbox(self, run: str) -> list[Delivery]:
         """Return the pending deliveries, in the order of their numbers."""
         ...
@@ -380,6 +422,10 @@ class Store(Protocol):
         ...
 
     def workers(self) -> list[WorkerRow]: ...
+
+    def is_in_use(self) -> bool:
+        """Tell whether any process is at work on this store, also one that is not among its workers."""
+        ...
 
     def bury_dead(self, at: int) -> list[str]:
         """Remove workers whose process is gone (their liveness lock is free), and return their ids.

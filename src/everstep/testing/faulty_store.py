@@ -14,6 +14,7 @@ from everstep.errors import StoreError
 from everstep.stores.protocol import Busy, Store
 
 METHODS: Final = (
+    "archived",
     "bury_dead",
     "changed",
     "children",
@@ -25,6 +26,7 @@ METHODS: Final = (
     "generations",
     "holds",
     "inbox",
+    "is_in_use",
     "leave",
     "next_wake",
     "now",
@@ -32,6 +34,7 @@ METHODS: Final = (
     "pending",
     "register_worker",
     "renew",
+    "restores",
     "run",
     "runs",
     "signals",

@@ -4,7 +4,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from everstep.model.status import ENDED
-from everstep.stores.protocol import Append, Claim, Operation, Post, Release, StartRun, check_events
+from everstep.stores.protocol import (
+    Append,
+    Claim,
+    MarkRestored,
+    Operation,
+    Post,
+    Release,
+    RepairRun,
+    StartRun,
+    check_events,
+)
 
 
 def is_simple(append: Append) -> bool:
@@ -97,6 +107,10 @@ def _runs_mentioned(operation: Operation) -> Iterator[str]:
                 yield post.run
         case Post() | Claim() | Release():
             yield operation.run
+        case RepairRun():
+            yield operation.row.id
+        case MarkRestored():
+            pass
         case _:
             yield operation.new.row.id
             yield operation.new.follower or ""

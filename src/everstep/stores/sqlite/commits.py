@@ -26,10 +26,14 @@ from everstep.stores.protocol import (
     Claim,
     Claimed,
     Failed,
+    MarkRestored,
     Operation,
     Post,
     Posted,
     Release,
+    RepairRun,
+    RestartRun,
+    StartRun,
     Verdict,
 )
 from everstep.stores.sqlite.connections import Patience, is_no_room, translated
@@ -228,9 +232,13 @@ class Writer:
                 return self._row("delivery_at", verdict.number) == wanted
             case Claim(), Claimed():
                 return self._row("lease_of_run", operation.run) == (verdict.row.epoch, operation.worker)
-            case ((Post() | Claim() | Release()), _):
+            case RepairRun(), Accepted():
+                return self._row("archived_at", operation.row.id, operation.at) != (0,)
+            case MarkRestored(), Accepted():
+                return self._row("restores") == (operation.expected + 1,)
+            case ((Post() | Claim() | Release() | RepairRun() | MarkRestored()), _):
                 return False
-            case _, Accepted():
+            case ((StartRun() | RestartRun()), Accepted()):
                 row, event = operation.new.row, operation.new.event
                 return self._row("event_digest", row.id, row.generation, event.seq) == (event.digest,)
         return False

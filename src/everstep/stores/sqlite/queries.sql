@@ -87,6 +87,70 @@ UPDATE runs SET
     published = ?23, outcome = ?24
 WHERE id = ?1 AND ?9 IS NOT NULL;
 
+-- name: row_to_repair
+-- As it is, if its epoch is the expected one and nobody alive drives it.
+SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
+    head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
+    CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
+    CAST(preview AS BLOB), published, outcome
+FROM runs
+WHERE id = ?1 AND epoch = ?2 AND (owner IS NULL OR owner = ?3
+    OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > ?4));
+
+-- name: events_to_archive
+-- What comes after the last good event, and what cannot belong to any generation that there is.
+SELECT CAST(run AS BLOB), generation, seq, CAST(kind AS BLOB), CAST(step AS BLOB), at, body, digest FROM events
+WHERE run = ?1 AND ((generation = ?2 AND (seq > ?3 OR seq < 1)) OR generation > ?2 OR generation < 1)
+ORDER BY generation, seq;
+
+-- name: forget_events
+-- They are in the archive now.
+DELETE FROM events
+WHERE run = ?1 AND ((generation = ?2 AND (seq > ?3 OR seq < 1)) OR generation > ?2 OR generation < 1);
+
+-- name: payloads_to_archive
+-- Those that do not match their digests: a payload that is there is never written again.
+SELECT CAST(run AS BLOB), CAST(digest AS BLOB), value FROM payloads
+WHERE run = ?1 AND digest IN (SELECT value FROM json_each(?2)) ORDER BY digest;
+
+-- name: forget_payloads
+-- They are in the archive now.
+DELETE FROM payloads WHERE run = ?1 AND digest IN (SELECT value FROM json_each(?2));
+
+-- name: archive
+-- Only ever added to.
+INSERT INTO archive (run, generation, what, seq, row, why, at) VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: raise_epoch
+-- Whoever drove the run before is fenced.
+UPDATE runs SET epoch = epoch + 1, owner = NULL WHERE id = ?;
+
+-- name: append_event
+-- One event, as `append_events` does.
+INSERT INTO events (run, generation, seq, kind, step, at, body, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: pend_again
+-- Deliveries whose events were archived are news again.
+UPDATE signals SET state = 'pending' WHERE run = ?1 AND state = 'consumed' AND number IN (SELECT value FROM json_each(?2));
+
+-- name: mark_restored
+-- One more restore, if as many are known as expected and no worker is there.
+INSERT INTO meta (name, value) SELECT 'restores', ?1 + 1
+WHERE coalesce((SELECT value FROM meta WHERE name = 'restores'), 0) = ?1 AND NOT EXISTS (SELECT 1 FROM workers)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value RETURNING value;
+
+-- name: restores
+-- How often the store was restored from a backup.
+SELECT coalesce((SELECT value FROM meta WHERE name = 'restores'), 0);
+
+-- name: archived
+-- The oldest first.
+SELECT run, generation, what, seq, row, why, at FROM archive INDEXED BY archive_run WHERE run = ? ORDER BY id;
+
+-- name: archived_at
+-- Read back after an unknown commit: a repair always archives the row.
+SELECT count(*) FROM archive INDEXED BY archive_run WHERE run = ? AND what = 'run' AND at = ?;
+
 -- name: run_head
 -- What decides whether an operation is accepted.
 SELECT generation, epoch, head_seq, head_digest, CAST(status AS BLOB) FROM runs WHERE id = ?;

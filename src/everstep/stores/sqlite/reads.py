@@ -9,6 +9,7 @@ import msgspec
 
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
+from everstep.stores.archive import ArchiveRow
 from everstep.stores.protocol import Delivery, HoldRow, RunFilter, RunRow, WorkerRow
 from everstep.stores.sqlite.connections import translated
 from everstep.stores.sqlite.queries import query
@@ -110,6 +111,15 @@ class Reader:
         """Return a payload that was stored beside the history."""
         rows = self._all("payload", run, digest)
         return rows[0][0] if rows else None
+
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was archived of a run, the oldest first."""
+        return [ArchiveRow(*row) for row in self._all("archived", run)]
+
+    def restores(self) -> int:
+        """Return how often this store was restored from a backup."""
+        number: int = self._all("restores")[0][0]
+        return number
 
     def inbox(self, run: str) -> list[Delivery]:
         """Return the pending deliveries, in the order of their numbers."""

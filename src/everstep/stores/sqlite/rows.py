@@ -128,6 +128,11 @@ def change_values(append: Append, ended: bool) -> Row:
     )
 
 
+def resolved_values(hold: HoldRow) -> Row:
+    """Return the parameters of `resolve_hold`."""
+    return (hold.resolved_at, hold.resolution, hold.by, hold.note, hold.id, hold.run)
+
+
 def hold_row(values: Row) -> HoldRow:
     """Return a hold from its columns in their order in the table, and its run's workflow."""
     return HoldRow(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from everstep.model.crash_points import crash_point
 from everstep.model.events import EventRow
+from everstep.stores.archive import ArchiveRow
 from everstep.stores.protocol import Delivery, HoldRow, Operation, RunFilter, RunRow, Verdict, WorkerRow
 from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.connections import Durability, Patience
@@ -92,6 +93,14 @@ class SqliteStore:
         """Return a payload that was stored beside the history."""
         return self._reader.payload(run, digest)
 
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was archived of a run, the oldest first."""
+        return self._reader.archived(run)
+
+    def restores(self) -> int:
+        """Return how often this store was restored from a backup."""
+        return self._reader.restores()
+
     def inbox(self, run: str) -> list[Delivery]:
         """Return the pending deliveries, in the order of their numbers."""
         return self._reader.inbox(run)
@@ -137,6 +146,10 @@ class SqliteStore:
     def workers(self) -> list[WorkerRow]:
         """Return all workers, by their places."""
         return self._reader.workers()
+
+    def is_in_use(self) -> bool:
+        """Tell whether any process holds a liveness lock beside this store, also for a file that was here before."""
+        return self._workers.are_any_alive()
 
     def bury_dead(self, at: int) -> list[str]:
         """Remove workers whose process is gone, and return their ids."""

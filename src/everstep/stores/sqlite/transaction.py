@@ -19,6 +19,7 @@ from everstep.stores.protocol import (
     Claimed,
     Existing,
     HoldRow,
+    MarkRestored,
     NewRun,
     NotClaimed,
     NotPosted,
@@ -27,6 +28,7 @@ from everstep.stores.protocol import (
     Posted,
     Refused,
     Release,
+    RepairRun,
     RestartRun,
     StartRun,
     Verdict,
@@ -35,7 +37,17 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.sqlite.batch import Batch, is_simple, keeps_running
 from everstep.stores.sqlite.queries import batches, query
-from everstep.stores.sqlite.rows import Row, as_json, change_values, head_values, run_row, run_values, text
+from everstep.stores.sqlite.repairs import Repairs
+from everstep.stores.sqlite.rows import (
+    Row,
+    as_json,
+    change_values,
+    head_values,
+    resolved_values,
+    run_row,
+    run_values,
+    text,
+)
 
 ACCEPTED: Final = Accepted()
 JOIN_ROWS_MIN = 4
@@ -48,6 +60,7 @@ class Transaction:
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         self._cursor = connection.cursor()
+        self._repairs = Repairs(self._cursor)
 
     # -- a whole batch --------------------------------------------------------------------------------------------
     def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
@@ -106,6 +119,10 @@ class Transaction:
                 return self._release(operation)
             case RestartRun():
                 return self._restart(operation)
+            case RepairRun():
+                return self._repairs.repair(operation)
+            case MarkRestored():
+                return self._repairs.mark_restored(operation)
 
     def _append(self, append: Append) -> Verdict:
         check_events(append)
@@ -209,8 +226,11 @@ class Transaction:
         if not state:
             return Refused("missing")
         generation, epoch, _, _, status = state[0]
-        if epoch != operation.epoch or text(status) not in ENDED or new.row.generation != generation + 1:
+        may_begin_again = text(status) in ENDED or (text(status) == "held" and operation.hold is not None)
+        if epoch != operation.epoch or not may_begin_again or new.row.generation != generation + 1:
             return Refused("fenced")
+        if operation.hold is not None:
+            self._hold(operation.hold)
         self._run("settle_inbox", (new.row.id,))
         self._run("stop_following", (new.row.id,))
         self._run("restart_run", run_values(new.row))
@@ -250,8 +270,7 @@ class Transaction:
             facts = (hold.id, hold.run, hold.reason, hold.step, hold.summary, hold.report)
             self._run("open_hold", (*facts, as_json(hold.resolutions), hold.created_at))
         else:
-            decision = (hold.resolved_at, hold.resolution, hold.by, hold.note)
-            self._run("resolve_hold", (*decision, hold.id, hold.run))
+            self._run("resolve_hold", resolved_values(hold))
 
     # -- parts ------------------------------------------------------------------------------------------------------
     def _append_events(self, appends: Sequence[Append], news: Sequence[NewRun]) -> None:
