@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,17 @@ def everstep(path: Path, *words: str, at: str = "") -> "subprocess.CompletedProc
 
 def here(path: Path, *words: str) -> Any:
     done = CliRunner(env={"EVERSTEP_URL": str(path), "COLUMNS": "160"}).invoke(main, [*words, "--json"])
-    return (
-        json.loads(done.stdout) | {"exit": done.exit_code} if done.stdout.startswith("{") else json.loads(done.stdout)
-    )
+    return json.loads(done.stdout)
 
 
 @pytest.fixture
-def damaged(original: Path, tmp_path: Path) -> Iterator[Path]:
+def damaged(original: Path, tmp_path: Path) -> Path:
     path = copy_of(original, tmp_path)
     file = File(path)
     (row,) = file.rows("events", "run = ? AND seq = 30", OPEN)
     file.raw.execute("UPDATE events SET body = ? WHERE rowid = ?", (flip(row["body"], 60), row["rowid_"]))
     file.close()
-    yield path
+    return path
 
 
 def rows(path: Path) -> tuple[list[Any], list[Any], int]:

@@ -28,6 +28,7 @@ MAY_SCAN = {
     "runs": "a list for people, by the index of its order",
     "counts": "a figure for people, from an index alone",
     "workers": "few rows",
+    "mark_restored": "few rows of workers",
     "strays": "a check of the whole store, from an index alone",
     "what_it_is": "the schema",
 }

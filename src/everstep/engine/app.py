@@ -10,7 +10,7 @@ from everstep.engine.driving import Driving
 from everstep.engine.existing import existing_run
 from everstep.engine.handles import Run
 from everstep.engine.repairing import Repair
-from everstep.engine.starting import new_run
+from everstep.engine.starting import Origin, new_run
 from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, checked_choice, workflow_of
 from everstep.errors import Misuse, StoreError
 from everstep.model.ids import checked_run_id
@@ -89,7 +89,7 @@ class App(Driving):
             priority=priority,
             queue=queue,
             wake_at=at + microseconds(delay) if delay > 0 else None,
-            restored=self.restores,
+            origin=Origin(restored=self.restores),
         )
         begun = self.committer.submit(StartRun(new))
         if is_new and delay <= 0:

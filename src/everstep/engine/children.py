@@ -9,7 +9,7 @@ import msgspec
 from everstep.engine.agreement import is_outcome_of
 from everstep.engine.commands import ChildCall
 from everstep.engine.history import check_ends, load_verified
-from everstep.engine.starting import new_run
+from everstep.engine.starting import Origin, new_run
 from everstep.errors import Damaged
 from everstep.model import events as ev
 from everstep.model.digests import derived_key
@@ -102,10 +102,12 @@ class Children:
             randomness=app.randomness,
             parent=self._driver.run,
             call=call.call,
-            restored=app.restores,
-            unseen=execution.caution == "restored",
-            # Not by chance: should its start be lost, because a backup is restored, it gets the same keys again.
-            entropy=derived_key(execution.entropy, f"#child {call.call} {call.run}"),
+            origin=Origin(
+                restored=app.restores,
+                unseen=execution.caution == "restored",
+                # Not by chance: should its start be lost, because a backup is restored, it gets the same keys again.
+                entropy=derived_key(execution.entropy, f"#child {call.call} {call.run}"),
+            ),
         )
 
     def cancel(self, child: str) -> None:

@@ -9,7 +9,7 @@ from everstep.engine import operations
 from everstep.engine.agreement import refuse_unreadable
 from everstep.engine.history import check_ends
 from everstep.engine.repairing import damaged_hold
-from everstep.engine.starting import new_run
+from everstep.engine.starting import Origin, new_run
 from everstep.engine.workflow import Workflow
 from everstep.errors import IdConflict, RunActive
 from everstep.model.status import ENDED
@@ -86,7 +86,7 @@ async def restart(app: "App", row: RunRow, workflow: Workflow, arguments: Argume
         priority=row.priority,
         queue=row.queue,
         parent=row.parent,
-        restored=app.restores,
+        origin=Origin(restored=app.restores),
     )
     verdict = await app.committer.submit(RestartRun(claim.row.epoch, new, hold))
     if not isinstance(verdict, Accepted):
