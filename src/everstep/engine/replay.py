@@ -294,12 +294,19 @@ class Replay:
         """What a person decided about one step: fresh attempts, another one, or another round of questions."""
         if resolution == "retry":
             attempts.failures, attempts.due, attempts.by_person = 0, at, True
-        elif resolution in ("not-done", "accept"):
+        elif resolution == "not-done":
             attempts.due, attempts.by_person, attempts.asked = at, True, True
-            if resolution == "accept":  # a person has looked after all that is lost
-                self.execution.caution = ""
+        elif resolution == "accept":
+            self._accept_what_is_lost(at)
         elif resolution == "probe":
             attempts.due, attempts.doubted_at, attempts.probes = DOUBT, at, 0
+
+    def _accept_what_is_lost(self, at: int) -> None:
+        """A person has looked after all that is lost: what is in doubt only because of that is done, and no more is."""
+        self.execution.caution = ""
+        for attempts in self.attempts.values():
+            if attempts.due == DOUBT and attempts.because in ("repaired", "restored"):
+                attempts.due, attempts.by_person = at, True
 
     def _retry(self, event: Recorded) -> None:
         """A person's retry: what failed is open again, with all its attempts."""
