@@ -31,6 +31,7 @@ from everstep.engine.handles import Verification
 from everstep.engine.history import Event
 from everstep.engine.inside import Child, Current
 from everstep.engine.opening import Opening
+from everstep.engine.repairing import Repair
 from everstep.engine.workflow import Workflow
 from everstep.model import events, status
 from everstep.stores.keys import EffectRow
@@ -64,7 +65,10 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Errors to raise and to know": ("NotDone", "Fatal", "Error", "Evicted"),
     "Modules": ("files", "witness", "blocking", "errors"),
 }
-HANDED_OUT: Final = (Opening, BlockingApp, BlockingRun, Child, Current, Event, Verification, RunRow, HoldRow, EffectRow)
+HANDED_OUT: Final = (
+    *(Opening, BlockingApp, BlockingRun, Child, Current, Event, Verification, Repair),
+    *(RunRow, HoldRow, EffectRow),
+)
 """Classes that users meet without typing their names."""
 
 ENVIRONMENT: Final[dict[str, str]] = {

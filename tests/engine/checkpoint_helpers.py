@@ -1,6 +1,6 @@
 """What the tests of checkpoints share: stores that keep every checkpoint ever taken, and two ways to the same place."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -29,8 +29,8 @@ class KeepingStore(MemoryStore):
         self.every += operation.checkpoints
         super()._keep_checkpoints(operation)
 
-    def events(self, run: str, generation: int, *bounds: int) -> list[EventRow]:
-        found = super().events(run, generation, *bounds)
+    def events(self, run: str, generation: int, *bounds: int, only: Sequence[int] = ()) -> list[EventRow]:
+        found = super().events(run, generation, *bounds, only=only)
         self.read += [event.seq for event in found]
         return found
 

@@ -8,8 +8,11 @@ import msgspec
 
 import everstep
 from everstep import step
+from everstep.engine.agreement import published_by
 from everstep.engine.app import App
 from everstep.engine.handles import Run
+from everstep.engine.history import Recorded
+from everstep.engine.journal import restore_payload
 from everstep.model.events import EventRow, decode_body
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Append, Claim, Claimed, NewRun, RowChange, RunRow, StartRun
@@ -162,6 +165,7 @@ def cut(store: MemoryStore, count: int) -> MemoryStore:
         published=None,
         wake_at=None,
         current_step="",
+        ended_at=None,
     )
     payloads = [(digest, data) for (run, digest), data in store._payloads.items() if run == RUN]
     other = MemoryStore()
@@ -170,7 +174,7 @@ def cut(store: MemoryStore, count: int) -> MemoryStore:
         other.register_worker("ghost", 1, "host", 1)
         claimed = other.commit([Claim(RUN, "ghost", first.at, ("queued",))])[0]
         assert isinstance(claimed, Claimed), claimed
-        change = RowChange("queued", events[-1].at)
+        change = RowChange("queued", events[-1].at, published=published(store, events))
         unit = Append(
             run=RUN,
             generation=row.generation,
@@ -184,6 +188,16 @@ def cut(store: MemoryStore, count: int) -> MemoryStore:
         verdict = other.commit([unit])[0]
         assert type(verdict).__name__ == "Accepted", verdict
     return other
+
+
+def published(store: MemoryStore, events: Sequence[EventRow]) -> bytes | None:
+    """Return what the row of a run with these events says that it published."""
+    recorded = [Recorded(e.seq, e.kind, e.step, e.at, decode_body(e.kind, e.body)) for e in events]
+    values = {
+        name: msgspec.Raw(restore_payload(store.payload(RUN, body.ref), body.ref)) if body.ref else body.value
+        for name, body in published_by(recorded).items()
+    }
+    return msgspec.json.encode(values) if values else None
 
 
 def text_of(error: BaseException | None) -> str:

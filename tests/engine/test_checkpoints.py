@@ -1172,6 +1172,8 @@ KEPT = {
     "receiving": "signals",
     "loop": "now",
     "checkpoints": "number",
+    "caution": "caution",
+    "unseen_workers": "unseen_workers",
 }
 """What an execution remembers, and the field of the engine's part that it is kept in."""
 NOT_KEPT = {

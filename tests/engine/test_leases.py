@@ -214,19 +214,22 @@ async def test_two_workers_share_many_runs_and_none_is_done_twice(machine: Machi
     starter = await machine.boot()
     gate = Gate()
 
+    begun: list[int] = []
+
     @step
-    async def block() -> None:
+    async def block(number: int) -> None:
+        begun.append(number)
         await gate.wait()
 
     @workflow
     async def blocked(number: int) -> int:
         await note(f"before {number}")
-        await block()
+        await block(number)
         return int(await note(str(number)))
 
     for number in range(40):
         await starter.start(blocked, number, id=f"b{number}")
-    await machine.until(lambda: len(NOTES) == 40)
+    await machine.until(lambda: len(begun) == 40)  # so all before is durable
     await machine.kill(starter)
     NOTES.clear()
     gate.opened.set()

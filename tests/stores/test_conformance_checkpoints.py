@@ -15,7 +15,7 @@ def appended(harness: Harness, run: str, count: int = 1, **fields: object) -> Ap
     return append
 
 
-def archived(row: RunRow, seq: int, what: str = "checkpoints") -> ArchiveRow:
+def archived(row: RunRow, seq: int, what: str = "checkpoint") -> ArchiveRow:
     return ArchiveRow(row.id, row.generation, what, seq, AWKWARD, "a reason", 77)
 
 

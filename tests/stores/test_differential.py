@@ -5,31 +5,35 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from everstep.model.status import STATUSES
+from everstep.model.status import ENDED, STATUSES
+from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import EffectFilter, ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
 from everstep.stores.protocol import (
     LAST,
     Append,
-    ArchiveRow,
     Claim,
     Failed,
     HoldRow,
+    MarkRestored,
     NewRun,
     Operation,
     Post,
     Release,
+    RepairRun,
     RestartRun,
     RunFilter,
+    RunRow,
     StartRun,
     Store,
     Verdict,
 )
 from everstep.stores.sqlite import transaction
-from tests.stores.kit import HARNESSES, Harness, append_to, checkpoint_for, new_run
+from tests.stores.kit import HARNESSES, Harness, append_to, checkpoint_for, events_after, new_run
 
 RUNS = ["a", "b", "c", "d", "e"]
 WORKERS = ["w0", "w1", "w2"]
@@ -126,15 +130,37 @@ def drawn_append(draw: Draw, harness: Harness) -> Append | None:
         append.checkpoints = [checkpoint_for(append, place, state=draw(small_bytes)) for place in places]
         append.checkpoints_kept = draw(st.integers(1, 3))
     if draw(st.integers(0, 5)) == 0:
-        what, seq = draw(st.sampled_from(["checkpoints", "events"])), draw(st.integers(1, 8))
+        what, seq = draw(st.sampled_from(["checkpoint", "event"])), draw(st.integers(1, 8))
         append.archive = [ArchiveRow(row.id, row.generation, what, seq, draw(small_bytes), "why", draw(times))]
     append.epoch += draw(st.sampled_from([0] * 9 + [1]))
     append.generation += draw(st.sampled_from([0] * 12 + [1]))
     return append
 
 
+def drawn_repair(draw: Draw, harness: Harness, row: RunRow | None) -> RepairRun | None:
+    if row is None or row.generation > 3:
+        return None
+    kept = harness.store.events(row.id, row.generation)[: draw(st.integers(1, 4))]
+    event = None if draw(st.booleans()) else events_after(kept[-1].seq, kept[-1].digest, 1, b"repaired")[0]
+    last = event or kept[-1]
+    status = draw(statuses)
+    ended_at = 7 if status in ENDED else None
+    new = msgspec.structs.replace(row, head_seq=last.seq, head_digest=last.digest, status=status, ended_at=ended_at)
+    return RepairRun(
+        epoch=row.epoch - draw(st.sampled_from([0, 0, 0, 1])),
+        worker=draw(st.sampled_from(WORKERS)),
+        at=draw(times),
+        row=new,
+        keep=len(kept),
+        event=event,
+        payloads=draw(st.lists(st.sampled_from("pqr"), max_size=2)),
+        pending=draw(st.lists(st.integers(1, 9), max_size=3)),
+        why="why",
+    )
+
+
 def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
-    others = ["start", "start", "post", "post", "claim", "release", "restart", "settle", "forget"]
+    others = ["start", "start", "post", "post", "claim", "release", "restart", "settle", "forget", "repair", "mark"]
     kind = draw(st.sampled_from(["append"] * 6 + others))
     if kind == "append":
         return drawn_append(draw, harness)
@@ -147,7 +173,11 @@ def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
         return SettleKey(draw(keys), draw(times), draw(st.sampled_from([None, b"2"])), "h", "ann")
     if kind == "forget":
         return ForgetKeys(draw(times), draw(st.integers(0, 2)))
+    if kind == "mark":
+        return MarkRestored(draw(st.integers(0, 2)))
     row = harness.store.run(draw(runs))
+    if kind == "repair":
+        return drawn_repair(draw, harness, row)
     if kind == "claim":
         wanted = draw(st.lists(statuses, max_size=7))
         return Claim(draw(runs), draw(st.sampled_from(WORKERS)), draw(times), wanted or list(STATUSES))
@@ -196,7 +226,8 @@ def comparable(verdicts: list[Verdict]) -> list[Any]:
 
 def everything(store: Store) -> dict[str, Any]:
     """Return all that a store tells."""
-    told: dict[str, Any] = {"counts": store.counts(), "workers": store.workers()}
+    told: dict[str, Any] = {"counts": store.counts(), "workers": store.workers(), "strays": store.strays()}
+    told["restores"] = store.restores()
     told["holds"] = [store.holds(), store.holds(open_only=False)]
     told["diverged"] = store.diverged(["order", "other"], 2)
     told["keys"] = [(store.effect(key), store.waiters(key)) for key in KEYS]
@@ -206,6 +237,7 @@ def everything(store: Store) -> dict[str, Any]:
             store.run(run),
             [store.events(run, generation) for generation in range(1, 4)],
             [store.events(run, 1, first, last) for first, last in ((1, 1), (2, 3), (3, 99), (5, 4))],
+            [store.events(run, 1, only=[1, 3, 2]), store.events(run, 1, 2, 3, only=[1, 3, 4]), store.generations(run)],
             [store.payload(run, digest) for digest in "pq"],
             [store.checkpoint(run, generation, before) for generation in (1, 2) for before in (3, 5, LAST)],
             store.archived(run),
@@ -213,6 +245,7 @@ def everything(store: Store) -> dict[str, Any]:
             store.signals(run),
             store.children(run),
             store.holds(run=run),
+            store.archived(run),
         ]
     for wanted in (
         {},

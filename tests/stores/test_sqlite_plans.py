@@ -28,6 +28,8 @@ MAY_SCAN = {
     "runs": "a list for people, by the index of its order",
     "counts": "a figure for people, from an index alone",
     "workers": "few rows",
+    "mark_restored": "few rows of workers",
+    "strays": "a check of the whole store, from an index alone",
     "what_it_is": "the schema",
     "effects": "a list for people, by the index of its order",
     "forget_effects": "the oldest, by the index of their order",

@@ -27,7 +27,10 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     ),
     ("Looking closer", {"history": "listing", "effects": "effects"}),
     ("Acting on runs", {"signal": "acting", "cancel": "acting", "retry": "acting", "hold": "acting"}),
-    ("Checking", {"verify": "verifying", "replay": "replaying"}),
+    (
+        "Checking",
+        {"verify": "verifying", "repair": "repairing", "restored": "repairing", "replay": "replaying"},
+    ),
     ("The store", {"doctor": "doctor", "migrate": "migrating"}),
 )
 """Section to command to the module that has it, as the function `<command>_command`."""

@@ -42,7 +42,7 @@ def report_of(hold: HoldRow) -> dict[str, Any]:
     """Return the facts that a hold carries."""
     try:
         report = msgspec.json.decode(hold.report)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
     return report if isinstance(report, dict) else {}
 

@@ -61,7 +61,7 @@ def published_of(row: RunRow) -> dict[str, Any]:
     """Return the values that a run has published, as plain data."""
     try:
         values = msgspec.json.decode(row.published or b"{}", type=dict[str, msgspec.Raw])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return {}
     return {name: payload_json(bytes(payload)) for name, payload in values.items()}
 

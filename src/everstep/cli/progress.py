@@ -273,4 +273,6 @@ _LINES: dict[str, Any] = {
     "signal_rejected": lambda event, body, _: ("✗", f"signal {body.name} was rejected: {body.why}", "red"),
     "cancel_requested": lambda event, body, _: ("⊘", f"cancel requested {body.reason}".rstrip(), "yellow"),
     "timer_fired": lambda event, body, _: ("◷", "a timer fired", "blue"),
+    "run_repaired": lambda event, body, _: ("◆", f"repaired: {body.archived} events were archived", "yellow"),
+    "run_restored": lambda event, body, _: ("◆", "the store was restored from a backup: asking first", "yellow"),
 }

@@ -24,10 +24,11 @@ from everstep.stores.protocol import HoldRow
 @click.option(
     "--accept",
     is_flag=True,
-    help="The outside, or the arguments, are others now and that is right: remember this, keep all outcomes, go on.",
+    help="It is right as it is now (other arguments, another outside, a lost part): remember this, keep all outcomes.",
 )
 @click.option("--retry", is_flag=True, help="Try again what the run was held for.")
 @click.option("--skip", metavar="JSON", help="Take this value as the step's outcome.")
+@click.option("--repair", is_flag=True, help="Go on from the last good event of a damaged history.")
 @click.option("--cancel", is_flag=True, help="End the run as cancelled.")
 @click.option("--note", default="", help="Why; it is kept in the history.")
 @click.option("--reason", help="Without RUN: resolve all holds for this reason.")

@@ -26,7 +26,7 @@ from everstep.cli.terminal import (
     styled,
 )
 from everstep.cli.timeline import Row, Timeline, timeline_of
-from everstep.engine.history import load_verified
+from everstep.engine.history import verify_now
 from everstep.errors import Damaged
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store
@@ -198,7 +198,7 @@ def _problems(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
     """Return what is wrong: damage, errors with where they were raised, holds with their answers."""
     parts: list[Any] = []
     try:
-        load_verified(store, row)
+        verify_now(store, row.id)
     except Damaged as damage:
         parts += [styled(f"damaged: {damage}", "bold red"), ""]
     for step in timeline.steps:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH: Final = 160
 """So wide are lines that no terminal limits."""
+LATEST: Final = 250_000_000_000
+"""Seconds since 1970: a damaged time beyond this (the year 9892) is shown as this."""
 _UNPRINTABLE: Final = re.compile(r"[^\n\x20-\x7e]")
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
 
@@ -114,7 +116,7 @@ def between(start: int, end: int) -> str:
 
 def local_time(at: int) -> datetime:
     """Return a time in microseconds since 1970 in this machine's time zone."""
-    return datetime.fromtimestamp(at / 1e6, UTC).astimezone()
+    return datetime.fromtimestamp(min(max(at / 1e6, 0), LATEST), UTC).astimezone()
 
 
 def clock_time(at: int) -> str:

@@ -337,6 +337,14 @@ class Timeline:
         self.end, self.error, self.cancel_requested = "", None, False
         self._note(event, "retried", f"by {body.by}" if body.by else "")
 
+    def _take_run_repaired(self, event: EventRow, body: Any) -> None:
+        what = f"{body.archived} events from {body.since} on were archived" if body.archived else "from its events"
+        by = f" by {body.by}" if body.by else ""
+        self._note(event, "repaired", f"{what}{by}" + (f": {body.note}" if body.note else ""), "failed")
+
+    def _take_run_restored(self, event: EventRow, body: Any) -> None:
+        self._note(event, "restored", "the store was restored from a backup", "failed")
+
     def _take_run_completed(self, event: EventRow, body: Any) -> None:
         self._ended(event)
 

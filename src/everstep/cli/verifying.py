@@ -12,9 +12,9 @@ from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.codec import Codec
 from everstep.effects.witnesses import from_subject
 from everstep.engine.drift import readable_difference
-from everstep.engine.history import Recorded, load_verified, verified
+from everstep.engine.history import load_verified, verified, verify_payloads
 from everstep.engine.journal import restore_payload
-from everstep.engine.past import damaged_checkpoints
+from everstep.engine.past import verify_checkpoints, verify_whole
 from everstep.errors import Damaged
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunFilter, RunRow, Store
@@ -39,6 +39,7 @@ def verify_command(run: str | None, all_runs: bool, outside: bool, url: str | No
     with reading(url) as store:
         rows = [existing_run(store, run)] if run is not None else every_run(store)
         found = [verification(store, row, outside=outside) for row in rows]
+        found += strays(store) if all_runs else []
         place = place_of(store)
     bad = [one for one in found if not one["sound"]]
     drifted = [one for one in found if one.get("drift")]
@@ -70,6 +71,22 @@ def _say_run(out: Any, one: dict[str, Any]) -> None:
         out.print(Padding(styled(f"{subject}: not compared, needs its code", "dim"), (0, 0, 0, 4)))
 
 
+def strays(store: Store) -> list[dict[str, Any]]:
+    """Return histories that no row knows, as damaged runs."""
+    known = {run for run, _ in store.strays() if store.run(run) is not None}  # those are told with their rows
+    return [
+        {
+            "run": run,
+            "sound": False,
+            "events": len(store.events(run, generation)),
+            "generations": generation,
+            "problem": f"There are events of run {run}, generation {generation}, but no row of such a run.",
+        }
+        for run, generation in store.strays()
+        if run not in known
+    ]
+
+
 def every_run(store: Store, status: Any = ()) -> list[RunRow]:
     """Return all runs of a store."""
     rows: list[RunRow] = []
@@ -82,8 +99,13 @@ def verification(store: Store, row: RunRow, *, outside: bool = False) -> dict[st
     """Return whether a run's histories, of all its generations, are sound."""
     facts: dict[str, Any] = {"run": row.id, "sound": True, "events": 0, "generations": row.generation, "problem": ""}
     try:
-        for generation in range(1, row.generation + 1):
+        facts["events"] += _verify_generation(store, row, row.generation)
+        there = store.generations(row.id)
+        for generation in there[:-1]:
             facts["events"] += _verify_generation(store, row, generation)
+        if there != list(range(1, row.generation + 1)):
+            listed = ", ".join(map(str, there))
+            raise Damaged(f"The row of run {row.id} says {row.generation} generations; there are: {listed}.")
     except Damaged as damage:
         facts |= {"sound": False, "problem": str(damage), "last_good": damage.last_good}
     if outside:
@@ -129,23 +151,13 @@ def remembered_facts(store: Store, row: RunRow) -> dict[str, bytes]:
 
 
 def _verify_generation(store: Store, row: RunRow, generation: int) -> int:
+    if generation == row.generation:
+        return len(verify_whole(store, row.id))
     events = store.events(row.id, generation)
-    if generation < row.generation and events:
-        # The row knows only the newest head; an older history vouches for itself by its chain.
-        head = {"head_seq": events[-1].seq, "head_digest": events[-1].digest, "generation": generation}
-        row = msgspec.structs.replace(row, **head)
-    recorded = verified(events, row)
-    for event in recorded:
-        _verify_payload(store, row, event)
-    for seq, why, _ in damaged_checkpoints(store, row, recorded):
-        raise Damaged(f"The checkpoint at event {seq} of run {row.id} is damaged: {why}.", row.head_seq)
+    # The row knows only the newest head; an older history vouches for itself by its chain.
+    head = {"head_seq": events[-1].seq, "head_digest": events[-1].digest, "generation": generation}
+    older = msgspec.structs.replace(row, **head)
+    recorded = verified(events, older)
+    verify_payloads(store, row, recorded, is_newest=False)
+    verify_checkpoints(store, older, recorded)
     return len(recorded)
-
-
-def _verify_payload(store: Store, row: RunRow, event: Recorded) -> None:
-    ref = getattr(event.body, "ref", "") or getattr(event.body, "arguments_ref", "")
-    if ref:
-        try:
-            restore_payload(store.payload(row.id, ref), ref)
-        except Damaged as damage:
-            raise Damaged(f"Event {event.seq} of run {row.id}: {damage}", event.seq - 1) from None

@@ -4,12 +4,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
-from everstep.engine import key_operations, operations
+from everstep.engine import key_operations, operations, repairing
 from everstep.engine.clock import microseconds
 from everstep.engine.driving import Driving
 from everstep.engine.existing import existing_run
 from everstep.engine.handles import Run
-from everstep.engine.starting import new_run
+from everstep.engine.repairing import Repair
+from everstep.engine.starting import Origin, new_run
 from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, checked_choice, workflow_of
 from everstep.errors import Misuse, StoreError
 from everstep.model.ids import checked_run_id
@@ -89,6 +90,7 @@ class App(Driving):
             priority=priority,
             queue=queue,
             wake_at=at + microseconds(delay) if delay > 0 else None,
+            origin=Origin(restored=self.restores),
         )
         begun = self.committer.submit(StartRun(new))
         if is_new and delay <= 0:
@@ -200,7 +202,9 @@ class App(Driving):
         note: str = "",
         by: str = "",
     ) -> Run[Any]:
-        """Resolve a run's hold: `retry`, `accept`, `skip` (with `value`) or `cancel`, as its reason allows."""
+        """Resolve a run's hold: `retry`, `accept`, `skip` or `done` (with `value`), `not-done`, `probe`, `repair` or
+        `cancel`, as its reason allows.
+        """
         await operations.resolve(self, run, resolution, hold=hold, value=value, note=note, by=by)
         if resolution != "cancel":
             self._want_if_declared(run)
@@ -251,6 +255,19 @@ class App(Driving):
         Until then a key is kept, also when its run was deleted. A forgotten one may be used again for anything.
         """
         return await key_operations.forget(self, self.clock.now() - microseconds(older_than))
+
+    async def repair(self, run: str, *, note: str = "", by: str = "", dry_run: bool = False) -> Repair:
+        """Put a damaged run right from the good part of its history, and say what can no longer be seen.
+
+        What comes after the last good event is archived, and the run goes on from there. From then on a step that must
+        not happen twice is asked about (its probe, or a person) before it is done, until somebody resolves such a
+        question with `accept`. A sound run is left alone. Raises `Damaged` if nothing of the history is good; then the
+        run can only be started again with `on_existing="restart"`. With `dry_run` nothing is changed.
+        """
+        report = await repairing.repair(self, run, note=note, by=by, dry_run=dry_run)
+        if report.status == "queued" and not dry_run:
+            self._want_if_declared(run)
+        return report
 
     def _want_if_declared(self, run: str) -> None:
         row = self.store.run(run)

@@ -60,7 +60,10 @@ class StepAttempts:
         seq = self.record_start(call, call.body())
         if not call.cancelled:
             self._known[call.call] = Attempts(1, by=self._driver.app.worker)
-            self.start_when_allowed(call, seq)
+            if self._driver.execution.caution and self._may_have_happened_unseen(call):
+                self.doubts.begin(call, None, because=self._driver.execution.caution)
+            else:
+                self.start_when_allowed(call, seq)
 
     def record_start(self, call: StepCall, body: ev.StepStarted) -> int:
         """An effect that must not happen twice keeps its arguments, and who began it, for whoever has to settle it."""
@@ -101,6 +104,9 @@ class StepAttempts:
         if still:
             self.doubts.hold(call, f"it was said that it has not happened, but {still}")
             return
+        if self._may_have_happened_unseen(call) and not attempts.asked:
+            self.doubts.begin(call, None, because=self._driver.execution.caution)
+            return
         is_unwanted = call.future.is_cancel_wanted or self._driver.end_wanted
         must_look = call.target.effect == "atomic" and self.was_cut_off(number, coming=True)
         if is_unwanted and not may_run_again(call.target.effect) and not must_look:
@@ -120,6 +126,13 @@ class StepAttempts:
         attempts.by = self._driver.app.worker
         body.attempt = attempts.attempt
         self.start_when_allowed(call, self.record_start(call, body))
+
+    def _may_have_happened_unseen(self, call: StepCall) -> bool:
+        """Whether a step that must not happen twice may have been begun in a part of the history that is lost.
+
+        An `atomic` one need not be asked about: its attempt begins with its marker.
+        """
+        return bool(self._driver.execution.caution) and call.target.effect == "once"
 
     def settle_as_not_done(self, call: StepCall) -> None:
         """It did not happen, and meanwhile the code was cancelled: it is not done any more."""
@@ -151,12 +164,20 @@ class StepAttempts:
         if driver.takes_nothing and may_run_again(call.target.effect):
             return  # the run is about to be held; what must be known has begun by now, and goes on
         attempts = self._known[call.call]
+        if driver.execution.caution and not (attempts.asked or fallback) and self._may_have_happened_unseen(call):
+            self.doubts.begin(call, None, because=driver.execution.caution)  # it has a key, which is its own only now
+            return
         self.bodies.start(call, attempts.attempt, attempts.details, fallback=fallback)
 
     def was_cut_off(self, call: int, *, coming: bool = False) -> bool:
         """Whether an attempt before the newest one (or the coming one) did not end by failing, as far as is known."""
         attempts = self._known[call]
         return attempts.attempt - 1 + coming > attempts.failures
+
+    def ask_again(self) -> None:
+        """A part of the history is lost: what was asked about before is asked about again before it is done."""
+        for attempts in self._known.values():
+            attempts.asked = False
 
     def is_due_later(self, call: int) -> bool:
         """Whether a step waits for the time of its next attempt."""

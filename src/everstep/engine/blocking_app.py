@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar, TypeVarTuple, overload
 from everstep.engine.app import App
 from everstep.engine.handles import Run, Verification
 from everstep.engine.history import Event
+from everstep.engine.repairing import Repair
 from everstep.engine.workflow import OnExisting
 from everstep.model.status import Status
 from everstep.stores.keys import EffectRow
@@ -138,6 +139,10 @@ class BlockingApp:
     def forget_keys(self, *, older_than: float) -> int:
         """See `App.forget_keys`."""
         return self.wait(self._app.forget_keys(older_than=older_than))
+
+    def repair(self, run: str, **options: Any) -> Repair:
+        """See `App.repair`."""
+        return self.wait(self._app.repair(run, **options))
 
 
 class BlockingRun(Generic[T]):

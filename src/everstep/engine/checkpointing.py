@@ -3,14 +3,13 @@
 import logging
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from everstep.engine.checkpoints import TakeCheckpoint, encode_part
 from everstep.engine.journal import packed
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import checkpoint_digest
-from everstep.stores.protocol import ArchiveRow, CheckpointRow
+from everstep.stores.archive import CHECKPOINT_COLUMNS, ArchiveRow, archive_bytes
+from everstep.stores.protocol import CheckpointRow
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
@@ -28,6 +27,9 @@ def record(driver: "Driver", command: TakeCheckpoint) -> None:
     part.patches = driver.execution.patches
     part.published = driver.published
     part.accepted = {number: digest for number, digest in driver.accepted.items() if number <= part.first}
+    # Not what the code knew when it asked: that the store was restored is noted after the replay.
+    part.caution, part.restores = driver.execution.caution, driver.app.restores
+    part.unseen_workers = sorted(driver.execution.unseen_workers)
     engine, state = packed(encode_part(part)), packed(command.state)
     digest = checkpoint_digest(driver.run, journal.generation, seq, previous, engine, state)
     body = command.body()
@@ -50,8 +52,8 @@ def report_damage(driver: "Driver") -> None:
         crash_point("checkpoint.archived")
         driver.record("checkpoint_damaged", "", ev.CheckpointDamaged(seq, why, row is not None))
         if row is not None:
-            whole = msgspec.json.encode(row._asdict())
-            journal.archive.append(ArchiveRow(row.run, row.generation, "checkpoints", row.seq, whole, why, journal.at))
+            whole = archive_bytes(CHECKPOINT_COLUMNS, row)
+            journal.archive.append(ArchiveRow(row.run, row.generation, "checkpoint", row.seq, whole, why, journal.at))
         log.warning("The checkpoint at event %d of run %s was passed over: %s.", seq, driver.run, why)
     driver.damaged_checkpoints = ()
     driver.saver.save(waited_for=False)

@@ -77,6 +77,11 @@ class EnginePart(msgspec.Struct, omit_defaults=True):
     published: dict[str, msgspec.Raw] = {}
     accepted: dict[int, str] = {}
     """What a person accepted about events up to the first checkpoint."""
+    caution: str = ""
+    """Why steps that must not happen twice are asked about: a part of the history is lost."""
+    unseen_workers: list[str] = []
+    restores: int = 0
+    """How many restores of its store the run knows of."""
 
 
 class Checkpoint(NamedTuple):

@@ -1,15 +1,69 @@
 """The child runs of one run in memory: started with their event, taken up again, asked to stop."""
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from everstep.engine.agreement import is_outcome_of
 from everstep.engine.commands import ChildCall
-from everstep.engine.starting import new_run
+from everstep.engine.history import check_ends, load_verified
+from everstep.engine.starting import Origin, new_run
+from everstep.errors import Damaged
 from everstep.model import events as ev
-from everstep.stores.protocol import NewRun, Post
+from everstep.model.digests import derived_key
+from everstep.model.events import ENDS
+from everstep.model.status import ENDED
+from everstep.stores.protocol import Delivery, NewRun, Post, Store
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
+
+log = logging.getLogger("everstep.run")
+
+
+class ChildEnd(msgspec.Struct):
+    """The value of a `child` delivery."""
+
+    status: str
+    outcome: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def believable_end(store: Store, delivery: Delivery) -> ChildEnd | None:
+    """Return the end of a child that a delivery tells of, as the child's own history has it.
+
+    A delivery is only a copy. It counts if an end in the history says the same; otherwise the newest end there counts,
+    and if there is none, nothing does.
+    """
+    try:
+        told: ChildEnd | None = msgspec.json.decode(delivery.value, type=ChildEnd)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        told = None
+    row = store.run(delivery.name)
+    if row is None or (told is not None and told.status == "refused"):
+        return told
+    try:
+        if row.status in ENDED:
+            check_ends(store, row)
+            if told is not None and told.status == row.status and bytes(told.outcome) == (row.outcome or b"null"):
+                return told
+        ends = [event for event in load_verified(store, row) if event.kind in ENDS]
+    except Damaged as error:
+        log.error("The end of run %s cannot be compared with its history: %s", delivery.name, error)
+        return told
+    if told is not None and any(
+        end.kind == f"run_{told.status}" and is_outcome_of(end, _payload(told)) for end in ends
+    ):
+        return told
+    log.error("The end of run %s that was told is not in its history; what is there counts.", delivery.name)
+    if row.status in ENDED:
+        return ChildEnd(row.status, msgspec.Raw(row.outcome or b"null"))
+    return told if row.generation > 1 else None  # it was begun again since, and told of its end before
+
+
+def _payload(end: ChildEnd) -> bytes | None:
+    return bytes(end.outcome) if end.status in ("completed", "failed") else None
 
 
 def outlives_not(on_parent_end: str, *, is_cancelled: bool) -> bool:
@@ -39,7 +93,7 @@ class Children:
             self._driver.app.adopt(call.run)
 
     def _new_run(self, call: ChildCall) -> NewRun:
-        app = self._driver.app
+        app, execution = self._driver.app, self._driver.execution
         return new_run(
             call.target,
             call.run,
@@ -48,6 +102,12 @@ class Children:
             randomness=app.randomness,
             parent=self._driver.run,
             call=call.call,
+            origin=Origin(
+                restored=app.restores,
+                unseen=execution.caution == "restored",
+                # Not by chance: should its start be lost, because a backup is restored, it gets the same keys again.
+                entropy=derived_key(execution.entropy, f"#child {call.call} {call.run}"),
+            ),
         )
 
     def cancel(self, child: str) -> None:

@@ -44,7 +44,8 @@ class Doubts:
     def begin(self, call: StepCall, error: BaseException | None, *, happened: bool = False, because: str = "") -> None:
         """An attempt ended, or was cut off, in a way that does not say whether its effect happened.
 
-        Or it did happen, and its outcome cannot be stored.
+        Or it did happen, and its outcome cannot be stored. Or, with `because`, it was not begun by anything that the
+        history knows, and may have been all the same.
         """
         driver, attempts = self._driver, self._known[call.call]
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error) if error is not None else b"")
@@ -53,7 +54,7 @@ class Doubts:
             driver.app.threads.note_left_behind(driver.run, call.call)
         driver.record("step_doubted", call.step, ev.StepDoubted(call.call, attempts.attempt, because, raw, ref))
         attempts.due, attempts.doubted_at, attempts.happened = DOUBT, driver.journal.at, happened
-        attempts.because = because
+        attempts.because, attempts.asked = because, True
         driver.saver.save(waited_for=False)
         self.go_on(call)
 
@@ -146,8 +147,10 @@ class Doubts:
         """It did not happen, so it may be done again: unless the earlier attempt may still act."""
         attempts = self._known[call.call]
         self._note(call, attempts, "not-done")
+        attempts.asked = True
         still = self.may_still_act(call) if call.target.effect == "once" else ""
-        if still and attempts.by == self._driver.app.worker and call.target.is_async:
+        is_ours = attempts.by == self._driver.app.worker and not self._driver.execution.unseen_workers
+        if still and is_ours and call.target.is_async:
             self._ask_later(call, Unknown(still))  # what it left behind on threads ends in its time
         elif still:
             self.hold(call, f"the probe says that it has not happened, but {still}")
@@ -183,11 +186,11 @@ class Doubts:
     def may_still_act(self, call: StepCall) -> str:
         """Say where the last attempt may still run; "" if it provably cannot act any more."""
         app, attempts = self._driver.app, self._known[call.call]
-        if attempts.by in ("", app.worker):
-            is_acting = app.threads.is_acting(self._driver.run, call.call)
-            return "a thread in this process still runs that it may have begun" if is_acting else ""
-        for worker in app.store.workers():
-            if worker.id == attempts.by:
+        if attempts.by in ("", app.worker) and app.threads.is_acting(self._driver.run, call.call):
+            return "a thread in this process still runs that it may have begun"
+        suspects = ({attempts.by} | self._driver.execution.unseen_workers) - {"", app.worker}
+        for worker in app.store.workers() if suspects else ():
+            if worker.id in suspects:
                 return f"the process that began it still exists (worker {worker.id}, pid {worker.pid} on {worker.host})"
         return ""
 

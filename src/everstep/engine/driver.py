@@ -83,6 +83,7 @@ class Surrounding(Protocol):
     threads: Threads
     randomness: random.Random
     worker: str
+    restores: int
     drivers: dict[str, "Driver"]
     draining: bool
 
@@ -188,19 +189,26 @@ class Driver:
             checkpointing.report_damage(self)
         new = {command.call for command in self.fresh if isinstance(command, (StepCall, ChildCall))}
         for call in [call for number, call in self.execution.steps.items() if number not in new]:
-            if not self.is_over:  # a step in doubt may have put the run on hold
+            if not self.takes_nothing:  # a step in doubt may put the run on hold
                 self.attempts.settle_open(call)
         old = [child for number, child in self.execution.children.items() if number not in new]
         self.children.take_up(old, tell_again=self._retried)
-        if not (self.is_over or self.end_wanted):  # else nobody would do it, and it would look begun
+        if not (self.takes_nothing or self.end_wanted):  # else nobody would do it, and it would look begun
             self._perform(self.fresh)
         self._applying = False
         if self._unapplied:
             self._apply_outcomes()
-        if look:
+        if look and self._hold_wanted is None:
             self.ring()
         else:
             self.come_to_rest()
+
+    def note_restored(self, number: int) -> None:
+        """The store was restored from a backup: what this run did after that is forgotten, and has happened."""
+        self.execution.caution = "restored"
+        self.attempts.ask_again()
+        self.record("run_restored", "", ev.RunRestored(number))
+        self.saver.save(waited_for=False)
 
     # -- outcomes --------------------------------------------------------------------------------------------------
     def deliver(self, kind: str, step: str, body: Any, *, expensive: bool = False) -> None:
@@ -385,7 +393,7 @@ class Driver:
         """Stop here and ask a person, once no body runs any more that must not be cut off."""
         if self.is_over:
             return
-        if self.attempts.must_not_be_cut_off():
+        if self._applying or self.attempts.must_not_be_cut_off():  # what the code has asked for is recorded first
             self._hold_wanted = self._hold_wanted or report
             return
         report = self._hold_wanted or report  # the first; a step in doubt is found again when that is resolved

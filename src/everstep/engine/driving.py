@@ -12,8 +12,6 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar
 
-import msgspec
-
 from everstep.codec import Codec
 from everstep.engine import asyncio_parts
 from everstep.engine.chance import MachineRandom
@@ -23,14 +21,15 @@ from everstep.engine.drift import drift_report, find_drift
 from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
 from everstep.engine.history import Recorded
 from everstep.engine.holding import HoldReport
+from everstep.engine.inbox import cancel_in
 from everstep.engine.pump import Pump
 from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
-from everstep.errors import Drift, Misuse, StoreError, UnknownWorkflow
+from everstep.errors import Damaged, Drift, Misuse, StoreError, UnknownWorkflow
 from everstep.model.crash_points import crash_point
-from everstep.model.events import CancelRequested, decode_body
+from everstep.model.events import decode_body
 from everstep.model.status import ENDED, Status
 from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import (
@@ -90,10 +89,14 @@ class Driving:
         self.drivers: dict[str, Driver] = {}
         self.wanted: set[str] = set()
         """Runs that this app should drive and does not yet: somebody else does, or they are about to be claimed."""
+        self.untakeable: set[str] = set()
+        """Runs whose rows are so damaged that they cannot even be claimed; they are let alone until this app ends."""
         self.watchers = Watchers(self)
         self.draining = False
         self.on_hold = on_hold
         self.worker = ""
+        self.restores = 0
+        """How often the store was restored from a backup. It cannot be while there are workers."""
         self._workflows = workflows
         self._has_children = False
         self._awaited_keys: set[str] = set()
@@ -122,6 +125,11 @@ class Driving:
             worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{self.randomness.getrandbits(32):08x}"
             until = self.clock.now() + microseconds(self.lease)
             self.store.register_worker(worker, os.getpid(), socket.gethostname(), until)
+            try:
+                self.restores = self.store.restores()
+            except StoreError:
+                self.store.leave(worker)  # it drives nothing before it knows
+                raise
             self.worker = worker
             self.pump.start()
 
@@ -242,7 +250,7 @@ class Driving:
 
     async def take_up_run(self, run: str, statuses: Sequence[Status] = CLAIMABLE) -> bool:
         """Claim a run if it is free, and drive it. Returns whether it is driven here now."""
-        if run in self.drivers or run in self._taking_up or self.draining:
+        if run in self.drivers or run in self._taking_up or self.draining or run in self.untakeable:
             return run in self.drivers
         self._taking_up.add(run)
         try:
@@ -253,6 +261,12 @@ class Driving:
             if not isinstance(verdict, Claimed) or self.draining:
                 return False
             return await self._take_up_claimed(verdict.row)
+        except Damaged as error:
+            log.error("Run %s cannot be taken up: %s", run, error)
+            self.untakeable.add(run)
+            self.wanted.discard(run)
+            self.watchers.look_again(run)
+            return False
         except StoreError:
             self.want(run)  # it may be ours by now, and nobody else would look for it
             raise
@@ -305,9 +319,7 @@ class Driving:
 
         for delivery in self.store.inbox(row.id):
             if delivery.kind == "cancel":
-                request = msgspec.json.decode(delivery.value, type=CancelRequested)
-                request.number = delivery.number
-                await end_claimed(self, row, request)
+                await end_claimed(self, row, cancel_in(delivery))
                 return
 
     def adopt(self, run: str) -> None:

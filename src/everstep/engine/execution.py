@@ -93,6 +93,10 @@ class Execution:
         self.unwinding = False
         self.ended = False
         self.cancel: ev.CancelRequested | None = None
+        self.caution = ""
+        """`repaired` or `restored`: steps that must not happen twice may have been begun in a part that is lost."""
+        self.unseen_workers: set[str] = set()
+        """Who began steps in a part of the history that was archived."""
         self.main: asyncio.Task[Any] | None = None
         self._calls = 0
         self._visits: dict[str, int] = {}
@@ -104,6 +108,7 @@ class Execution:
     def begin(self, started: ev.RunStarted, at: int) -> None:
         """Apply `run_started`: create the main task and let it run to its first rest."""
         self.entropy = started.entropy
+        self.caution = "restored" if started.unseen else ""
         self.loop.now = at
         payload = self.payload(started.arguments, started.arguments_ref)
         args, kwargs = self.codec.decode_arguments(self.workflow.signature, payload)
@@ -391,6 +396,7 @@ class Execution:
         """Restore what was remembered. `witnesses` are those that the code itself has made by now."""
         self._calls, self._visits = part.calls, dict(part.visits)
         self.entropy, self.branch = part.entropy, part.branch
+        self.caution, self.unseen_workers = part.caution, set(part.unseen_workers)
         self.loop.now, self.loop.numbers = part.now, itertools.count(part.numbers)
         if part.random:
             self._random = random.Random(0)

@@ -2,9 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from everstep.codec import Arguments
 from everstep.engine import operations
-from everstep.engine.starting import new_run
+from everstep.engine.agreement import refuse_unreadable
+from everstep.engine.history import check_ends
+from everstep.engine.repairing import damaged_hold
+from everstep.engine.starting import Origin, new_run
 from everstep.engine.workflow import Workflow
 from everstep.errors import IdConflict, RunActive
 from everstep.model.status import ENDED
@@ -16,6 +21,12 @@ if TYPE_CHECKING:
 
 async def existing_run(app: "App", row: RunRow, workflow: Workflow, arguments: Arguments, policy: str) -> None:
     """Do what the caller wants with a run that is there already."""
+    if policy == "restart" and row.status == "held" and damaged_hold(app.store.holds(run=row.id)) is not None:
+        await restart(app, row, workflow, arguments)
+        return
+    refuse_unreadable(row)
+    if (row.workflow, row.arguments) != (workflow.name, arguments.digest):
+        check_ends(app.store, row)  # so that damage is not taken for a conflict; the rest is verified when it is needed
     if policy == "fail":
         raise IdConflict(f"The run {row.id} exists already ({row.status}), and on_existing is 'fail'.")
     if row.workflow != workflow.name:
@@ -49,13 +60,19 @@ async def go_on_with(app: "App", row: RunRow) -> None:
 
 
 async def restart(app: "App", row: RunRow, workflow: Workflow, arguments: Arguments) -> None:
-    """Begin an ended run again. Its old history is kept as an earlier generation."""
-    if row.status not in ENDED:
+    """Begin an ended run again. Its old history is kept as an earlier generation.
+
+    So is that of a run which is held as damaged: what cannot be repaired can at least be begun anew.
+    """
+    hold = damaged_hold(app.store.holds(run=row.id)) if row.status == "held" else None
+    if row.status not in ENDED and hold is None:
         raise RunActive(
             f"The run {row.id} is {row.status}: cancel it first (`everstep cancel {row.id}`), then restart it."
         )
     at = max(app.clock.now(), row.updated_at)
-    claim = await app.committer.submit(Claim(row.id, app.worker, at, tuple(ENDED)))
+    if hold is not None:
+        hold = msgspec.structs.replace(hold, resolved_at=at, resolution="restart")
+    claim = await app.committer.submit(Claim(row.id, app.worker, at, (row.status,) if hold else tuple(ENDED)))
     if not isinstance(claim, Claimed):
         raise RunActive(f"The run {row.id} was restarted by somebody else just now.")
     new = new_run(
@@ -69,8 +86,9 @@ async def restart(app: "App", row: RunRow, workflow: Workflow, arguments: Argume
         priority=row.priority,
         queue=row.queue,
         parent=row.parent,
+        origin=Origin(restored=app.restores),
     )
-    verdict = await app.committer.submit(RestartRun(claim.row.epoch, new))
+    verdict = await app.committer.submit(RestartRun(claim.row.epoch, new, hold))
     if not isinstance(verdict, Accepted):
         raise RunActive(f"The run {row.id} was taken over by somebody else just now.")
     app.adopt(row.id)

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from everstep.engine.agreement import refuse_unreadable
 from everstep.engine.drift import find_drift
-from everstep.engine.history import Event, Recorded, load_verified, public_events
-from everstep.engine.past import damaged_checkpoints
+from everstep.engine.history import Event, Recorded, public_events
+from everstep.engine.past import verify_whole
 from everstep.engine.resume import replay
 from everstep.engine.workflow import DECLARED
 from everstep.errors import (
@@ -94,7 +95,9 @@ class Run(Generic[T]):
 
     async def status(self) -> Status:
         """Return the run's status: `queued`, `running`, `waiting`, `held`, `completed`, `failed` or `cancelled`."""
-        return (await self.row()).status
+        row = await self.row()
+        refuse_unreadable(row)
+        return row.status
 
     async def history(self, generation: int | None = None) -> list[Event]:
         """Return the run's events. An earlier `generation` is the history from before a restart."""
@@ -105,7 +108,10 @@ class Run(Generic[T]):
     async def published(self) -> dict[str, Any]:
         """Return the values that the run has published, by name."""
         row = await self.row()
-        values = msgspec.json.decode(row.published or b"{}", type=dict[str, msgspec.Raw])
+        try:
+            values = msgspec.json.decode(row.published or b"{}", type=dict[str, msgspec.Raw])
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise Damaged(f"The published values of run {self.id} cannot be read.") from None
         return {name: self._app.codec.decode(bytes(payload)) for name, payload in values.items()}
 
     async def holds(self, *, open_only: bool = True) -> list[HoldRow]:
@@ -135,12 +141,10 @@ class Run(Generic[T]):
         """
         row = await self.row()
         try:
-            history = await self._app.read(load_verified, self._app.store, row)
+            history = await self._app.read(verify_whole, self._app.store, self.id)
         except Damaged as error:
             return Verification(False, row.head_seq, error.last_good, str(error))
-        found = Verification(True, len(history), row.head_seq)
-        for seq, why, _ in await self._app.read(damaged_checkpoints, self._app.store, row, history):
-            found.sound, found.problem = False, f"The checkpoint at event {seq} of run {row.id} is damaged: {why}."
+        found = Verification(True, len(history), history[-1].seq)
         if outside and row.status not in ENDED:
             await self._compare_outside(row, history, found)
         return found

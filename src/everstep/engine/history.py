@@ -1,16 +1,24 @@
 """Loading a history and verifying it: nothing is believed that does not match its digests."""
 
 import gc
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from everstep.errors import Damaged
-from everstep.model.digests import chain_next, chain_start, digest_of
-from everstep.model.events import BODY_DECODERS, ENDS, EventRow
-from everstep.model.status import ENDED
+from everstep.engine.agreement import (
+    compare_ends,
+    compare_preview,
+    compare_published,
+    published_by,
+    refuse_unreadable,
+    says_held,
+)
+from everstep.engine.journal import restore_payload
+from everstep.errors import Damaged, UnknownRun
+from everstep.model.digests import chain_next, chain_start
+from everstep.model.events import BODY_DECODERS, EventRow, decode_body
 from everstep.stores.protocol import RunRow, Store
 
 
@@ -56,27 +64,99 @@ def without_collections(events: int) -> Generator[None]:
 
 def load_verified(store: Store, row: RunRow) -> list[Recorded]:
     """Return the run's history, or raise `Damaged` with the number of the last event that can be believed."""
+    refuse_unreadable(row)
     with without_collections(row.head_seq):
         history = verified(store.events(row.id, row.generation), row)
-    compare_with_row(history, row)
+    compare_with_row(store, row, history)
+    compare_published(row, published_by(history), history[-1].seq)
     return history
 
 
-def compare_with_row(history: Sequence[Recorded], row: RunRow) -> None:
-    """Raise `Damaged` if the row tells another story than the history: of another workflow, or another end."""
-    started, last = history[0].body, history[-1]
-    if (started.workflow, started.semantics) != (row.workflow, row.semantics):
-        raise Damaged(
-            f"The history of run {row.id} is one of {started.workflow}, but its row says {row.workflow}.", last.seq
-        )
-    ended = last.kind.removeprefix("run_") if last.kind in ENDS else ""
-    if ended != (row.status if row.status in ENDED else ""):
-        raise Damaged(f"The row of run {row.id} says {row.status}, but its history ends with {last.kind}.", last.seq)
-    if ended in ("completed", "failed"):
-        payload = last.body.value if ended == "completed" else last.body.error
-        outcome = row.outcome or b""
-        if digest_of(outcome).hex() != last.body.ref if last.body.ref else outcome != bytes(payload):
-            raise Damaged(f"The row of run {row.id} has another outcome than its history.", last.seq)
+def compare_with_row(store: Store, row: RunRow, history: Sequence[Recorded]) -> None:
+    """Raise `Damaged` if the row tells another story than a history, of which the ends at least are there."""
+    compare_ends(row, history[0], history[-1])
+    if row.status == "held" and not says_held(history[-1]):
+        _expect_damaged_hold(store, row, history[-1].seq)
+
+
+def verify_now(
+    store: Store, run: str, also: Callable[[Store, RunRow, Sequence[Recorded]], None] | None = None
+) -> list[Recorded]:
+    """Return the history of a run as it is now, verified with its payloads; somebody may be driving it meanwhile.
+
+    also: what else is verified, given the whole history.
+    """
+    row = store.run(run)
+    while True:
+        if row is None:
+            raise UnknownRun(f"There is no run {run!r} in {store.url}.")
+        try:
+            history = load_verified(store, row)
+            verify_payloads(store, row, history)
+            if also is not None:
+                also(store, row, history)
+            return history
+        except Damaged:
+            before, row = row, store.run(run)
+            if row is None or (row.head_seq, row.generation, row.epoch) == (
+                before.head_seq,
+                before.generation,
+                before.epoch,
+            ):
+                raise
+
+
+def check_ends(store: Store, row: RunRow) -> None:
+    """Raise `Damaged` unless a run's row agrees with the first and the last event of its history.
+
+    Quick, whatever the length of the history: it is for results, which stand in the row. What lies between is verified
+    when a run is taken up (from its newest checkpoint on), and by `verify`.
+    """
+    refuse_unreadable(row)
+    wanted = sorted({1, max(row.head_seq - 1, 1), row.head_seq})
+    events = {event.seq: event for event in store.events(row.id, row.generation, only=wanted)}
+    if sorted(events) != wanted:
+        raise Damaged(f"Events {wanted} of run {row.id}, the ends of its history, are not all there.")
+    first, last = events[1], events[row.head_seq]
+    before = chain_start(row.id, row.generation) if last.seq == 1 else events[last.seq - 1].digest
+    recorded = [_linked(row, chain_start(row.id, row.generation), first), _linked(row, before, last)]
+    if recorded[0].kind != "run_started" or last.digest != row.head_digest:
+        raise Damaged(f"The row of run {row.id} names another head than its history has.", last.seq - 1)
+    compare_ends(row, *recorded)
+
+
+def _linked(row: RunRow, before: bytes, event: EventRow) -> Recorded:
+    seq, kind, step, at, body, digest = event
+    if chain_next(before, seq, kind, step, at, body) != digest:
+        raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
+    try:
+        return Recorded(seq, kind, step, at, decode_body(kind, body))
+    except (msgspec.MsgspecError, KeyError):
+        raise Damaged(f"Event {seq} of run {row.id} cannot be read.", seq - 1) from None
+
+
+def _expect_damaged_hold(store: Store, row: RunRow, seq: int) -> None:
+    """A run whose history was found damaged is held without an event. Any other hold has one."""
+    if not any(hold.reason == "damaged" for hold in store.holds(run=row.id)):
+        raise Damaged(f"The row of run {row.id} says held, but its history does not.", seq)
+
+
+def verify_payloads(store: Store, row: RunRow, history: Sequence[Recorded], *, is_newest: bool = True) -> None:
+    """Raise `Damaged` unless every payload that is kept beside the history is there and whole."""
+    for event in history:
+        for ref in refs_of(event):
+            try:
+                payload = restore_payload(store.payload(row.id, ref), ref)
+            except Damaged as damage:
+                raise Damaged(f"Event {event.seq} of run {row.id}: {damage}", event.seq - 1) from None
+            if event.seq == 1 and is_newest:
+                compare_preview(row, payload)
+
+
+def refs_of(event: Recorded) -> list[str]:
+    """Return the digests of payloads that are kept beside an event."""
+    ref = getattr(event.body, "ref", "") or getattr(event.body, "arguments_ref", "")
+    return [ref] if ref else []
 
 
 def verified(events: Sequence[EventRow], row: RunRow) -> list[Recorded]:
@@ -123,6 +203,13 @@ def compare_with_head(row: RunRow, last: int, digest: bytes) -> None:
 
 
 def public_events(events: Sequence[EventRow]) -> list[Event]:
-    """Return events as users see them, their bodies as plain data."""
-    decode = msgspec.json.decode
-    return [Event(seq, kind, step, at, decode(body)) for seq, kind, step, at, body, _ in events]
+    """Return events as users see them, their bodies as plain data. One that cannot be read says so."""
+    return [Event(seq, kind, step, at, _plain(body)) for seq, kind, step, at, body, _ in events]
+
+
+def _plain(body: bytes) -> dict[str, Any]:
+    try:
+        decoded = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        decoded = None
+    return decoded if isinstance(decoded, dict) else {"damaged": True}

@@ -14,6 +14,7 @@ from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow
 
 if TYPE_CHECKING:
+    from everstep.engine.diagnosis import Diagnosis
     from everstep.engine.execution import Execution
     from everstep.engine.replay import Attempts
 
@@ -28,13 +29,26 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
         "accept": "remember the outside as it is now, and go on",
         "cancel": "end the run as cancelled, without its code",
     },
-    "damaged": {"retry": "verify the history again, after the file was repaired or brought back from a backup"},
+    "damaged": {
+        "retry": "verify the history again, after the file was put right or brought back from a backup",
+        "repair": "archive what comes after the last good event, and go on from there; what must not happen twice is "
+        "asked about before it is done",
+    },
     "in-doubt": {
         "done": "take the given value as the step's outcome and go on; the step does not run",
         "not-done": "do it again, in a new attempt with the same key",
         "probe": "ask the outside again",
+        "accept": "what was lost is looked after and this step has not happened: do it, and ask no more in this run",
         "cancel": "end the run as cancelled, without its code; whether the effect happened stays open, and if the step "
         "has a key, that stays taken until somebody settles it (`everstep effects`)",
+    },
+    "restored": {
+        "accept": "nothing that happened after the backup is missing here, or it is looked after: do the step, and ask "
+        "no more in this run",
+        "done": "it happened after the backup: take the given value as its outcome and go on; the step does not run",
+        "not-done": "this step has not happened: do it; the next one like it is asked about again",
+        "probe": "ask the outside again",
+        "cancel": "end the run as cancelled, without its code",
     },
     "exhausted": {
         "retry": "give the step a fresh set of attempts",
@@ -80,6 +94,17 @@ class HoldReport(msgspec.Struct):
         )
 
 
+def report_facts(hold: HoldRow) -> dict[str, Any]:
+    """Return what is known about a hold."""
+    try:
+        facts = msgspec.json.decode(hold.report)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        facts = None
+    if not isinstance(facts, dict):
+        raise Damaged(f"The report of hold {hold.id} is damaged, so it cannot be resolved.")
+    return facts
+
+
 def diverged_report(differences: Sequence[Difference]) -> HoldReport:
     """The code and the history disagree."""
     first = differences[0]
@@ -105,16 +130,16 @@ def _verb(text: str) -> str:
     return text if text.startswith(verbs) else f"ask for {text}"
 
 
-def damaged_report(error: Damaged) -> HoldReport:
+def damaged_report(error: Damaged, diagnosis: "Diagnosis") -> HoldReport:
     """The history does not match its digests."""
-    return HoldReport("damaged", str(error), facts={"last_good": error.last_good})
+    without = [] if diagnosis.is_repairable else ["repair"]
+    return HoldReport("damaged", str(error), facts={"last_good": diagnosis.last_good}, without=without)
 
 
 def in_doubt_report(call: StepCall, attempts: "Attempts", why: str, *, is_done: bool = False) -> HoldReport:
     """A step was begun, and nobody knows whether its effect happened (or only its value is missing)."""
-    summary = f"{call.step} was begun and may or may not have happened: {why}"
-    if is_done:
-        summary = f"{call.step}: {why}"
+    summary = _DOUBTS.get(attempts.because, "{} was begun and may or may not have happened").format(call.step)
+    summary = f"{call.step}: {why}" if is_done else f"{summary}: {why}"
     facts = {
         "call": call.call,
         "attempts": attempts.attempt,
@@ -126,7 +151,15 @@ def in_doubt_report(call: StepCall, attempts: "Attempts", why: str, *, is_done: 
     if call.keyed is not None:
         facts["effect"] = call.keyed.key
     without = ["not-done", "probe"] if is_done else [] if call.target.probe is not None else ["probe"]
-    return HoldReport("in-doubt", summary, step=call.step, facts=facts, without=without)
+    without += [] if attempts.because in _DOUBTS else ["accept"]
+    reason = "restored" if attempts.because == "restored" else "in-doubt"
+    return HoldReport(reason, summary, step=call.step, facts=facts, without=without)
+
+
+_DOUBTS: Final = {
+    "repaired": "{} may have happened in the part of the history that was archived",
+    "restored": "{} may have happened after the backup that was restored",
+}
 
 
 def key_damaged_report(call: StepCall, row: EffectRow, damage: Damaged) -> HoldReport:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from everstep.engine.children import ChildEnd, believable_end
 from everstep.engine.holding import HoldReport
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
@@ -14,11 +15,14 @@ if TYPE_CHECKING:
     from everstep.engine.driver import Driver
 
 
-class ChildEnd(msgspec.Struct):
-    """The value of a `child` delivery."""
-
-    status: str
-    outcome: msgspec.Raw = msgspec.Raw(b"null")
+def cancel_in(delivery: Delivery) -> ev.CancelRequested:
+    """Return the request in a `cancel` delivery. A cancel is never lost, also if how it was asked for is damaged."""
+    try:
+        request = msgspec.json.decode(delivery.value, type=ev.CancelRequested)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        request = ev.CancelRequested()
+    request.number = delivery.number
+    return request
 
 
 class Inbox:
@@ -27,6 +31,7 @@ class Inbox:
     def __init__(self, driver: "Driver") -> None:
         self._driver = driver
         self._taken: set[int] = set()
+        self._ends: dict[int, ChildEnd | None] = {}
 
     async def pull(self) -> None:
         """Take what has arrived, and do what was due before."""
@@ -47,6 +52,8 @@ class Inbox:
                 driver.deadlines.fire(min(delivery.at, driver.app.clock.now()))
             if driver.is_over:
                 return
+            if delivery.kind == "child":  # read before it counts as taken: the store may fail
+                self._ends[delivery.number] = believable_end(driver.app.store, delivery)
             self._taken.add(delivery.number)
             driver.journal.consumed.append(delivery.number)
             crash_point("delivery.taken")
@@ -58,17 +65,18 @@ class Inbox:
         self._driver.deliver("signal_received", "", body)
 
     def _cancel(self, delivery: Delivery) -> None:
-        request: ev.CancelRequested = msgspec.json.decode(delivery.value, type=ev.CancelRequested)
-        request.number = delivery.number
+        request = cancel_in(delivery)
         if self._driver.execution.cancel is None or request.now:
             self._driver.request_cancel(request)
         else:
             self._driver.saver.save(waited_for=False)  # it is being cancelled already
 
     def _child(self, delivery: Delivery) -> None:
-        end = msgspec.json.decode(delivery.value, type=ChildEnd)
-        call = int(delivery.id)
-        if call not in self._driver.execution.children:
+        call = int(delivery.id) if delivery.id.isdecimal() else 0
+        child = self._driver.execution.children.get(call)
+        is_awaited = child is not None and child.run == delivery.name
+        end = self._ends.pop(delivery.number)
+        if end is None or not is_awaited:
             self._driver.saver.save(waited_for=False)
             return
         raw, ref = self._driver.journal.pack(bytes(end.outcome) if end.status in ("completed", "failed") else b"")
@@ -80,7 +88,11 @@ class Inbox:
         self._driver.attempts.keys.woken(int(delivery.id))
 
     def _hold(self, delivery: Delivery) -> None:
-        self._driver.put_on_hold(msgspec.json.decode(delivery.value, type=HoldReport))
+        try:
+            report = msgspec.json.decode(delivery.value, type=HoldReport)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            report = HoldReport("asked", "somebody asked for it, and how is damaged")
+        self._driver.put_on_hold(report)
 
 
 _TAKE: Final[dict[str, Callable[[Inbox, Delivery], None]]] = {

@@ -6,10 +6,11 @@ from typing import Any, Final
 import msgspec
 
 from everstep.errors import Damaged
-from everstep.model.digests import chain_next, digest_of
+from everstep.model.digests import DIGEST_BYTES, chain_next, digest_of
 from everstep.model.events import NO_PAYLOAD, Body, EventRow, encode_body
+from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import KeyChanges
-from everstep.stores.protocol import Append, ArchiveRow, CheckpointRow, NewRun, Post
+from everstep.stores.protocol import Append, CheckpointRow, NewRun, Post
 
 INLINE_BYTES_MAX: Final = 8 * 1024
 """A larger payload is kept beside the event, compressed, once per run."""
@@ -107,24 +108,36 @@ def store_payload(payload: bytes) -> tuple[bytes, str]:
 
 
 def packed(payload: bytes) -> bytes:
-    """Return a payload as it is stored: compressed, if that makes it shorter."""
+    """Return a payload as it is stored: compressed, if that makes it shorter.
+
+    A compressed one carries a digest of its compressed bytes as well: not each of their bits shows in the payload, and
+    what is damaged is never handed to the decompressor.
+    """
     compressed = zlib.compress(payload, 1)
-    return b"z" + compressed if len(compressed) < len(payload) else b"r" + payload
+    if len(compressed) + DIGEST_BYTES < len(payload):
+        return b"z" + digest_of(compressed) + compressed
+    return b"r" + payload
 
 
-def unpacked(stored: bytes) -> bytes:
-    """Return a payload from what `packed` made of it. Raises `zlib.error`."""
-    return _decompress(stored[1:]) if stored[:1] == b"z" else bytes(stored[1:])
+def unpacked(stored: bytes, what: str) -> bytes:
+    """Return a payload from what `packed` made of it. Raises `Damaged`, also if it is not one at all."""
+    kind, rest = stored[:1], bytes(stored[1:])
+    if kind == b"r":
+        return rest
+    own, rest = rest[:DIGEST_BYTES], rest[DIGEST_BYTES:]
+    if kind != b"z" or digest_of(rest) != own:
+        raise Damaged(f"The {what} does not match its digest.")
+    try:
+        return _decompress(rest)
+    except zlib.error as error:
+        raise Damaged(f"The {what} does not decompress: {error}.") from None
 
 
 def restore_payload(stored: bytes | None, digest: str) -> bytes:
     """Return the payload behind a digest, verified against it."""
     if stored is None:
         raise Damaged(f"The payload {digest} is missing.")
-    try:
-        payload = unpacked(stored)
-    except zlib.error as error:
-        raise Damaged(f"The payload {digest} does not decompress: {error}.") from None
+    payload = unpacked(stored, f"payload {digest}")
     if digest_of(payload).hex() != digest:
         raise Damaged(f"The payload {digest} does not match its digest.")
     return payload

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from everstep.codec import ANY
+from everstep.engine.diagnosis import diagnose
 from everstep.engine.history import Recorded, load_verified
 from everstep.engine.holding import CONSEQUENCES, asked_report, damaged_report
+from everstep.engine.repairing import repair
 from everstep.engine.resume import bare_unit, cancelled_unit, hold_unit, is_delayed, journal_of, resolve_unit
 from everstep.engine.starting import new_entropy
 from everstep.errors import Damaged, HoldConflict, Misuse, RunActive, RunEnded, UnknownRun
@@ -91,7 +93,7 @@ async def end_claimed(app: "Driving", row: RunRow, request: ev.CancelRequested) 
     try:
         unit = cancelled_unit(app, row, request, consumed)
     except Damaged as error:
-        await app.committer.submit(hold_unit(app, row, damaged_report(error)))
+        await app.committer.submit(hold_unit(app, row, damaged_report(error, diagnose(app.store, row))))
         raise
     verdict = await app.committer.submit(unit)
     if not isinstance(verdict, Accepted):
@@ -176,6 +178,9 @@ async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, va
             f"{resolution!r} does not resolve hold {chosen.id} ({chosen.reason}). "
             f"Possible: {', '.join(f'{one} ({_consequence(chosen, one)})' for one in chosen.resolutions)}."
         )
+    if resolution == "repair":
+        await repair(app, run, note=note, by=by)
+        return
     payload = app.codec.encode(value, ANY, "the value for --skip") if resolution in ("skip", "done") else b""
     claimed = await _claim(app, run, ("held",))
     if claimed is None:

@@ -8,12 +8,12 @@ A checkpoint that is damaged, or missing, is passed over for the next older one;
 replayed. None is ever used in part.
 """
 
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from everstep.engine.agreement import compare_published, published_by, refuse_unreadable
 from everstep.engine.checkpoints import KEPT_MIN, Checkpoint, decode_part
 from everstep.engine.history import (
     Recorded,
@@ -21,11 +21,13 @@ from everstep.engine.history import (
     compare_with_head,
     compare_with_row,
     load_verified,
+    verify_now,
     without_collections,
 )
 from everstep.engine.journal import unpacked
+from everstep.errors import Damaged
 from everstep.model.digests import chain_start, checkpoint_digest
-from everstep.model.events import EventRow, decode_body
+from everstep.model.events import EventRow, ValuePublished, decode_body
 from everstep.stores.protocol import CheckpointRow, RunRow, Store
 
 
@@ -49,8 +51,20 @@ class _Unfit(Exception):
     """A checkpoint cannot be used. The reason, or nothing if it is not damaged but belongs to what a retry voided."""
 
 
+def verify_whole(store: Store, run: str) -> list[Recorded]:
+    """Return the history of a run as it is now, verified with its payloads and checkpoints."""
+    return verify_now(store, run, verify_checkpoints)
+
+
+def verify_checkpoints(store: Store, row: RunRow, history: Sequence[Recorded]) -> None:
+    """Raise `Damaged` if a checkpoint cannot be used, given the whole verified history."""
+    for seq, why, _ in damaged_checkpoints(store, row, history):
+        raise Damaged(f"The checkpoint at event {seq} of run {row.id} is damaged: {why}.", row.head_seq)
+
+
 def load_past(store: Store, row: RunRow) -> Past:
     """Return what a run's code is to be replayed against, verified; raise `Damaged` if nothing is sound enough."""
+    refuse_unreadable(row)
     passed_over: dict[int, DamagedCheckpoint | None] = {}
     for found in _checkpoints_of(store, row) if row.head_seq > 1 else ():
         try:
@@ -103,8 +117,20 @@ def _load_from(store: Store, row: RunRow, found: CheckpointRow) -> tuple[list[Re
     if any(event.kind == "run_retried" and event.body.voids <= found.seq for event in tail):
         raise _Unfit
     events += tail
-    compare_with_row(events, row)
+    if events[0].kind != "run_started":
+        raise Damaged(f"The history of run {row.id} does not begin with run_started.", 0)
+    compare_with_row(store, row, events)
+    _compare_published(row, checkpoint, tail)
     return events, checkpoint
+
+
+def _compare_published(row: RunRow, checkpoint: Checkpoint, tail: Sequence[Recorded]) -> None:
+    """Compare what the row says that was published. What a retry made void may still stand there: the rest tells."""
+    kept = {name: ValuePublished(0, name, value) for name, value in checkpoint.part.published.items()}
+    try:
+        compare_published(row, published_by(tail, kept), tail[-1].seq)
+    except Damaged:
+        raise _Unfit from None
 
 
 def _opened(found: CheckpointRow, row: RunRow) -> Checkpoint:
@@ -115,9 +141,9 @@ def _opened(found: CheckpointRow, row: RunRow) -> Checkpoint:
     if checkpoint_digest(*place, found.previous, found.engine, found.state) != found.digest:
         raise _Unfit("it does not match its digest")
     try:
-        part = decode_part(unpacked(found.engine))
-        return Checkpoint(found.seq, part, unpacked(found.state))
-    except (zlib.error, msgspec.MsgspecError) as error:
+        part = decode_part(unpacked(found.engine, "engine's part"))
+        return Checkpoint(found.seq, part, unpacked(found.state, "state"))
+    except (Damaged, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _Unfit(f"it cannot be read ({type(error).__name__})") from None
 
 
@@ -127,7 +153,7 @@ def _confirms(newer: Sequence[EventRow], found: CheckpointRow) -> bool:
         return False
     try:
         return bool(decode_body(newer[0].kind, newer[0].body).digest == found.digest.hex())
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except msgspec.MsgspecError:
         return False
 
 
@@ -137,8 +163,10 @@ def _all_damaged(
     """Return the damaged checkpoints that were seen, and those newer than the one used that should be there.
 
     The newest few are always kept, so one of them that is not there is missing: unless it was noted before, or a retry
-    voided it.
+    voided it, or it was taken before a repair, which may have archived the newer ones that it had to make room for.
     """
+    repaired = max((event.seq for event in events if event.kind == "run_repaired"), default=0)
+    used = max(used, repaired)
     noted = {event.body.checkpoint for event in events if event.kind == "checkpoint_damaged"}
     voided = [(event.body.voids, event.seq) for event in events if event.kind == "run_retried"]
     newest = [event.seq for event in events if event.kind == "checkpoint_taken" and event.seq > used][-KEPT_MIN:]

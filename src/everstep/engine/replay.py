@@ -44,6 +44,9 @@ DOUBT: Final = -3
 KEY: Final = -4
 """The due time of an attempt that is not made before the step gets its key, which another one has."""
 
+UNSEEN: Final = ("repaired", "restored")
+"""Why a step is in doubt of which the history knows nothing: a part of the history is lost."""
+
 
 class Attempts(msgspec.Struct, gc=False):
     """What the history says about the attempts at one open step."""
@@ -65,6 +68,8 @@ class Attempts(msgspec.Struct, gc=False):
     probes: int = 0
     round: int = 0
     """With `key=`: the round of the key in which it was begun."""
+    asked: bool = False
+    """Whether it was asked about since a part of the history was lost."""
 
 
 class Replayed(msgspec.Struct):
@@ -371,8 +376,8 @@ class Replay:
             attempts.details = self.execution.payload(body.details, body.ref)
         elif kind == "step_doubted" and attempts is not None:
             attempts.due, attempts.doubted_at, attempts.probes = DOUBT, event.at, 0
-            attempts.happened = body.because == "outcome"
-            attempts.because = body.because
+            attempts.happened, attempts.because = body.because == "outcome", body.because
+            attempts.asked = True
         elif kind == "probe_answered" and attempts is not None:
             attempts.probes += 1
         elif kind == "run_resolved":
@@ -383,16 +388,31 @@ class Replay:
                 self._note_resolution(attempts, body.resolution, event.at)
         elif kind == "run_retried":
             self._retry(event)
+        elif kind == "run_restored" or (kind == "run_repaired" and body.lost):
+            self.execution.caution = kind.removeprefix("run_")
+            for one in self.attempts.values():
+                one.asked = False
+            self.execution.unseen_workers.update(getattr(body, "workers", ()))
 
     def _note_resolution(self, attempts: Attempts, resolution: str, at: int) -> None:
         """What a person decided about one step: fresh attempts, another one, or another round of questions."""
         if resolution == "retry":
             attempts.failures, attempts.due, attempts.by_person = 0, at, True
         elif resolution == "not-done":
-            attempts.due, attempts.by_person = at, True
+            attempts.due, attempts.by_person, attempts.asked = at, True, True
+        elif resolution == "accept":
+            self._accept_what_is_lost(at)
         elif resolution == "probe":
             attempts.due, attempts.doubted_at, attempts.probes = DOUBT, at, 0
-            attempts.because = ""
+            if attempts.because not in UNSEEN:
+                attempts.because = ""
+
+    def _accept_what_is_lost(self, at: int) -> None:
+        """A person has looked after all that is lost: what is in doubt only because of that is done, and no more is."""
+        self.execution.caution = ""
+        for attempts in self.attempts.values():
+            if attempts.due == DOUBT and attempts.because in UNSEEN:
+                attempts.due, attempts.by_person = at, True
 
     def _retry(self, event: Recorded) -> None:
         """A person's retry: what failed is open again, with all its attempts."""

@@ -12,10 +12,18 @@ import msgspec
 from everstep.engine.checkpoints import Checkpoint
 from everstep.engine.children import outlives_not
 from everstep.engine.clock import microseconds
+from everstep.engine.diagnosis import diagnose
 from everstep.engine.driver import Driver, Surrounding
 from everstep.engine.execution import Execution
 from everstep.engine.history import Recorded, load_verified, without_collections
-from everstep.engine.holding import HoldReport, damaged_report, diverged_report, poisoned_report, stuck_report
+from everstep.engine.holding import (
+    HoldReport,
+    damaged_report,
+    diverged_report,
+    poisoned_report,
+    report_facts,
+    stuck_report,
+)
 from everstep.engine.journal import Journal, restore_payload
 from everstep.engine.keys import key_end
 from everstep.engine.loop import SpinningWorkflow
@@ -44,7 +52,7 @@ def take_up(
         past = Past(events) if events is not None else load_past(app.store, row)
         replayed = replay(app.store, app.codec, row, workflow, past.events, past.checkpoint)
     except Damaged as error:
-        return damaged_report(error)
+        return damaged_report(error, diagnose(app.store, row))
     except NotDecodable as error:
         return HoldReport("diverged", f"the arguments no longer decode: {error}", without=["accept"])
     if replayed.spins:
@@ -60,7 +68,19 @@ def take_up(
     driver.damaged_checkpoints = past.damaged
     if first := replayed.first_checkpoint:
         driver.first_checkpoint = (first, app.store.events(row.id, row.generation, first, first)[0].digest)
+    if app.restores > _restores_noted(past):
+        driver.note_restored(app.restores)
     return driver
+
+
+def _restores_noted(past: Past) -> int:
+    """Return how many restores of its store a run knows of."""
+    for event in reversed(past.events):
+        if event.kind == "run_restored":
+            return int(event.body.number)
+        if past.checkpoint is not None and event.seq == past.checkpoint.seq:
+            return past.checkpoint.part.restores
+    return int(past.events[0].body.restored)
 
 
 def would_go_on(app: Surrounding, row: RunRow, workflow: Workflow) -> bool:
@@ -118,7 +138,7 @@ def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
         try:
             at = max(at, load_past(app.store, row).events[-1].at)
         except Damaged as error:
-            report = damaged_report(error)
+            report = damaged_report(error, diagnose(app.store, row))
     hold = report.row(row.id, at, app.randomness)
     return held(row, hold, at, damaged=report.reason == "damaged")
 
@@ -161,7 +181,7 @@ def resolve_unit(
     history: list[Recorded] = []
     if hold.reason != "damaged":
         journal, history = journal_of(app, row)
-    facts = msgspec.json.decode(hold.report)
+    facts = report_facts(hold)
     status: Status = "queued"
     if hold.reason != "damaged":
         accepted = {int(seq): digest for seq, digest in facts.get("accepted", {}).items()}

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from everstep.errors import StoreError
+from everstep.errors import Damaged, StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.events import Body
 from everstep.model.status import ENDED, Status, may_become
@@ -121,7 +121,9 @@ class Saver:
             self._take_back_end(unit)
         elif isinstance(verdict, Refused) and verdict.why == "key":
             self._take_back_claims(unit, verdict.calls)
-        elif isinstance(verdict, Failed) and not isinstance(verdict.error, StoreError):
+        elif isinstance(verdict, Failed) and (
+            isinstance(verdict.error, Damaged) or not isinstance(verdict.error, StoreError)
+        ):
             driver.app.hold_unstorable(driver, verdict.error)
         elif isinstance(verdict, Failed):
             self.fail(verdict.error)

@@ -2,11 +2,13 @@
 
 import random
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from everstep.codec import Arguments
+from everstep.engine.agreement import preview_text
 from everstep.engine.clock import SECOND
 from everstep.engine.journal import INLINE_BYTES_MAX, store_payload
 from everstep.engine.workflow import Workflow
@@ -24,6 +26,41 @@ def new_entropy(randomness: random.Random) -> str:
     return f"{randomness.getrandbits(128):032x}"
 
 
+class Origin(msgspec.Struct):
+    """What a new run is given by the app that starts it, and by its parent if it has one."""
+
+    restored: int = 0
+    """How often the store was restored from a backup so far."""
+    unseen: bool = False
+    """It may have been started before, by a parent that no longer knows."""
+    entropy: str = ""
+    """A child's, which its parent gives it. Another run's is random."""
+
+
+def _started(
+    workflow: Workflow, arguments: Arguments, origin: Origin
+) -> tuple[RunStarted, Sequence[tuple[str, bytes]]]:
+    """Return the body of the first event, and the arguments beside it if they are large."""
+    payload, ref, payloads = arguments.payload, "", []
+    if len(payload) > INLINE_BYTES_MAX:
+        stored, ref = store_payload(payload)
+        payload, payloads = b"", [(ref, stored)]
+    body = RunStarted(
+        workflow=workflow.name,
+        version=workflow.version,
+        semantics=SEMANTICS,
+        python=PYTHON,
+        entropy="",
+        arguments=msgspec.Raw(payload) if payload else NO_PAYLOAD,
+        arguments_ref=ref,
+        timeout=workflow.timeout,
+        digest=arguments.digest,
+        restored=origin.restored,
+        unseen=origin.unseen,
+    )
+    return body, payloads
+
+
 def new_run(
     workflow: Workflow,
     run: str,
@@ -39,24 +76,13 @@ def new_run(
     priority: int = 0,
     queue: str | None = None,
     wake_at: int | None = None,
+    origin: Origin,
 ) -> NewRun:
     """Return a run to be created: its row and its `run_started`. With an owner it is `running`, else `queued`."""
-    payload, ref, payloads = arguments.payload, "", ()
-    if len(payload) > INLINE_BYTES_MAX:
-        stored, ref = store_payload(payload)
-        payload, payloads = b"", ((ref, stored),)  # type: ignore[assignment]
-    body = RunStarted(
-        workflow=workflow.name,
-        version=workflow.version,
-        semantics=SEMANTICS,
-        python=PYTHON,
-        entropy=new_entropy(randomness),
-        arguments=msgspec.Raw(payload) if payload else NO_PAYLOAD,
-        arguments_ref=ref,
-        parent=parent or "",
-        timeout=workflow.timeout,
-        delay=(wake_at - at) / SECOND if wake_at is not None else 0.0,
-    )
+    body, payloads = _started(workflow, arguments, origin)
+    body.entropy = origin.entropy or new_entropy(randomness)
+    body.parent = parent or ""
+    body.delay = (wake_at - at) / SECOND if wake_at is not None else 0.0
     encoded = encode_body(body)
     digest = chain_next(chain_start(run, generation), 1, "run_started", "", at, encoded)
     status: Status = "running" if owner else "queued"
@@ -79,7 +105,7 @@ def new_run(
         tags=tags or {},
         parent=parent,
         arguments=arguments.digest,
-        preview=arguments.payload[:160].decode("utf-8", "replace"),
+        preview=preview_text(arguments.payload),
         created_at=at,
         updated_at=at,
     )

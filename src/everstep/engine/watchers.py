@@ -3,6 +3,8 @@
 import asyncio
 from typing import TYPE_CHECKING
 
+from everstep.engine.agreement import refuse_unreadable
+from everstep.engine.history import check_ends
 from everstep.errors import UnknownRun
 from everstep.model.status import ENDED, Status
 
@@ -31,7 +33,7 @@ class Watchers:
             async with asyncio.timeout(timeout):
                 return await self.wait_for_end(run)
         app = self._app
-        nudged = False
+        nudged = checked = False
         while True:
             app.refuse_when_failed()
             if run not in app.drivers:
@@ -39,7 +41,14 @@ class Watchers:
                 if row is None:
                     place = app.store.url
                     raise UnknownRun(f"There is no run {run!r} in {place}. `everstep ls` lists the runs there.")
-                if row.status in ENDED or row.status == "held":
+                if row.status == "held":
+                    return row.status, None
+                refuse_unreadable(row)  # nobody will ever take it up
+                if row.status in ENDED or not (checked or run in app.wanted):
+                    # Nobody here saw how it came to be so. (What is about to be driven here is verified then.)
+                    await app.read(check_ends, app.store, row)
+                    checked = True
+                if row.status in ENDED:
                     return row.status, row.outcome
                 app.pump.start()
                 if not nudged:  # once: after a nudge whoever waits looks again, and so would nudge for ever

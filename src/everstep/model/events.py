@@ -10,13 +10,30 @@ never reaches workflow code.
     outcomes   run_started  step_completed  step_shared  step_failed  timer_fired  signal_received  child_ended
                cancel_requested
     notes      step_started (later attempts)  key_taken (later)  attempt_failed  step_doubted  probe_answered
-               heartbeat  patched  checkpoint_damaged  run_held  run_resolved  run_retried
+               heartbeat  patched  checkpoint_damaged  run_held  run_resolved  run_retried  run_repaired
+               run_restored
 """
 
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
+
+from everstep.model.run_events import (
+    NO_PAYLOAD,
+    Body,
+    CancelRequested,
+    Outcome,
+    RunCancelled,
+    RunCompleted,
+    RunFailed,
+    RunHeld,
+    RunRepaired,
+    RunResolved,
+    RunRestored,
+    RunRetried,
+    RunStarted,
+)
 
 EventKind = Literal[
     "run_started",
@@ -48,12 +65,12 @@ EventKind = Literal[
     "run_held",
     "run_resolved",
     "run_retried",
+    "run_repaired",
+    "run_restored",
     "run_completed",
     "run_failed",
     "run_cancelled",
 ]
-
-NO_PAYLOAD: Final = msgspec.Raw(b"")
 
 
 class EventRow(NamedTuple):
@@ -65,41 +82,6 @@ class EventRow(NamedTuple):
     at: int
     body: bytes
     digest: bytes
-
-
-class Body(msgspec.Struct, omit_defaults=True, gc=False):
-    """The base of all bodies.
-
-    `call` numbers the commands of a run in the order in which its code gave them; an outcome names the call it is for.
-    A payload stands in the body itself, or, when it is large, in `payloads` under the digest in `ref`.
-    """
-
-
-class Outcome(Body, kw_only=True):
-    """The base of all news for workflow code.
-
-    `early`: it was recorded before the code had come to rest after the event before it, so the commands that follow
-    from that earlier event stand behind this one.
-    """
-
-    early: bool = False
-
-
-class RunStarted(Body):
-    """The run begins: what to run, with what, and the 128 random bits that all its keys derive from."""
-
-    workflow: str
-    version: str
-    semantics: int
-    python: str
-    entropy: str
-    arguments: msgspec.Raw = NO_PAYLOAD
-    arguments_ref: str = ""
-    parent: str = ""
-    timeout: float | None = None
-    source: str = ""
-    delay: float = 0.0
-    """Seconds between the start and the moment when the code begins."""
 
 
 class StepStarted(Body):
@@ -203,9 +185,10 @@ class AttemptFailed(Body):
 class StepDoubted(Body):
     """A `once` step is in doubt: it was begun, and nobody knows whether its effect happened.
 
-    `because` is `crash` (cut off), `error` (it raised something that does not say), or `outcome` (it did happen, and
-    what it returned cannot be stored). An `atomic` step is in doubt only when its database cannot be asked (`error`),
-    has failed while it was written to (`commit`), or is another one by now (`database`).
+    `because` is `crash` (cut off), `error` (it raised something that does not say), `outcome` (it did happen, and what
+    it returned cannot be stored), `repaired` or `restored` (it may have been begun in a part of the history that is
+    lost; its body has not been started since). An `atomic` step is in doubt only when its database cannot be asked
+    (`error`), has failed while it was written to (`commit`), or is another one by now (`database`).
     """
 
     call: int
@@ -371,77 +354,6 @@ class Patched(Body):
     value: bool
 
 
-class CancelRequested(Outcome):
-    """Somebody, or the run's own timeout, asked the run to stop. `grace` is in seconds."""
-
-    reason: str = ""
-    by: str = ""
-    grace: float = 30.0
-    now: bool = False
-    timeout: bool = False
-    number: int = 0
-
-
-class RunHeld(Body):
-    """The run waits for a person."""
-
-    hold: str
-    reason: str
-    summary: str = ""
-    number: int = 0
-
-
-class RunResolved(Body):
-    """A person (or the engine, when the cause is gone) decided about a hold."""
-
-    hold: str
-    resolution: str
-    by: str = ""
-    note: str = ""
-    accepted: dict[int, str] = {}
-    """With `accept`: event number to the new arguments' digest that counts as equal."""
-    facts: dict[str, msgspec.Raw] = {}
-    """With `accept` of drift: what the run remembers from now on, by subject."""
-    call: int = 0
-    """With `retry` of an exhausted step: the call that gets new attempts."""
-
-
-class RunRetried(Body):
-    """A failed run goes on from what failed.
-
-    What the code did between the event `voids` and this one no longer counts; outcomes of calls that were open before
-    do, except that steps which failed meanwhile are open again. `entropy` keys the calls that the code asks for from
-    `voids` on, so that they share no key with those that no longer count.
-    """
-
-    voids: int
-    entropy: str
-    call: int = 0
-    by: str = ""
-
-
-class RunCompleted(Body):
-    """The run's result."""
-
-    value: msgspec.Raw = NO_PAYLOAD
-    ref: str = ""
-
-
-class RunFailed(Body):
-    """The run's failure. `call`: the step or child whose failure it is, if it is one's; `forced` as in a cancel."""
-
-    error: msgspec.Raw = NO_PAYLOAD
-    ref: str = ""
-    call: int = 0
-    forced: bool = False
-
-
-class RunCancelled(Body):
-    """The run ended because it was cancelled; `forced` when its code was not waited for."""
-
-    forced: bool = False
-
-
 BODIES: Final[dict[str, type[Body]]] = {
     "run_started": RunStarted,
     "step_started": StepStarted,
@@ -472,6 +384,8 @@ BODIES: Final[dict[str, type[Body]]] = {
     "run_held": RunHeld,
     "run_resolved": RunResolved,
     "run_retried": RunRetried,
+    "run_repaired": RunRepaired,
+    "run_restored": RunRestored,
     "run_completed": RunCompleted,
     "run_failed": RunFailed,
     "run_cancelled": RunCancelled,
@@ -486,8 +400,8 @@ BODY_DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
 
 
 def decode_body(kind: str, body: bytes) -> Any:
-    """Return an event's body as its kind's struct.
-
-    Raises `msgspec.MsgspecError`, `UnicodeDecodeError` or `KeyError` on damage.
-    """
-    return BODY_DECODERS[kind](body)
+    """Return an event's body as its kind's struct. Raises `msgspec.MsgspecError` or `KeyError` on damage."""
+    try:
+        return BODY_DECODERS[kind](body)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from None

@@ -13,14 +13,15 @@ from typing import Any, Final
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED
+from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, SettleKey, may_settle, newest_first
 from everstep.stores.memory_keys import MemoryKeys
-from everstep.stores.memory_workers import MemoryWorkers
+from everstep.stores.memory_repairs import MemoryRepairs
+from everstep.stores.memory_work import MemoryWork
 from everstep.stores.protocol import (
     LAST,
     Accepted,
     Append,
-    ArchiveRow,
     CheckpointRow,
     Claim,
     Claimed,
@@ -28,6 +29,7 @@ from everstep.stores.protocol import (
     Existing,
     Failed,
     HoldRow,
+    MarkRestored,
     NewRun,
     NotClaimed,
     NotPosted,
@@ -36,6 +38,7 @@ from everstep.stores.protocol import (
     Posted,
     Refused,
     Release,
+    RepairRun,
     RestartRun,
     RunFilter,
     RunRow,
@@ -49,29 +52,16 @@ from everstep.stores.protocol import (
 _numbers: Final = itertools.count(1)
 
 
-class MemoryStore(MemoryWorkers):
+class MemoryStore(MemoryWork):
     """A store in plain dicts under one lock. For tests; nothing survives the process."""
 
     def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
-        super().__init__()
-        self.url = "memory:"
-        self.is_new = True
+        super().__init__(clock or (lambda: time.time_ns() // 1000))
         self.entropy = os.urandom(16).hex()
-        self._clock = clock or (lambda: time.time_ns() // 1000)
-        self._events: dict[tuple[str, int], list[EventRow]] = {}
-        self._payloads: dict[tuple[str, str], bytes] = {}
-        self._checkpoints: dict[tuple[str, int], dict[int, CheckpointRow]] = {}
-        self._archive: list[ArchiveRow] = []
-        self._signals: dict[int, Delivery] = {}
-        self._followers: set[tuple[str, str, int]] = set()
-        self._holds: dict[str, HoldRow] = {}
         self._keys = MemoryKeys(self._tell_of_key)
+        self._repairs = MemoryRepairs(self)
         self._beside: tuple[str, Any] | None = None
         """A SQLite database in memory for what atomic steps write: its name, and a connection that keeps it alive."""
-
-    def now(self) -> int:
-        """Return the store's clock."""
-        return self._clock()
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
@@ -113,6 +103,10 @@ class MemoryStore(MemoryWorkers):
                     return self._settle_key(operation)
                 case ForgetKeys():
                     return Forgotten(self._keys.forget(operation))
+                case RepairRun():
+                    return self._repairs.repair(operation)
+                case MarkRestored():
+                    return self._repairs.mark_restored(operation)
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this operation only
             return Failed(error)
 
@@ -140,8 +134,11 @@ class MemoryStore(MemoryWorkers):
         new, row = operation.new, self._runs.get(operation.new.row.id)
         if row is None:
             return Refused("missing")
-        if row.epoch != operation.epoch or row.status not in ENDED or new.row.generation != row.generation + 1:
+        may_begin_again = row.status in ENDED or (row.status == "held" and operation.hold is not None)
+        if row.epoch != operation.epoch or not may_begin_again or new.row.generation != row.generation + 1:
             return Refused("fenced")
+        if operation.hold is not None:
+            self._hold(operation.hold)
         new.row.epoch = row.epoch  # Epochs never go down, whatever the new row says.
         self._settle_inbox(row.id)
         # What the old generation followed must not be taken for news about the new one's calls.
@@ -192,8 +189,8 @@ class MemoryStore(MemoryWorkers):
 
     def _archive_rows(self, rows: Sequence[ArchiveRow]) -> None:
         for row in rows:
-            self._archive.append(row)
-            if row.what == "checkpoints":
+            self._repairs.rows.append(row)
+            if row.what == "checkpoint":
                 self._checkpoints.get((row.run, row.generation), {}).pop(row.seq, None)
 
     def _refusal(self, operation: Append, row: RunRow | None) -> Refused | None:
@@ -310,11 +307,6 @@ class MemoryStore(MemoryWorkers):
         row.owner = operation.worker
         return Claimed(row)
 
-    def _is_free(self, row: RunRow, at: int) -> bool:
-        if row.owner is None or row.owner not in self._workers:
-            return True
-        return self._workers[row.owner].lease_until <= at
-
     def _release(self, operation: Release) -> Verdict:
         row = self._runs.get(operation.run)
         if row is None:
@@ -351,10 +343,22 @@ class MemoryStore(MemoryWorkers):
             statuses = [row.status for row in self._runs.values()]
             return {status: statuses.count(status) for status in sorted(set(statuses))}
 
-    def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
+    def events(
+        self, run: str, generation: int, first: int = 1, last: int = LAST, *, only: Sequence[int] = ()
+    ) -> list[EventRow]:
         """Return a history, or a part of it."""
         with self._lock:
-            return [event for event in self._events.get((run, generation), ()) if first <= event.seq <= last]
+            part = [event for event in self._events.get((run, generation), ()) if first <= event.seq <= last]
+            return [event for event in part if event.seq in only[:3]] if only else part
+
+    def generations(self, run: str) -> list[int]:
+        """Return the generations of which there are events."""
+        with self._lock:
+            return sorted(generation for id, generation in self._events if id == run)
+
+    def strays(self) -> list[tuple[str, int]]:
+        """Return nothing: here no history is ever without its row."""
+        return []
 
     def checkpoint(self, run: str, generation: int, before: int = LAST) -> CheckpointRow | None:
         """Return the newest checkpoint whose event stands before this number."""
@@ -363,18 +367,19 @@ class MemoryStore(MemoryWorkers):
             newest = max((seq for seq in kept if seq < before), default=None)
             return None if newest is None else kept[newest]
 
-    def archived(self, run: str) -> list[ArchiveRow]:
-        """Return what was damaged in this run, in the order in which it was found."""
-        with self._lock:
-            return [row for row in self._archive if row.run == run]
-
     def payload(self, run: str, digest: str) -> bytes | None:
         """Return a payload that was stored beside the history."""
         with self._lock:
             return self._payloads.get((run, digest))
 
-    def _pending(self, run: str) -> list[Delivery]:
-        return [d for d in self._signals.values() if d.run == run and d.state == "pending"]
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was archived of a run, the oldest first."""
+        with self._lock:
+            return deepcopy([row for row in self._repairs.rows if row.run == run])
+
+    def restores(self) -> int:
+        """Return how often this store was restored from a backup."""
+        return self._repairs.restores
 
     def inbox(self, run: str) -> list[Delivery]:
         """Return the pending deliveries, in the order of their numbers."""
@@ -392,15 +397,6 @@ class MemoryStore(MemoryWorkers):
             rows = [row for row in self._runs.values() if row.parent == run]
             return deepcopy(sorted(rows, key=lambda row: (row.created_at, row.id)))
 
-    def holds(self, *, run: str | None = None, open_only: bool = True) -> list[HoldRow]:
-        """Return holds, oldest first."""
-        with self._lock:
-            holds = [hold for hold in deepcopy(list(self._holds.values())) if run in (None, hold.run)]
-            for hold in holds:
-                hold.workflow = self._runs[hold.run].workflow
-            meant = [hold for hold in holds if hold.resolved_at is None or not open_only]
-            return sorted(meant, key=lambda hold: (hold.created_at, hold.id))
-
     def effect(self, key: str) -> EffectRow | None:
         """Return who has a key, and its outcome."""
         with self._lock:
@@ -415,49 +411,3 @@ class MemoryStore(MemoryWorkers):
         """Return who waits for a key: runs and their calls."""
         with self._lock:
             return self._keys.waiting_for(key)
-
-    # -- finding work --------------------------------------------------------------------------------------------
-    def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
-        """Return ids of runs that want a driver now: by priority, then age.
-
-        When there are more than `limit`, the longest overdue timers and the oldest deliveries are considered first.
-        """
-        with self._lock:
-            known = [row for row in self._runs.values() if row.workflow in workflows]
-            free = [row for row in known if everyone and row.owner != worker and self._is_free(row, at)]
-            ready = [row for row in free if row.status in ("queued", "running")]
-            waiting = [row for row in known if row.status == "waiting" and (row.owner == worker or row in free)]
-            timers = [(row.wake_at, row.id) for row in waiting if row.wake_at is not None and row.wake_at <= at]
-            arrived = [(box[0].number, row.id) for row in waiting if (box := self._pending(row.id))]
-            chosen = {row.id for row in sorted(ready, key=urgency)[:limit]}
-            chosen |= {id for _, id in sorted(timers)[:limit]} | {id for _, id in sorted(arrived)[:limit]}
-            return [row.id for row in sorted((self._runs[id] for id in chosen), key=urgency)[:limit]]
-
-    def pending(self, worker: str) -> list[str]:
-        """Return ids of runs that this worker owns and that have a pending delivery, by its arrival."""
-        with self._lock:
-            pending = (delivery.run for delivery in self._signals.values() if delivery.state == "pending")
-            return [run for run in dict.fromkeys(pending) if self._runs[run].owner == worker]
-
-    def diverged(self, workflows: Sequence[str], limit: int) -> list[str]:
-        """Return ids of runs with an open hold for the reason `diverged`, the oldest hold first."""
-        with self._lock:
-            holds = [hold for hold in self.holds() if hold.reason == "diverged" and hold.workflow in workflows]
-            return list(dict.fromkeys(hold.run for hold in holds))[:limit]
-
-    def next_wake(self, *, worker: str, everyone: bool) -> int | None:
-        """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
-        with self._lock:
-            at = self.now()
-            waiting = [row for row in self._runs.values() if row.status == "waiting"]
-            ours = [row for row in waiting if row.owner == worker or (everyone and self._is_free(row, at))]
-            return min((row.wake_at for row in ours if row.wake_at is not None), default=None)
-
-    def changed(self) -> bool:
-        """Return False: nobody else can write here."""
-        return False
-
-
-def urgency(row: RunRow) -> tuple[int, int, str]:
-    """Return a sort key: the highest priority first, then the oldest."""
-    return (-row.priority, row.created_at, row.id)

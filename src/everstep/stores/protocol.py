@@ -20,148 +20,25 @@ import msgspec
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.status import Status
+from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, KeyChanges, SettleKey
+from everstep.stores.rows import (
+    CheckpointRow,
+    Delivery,
+    HoldRow,
+    NewRun,
+    Post,
+    RowChange,
+    RunFilter,
+    RunRow,
+    WorkerRow,
+)
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.
 
 LAST: Final = 2**63 - 1
 """Greater than the number of any event."""
-
-DeliveryKind = Literal["signal", "cancel", "hold", "child", "key"]
-
-
-class RunRow(msgspec.Struct, kw_only=True, gc=False):
-    """A run as the table `runs` has it."""
-
-    id: str
-    workflow: str
-    version: str = ""
-    semantics: int = 1
-    status: Status = "queued"
-    generation: int = 1
-    head_seq: int = 0
-    head_digest: bytes = b""
-    epoch: int = 0
-    owner: str | None = None
-    wake_at: int | None = None
-    queue: str = "default"
-    priority: int = 0
-    tags: dict[str, str] = {}
-    parent: str | None = None
-    arguments: str = ""
-    """The digest of the run's arguments: what `attach` compares."""
-    preview: str = ""
-    outcome: bytes | None = None
-    """The payload of the result, or of the error."""
-    current_step: str = ""
-    published: bytes | None = None
-    """JSON: name to payload, of the values the run published."""
-    deaths: int = 0
-    """How often in a row the run's owner died while it drove this run and the head did not move."""
-    created_at: int = 0
-    updated_at: int = 0
-    ended_at: int | None = None
-
-
-class RowChange(msgspec.Struct, gc=False):
-    """What an `Append` writes into the run's row beside the new head."""
-
-    status: Status
-    at: int
-    wake_at: int | None = None
-    current_step: str = ""
-    published: bytes | None = None
-    """New published values, or None to leave them."""
-    outcome: bytes | None = None
-    """Set with an end."""
-    progress: bool = True
-    """False when the events only begin again what a crash had cut off: such an append does not set `deaths` to 0."""
-
-
-class NewRun(msgspec.Struct, gc=False):
-    """A run to be created, with its first event. `row.head_seq` and `row.head_digest` are that event's."""
-
-    row: RunRow
-    event: EventRow
-    payloads: Sequence[tuple[str, bytes]] = ()
-    follower: str | None = None
-    """A run that is told of this one's end (its parent), in its inbox, under `follower_call`."""
-    follower_call: int = 0
-
-
-class Post(msgspec.Struct, gc=False):
-    """Something for a run's inbox. With an `id`, a second one of the same kind and id is not delivered again.
-
-    The id of a `child` or `key` delivery is a call, which comes again, so it does not count here.
-    """
-
-    run: str
-    kind: DeliveryKind
-    name: str = ""
-    id: str = ""
-    value: bytes = b""
-    at: int = 0
-
-
-class Delivery(msgspec.Struct):
-    """An inbox row."""
-
-    number: int
-    run: str
-    kind: DeliveryKind
-    name: str
-    id: str
-    value: bytes
-    at: int
-    state: Literal["pending", "consumed", "undelivered"] = "pending"
-
-
-class CheckpointRow(NamedTuple):
-    """A checkpoint as it is stored: whoever reads it verifies it. `seq` is that of its event, which has its digest."""
-
-    run: str
-    generation: int
-    seq: int
-    previous: bytes
-    """The digest of the event before its own: the chain goes on from there."""
-    engine: bytes
-    """What the engine remembers beside the code's state."""
-    state: bytes
-    digest: bytes
-    complete: int = 1
-
-
-class ArchiveRow(NamedTuple):
-    """A damaged row of another table (`what` names which), kept whole as JSON. Nothing reads it by itself."""
-
-    run: str
-    generation: int
-    what: str
-    seq: int
-    row: bytes
-    why: str
-    at: int
-
-
-class HoldRow(msgspec.Struct, kw_only=True):
-    """A question for a person about one run."""
-
-    id: str
-    run: str
-    reason: str
-    step: str = ""
-    summary: str = ""
-    report: bytes = b"{}"
-    """JSON with the facts: what was recorded, what is now, resolutions and their consequences."""
-    resolutions: list[str] = []
-    created_at: int = 0
-    resolved_at: int | None = None
-    resolution: str = ""
-    by: str = ""
-    note: str = ""
-    workflow: str = ""
-    """Filled when read: the run's workflow."""
 
 
 class StartRun(msgspec.Struct, gc=False):
@@ -173,11 +50,13 @@ class StartRun(msgspec.Struct, gc=False):
 class RestartRun(msgspec.Struct, gc=False):
     """Begin a new generation of an ended run that was claimed at `epoch`; the old history stays readable.
 
-    Pending inbox rows become `undelivered`. Verdict: `Accepted` or `Refused`.
+    Pending inbox rows become `undelivered`. Verdict: `Accepted` or `Refused`. With `hold`, the resolution of the hold
+    of a run whose history cannot be repaired, the run may be held instead.
     """
 
     epoch: int
     new: NewRun
+    hold: HoldRow | None = None
 
 
 class Append(msgspec.Struct, kw_only=True, gc=False):
@@ -250,7 +129,38 @@ class Release(msgspec.Struct, gc=False):
     status: Status
 
 
-Operation = StartRun | RestartRun | Append | Post | Claim | Release | SettleKey | ForgetKeys
+class RepairRun(msgspec.Struct, gc=False):
+    """Put a damaged run right, from the part of its history that is good, and archive the rest.
+
+    Accepted only if the run's epoch is the expected one and the run is free for `worker` at `at` (as for a `Claim`);
+    otherwise `Refused("fenced")`. Then, in one transaction: the run's row as it is, its events of this generation after
+    number `keep` (and of later generations, and with numbers below 1), the checkpoints at such events and the payloads
+    named in `payloads` go into the archive; the row becomes `row`, with its epoch raised by one and no owner; `event`
+    is appended; the deliveries `pending` are pending again; `hold` is resolved. Keys of effects are left as they are.
+    """
+
+    epoch: int
+    worker: str
+    at: int
+    row: RunRow
+    keep: int
+    event: EventRow | None = None
+    payloads: Sequence[str] = ()
+    pending: Sequence[int] = ()
+    hold: HoldRow | None = None
+    why: str = ""
+
+
+class MarkRestored(msgspec.Struct, gc=False):
+    """Note that the store was restored from a backup, once more than the `expected` times before.
+
+    Refused("fenced") if that is another number, or while there is any worker.
+    """
+
+    expected: int
+
+
+Operation = StartRun | RestartRun | Append | Post | Claim | Release | SettleKey | ForgetKeys | RepairRun | MarkRestored
 
 
 class Accepted(NamedTuple):
@@ -305,28 +215,6 @@ class Failed(NamedTuple):
 Verdict = Accepted | Existing | Refused | Posted | NotPosted | Claimed | NotClaimed | Failed | Forgotten
 
 
-class RunFilter(msgspec.Struct, kw_only=True):
-    """Which runs to list. Newest first. `before` is a `created_at`/id pair to page on."""
-
-    status: Sequence[Status] = ()
-    workflow: str | None = None
-    parent: str | None = None
-    tags: dict[str, str] = {}
-    limit: int = 100
-    offset: int = 0
-
-
-class WorkerRow(msgspec.Struct):
-    """A process that drives runs. `place` is its byte in the file of liveness locks."""
-
-    id: str
-    place: int
-    pid: int
-    host: str
-    started_at: int
-    lease_until: int
-
-
 class Store(Protocol):
     """What the engine needs of a database. Methods may be called from any thread, one at a time per method family:
     `commit` only from the committer; the reading methods from anywhere (they use a connection of their own).
@@ -368,19 +256,36 @@ class Store(Protocol):
         """Return how many runs there are in each status."""
         ...
 
-    def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
-        """Return a history, or the part of it between two numbers, both included."""
+    def events(
+        self, run: str, generation: int, first: int = 1, last: int = LAST, *, only: Sequence[int] = ()
+    ) -> list[EventRow]:
+        """Return a history as it is stored, or the part of it between two numbers, both included.
+
+        only: of that part, the events with these numbers, at most three.
+        """
+        ...
+
+    def generations(self, run: str) -> list[int]:
+        """Return the generations of which there are events."""
+        ...
+
+    def strays(self) -> list[tuple[str, int]]:
+        """Return histories that no run's row knows, as run and generation."""
         ...
 
     def checkpoint(self, run: str, generation: int, before: int = LAST) -> CheckpointRow | None:
         """Return the newest checkpoint whose event stands before this number."""
         ...
 
+    def payload(self, run: str, digest: str) -> bytes | None: ...
+
     def archived(self, run: str) -> list[ArchiveRow]:
-        """Return what was damaged in this run, in the order in which it was found."""
+        """Return what was archived of a run, the oldest first."""
         ...
 
-    def payload(self, run: str, digest: str) -> bytes | None: ...
+    def restores(self) -> int:
+        """Return how often this store was restored from a backup."""
+        ...
 
     def inbox(self, run: str) -> list[Delivery]:
         """Return the pending deliveries, in the order of their numbers."""
@@ -442,6 +347,10 @@ class Store(Protocol):
         ...
 
     def workers(self) -> list[WorkerRow]: ...
+
+    def is_in_use(self) -> bool:
+        """Tell whether any process is at work on this store, also one that is not among its workers."""
+        ...
 
     def bury_dead(self, at: int) -> list[str]:
         """Remove workers whose process is gone (their liveness lock is free), and return their ids.

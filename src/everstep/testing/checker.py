@@ -10,6 +10,7 @@ proportion to what it reads.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from everstep.model.events import decode_body
 from everstep.testing.histories import RULES, RunHistory, Violation, export_histories
 from everstep.testing.rules_history import HistoryJudge
 from everstep.testing.rules_keys import judge_keys
@@ -75,13 +76,20 @@ def judge_prefixes(histories: Sequence[RunHistory], earlier: Sequence[RunHistory
         if after is None:
             found.append(Violation("L5", run, 0, "was in the store and is gone"))
             continue
-        for place, event in enumerate(before.events):
+        kept = kept_by_repairs(after)
+        for place, event in enumerate(before.events[:kept]):
             if place >= len(after.events) or after.events[place] != event:
                 found.append(Violation("L5", run, event.seq, "was recorded and is gone or has changed"))
                 break
         if after.row.epoch < before.row.epoch:
             found.append(Violation("D5", run, 0, f"its epoch went from {before.row.epoch} down to {after.row.epoch}"))
     return found
+
+
+def kept_by_repairs(history: RunHistory) -> int:
+    """Return how many of the first events no repair has archived."""
+    repairs = [decode_body(event.kind, event.body) for event in history.events if event.kind == "run_repaired"]
+    return min((repair.since - 1 for repair in repairs), default=len(history.events) + 1_000_000)
 
 
 def judge_overdue(histories: Sequence[RunHistory], now: int) -> list[Violation]:

@@ -5,7 +5,17 @@ from collections.abc import Iterator, Sequence
 
 from everstep.model.status import ENDED
 from everstep.stores.keys import ForgetKeys, SettleKey
-from everstep.stores.protocol import Append, Claim, Operation, Post, Release, StartRun, check_events
+from everstep.stores.protocol import (
+    Append,
+    Claim,
+    MarkRestored,
+    Operation,
+    Post,
+    Release,
+    RepairRun,
+    StartRun,
+    check_events,
+)
 
 
 def is_simple(append: Append) -> bool:
@@ -103,8 +113,10 @@ def _runs_mentioned(operation: Operation) -> Iterator[str]:
                 yield post.run
         case Post() | Claim() | Release():
             yield operation.run
-        case SettleKey() | ForgetKeys():
+        case SettleKey() | ForgetKeys() | MarkRestored():
             pass
+        case RepairRun():
+            yield operation.row.id
         case _:
             yield operation.new.row.id
             yield operation.new.follower or ""

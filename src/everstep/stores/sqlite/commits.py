@@ -17,7 +17,7 @@ from typing import Any
 
 import apsw
 
-from everstep.errors import StoreError, StoreFailed, StoreFull
+from everstep.errors import Damaged, StoreError, StoreFailed, StoreFull
 from everstep.model.crash_points import crash_point
 from everstep.stores.keys import ForgetKeys, SettleKey
 from everstep.stores.protocol import (
@@ -27,10 +27,14 @@ from everstep.stores.protocol import (
     Claim,
     Claimed,
     Failed,
+    MarkRestored,
     Operation,
     Post,
     Posted,
     Release,
+    RepairRun,
+    RestartRun,
+    StartRun,
     Verdict,
 )
 from everstep.stores.sqlite.connections import Patience, is_no_room, translated
@@ -104,7 +108,7 @@ class Writer:
                 return True, verdicts
             if isinstance(trouble, StoreError):
                 raise trouble from (error if trouble is not error else None)
-            return False, [Failed(trouble)] * len(operations)
+            return False, [Failed(self._as_damage(trouble))] * len(operations)
         except BaseException:
             self._roll_back()
             raise
@@ -201,6 +205,15 @@ class Writer:
             self._failure = trouble
         return trouble
 
+    def _as_damage(self, error: Exception) -> Exception:
+        """Nothing that this package writes breaks a rule of the tables, unless what is there is damaged."""
+        if not isinstance(error, apsw.ConstraintError):
+            return error
+        return Damaged(
+            f"{self._path} has rows that should not be there, so nothing was written ({error}). "
+            "`everstep verify --all` finds them."
+        )
+
     def _was_done(self, operations: Sequence[Operation], verdicts: Sequence[Verdict]) -> bool:
         """Read back whether the transaction with these verdicts was done."""
         try:
@@ -223,9 +236,13 @@ class Writer:
             case SettleKey(), Accepted():
                 row = self._row("effect", operation.key)
                 return bool(row) and (row[11], row[12], row[13]) == (operation.at, operation.by, operation.note)
-            case ((Post() | Claim() | Release() | SettleKey() | ForgetKeys()), _):
+            case RepairRun(), Accepted():
+                return self._row("archived_at", operation.row.id, operation.at) != (0,)
+            case MarkRestored(), Accepted():
+                return self._row("restores") == (operation.expected + 1,)
+            case ((Post() | Claim() | Release() | SettleKey() | ForgetKeys() | RepairRun() | MarkRestored()), _):
                 return False
-            case _, Accepted():
+            case ((StartRun() | RestartRun()), Accepted()):
                 new, event = operation.new.row, operation.new.event
                 return self._row("event_digest", new.id, new.generation, event.seq) == (event.digest,)
         return False

@@ -22,7 +22,7 @@ from everstep.stores.keys import (
 )
 from everstep.stores.protocol import Accepted, Append, Operation, Refused
 from everstep.stores.sqlite.queries import query
-from everstep.stores.sqlite.rows import Row, as_json, effect_row, effect_values
+from everstep.stores.sqlite.rows import Row, as_json, effect_row, effect_values, text
 
 
 class KeyTable:
@@ -80,7 +80,7 @@ class KeyTable:
         """Do what a person decided, or refuse it."""
         row = self._effect(settle.key)
         owner = self._all("run_head", row.run) if row is not None else []
-        is_active = row is not None and bool(owner) and owner[0][0] == row.generation and owner[0][4] not in ENDED
+        is_active = row is not None and bool(owner) and owner[0][0] == row.generation and text(owner[0][4]) not in ENDED
         if why := may_settle(row, settle, owner_is_active=is_active):
             return Refused(why)
         assert row is not None

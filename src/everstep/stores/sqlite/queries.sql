@@ -109,13 +109,89 @@ UPDATE runs SET
     published = ?23, outcome = ?24
 WHERE id = ?1 AND ?9 IS NOT NULL;
 
+-- name: row_to_repair
+-- As it is, if its epoch is the expected one and nobody alive drives it.
+SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
+    head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
+    CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
+    CAST(preview AS BLOB), published, outcome
+FROM runs
+WHERE id = ?1 AND epoch = ?2 AND (owner IS NULL OR owner = ?3
+    OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > ?4));
+
+-- name: events_to_archive
+-- What comes after the last good event, and what cannot belong to any generation that there is.
+SELECT CAST(run AS BLOB), generation, seq, CAST(kind AS BLOB), CAST(step AS BLOB), at, body, digest FROM events
+WHERE run = ?1 AND ((generation = ?2 AND (seq > ?3 OR seq < 1)) OR generation > ?2 OR generation < 1)
+ORDER BY generation, seq;
+
+-- name: forget_events
+-- They are in the archive now.
+DELETE FROM events
+WHERE run = ?1 AND ((generation = ?2 AND (seq > ?3 OR seq < 1)) OR generation > ?2 OR generation < 1);
+
+-- name: checkpoints_to_archive
+-- Those of the events that are archived: a checkpoint is worth nothing without what led to it.
+SELECT CAST(run AS BLOB), generation, seq, previous, engine, state, digest, complete FROM checkpoints
+WHERE run = ?1 AND ((generation = ?2 AND (seq > ?3 OR seq < 1)) OR generation > ?2 OR generation < 1)
+ORDER BY generation, seq;
+
+-- name: forget_checkpoints
+-- They are in the archive now.
+DELETE FROM checkpoints
+WHERE run = ?1 AND ((generation = ?2 AND (seq > ?3 OR seq < 1)) OR generation > ?2 OR generation < 1);
+
+-- name: payloads_to_archive
+-- Those that do not match their digests: a payload that is there is never written again.
+SELECT CAST(run AS BLOB), CAST(digest AS BLOB), value FROM payloads
+WHERE run = ?1 AND digest IN (SELECT value FROM json_each(?2)) ORDER BY digest;
+
+-- name: forget_payloads
+-- They are in the archive now.
+DELETE FROM payloads WHERE run = ?1 AND digest IN (SELECT value FROM json_each(?2));
+
+-- name: archive_one
+-- One row, as `archive` does.
+INSERT INTO archive (run, generation, what, seq, row, why, at) VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: raise_epoch
+-- Whoever drove the run before is fenced.
+UPDATE runs SET epoch = epoch + 1, owner = NULL WHERE id = ?;
+
+-- name: append_event
+-- One event, as `append_events` does.
+INSERT INTO events (run, generation, seq, kind, step, at, body, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: pend_again
+-- Deliveries whose events were archived are news again.
+UPDATE signals SET state = 'pending' WHERE run = ?1 AND state = 'consumed' AND number IN (SELECT value FROM json_each(?2));
+
+-- name: mark_restored
+-- One more restore, if as many are known as expected and no worker is there.
+INSERT INTO meta (name, value) SELECT 'restores', ?1 + 1
+WHERE coalesce((SELECT value FROM meta WHERE name = 'restores'), 0) = ?1 AND NOT EXISTS (SELECT 1 FROM workers)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value RETURNING value;
+
+-- name: restores
+-- How often the store was restored from a backup.
+SELECT coalesce((SELECT value FROM meta WHERE name = 'restores'), 0);
+
+-- name: archived
+-- The oldest first.
+SELECT run, generation, what, seq, row, why, at FROM archive INDEXED BY archive_run WHERE run = ? ORDER BY id;
+
+-- name: archived_at
+-- Read back after an unknown commit: a repair always archives the row.
+SELECT count(*) FROM archive INDEXED BY archive_run WHERE run = ? AND what = 'run' AND at = ?;
+
 -- name: run_head
 -- What decides whether an operation is accepted.
-SELECT generation, epoch, head_seq, head_digest, status FROM runs WHERE id = ?;
+SELECT generation, epoch, head_seq, head_digest, CAST(status AS BLOB) FROM runs WHERE id = ?;
 
 -- name: children_states
 -- What decides whether a child to be started is followed instead.
-SELECT id, workflow, arguments, status, outcome FROM runs WHERE id IN (SELECT value FROM json_each(?));
+SELECT id, CAST(workflow AS BLOB), CAST(arguments AS BLOB), CAST(status AS BLOB), outcome
+FROM runs WHERE id IN (SELECT value FROM json_each(?));
 
 -- name: event_digest
 -- Read back after an unknown commit.
@@ -323,9 +399,10 @@ UPDATE runs SET
 WHERE id = ?1 AND status IN (?4, ?5, ?6, ?7, ?8, ?9, ?10)
     AND (owner IS NULL OR owner = ?2
         OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > ?3))
-RETURNING id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
-    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
-    outcome;
+RETURNING CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
+    head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
+    CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
+    CAST(preview AS BLOB), published, outcome;
 
 -- name: release
 -- Without history: only who drives it, and its status. An ended run stays as it ended.
@@ -452,17 +529,20 @@ SELECT min((
 -- ----------------------------------------------------------------------------------------------------- reading
 
 -- name: run
--- One run, by its id.
-SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
-    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
-    outcome
+-- One run, by its id. Here and wherever a whole row is read, texts come as bytes: one of them may be damaged, and must
+-- not keep anybody from finding that out.
+SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
+    head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
+    CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
+    CAST(preview AS BLOB), published, outcome
 FROM runs WHERE id = ?;
 
 -- name: runs
 -- Newest first. A tag's name and value are parameters within ?3, never part of a path.
-SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
-    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
-    outcome
+SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
+    head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
+    CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
+    CAST(preview AS BLOB), published, outcome
 FROM runs INDEXED BY runs_created
 WHERE (?1 IS NULL OR workflow = ?1) AND (?2 IS NULL OR parent = ?2)
     AND (?3 IS NULL OR NOT EXISTS (
@@ -472,9 +552,10 @@ ORDER BY created_at DESC, id DESC LIMIT ?4;
 
 -- name: runs_of_status
 -- The same for one status. (Several are asked one by one, so that none is sorted whole.)
-SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
-    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
-    outcome
+SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
+    head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
+    CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
+    CAST(preview AS BLOB), published, outcome
 FROM runs INDEXED BY runs_status
 WHERE status = ?5 AND (?1 IS NULL OR workflow = ?1) AND (?2 IS NULL OR parent = ?2)
     AND (?3 IS NULL OR NOT EXISTS (
@@ -484,14 +565,15 @@ ORDER BY created_at DESC, id DESC LIMIT ?4;
 
 -- name: children
 -- Oldest first, as they were started.
-SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue,
-    priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published,
-    outcome
+SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
+    head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
+    CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
+    CAST(preview AS BLOB), published, outcome
 FROM runs INDEXED BY runs_parent WHERE parent = ? ORDER BY created_at, id;
 
 -- name: counts
 -- From the index alone.
-SELECT status, count(*) FROM runs INDEXED BY runs_status GROUP BY status ORDER BY status;
+SELECT CAST(status AS BLOB), count(*) FROM runs INDEXED BY runs_status GROUP BY status ORDER BY status;
 
 -- name: events_packed
 -- A whole history in one row, for the same reason as above: row by row, a busy thread makes loading 10,000 events take
@@ -513,9 +595,28 @@ WHERE run = ? AND generation = ? AND seq BETWEEN ? AND ? ORDER BY seq;
 SELECT run, generation, seq, previous, engine, state, digest, complete FROM checkpoints
 WHERE run = ? AND generation = ? AND seq < ? ORDER BY seq DESC LIMIT 1;
 
--- name: archived
--- What was damaged, in the order in which it was found.
-SELECT run, generation, what, seq, row, why, at FROM archive INDEXED BY archive_run WHERE run = ? ORDER BY id;
+-- name: events_only
+-- A few events of a history by their numbers: its ends are enough to check a result.
+SELECT seq, CAST(kind AS BLOB), CAST(step AS BLOB), at, body, digest FROM events
+WHERE run = ? AND generation = ? AND seq IN (?, ?, ?) ORDER BY seq;
+
+-- name: generations
+-- One look into the index for each.
+WITH RECURSIVE found (generation) AS (
+    SELECT min(generation) FROM events WHERE run = ?1
+    UNION ALL
+    SELECT (SELECT min(generation) FROM events WHERE run = ?1 AND events.generation > found.generation)
+    FROM found WHERE found.generation IS NOT NULL
+)
+SELECT generation FROM found WHERE generation IS NOT NULL ORDER BY generation;
+
+-- name: strays
+-- Histories that no row knows: their run's row is gone, or has another id or generation. From the index alone.
+SELECT DISTINCT CAST(events.run AS BLOB), events.generation FROM events
+WHERE NOT EXISTS (
+    SELECT 1 FROM runs WHERE runs.id = events.run AND runs.generation >= events.generation AND events.generation > 0
+)
+ORDER BY events.run, events.generation;
 
 -- name: payload
 -- A large value that is not in the event itself.

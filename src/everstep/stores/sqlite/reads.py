@@ -9,20 +9,12 @@ import msgspec
 
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
+from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import EffectFilter, EffectRow
-from everstep.stores.protocol import (
-    LAST,
-    ArchiveRow,
-    CheckpointRow,
-    Delivery,
-    HoldRow,
-    RunFilter,
-    RunRow,
-    WorkerRow,
-)
+from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
 from everstep.stores.sqlite.connections import translated
 from everstep.stores.sqlite.queries import query
-from everstep.stores.sqlite.rows import Row, as_json, effect_row, hold_row, run_row
+from everstep.stores.sqlite.rows import Row, as_json, effect_row, hold_row, run_row, text
 
 
 class Reader:
@@ -62,7 +54,7 @@ class Reader:
     def run(self, id: str) -> RunRow | None:
         """Return a run's row."""
         rows = self._all("run", id)
-        return self._run_rows(rows)[0] if rows else None
+        return run_row(rows[0]) if rows else None
 
     def runs(self, filter: RunFilter) -> list[RunRow]:
         """Return the runs that a filter asks for, newest first."""
@@ -72,22 +64,16 @@ class Reader:
             rows = [row for status in set(filter.status) for row in self._all("runs_of_status", *wanted, status)]
         else:
             rows = self._all("runs", *wanted)
-        found = sorted(self._run_rows(rows), key=lambda row: (row.created_at, row.id), reverse=True)
+        found = sorted(map(run_row, rows), key=lambda row: (row.created_at, row.id), reverse=True)
         return found[filter.offset : filter.offset + filter.limit]
 
     def children(self, run: str) -> list[RunRow]:
         """Return the runs whose parent is this one, oldest first."""
-        return self._run_rows(self._all("children", run))
-
-    def _run_rows(self, rows: list[Row]) -> list[RunRow]:
-        try:
-            return [run_row(row) for row in rows]
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Damaged(f"{self._path} has a run whose row is damaged: its tags are not JSON.") from error
+        return [run_row(row) for row in self._all("children", run)]
 
     def counts(self) -> dict[str, int]:
         """Return how many runs there are in each status that any run has."""
-        return dict(self._all("counts"))
+        return {text(status): count for status, count in self._all("counts")}
 
     def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
         """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
@@ -107,25 +93,39 @@ class Reader:
         return events
 
     def _events_singly(self, run: str, generation: int, first: int, last: int) -> list[EventRow]:
-        return [
-            # A damaged text becomes another text, so the chain of digests ends just before it.
-            EventRow(seq, kind.decode("utf-8", "replace"), step.decode("utf-8", "replace"), at, body, digest)
-            for seq, kind, step, at, body, digest in self._all("events", run, generation, first, last)
-        ]
+        return [_event_row(row) for row in self._all("events", run, generation, first, last)]
+
+    def events_only(self, run: str, generation: int, only: Sequence[int]) -> list[EventRow]:
+        """Return up to three events of a history by their numbers."""
+        wanted = [*only, *[None] * 3][:3]
+        return [_event_row(row) for row in self._all("events_only", run, generation, *wanted)]
+
+    def generations(self, run: str) -> list[int]:
+        """Return the generations of which there are events."""
+        return [generation for (generation,) in self._all("generations", run)]
+
+    def strays(self) -> list[tuple[str, int]]:
+        """Return histories that no run's row knows, as run and generation."""
+        return [(text(run), generation) for run, generation in self._all("strays")]
 
     def checkpoint(self, run: str, generation: int, before: int) -> CheckpointRow | None:
         """Return the newest checkpoint before an event."""
         rows = self._all("checkpoint", run, generation, before)
         return CheckpointRow(*rows[0]) if rows else None
 
-    def archived(self, run: str) -> list[ArchiveRow]:
-        """Return what was damaged, in the order in which it was found."""
-        return [ArchiveRow(*row) for row in self._all("archived", run)]
-
     def payload(self, run: str, digest: str) -> bytes | None:
         """Return a payload that was stored beside the history."""
         rows = self._all("payload", run, digest)
         return rows[0][0] if rows else None
+
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was archived of a run, the oldest first."""
+        return [ArchiveRow(*row) for row in self._all("archived", run)]
+
+    def restores(self) -> int:
+        """Return how often this store was restored from a backup."""
+        number: int = self._all("restores")[0][0]
+        return number
 
     def inbox(self, run: str) -> list[Delivery]:
         """Return the pending deliveries, in the order of their numbers."""
@@ -141,7 +141,10 @@ class Reader:
             rows = self._all("holds_of_run", run, open_only)
         else:
             rows = self._all("holds_open" if open_only else "holds_all")
-        return [hold_row(row) for row in rows]
+        try:
+            return [hold_row(row) for row in rows]
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Damaged(f"{self._path} has a hold whose row is damaged.") from error
 
     def entropy(self) -> str:
         """Return the random bits of the store's own."""
@@ -202,3 +205,9 @@ class Reader:
         if everyone:
             wakes.append(self._all("next_wake_free")[0][0])
         return min((wake for wake in wakes if wake is not None), default=None)
+
+
+def _event_row(row: Row) -> EventRow:
+    """Return an event. A damaged text in it becomes another text, so the chain of digests ends just before it."""
+    seq, kind, step, at, body, digest = row
+    return EventRow(seq, text(kind), text(step), at, body, digest)

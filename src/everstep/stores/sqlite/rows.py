@@ -49,31 +49,45 @@ def run_values(row: RunRow) -> Row:
     )
 
 
+def text(value: bytes) -> str:
+    """Return a text that was read as bytes. One that is damaged becomes another text."""
+    return value.decode("utf-8", "replace")
+
+
 def run_row(values: Row) -> RunRow:
-    """Return a run from its columns in their order in the table."""
+    """Return a run from its columns in their order in the table. A row that is damaged says so."""
+    try:
+        return _run_row(values, "strict", {} if values[13] == b"{}" else _decode_tags(values[13]))
+    except (UnicodeDecodeError, msgspec.MsgspecError):
+        row = _run_row(values, "replace", {})
+        row.damage = "a text in it is not one, or its tags are not JSON"
+        return row
+
+
+def _run_row(values: Row, errors: str, tags: dict[str, str]) -> RunRow:
     return RunRow(
-        id=values[0],
-        workflow=values[1],
-        version=values[2],
+        id=values[0].decode("utf-8", errors),
+        workflow=values[1].decode("utf-8", errors),
+        version=values[2].decode("utf-8", errors),
         semantics=values[3],
-        status=values[4],
+        status=values[4].decode("utf-8", errors),
         generation=values[5],
         head_seq=values[6],
         head_digest=values[7],
         epoch=values[8],
-        owner=values[9],
+        owner=None if values[9] is None else values[9].decode("utf-8", errors),
         wake_at=values[10],
-        queue=values[11],
+        queue=values[11].decode("utf-8", errors),
         priority=values[12],
-        tags={} if values[13] == "{}" else _decode_tags(values[13]),
-        parent=values[14],
-        arguments=values[15],
-        current_step=values[16],
+        tags=tags,
+        parent=None if values[14] is None else values[14].decode("utf-8", errors),
+        arguments=values[15].decode("utf-8", errors),
+        current_step=values[16].decode("utf-8", errors),
         deaths=values[17],
         created_at=values[18],
         updated_at=values[19],
         ended_at=values[20],
-        preview=values[21],
+        preview=values[21].decode("utf-8", errors),
         published=values[22],
         outcome=values[23],
     )
@@ -140,6 +154,11 @@ def effect_values(row: EffectRow) -> Row:
 def effect_row(values: Row) -> EffectRow:
     """Return a key from its columns in their order in the table."""
     return EffectRow(**dict(zip(EffectRow.__struct_fields__, values, strict=True)))
+
+
+def resolved_values(hold: HoldRow) -> Row:
+    """Return the parameters of `resolve_hold`."""
+    return (hold.resolved_at, hold.resolution, hold.by, hold.note, hold.id, hold.run)
 
 
 def hold_row(values: Row) -> HoldRow:

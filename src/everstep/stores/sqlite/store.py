@@ -10,10 +10,10 @@ import apsw
 
 from everstep.model.crash_points import crash_point
 from everstep.model.events import EventRow
+from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import EffectFilter, EffectRow
 from everstep.stores.protocol import (
     LAST,
-    ArchiveRow,
     CheckpointRow,
     Delivery,
     HoldRow,
@@ -111,21 +111,38 @@ class SqliteStore:
         """Return how many runs there are in each status that any run has."""
         return self._reader.counts()
 
-    def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
+    def events(
+        self, run: str, generation: int, first: int = 1, last: int = LAST, *, only: Sequence[int] = ()
+    ) -> list[EventRow]:
         """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
+        if only:
+            wanted = [number for number in only if first <= number <= last]
+            return self._reader.events_only(run, generation, wanted)
         return self._reader.events(run, generation, first, last)
+
+    def generations(self, run: str) -> list[int]:
+        """Return the generations of which there are events."""
+        return self._reader.generations(run)
+
+    def strays(self) -> list[tuple[str, int]]:
+        """Return histories that no run's row knows, as run and generation."""
+        return self._reader.strays()
 
     def checkpoint(self, run: str, generation: int, before: int = LAST) -> CheckpointRow | None:
         """Return the newest checkpoint whose event stands before this number, as it is stored."""
         return self._reader.checkpoint(run, generation, before)
 
-    def archived(self, run: str) -> list[ArchiveRow]:
-        """Return what was damaged in this run, in the order in which it was found."""
-        return self._reader.archived(run)
-
     def payload(self, run: str, digest: str) -> bytes | None:
         """Return a payload that was stored beside the history."""
         return self._reader.payload(run, digest)
+
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was archived of a run, the oldest first."""
+        return self._reader.archived(run)
+
+    def restores(self) -> int:
+        """Return how often this store was restored from a backup."""
+        return self._reader.restores()
 
     def inbox(self, run: str) -> list[Delivery]:
         """Return the pending deliveries, in the order of their numbers."""
@@ -184,6 +201,10 @@ class SqliteStore:
     def workers(self) -> list[WorkerRow]:
         """Return all workers, by their places."""
         return self._reader.workers()
+
+    def is_in_use(self) -> bool:
+        """Tell whether any process holds a liveness lock beside this store, also for a file that was here before."""
+        return self._workers.are_any_alive()
 
     def bury_dead(self, at: int) -> list[str]:
         """Remove workers whose process is gone, and return their ids."""

@@ -12,15 +12,16 @@ from typing import Final
 import apsw
 
 from everstep.model.status import ENDED
+from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import ForgetKeys, SettleKey
 from everstep.stores.protocol import (
     Accepted,
     Append,
-    ArchiveRow,
     Claim,
     Claimed,
     Existing,
     HoldRow,
+    MarkRestored,
     NewRun,
     NotClaimed,
     NotPosted,
@@ -29,6 +30,7 @@ from everstep.stores.protocol import (
     Posted,
     Refused,
     Release,
+    RepairRun,
     RestartRun,
     StartRun,
     Verdict,
@@ -38,7 +40,17 @@ from everstep.stores.protocol import (
 from everstep.stores.sqlite.batch import Batch, is_simple, keeps_running
 from everstep.stores.sqlite.keys import KeyTable
 from everstep.stores.sqlite.queries import batches, query
-from everstep.stores.sqlite.rows import Row, as_json, change_values, head_values, run_row, run_values
+from everstep.stores.sqlite.repairs import Repairs
+from everstep.stores.sqlite.rows import (
+    Row,
+    as_json,
+    change_values,
+    head_values,
+    resolved_values,
+    run_row,
+    run_values,
+    text,
+)
 
 ACCEPTED: Final = Accepted()
 WITH_KEYS: Final = 2
@@ -54,6 +66,7 @@ class Transaction:
         self._connection = connection
         self._cursor = connection.cursor()
         self._keys = KeyTable(connection)
+        self._repairs = Repairs(self._cursor)
 
     # -- a whole batch --------------------------------------------------------------------------------------------
     def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
@@ -120,6 +133,10 @@ class Transaction:
                 return self._keys.settle(operation)
             case ForgetKeys():
                 return self._keys.forget(operation)
+            case RepairRun():
+                return self._repairs.repair(operation)
+            case MarkRestored():
+                return self._repairs.mark_restored(operation)
 
     def _append(self, append: Append) -> Verdict:
         check_events(append)
@@ -205,7 +222,10 @@ class Transaction:
 
     def _states_of(self, news: Sequence[NewRun]) -> dict[str, Row]:
         rows = self._all("children_states", (as_json([new.row.id for new in news]),))
-        return {row[0]: row for row in rows}
+        return {
+            run: (run, text(workflow), text(arguments), text(status), outcome)
+            for run, workflow, arguments, status, outcome in rows
+        }
 
     def _follow_or_refuse(self, new: NewRun, there: Row, at: int) -> None:
         if new.follower is None:
@@ -227,8 +247,11 @@ class Transaction:
         if not state:
             return Refused("missing")
         generation, epoch, _, _, status = state[0]
-        if epoch != operation.epoch or status not in ENDED or new.row.generation != generation + 1:
+        may_begin_again = text(status) in ENDED or (text(status) == "held" and operation.hold is not None)
+        if epoch != operation.epoch or not may_begin_again or new.row.generation != generation + 1:
             return Refused("fenced")
+        if operation.hold is not None:
+            self._hold(operation.hold)
         self._run("settle_inbox", (new.row.id,))
         self._run("stop_following", (new.row.id,))
         self._run("restart_run", run_values(new.row))
@@ -244,7 +267,7 @@ class Transaction:
         if there:
             return Posted(there[0][0], duplicate=True)
         state = self._all("run_head", (post.run,))
-        return NotPosted(state[0][4] if state else None)
+        return NotPosted(text(state[0][4]) if state else None)  # type: ignore[arg-type]  # a status, unless damaged
 
     def _deliver(self, post: Post) -> None:
         self._run("deliver", (post.run, post.kind, post.name, post.id, post.value, post.at))
@@ -268,8 +291,7 @@ class Transaction:
             facts = (hold.id, hold.run, hold.reason, hold.step, hold.summary, hold.report)
             self._run("open_hold", (*facts, as_json(hold.resolutions), hold.created_at))
         else:
-            decision = (hold.resolved_at, hold.resolution, hold.by, hold.note)
-            self._run("resolve_hold", (*decision, hold.id, hold.run))
+            self._run("resolve_hold", resolved_values(hold))
 
     # -- parts ------------------------------------------------------------------------------------------------------
     def _append_events(self, appends: Sequence[Append], news: Sequence[NewRun]) -> None:
@@ -293,7 +315,7 @@ class Transaction:
         """Move damaged rows to where they can do no harm."""
         self._insert("archive", 7, rows)
         for row in rows:
-            if row.what == "checkpoints":
+            if row.what == "checkpoint":
                 self._run("remove_checkpoint", (row.run, row.generation, row.seq))
 
     def _consume(self, append: Append) -> None:

@@ -7,6 +7,9 @@ from everstep.stores.sqlite.liveness import LiveLock, LiveLocks
 from everstep.stores.sqlite.queries import query
 from everstep.stores.sqlite.rows import Row
 
+PLACES_LOOKED_AT = 256
+"""Workers take the lowest free place, so a place beyond this is not taken by fewer of them."""
+
 
 class Workers:
     """The table `workers` and the locks that tell who of it lives."""
@@ -67,6 +70,10 @@ class Workers:
                     cursor.execute(query("remove_worker"), (row.id, row.place))
                     buried += [row.id] * self._writer.connection.changes()
         return buried
+
+    def are_any_alive(self) -> bool:
+        """Tell whether anybody holds a lock on any place, whether or not there is a row for it."""
+        return any(self._locks.is_held(place) for place in range(1, PLACES_LOOKED_AT + 1))
 
     def leave(self, worker: str) -> None:
         """Give back all runs of a worker, remove it, and only then free its lock."""

@@ -85,20 +85,6 @@ CREATE TABLE checkpoints (
     PRIMARY KEY (run, generation, seq)
 ) STRICT;
 
--- Whole rows of other tables (`what` names which) that were damaged, for whoever wants to know. Nothing reads it by itself.
-CREATE TABLE archive (
-    id INTEGER PRIMARY KEY,
-    run TEXT NOT NULL,
-    generation INTEGER NOT NULL,
-    what TEXT NOT NULL,
-    seq INTEGER NOT NULL,
-    row BLOB NOT NULL,
-    why TEXT NOT NULL,
-    at INTEGER NOT NULL
-) STRICT;
-
-CREATE INDEX archive_run ON archive (run);
-
 -- AUTOINCREMENT: a number is in histories as consumed, so it must never come back for another delivery.
 CREATE TABLE signals (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -176,6 +162,21 @@ CREATE TABLE holds (
 CREATE INDEX holds_run ON holds (run);
 CREATE INDEX holds_open ON holds (created_at) WHERE resolved_at IS NULL;
 CREATE INDEX holds_diverged ON holds (created_at) WHERE resolved_at IS NULL AND reason = 'diverged';
+
+-- What was taken out of the other tables because it is damaged: each row whole, as MessagePack. `what` is the kind of
+-- thing that it was: an event, a run (its row), a payload, a checkpoint. Nothing here is ever changed.
+CREATE TABLE archive (
+    id INTEGER PRIMARY KEY,
+    run TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    what TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    row BLOB NOT NULL,
+    why TEXT NOT NULL,
+    at INTEGER NOT NULL
+) STRICT;
+
+CREATE INDEX archive_run ON archive (run);
 
 -- `place` is the worker's byte in the file of liveness locks.
 CREATE TABLE workers (

@@ -1,0 +1,154 @@
+"""The bodies of events about a run as a whole: how it begins and ends, and what happens to it in between."""
+
+from typing import Final
+
+import msgspec
+
+NO_PAYLOAD: Final = msgspec.Raw(b"")
+
+
+class Body(msgspec.Struct, omit_defaults=True, gc=False):
+    """The base of all bodies.
+
+    `call` numbers the commands of a run in the order in which its code gave them; an outcome names the call it is for.
+    A payload stands in the body itself, or, when it is large, in `payloads` under the digest in `ref`.
+    """
+
+
+class Outcome(Body, kw_only=True):
+    """The base of all news for workflow code.
+
+    `early`: it was recorded before the code had come to rest after the event before it, so the commands that follow
+    from that earlier event stand behind this one.
+    """
+
+    early: bool = False
+
+
+class RunStarted(Body):
+    """The run begins: what to run, with what, and the 128 random bits that all its keys derive from."""
+
+    workflow: str
+    version: str
+    semantics: int
+    python: str
+    entropy: str
+    arguments: msgspec.Raw = NO_PAYLOAD
+    arguments_ref: str = ""
+    parent: str = ""
+    timeout: float | None = None
+    source: str = ""
+    delay: float = 0.0
+    """Seconds between the start and the moment when the code begins."""
+    digest: str = ""
+    """The digest of the arguments, which a `start` with this run's id compares."""
+    restored: int = 0
+    """How often the store had been restored from a backup when the run was started."""
+    unseen: bool = False
+    """The parent that started it may have done so before, in a part of its history that is lost."""
+
+
+class CancelRequested(Outcome):
+    """Somebody, or the run's own timeout, asked the run to stop. `grace` is in seconds."""
+
+    reason: str = ""
+    by: str = ""
+    grace: float = 30.0
+    now: bool = False
+    timeout: bool = False
+    number: int = 0
+
+
+class RunHeld(Body):
+    """The run waits for a person."""
+
+    hold: str
+    reason: str
+    summary: str = ""
+    number: int = 0
+
+
+class RunResolved(Body):
+    """A person (or the engine, when the cause is gone) decided about a hold."""
+
+    hold: str
+    resolution: str
+    by: str = ""
+    note: str = ""
+    accepted: dict[int, str] = {}
+    """With `accept`: event number to the new arguments' digest that counts as equal."""
+    facts: dict[str, msgspec.Raw] = {}
+    """With `accept` of drift: what the run remembers from now on, by subject."""
+    call: int = 0
+    """With `retry` of an exhausted step: the call that gets new attempts."""
+
+
+class RunRetried(Body):
+    """A failed run goes on from what failed.
+
+    What the code did between the event `voids` and this one no longer counts; outcomes of calls that were open before
+    do, except that steps which failed meanwhile are open again. `entropy` keys the calls that the code asks for from
+    `voids` on, so that they share no key with those that no longer count.
+    """
+
+    voids: int
+    entropy: str
+    call: int = 0
+    by: str = ""
+
+
+class RunRepaired(Body):
+    """The history was damaged. What came after the last good event was archived, and the run goes on from there.
+
+    What was begun in the archived part cannot be seen any more. So from here on a step that must not happen twice is in
+    doubt when the code asks for it, until a person accepts that nothing is missing; unless the damage was only in the
+    run's row, and nothing is `lost`.
+    """
+
+    archived: int = 0
+    """How many events were archived."""
+    since: int = 0
+    """The number of the first of them."""
+    lost: bool = False
+    """Whether there was, or may have been, anything after the last good event."""
+    why: str = ""
+    steps: list[str] = []
+    """Steps that were begun in the archived part, as far as it could be read."""
+    workers: list[str] = []
+    """Who began them."""
+    status: str = "queued"
+    """What the run was after the repair: `queued`, or `held` if it was held before."""
+    by: str = ""
+    note: str = ""
+
+
+class RunRestored(Body):
+    """The store was restored from a backup, so what the run did after the backup is forgotten here.
+
+    From here on a step that must not happen twice is in doubt when the code asks for it, until a person accepts that
+    nothing is missing. `number` counts the restores of the store.
+    """
+
+    number: int = 0
+
+
+class RunCompleted(Body):
+    """The run's result."""
+
+    value: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+
+
+class RunFailed(Body):
+    """The run's failure. `call`: the step or child whose failure it is, if it is one's; `forced` as in a cancel."""
+
+    error: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+    call: int = 0
+    forced: bool = False
+
+
+class RunCancelled(Body):
+    """The run ended because it was cancelled; `forced` when its code was not waited for."""
+
+    forced: bool = False

@@ -1,0 +1,148 @@
+"""What the in-memory store has in memory, who works on it, and which runs want a driver."""
+
+import threading
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+
+from everstep.errors import Misuse
+from everstep.model.events import EventRow
+from everstep.stores.protocol import CheckpointRow, Delivery, HoldRow, RunRow, WorkerRow
+
+
+class MemoryWork:
+    """The tables as plain dicts, under one lock."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self.url = "memory:"
+        self.is_new = True
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._runs: dict[str, RunRow] = {}
+        self._events: dict[tuple[str, int], list[EventRow]] = {}
+        self._payloads: dict[tuple[str, str], bytes] = {}
+        self._checkpoints: dict[tuple[str, int], dict[int, CheckpointRow]] = {}
+        self._signals: dict[int, Delivery] = {}
+        self._followers: set[tuple[str, str, int]] = set()
+        self._holds: dict[str, HoldRow] = {}
+        self._workers: dict[str, WorkerRow] = {}
+        self._dead: set[str] = set()
+
+    def now(self) -> int:
+        """Return the store's clock."""
+        return self._clock()
+
+    def _pending(self, run: str) -> list[Delivery]:
+        return [d for d in self._signals.values() if d.run == run and d.state == "pending"]
+
+    def _is_free(self, row: RunRow, at: int) -> bool:
+        if row.owner is None or row.owner not in self._workers:
+            return True
+        return self._workers[row.owner].lease_until <= at
+
+    def holds(self, *, run: str | None = None, open_only: bool = True) -> list[HoldRow]:
+        """Return holds, oldest first."""
+        with self._lock:
+            holds = [hold for hold in deepcopy(list(self._holds.values())) if run in (None, hold.run)]
+            for hold in holds:
+                hold.workflow = self._runs[hold.run].workflow
+            meant = [hold for hold in holds if hold.resolved_at is None or not open_only]
+            return sorted(meant, key=lambda hold: (hold.created_at, hold.id))
+
+    # -- finding work --------------------------------------------------------------------------------------------
+    def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
+        """Return ids of runs that want a driver now: by priority, then age.
+
+        When there are more than `limit`, the longest overdue timers and the oldest deliveries are considered first.
+        """
+        with self._lock:
+            known = [row for row in self._runs.values() if row.workflow in workflows]
+            free = [row for row in known if everyone and row.owner != worker and self._is_free(row, at)]
+            ready = [row for row in free if row.status in ("queued", "running")]
+            waiting = [row for row in known if row.status == "waiting" and (row.owner == worker or row in free)]
+            timers = [(row.wake_at, row.id) for row in waiting if row.wake_at is not None and row.wake_at <= at]
+            arrived = [(box[0].number, row.id) for row in waiting if (box := self._pending(row.id))]
+            chosen = {row.id for row in sorted(ready, key=urgency)[:limit]}
+            chosen |= {id for _, id in sorted(timers)[:limit]} | {id for _, id in sorted(arrived)[:limit]}
+            return [row.id for row in sorted((self._runs[id] for id in chosen), key=urgency)[:limit]]
+
+    def pending(self, worker: str) -> list[str]:
+        """Return ids of runs that this worker owns and that have a pending delivery, by its arrival."""
+        with self._lock:
+            pending = (delivery.run for delivery in self._signals.values() if delivery.state == "pending")
+            return [run for run in dict.fromkeys(pending) if self._runs[run].owner == worker]
+
+    def diverged(self, workflows: Sequence[str], limit: int) -> list[str]:
+        """Return ids of runs with an open hold for the reason `diverged`, the oldest hold first."""
+        with self._lock:
+            holds = [hold for hold in self.holds() if hold.reason == "diverged" and hold.workflow in workflows]
+            return list(dict.fromkeys(hold.run for hold in holds))[:limit]
+
+    def next_wake(self, *, worker: str, everyone: bool) -> int | None:
+        """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
+        with self._lock:
+            at = self.now()
+            waiting = [row for row in self._runs.values() if row.status == "waiting"]
+            ours = [row for row in waiting if row.owner == worker or (everyone and self._is_free(row, at))]
+            return min((row.wake_at for row in ours if row.wake_at is not None), default=None)
+
+    def changed(self) -> bool:
+        """Return False: nobody else can write here."""
+        return False
+
+    # -- workers -------------------------------------------------------------------------------------------------
+    def register_worker(self, worker: str, pid: int, host: str, lease_until: int) -> WorkerRow:
+        """Enter a worker. It lives until `leave` or `kill_worker`."""
+        with self._lock:
+            if worker in self._workers and worker not in self._dead:
+                raise Misuse(f"There is a live worker {worker} already.")
+            self._workers.pop(worker, None)
+            self._dead.discard(worker)
+            taken = {row.place for row in self._workers.values()}
+            place = next(place for place in range(1, len(taken) + 2) if place not in taken)
+            row = WorkerRow(worker, place, pid, host, self.now(), lease_until)
+            self._workers[worker] = row
+            return deepcopy(row)
+
+    def kill_worker(self, worker: str) -> None:
+        """For tests: let a worker's process be gone, so that `bury_dead` finds it."""
+        self._dead.add(worker)
+
+    def renew(self, worker: str, lease_until: int) -> bool:
+        """Prolong a worker's lease; False if it had been buried."""
+        with self._lock:
+            if worker not in self._workers:
+                return False
+            self._workers[worker].lease_until = lease_until
+            return True
+
+    def workers(self) -> list[WorkerRow]:
+        """Return all workers, by their places."""
+        with self._lock:
+            return deepcopy(sorted(self._workers.values(), key=lambda row: row.place))
+
+    def is_in_use(self) -> bool:
+        """Tell whether there is any worker."""
+        return bool(self._workers)
+
+    def bury_dead(self, at: int) -> list[str]:
+        """Remove killed workers."""
+        with self._lock:
+            buried = [row.id for row in self.workers() if row.id in self._dead]
+            for worker in buried:
+                del self._workers[worker]
+            self._dead.clear()
+            return buried
+
+    def leave(self, worker: str) -> None:
+        """Give back all runs of a worker and remove it."""
+        with self._lock:
+            for row in self._runs.values():
+                if row.owner == worker:
+                    row.owner = None
+                    row.status = "queued" if row.status == "running" else row.status
+            self._workers.pop(worker, None)
+
+
+def urgency(row: RunRow) -> tuple[int, int, str]:
+    """Return a sort key: the highest priority first, then the oldest."""
+    return (-row.priority, row.created_at, row.id)

@@ -1,0 +1,159 @@
+"""What a store keeps, row by row, as everybody else sees it."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from everstep.model.events import EventRow
+from everstep.model.status import Status
+
+# `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
+# collector need not look at them.
+
+DeliveryKind = Literal["signal", "cancel", "hold", "child", "key"]
+
+
+class RunRow(msgspec.Struct, kw_only=True, gc=False):
+    """A run as the table `runs` has it."""
+
+    id: str
+    workflow: str
+    version: str = ""
+    semantics: int = 1
+    status: Status = "queued"
+    generation: int = 1
+    head_seq: int = 0
+    head_digest: bytes = b""
+    epoch: int = 0
+    owner: str | None = None
+    wake_at: int | None = None
+    queue: str = "default"
+    priority: int = 0
+    tags: dict[str, str] = {}
+    parent: str | None = None
+    arguments: str = ""
+    """The digest of the run's arguments: what `attach` compares."""
+    preview: str = ""
+    outcome: bytes | None = None
+    """The payload of the result, or of the error."""
+    current_step: str = ""
+    published: bytes | None = None
+    """JSON: name to payload, of the values the run published."""
+    deaths: int = 0
+    """How often in a row the run's owner died while it drove this run and the head did not move."""
+    created_at: int = 0
+    updated_at: int = 0
+    ended_at: int | None = None
+    damage: str = ""
+    """Filled when read: what of the row cannot be read as it should."""
+
+
+class RowChange(msgspec.Struct, gc=False):
+    """What an `Append` writes into the run's row beside the new head."""
+
+    status: Status
+    at: int
+    wake_at: int | None = None
+    current_step: str = ""
+    published: bytes | None = None
+    """New published values, or None to leave them."""
+    outcome: bytes | None = None
+    """Set with an end."""
+    progress: bool = True
+    """False when the events only begin again what a crash had cut off: such an append does not set `deaths` to 0."""
+
+
+class NewRun(msgspec.Struct, gc=False):
+    """A run to be created, with its first event. `row.head_seq` and `row.head_digest` are that event's."""
+
+    row: RunRow
+    event: EventRow
+    payloads: Sequence[tuple[str, bytes]] = ()
+    follower: str | None = None
+    """A run that is told of this one's end (its parent), in its inbox, under `follower_call`."""
+    follower_call: int = 0
+
+
+class Post(msgspec.Struct, gc=False):
+    """Something for a run's inbox. With an `id`, a second one of the same kind and id is not delivered again.
+
+    The id of a `child` or `key` delivery is a call, which comes again, so it does not count here.
+    """
+
+    run: str
+    kind: DeliveryKind
+    name: str = ""
+    id: str = ""
+    value: bytes = b""
+    at: int = 0
+
+
+class Delivery(msgspec.Struct):
+    """An inbox row."""
+
+    number: int
+    run: str
+    kind: DeliveryKind
+    name: str
+    id: str
+    value: bytes
+    at: int
+    state: Literal["pending", "consumed", "undelivered"] = "pending"
+
+
+class CheckpointRow(NamedTuple):
+    """A checkpoint as it is stored: whoever reads it verifies it. `seq` is that of its event, which has its digest."""
+
+    run: str
+    generation: int
+    seq: int
+    previous: bytes
+    """The digest of the event before its own: the chain goes on from there."""
+    engine: bytes
+    """What the engine remembers beside the code's state."""
+    state: bytes
+    digest: bytes
+    complete: int = 1
+
+
+class HoldRow(msgspec.Struct, kw_only=True):
+    """A question for a person about one run."""
+
+    id: str
+    run: str
+    reason: str
+    step: str = ""
+    summary: str = ""
+    report: bytes = b"{}"
+    """JSON with the facts: what was recorded, what is now, resolutions and their consequences."""
+    resolutions: list[str] = []
+    created_at: int = 0
+    resolved_at: int | None = None
+    resolution: str = ""
+    by: str = ""
+    note: str = ""
+    workflow: str = ""
+    """Filled when read: the run's workflow."""
+
+
+class RunFilter(msgspec.Struct, kw_only=True):
+    """Which runs to list. Newest first. `before` is a `created_at`/id pair to page on."""
+
+    status: Sequence[Status] = ()
+    workflow: str | None = None
+    parent: str | None = None
+    tags: dict[str, str] = {}
+    limit: int = 100
+    offset: int = 0
+
+
+class WorkerRow(msgspec.Struct):
+    """A process that drives runs. `place` is its byte in the file of liveness locks."""
+
+    id: str
+    place: int
+    pid: int
+    host: str
+    started_at: int
+    lease_until: int

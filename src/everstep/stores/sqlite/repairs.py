@@ -1,0 +1,82 @@
+"""Putting a damaged run right, and noting that the store was restored from a backup: within an open transaction."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+
+from everstep.stores.archive import CHECKPOINT_COLUMNS, EVENT_COLUMNS, PAYLOAD_COLUMNS, RUN_COLUMNS, archive_bytes
+from everstep.stores.protocol import Accepted, MarkRestored, Refused, RepairRun, Verdict
+from everstep.stores.sqlite.queries import query
+from everstep.stores.sqlite.rows import Row, as_json, resolved_values, run_values
+
+
+class Repairs:
+    """What a connection does to repair. Whatever is taken out of a table is in the archive, in the same transaction."""
+
+    def __init__(self, cursor: apsw.Cursor) -> None:
+        self._cursor = cursor
+
+    def repair(self, operation: RepairRun) -> Verdict:
+        """Do it, or refuse it and change nothing."""
+        run = operation.row.id
+        rows = self._all("row_to_repair", run, operation.epoch, operation.worker, operation.at)
+        if not rows:
+            return Refused("fenced" if self._all("run_head", run) else "missing")
+        self._archive(operation, "run", rows[0][6], RUN_COLUMNS, rows[0])
+        where = (run, operation.row.generation, operation.keep)
+        for row in self._all("events_to_archive", *where):
+            self._archive(operation, "event", row[2], EVENT_COLUMNS, row)
+        self._run("forget_events", *where)
+        for row in self._all("checkpoints_to_archive", *where):
+            self._archive(operation, "checkpoint", row[2], CHECKPOINT_COLUMNS, row)
+        self._run("forget_checkpoints", *where)
+        digests = as_json(operation.payloads)
+        for row in self._all("payloads_to_archive", run, digests):
+            self._archive(operation, "payload", 0, PAYLOAD_COLUMNS, row)
+        self._run("forget_payloads", run, digests)
+        self._run("restart_run", *run_values(operation.row))
+        self._run("raise_epoch", run)
+        if operation.event is not None:
+            self._run("append_event", run, operation.row.generation, *operation.event)
+        self._run("pend_again", run, as_json(operation.pending))
+        if operation.hold is not None:
+            self._run("resolve_hold", *resolved_values(operation.hold))
+        return Accepted()
+
+    def mark_restored(self, operation: MarkRestored) -> Verdict:
+        """Raise the number of restores by one."""
+        marked = self._all("mark_restored", operation.expected)
+        return Accepted() if marked else Refused("fenced")
+
+    def _archive(self, operation: RepairRun, what: str, seq: int, columns: Sequence[str], row: Row) -> None:
+        # Texts come as bytes too, for they may be damaged.
+        named = zip(columns, row, strict=True)
+        values = [value if (what, name) in _BLOBS else _readable(value) for name, value in named]
+        generation = values[columns.index("generation")] if "generation" in columns else operation.row.generation
+        packed = archive_bytes(columns, values)
+        self._run("archive_one", operation.row.id, generation, what, seq, packed, operation.why, operation.at)
+
+    def _all(self, name: str, *parameters: Any) -> list[Row]:
+        rows: list[Row] = self._cursor.execute(query(name), parameters).fetchall()
+        return rows
+
+    def _run(self, name: str, *parameters: Any) -> None:
+        self._cursor.execute(query(name), parameters)
+
+
+_BLOBS = frozenset(
+    {("run", "head_digest"), ("run", "published"), ("run", "outcome"), ("event", "body"), ("event", "digest")}
+    | {("payload", "value")}
+    | {("checkpoint", name) for name in ("previous", "engine", "state", "digest")}
+)
+
+
+def _readable(value: Any) -> Any:
+    """Return bytes as the text that they are, or as they are if they are none."""
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
