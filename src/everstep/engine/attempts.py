@@ -1,5 +1,6 @@
 """The attempts at the open steps of one run: begun, failed, retried, given a fallback, or handed to a person."""
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.engine.bodies import Attempt, Bodies
@@ -48,7 +49,7 @@ class StepAttempts:
         """Whether any step was begun whose effect must be known before the run may end, and is not."""
         steps = self._driver.execution.steps
         begun = (steps[call] for call, one in self._known.items() if call in steps and one.due in (None, DOUBT))
-        return any(not may_run_again(call.target.effect) for call in begun)
+        return any(call.target.is_accounted_for for call in begun)
 
     # -- beginning -------------------------------------------------------------------------------------------------
     def begin(self, call: StepCall) -> None:
@@ -59,9 +60,15 @@ class StepAttempts:
             self._start_when_allowed(call, seq)
 
     def _record_start(self, call: StepCall, body: ev.StepStarted) -> int:
-        """An effect that must not happen twice keeps its arguments, and who began it, for whoever has to settle it."""
-        if not may_run_again(call.target.effect):
-            body.by = self._driver.app.worker
+        """An effect that must not happen twice keeps its arguments, and who began it, for whoever has to settle it.
+
+        One that can be undone keeps them for that.
+        """
+        if call.target.is_accounted_for:
+            if not may_run_again(call.target.effect):
+                body.by = self._driver.app.worker
+            if call.target.compensate is not None:
+                body.compensate = call.target.compensate.name
             body.whole, body.ref = self._driver.journal.pack(call.arguments.payload)
         return self._driver.record("step_started", call.step, body)
 
@@ -90,7 +97,8 @@ class StepAttempts:
         if still:
             self.doubts.hold(call, f"it was said that it has not happened, but {still}")
             return
-        if call.target.effect == "once" and (call.future.is_cancel_wanted or self._driver.end_wanted):
+        may_stop = call.target.is_accounted_for and because != "crash"
+        if may_stop and (call.future.is_cancel_wanted or self._driver.end_wanted):
             self._settle_as_not_done(call)
             return
         self.restarts += because == "crash"
@@ -105,9 +113,11 @@ class StepAttempts:
         self._start_when_allowed(call, self._record_start(call, body))
 
     def _settle_as_not_done(self, call: StepCall) -> None:
-        """It did not happen, and meanwhile the code was cancelled: it is not done any more."""
+        """It did not happen (or failed, if it may be repeated), and meanwhile the code was cancelled: it is over."""
         attempts = self._known.pop(call.call)
-        error = NotDone(f"{call.step} has not happened, and was cancelled before another attempt.")
+        error: BaseException = NotDone(f"{call.step} has not happened, and was cancelled before another attempt.")
+        if may_run_again(call.target.effect):
+            error = asyncio.CancelledError(f"{call.step} failed, and was cancelled before another attempt.")
         raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
         self._driver.deliver("step_failed", call.step, ev.StepFailed(call.call, raw, ref, attempts.attempt))
 
@@ -142,6 +152,15 @@ class StepAttempts:
         self.bodies.cancel(call)
         self._known.pop(call, None)
 
+    def forget_all(self) -> None:
+        """What the code waited for no longer matters: its steps are undone from here on. None of them is in doubt."""
+        for call in self._driver.execution.steps.values():
+            call.cancelled = True  # one whose intent is not durable yet must not start
+            self.forget(call.call)
+        self.doubts.cancel_all()
+        self.starting.clear()
+        self._known.clear()
+
     # -- ending ----------------------------------------------------------------------------------------------------
     def completed(self, attempt: Attempt, value: Any, seconds: float) -> None:
         """A body returned."""
@@ -149,7 +168,9 @@ class StepAttempts:
         try:
             payload = driver.app.codec.encode(value, call.target.signature.result, call.step)
         except NotEncodable as refused:
-            if call.target.effect == "once" and not attempt.fallback:
+            if call.compensates:
+                self.completed(attempt, None, seconds)  # it is done, and nobody needs what it returned
+            elif call.target.effect == "once" and not attempt.fallback:
                 self.bodies.finish(attempt)
                 self.doubts.begin(call, refused, happened=True)
             else:
@@ -196,6 +217,10 @@ class StepAttempts:
                 self._record_failure(call, attempts, error, seconds, NEVER)
                 driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
                 return
+        if call.compensates:  # there is no code in which it could be raised
+            self._record_failure(call, attempts, error, seconds, NEVER)
+            driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
+            return
         del self._known[call.call]
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
         body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3))

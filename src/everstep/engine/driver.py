@@ -23,10 +23,12 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from everstep.codec import Codec
+from everstep.engine import compensating
 from everstep.engine.attempts import StepAttempts
 from everstep.engine.children import Children
 from everstep.engine.clock import Alarm, Clock, microseconds, set_alarm
 from everstep.engine.commands import (
+    BeginCompensation,
     CancelChild,
     CancelStep,
     ChildCall,
@@ -125,6 +127,8 @@ class Driver:
         self._hold_wanted: HoldReport | None = None
         self.end_wanted = False
         """Whether the run is to end without its code, as soon as no effect is under way or in doubt."""
+        self.failure: BaseException | None = None
+        """With `end_wanted`: why it is to fail."""
         self.status: Status = "running"
         self._published = replayed.published
         self._publishes = False
@@ -141,7 +145,9 @@ class Driver:
             if timer.deadline:
                 self.deadlines.add(timer.deadline, "timer", call)
         timeout, cancel = self.execution.workflow.timeout, self.execution.cancel
-        if cancel is not None:
+        if self.execution.rollback is not None:
+            self.end_wanted = True
+        elif cancel is not None:
             self.end_wanted = cancel.now
             self.deadlines.add(replayed.cancel_at + microseconds(cancel.grace), "grace")
         elif timeout is not None:
@@ -171,6 +177,8 @@ class Driver:
         self._applying = True
         new = {command.call for command in self.fresh if isinstance(command, (StepCall, ChildCall))}
         for call in [call for number, call in self.execution.steps.items() if number not in new]:
+            if self.end_wanted and not call.target.is_accounted_for:
+                continue  # nobody waits for it any more
             if not self.is_over:  # a step in doubt may have put the run on hold
                 self.attempts.settle_open(call)
         old = [child for number, child in self.execution.children.items() if number not in new]
@@ -178,7 +186,7 @@ class Driver:
         if not (self.is_over or self.end_wanted):  # else nobody would do it, and it would look begun
             self._perform(self.fresh)
         self._applying = False
-        if look:
+        if look and self.failure is None:
             self.ring()
         else:
             self.come_to_rest()
@@ -234,6 +242,9 @@ class Driver:
                 self.attempts.begin(command)
             elif isinstance(command, EndRun):
                 self._end(command)
+            elif isinstance(command, BeginCompensation):
+                compensating.begin(self, command.body())
+                return  # whatever else the code asked for no longer matters
             else:
                 self._perform_other(command)
 
@@ -302,6 +313,25 @@ class Driver:
         self.deadlines.add(max(self._now(), self.journal.at) + microseconds(request.grace), "grace")
         self.deliver("cancel_requested", "", request)
 
+    # -- undoing: see compensating.py ------------------------------------------------------------------------------
+    def take_unapplied(self) -> list[tuple[str, Any, int]]:
+        """Return the outcomes that the code has not seen, for it never will."""
+        taken = [(kind, body, at) for _, _, kind, body, at in self._unapplied]
+        self._unapplied.clear()
+        return taken
+
+    def go_on_without_code(self, started: ev.CompensationStarted) -> None:
+        """Do what follows when compensation begins: the first of them, and in time the others."""
+        was_applying, self._applying = self._applying, True
+        try:
+            self.execution.begin_compensation(started)
+            self._perform(self.execution.take_commands())
+        except NotDecodable as error:
+            self.put_on_hold(stuck_report(self.execution, error))
+        finally:
+            self._applying = was_applying
+        self.come_to_rest()
+
     # -- ends and holds --------------------------------------------------------------------------------------------
     def _end(self, command: EndRun) -> None:
         """The code is done."""
@@ -310,17 +340,27 @@ class Driver:
             body = self.journal.pack_into(body, "value" if command.kind == "run_completed" else "error")
         self._record_end(command.kind, body, command.payload or None)
 
-    def fail_with(self, error: BaseException) -> None:
-        """End the run as failed, without its code."""
+    def fail_when_settled(self, error: BaseException) -> None:
+        """End the run as failed, without its code, as soon as no effect is under way or in doubt."""
+        self.end_wanted, self.failure = True, error
+
+    def _fail_with(self, error: BaseException) -> None:
+        """End the run as failed, without its code; but first undo what was done."""
         payload = self.app.codec.encode_error(error)
-        self._record_end("run_failed", ev.RunFailed(msgspec.Raw(payload), forced=True), payload)
+        if not compensating.begin_without_code(self, "failure", payload):
+            self._record_end("run_failed", ev.RunFailed(msgspec.Raw(payload), forced=True), payload)
 
     def _force_end(self) -> None:
         """The grace is over, or was not given: the run ends without its code. No effect is in doubt."""
         cancel = self.execution.cancel
-        if cancel is not None and cancel.timeout:
+        if self.execution.rollback is not None and not (cancel is not None and cancel.now):
+            if not compensating.begin_without_code(self, "rollback"):
+                self._record_end("run_cancelled", ev.RunCancelled(forced=True, rolled_back=True), None)
+        elif self.failure is not None:
+            self._fail_with(self.failure)
+        elif cancel is not None and cancel.timeout:
             seconds = self.execution.workflow.timeout
-            self.fail_with(RunTimedOut(f"The run took longer than {seconds} s and did not stop."))
+            self._fail_with(RunTimedOut(f"The run took longer than {seconds} s and did not stop."))
         else:
             self._record_end("run_cancelled", ev.RunCancelled(forced=True), None)
 
@@ -345,9 +385,9 @@ class Driver:
             self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.take_back_end)
             return
         assert self._end_recorded is not None
-        self.ending, self.outcome = "", None
+        self.ending, self.outcome, was_undone = "", None, self.execution.is_undone
         self.inbox.take(cancels, fire=False)  # the code has ended, so timers no longer matter
-        if not self.is_over:
+        if not self.is_over and self.execution.is_undone == was_undone:
             self._record_end(*self._end_recorded)
 
     def put_on_hold(self, report: HoldReport) -> None:
@@ -358,6 +398,7 @@ class Driver:
             self._hold_wanted = self._hold_wanted or report
             return
         report = self._hold_wanted or report  # the first; a step in doubt is found again when that is resolved
+        report = compensating.while_undoing(report, self.execution)
         self.attempts.bodies.cancel_all()
         self.hold = report.row(self.run, self.app.clock.now(), self.app.randomness)
         self.record("run_held", report.step, ev.RunHeld(self.hold.id, report.reason, report.summary))

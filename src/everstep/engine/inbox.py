@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from everstep.engine.compensating import request_rollback
 from everstep.engine.holding import HoldReport
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
@@ -12,6 +13,10 @@ from everstep.stores.protocol import Delivery
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
+
+
+ROLLBACK: Final = "rollback"
+"""The name of a `cancel` delivery that wants what the run did undone as well."""
 
 
 class ChildEnd(msgspec.Struct):
@@ -59,9 +64,18 @@ class Inbox:
         self._driver.deliver("signal_received", "", body)
 
     def _cancel(self, delivery: Delivery) -> None:
+        if delivery.name == ROLLBACK:
+            rollback = msgspec.json.decode(delivery.value, type=ev.RollbackRequested)
+            rollback.number = delivery.number
+            request_rollback(self._driver, rollback)
+            return
         request: ev.CancelRequested = msgspec.json.decode(delivery.value, type=ev.CancelRequested)
         request.number = delivery.number
-        if self._driver.execution.cancel is None or request.now:
+        if self._driver.execution.is_undone and not request.now:
+            request.early = True  # it changes nothing, and what follows from the event before it stands behind it
+            self._driver.record("cancel_requested", "", request)
+            self._driver.saver.save(waited_for=False)
+        elif self._driver.execution.cancel is None or request.now:
             self._driver.request_cancel(request)
         else:
             self._driver.saver.save(waited_for=False)  # it is being cancelled already

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.engine.commands import Command, Difference, EndRun, StartTimer
+from everstep.engine.commands import ChildCall, Command, Difference, EndRun, StartTimer, StepCall
 from everstep.engine.execution import OUTCOMES, Execution
 from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded
@@ -169,7 +169,7 @@ class Replay:
         for event in reversed(self.history):
             if event.kind in OUTCOMES or event.kind == "run_started":
                 return int(event.seq) - 1
-            if event.kind in COMMANDS or event.kind in ENDS or event.kind == "step_started":
+            if event.kind in COMMANDS or event.kind in ENDS or event.kind in ("step_started", "compensation_started"):
                 return len(self.history)
         return len(self.history)
 
@@ -201,6 +201,8 @@ class Replay:
             self._queue.extend(execution.take_commands())
         elif kind in ENDS:
             self._match_end(event)
+        elif kind == "compensation_started":
+            self._begin_compensation(event)
         else:
             self._note(event)
         return not self._is_broken
@@ -208,6 +210,9 @@ class Replay:
     def _apply(self, event: Recorded) -> None:
         if event.kind == "cancel_requested":
             self._drop_overtaken_end()
+        elif event.kind == "rollback_requested":
+            self._drop_unbegun()
+            self.cancel_at = 0
         if self._queue and not event.body.early and event.seq not in self._kept:
             extra = self._queue[0]
             self._add(event, "extra call", _recorded_text(event), extra)
@@ -225,8 +230,31 @@ class Replay:
 
     def _drop_overtaken_end(self) -> None:
         """A cancel may arrive when the code has finished but its end is not recorded: the end is then the cancel's."""
+        if self.execution.saga.begun:
+            return  # unless what the code did is being undone: that is not cut off, and its end stands
         if any(isinstance(command, EndRun) for command in self._queue):
             self._queue = deque(command for command in self._queue if not isinstance(command, EndRun))
+
+    def _drop_unbegun(self) -> None:
+        """The code is let go: what it asked for last, and nobody has begun, was never asked for."""
+        for command in self._queue:
+            if isinstance(command, StepCall):
+                self.execution.steps.pop(command.call, None)
+            elif isinstance(command, ChildCall):
+                self.execution.children.pop(command.call, None)
+        self._queue.clear()
+
+    def _begin_compensation(self, event: Recorded) -> None:
+        """Compensation follows from the code's failure, and is compared with it; or the code was not waited for."""
+        if not event.body.forced:
+            self._match(event)
+        if self._is_broken:
+            return
+        self._drop_unbegun()
+        self.attempts.clear()
+        self.cancel_at = 0
+        self.execution.begin_compensation(event.body)
+        self._queue.extend(self.execution.take_commands())
 
     def _match(self, event: Recorded) -> None:
         if not self._queue:
@@ -242,10 +270,18 @@ class Replay:
         what, acceptable = command.compare(event.body)
         if what and not (acceptable and self._accepted.get(event.seq) == command.digest()):
             self._add(event, what, _recorded_text(event), command, acceptable)
+        elif what and isinstance(command, StepCall) and command.target.is_accounted_for:
+            self._keep_arguments(command, event.body)
         if isinstance(command, StartTimer):
             command.timer.deadline = event.body.deadline
         elif event.kind == "value_published":
             self.published[event.body.name] = msgspec.Raw(self.execution.payload(event.body.value, event.body.ref))
+
+    def _keep_arguments(self, call: StepCall, recorded: Any) -> None:
+        """Other arguments were accepted: the effect, its key and its undoing are still those of the recorded ones."""
+        payload = self.execution.payload(recorded.whole, recorded.ref)
+        if payload:
+            call.arguments = self.execution.codec.kept_arguments(call.target.signature, payload, call.arguments)
 
     def _match_end(self, event: Recorded) -> None:
         self.execution.ended = True
@@ -346,6 +382,8 @@ def _recorded_text(event: Recorded) -> str:
         return f"child run {body.run} of {body.workflow}({body.preview})"
     if kind == "value_published":
         return f"publish {body.name!r}"
+    if kind == "compensation_started":
+        return "raise an error, and compensate"
     if kind in ENDS:
         return {"run_completed": "return", "run_failed": "raise an error", "run_cancelled": "stop, cancelled"}[kind]
     return f"{kind} {event.step}".strip()

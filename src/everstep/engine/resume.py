@@ -18,6 +18,7 @@ from everstep.engine.holding import HoldReport, damaged_report, diverged_report,
 from everstep.engine.journal import Journal, restore_payload
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.replay import Replay, Replayed, first_run
+from everstep.engine.rollback import Account, refuse_what_is_left
 from everstep.engine.workflow import Workflow
 from everstep.errors import Damaged, NotDecodable
 from everstep.model import events as ev
@@ -99,7 +100,10 @@ def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
     at = max(app.clock.now(), row.updated_at)
     if report.reason != "damaged":
         try:
-            at = max(at, load_verified(app.store, row)[-1].at)
+            history = load_verified(app.store, row)
+            at = max(at, history[-1].at)
+            if Account(history).is_undone:
+                report = msgspec.structs.replace(report, without=[*report.without, "rollback"])
         except Damaged as error:
             report = damaged_report(error)
     hold = report.row(row.id, at, app.randomness)
@@ -136,7 +140,15 @@ def bare_unit(
 
 
 def resolve_unit(
-    app: Surrounding, row: RunRow, hold: HoldRow, resolution: str, payload: bytes = b"", *, note: str, by: str
+    app: Surrounding,
+    row: RunRow,
+    hold: HoldRow,
+    resolution: str,
+    payload: bytes = b"",
+    *,
+    note: str,
+    by: str,
+    uncompensated: bool = False,
 ) -> Append:
     """Return the unit that resolves a hold. A damaged history gets no event; one found damaged here is an error."""
     journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, app.clock.now())
@@ -156,10 +168,15 @@ def resolve_unit(
         raw, ref = journal.pack(payload)
         # Early: there may be outcomes before it that the code has not seen, and commands that follow from those.
         outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True)
+        outcome.skipped = resolution == "skip"
         journal.record("step_completed", hold.step, outcome, journal.at)
     elif resolution == "cancel":
         _record_cancelled(row.id, journal, history)
         status = "cancelled"
+    elif resolution == "rollback":
+        refuse_what_is_left(app.store, row, Account(history), allowed=uncompensated)
+        request = ev.RollbackRequested(by=by, note=note, uncompensated=uncompensated, early=True)
+        journal.record("rollback_requested", "", request, journal.at)
     resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
     return bare_unit(row, journal, RowChange(status, journal.at, None, row.current_step), hold=resolved)
 

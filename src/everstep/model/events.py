@@ -6,8 +6,9 @@ never reaches workflow code.
 
     commands   step_started (first attempt)  step_cancelled  timer_started  signal_awaited  signal_rejected
                child_started  child_cancelled  value_published  witness_taken  witness_released
-               run_completed  run_failed  run_cancelled
+               compensation_started  run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_failed  timer_fired  signal_received  child_ended  cancel_requested
+               rollback_requested
     notes      step_started (later attempts)  attempt_failed  step_doubted  probe_answered  heartbeat  patched
                run_held  run_resolved  run_retried
 """
@@ -39,6 +40,8 @@ EventKind = Literal[
     "witness_released",
     "patched",
     "cancel_requested",
+    "rollback_requested",
+    "compensation_started",
     "run_held",
     "run_resolved",
     "run_retried",
@@ -111,8 +114,12 @@ class StepStarted(Body):
     by: str = ""
     """With `once`: the worker that runs it, so that it is known later whether it can still act."""
     whole: msgspec.Raw = NO_PAYLOAD
-    """With `once`: the arguments themselves."""
+    """With `once`, and where there is or this is a compensation: the arguments themselves."""
     ref: str = ""
+    compensate: str = ""
+    """The name of the step's compensation, if it has one."""
+    compensates: int = 0
+    """In a compensation: the call of the step that it undoes."""
 
 
 class StepCompleted(Outcome):
@@ -127,6 +134,8 @@ class StepCompleted(Outcome):
     fallback: bool = False
     adopted: bool = False
     """A probe or a person gave the outcome; the body did not."""
+    skipped: bool = False
+    """A person gave the outcome of a step that did not happen, so there is nothing to undo."""
 
 
 class StepFailed(Outcome):
@@ -311,6 +320,34 @@ class CancelRequested(Outcome):
     number: int = 0
 
 
+class RollbackRequested(Outcome):
+    """Somebody wants what the run did undone. Its code is not asked; what is in doubt is settled first.
+
+    `uncompensated`: it was allowed to leave effects as they are that must not happen twice and have no compensation.
+    """
+
+    by: str = ""
+    note: str = ""
+    uncompensated: bool = False
+    number: int = 0
+
+
+class CompensationStarted(Body):
+    """The run failed, or is rolled back: from here on nothing is done but to undo `steps` (calls), in this order.
+
+    `because` is `failure`, with the error and the call whose failure it is, or `rollback`. `forced` when the code did
+    not end by itself.
+    """
+
+    call: int
+    because: str
+    steps: list[int] = []
+    error: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+    cause: int = 0
+    forced: bool = False
+
+
 class RunHeld(Body):
     """The run waits for a person."""
 
@@ -366,9 +403,10 @@ class RunFailed(Body):
 
 
 class RunCancelled(Body):
-    """The run ended because it was cancelled; `forced` when its code was not waited for."""
+    """The run ended because it was cancelled; `forced` when its code was not waited for. Or it was rolled back."""
 
     forced: bool = False
+    rolled_back: bool = False
 
 
 BODIES: Final[dict[str, type[Body]]] = {
@@ -394,6 +432,8 @@ BODIES: Final[dict[str, type[Body]]] = {
     "witness_released": WitnessReleased,
     "patched": Patched,
     "cancel_requested": CancelRequested,
+    "rollback_requested": RollbackRequested,
+    "compensation_started": CompensationStarted,
     "run_held": RunHeld,
     "run_resolved": RunResolved,
     "run_retried": RunRetried,
