@@ -44,7 +44,7 @@ def is_of_the_same_class(step: "Step", undoing: "Step") -> bool:
 
 def _class_around(function: Any) -> str:
     """Return the qualified name of the class in whose body a function was written; "" if it was not."""
-    if not inspect.isfunction(function):
+    if not inspect.isfunction(function) or function.__name__ == "<lambda>":
         return ""
     around = function.__qualname__.rpartition(".")[0]
     return "" if around.endswith("<locals>") else around
@@ -65,8 +65,8 @@ def _check_call(step: "Step", undoing: "Step") -> None:
         try:
             called.bind("outcome", *args, **kwargs)
         except TypeError as error:
-            wanted = ", ".join(["outcome", *(str(one.replace(annotation=one.empty)) for one in taken)])
+            wanted = inspect.Signature([one.replace(annotation=one.empty) for one in taken])
             raise Misuse(
                 f"{undoing.name} cannot undo {step.name}: it is called with the outcome and then the arguments of "
-                f"{step.name}, as {undoing.name}({wanted}), and {error}."
+                f"{step.name}, as (outcome, …) followed by {wanted}, and {error}."
             ) from None

@@ -114,7 +114,7 @@ class Replay:
         except (NotDecodable, SpinningWorkflow) as error:
             self._differ(position, "outcome", str(error) or "the code does not come to rest")
         self.execution.replaying = False
-        self.execution.loop.quiet = False
+        self.execution.loop.quiet = self.execution.unwinding
         self.execution.begun = set(self.attempts)
         return Replayed(
             self.execution,
@@ -183,7 +183,7 @@ class Replay:
         seq, kind, _, at, body = event = self.history[position]
         execution = self.execution
         execution.replaying = position < len(self.history) - 1
-        execution.loop.quiet = execution.replaying
+        execution.loop.quiet = execution.replaying or execution.unwinding
         if seq in self._branches:
             execution.branch, execution.entropy = self._branches[seq]
         if seq in self._void:
