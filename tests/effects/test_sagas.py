@@ -8,9 +8,16 @@ import pytest
 
 import everstep
 from everstep import Done, Fatal, Live, NotDone, Retry, step, workflow
+from everstep.engine import attempts
+from everstep.engine.app import App
 from everstep.errors import CompensationBegun, HoldConflict, Misuse, RunCancelled, RunHeld, RunTimedOut
+from everstep.model import events as ev
+from everstep.stores.memory import MemoryStore
+from everstep.stores.protocol import Post
 from everstep.testing.checker import check, export_histories
-from tests.engine.lives import Life, prove_life
+from everstep.testing.clock import FakeClock
+from everstep.testing.rules_history import HistoryJudge
+from tests.engine.lives import RUN, Life, cut, live, prove_life
 from tests.engine.resume_helpers import Gate, Machine, scenario
 
 NOTES: list[Any] = []
@@ -272,6 +279,7 @@ def test_what_is_handed_through_reaches_the_compensation() -> None:
     ("options", "words"),
     [
         ({"effect": "read", "compensate": cancel_room}, "changes nothing outside"),
+        ({"compensate": step(cancel_room, effect="read")}, "cannot undo it, for"),
         ({"compensate": "cancel_room"}, "a step or a function, not str"),
         ({"compensate": lambda outcome: None}, r"followed by \(city, \*, child=False\)"),
         ({"compensate": lambda outcome, city: None}, "unexpected keyword argument 'child'"),
@@ -821,6 +829,85 @@ async def test_a_run_that_fails_because_of_drift_is_compensated_and_compared_no_
     with pytest.raises(everstep.errors.Drift):
         await third.get("r").result(timeout=20)
     assert NOTES == ["undo", "undo"]
+    sound(machine)
+
+
+def test_a_cancel_that_is_recorded_while_the_failure_is_on_its_way_to_the_disk_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The code is told of an expensive failure when that is durable; the cancel stands before what follows from it."""
+    monkeypatch.setattr(attempts, "EXPENSIVE_SECONDS", -1.0)
+    senders: list[Any] = []
+
+    @step(effect="read")
+    async def fail_while_cancelled() -> None:
+        for send in senders:
+            send()
+        raise ValueError
+
+    @workflow
+    async def waiting() -> None:
+        await everstep.receive("never", str)
+
+    @workflow
+    async def trip() -> None:
+        await book_room("Oslo")
+        await fail_while_cancelled()
+
+    async def main() -> None:
+        store = MemoryStore()
+        app = await App(store, clock=FakeClock()).open()
+
+        def send() -> None:
+            request = ev.encode_body(ev.CancelRequested())
+            store.commit([Post(RUN, "cancel", value=request, at=app.clock.now())])
+            app.loop.call_soon(app.drivers[RUN].ring)
+
+        senders.append(send)
+        await app.start(waiting)  # with a single run, every outcome would be durable at once
+        run = await app.start(trip, id=RUN)
+        with pytest.raises(ValueError):
+            await run.result(timeout=20)
+        await app.close()
+        senders.clear()
+        events = store.events(RUN, 1)
+        kinds = [event.kind for event in events]
+        place = kinds.index("cancel_requested")
+        assert kinds[place - 1 : place + 2] == ["step_failed", "cancel_requested", "compensation_started"]
+        assert ev.decode_body(kinds[place], events[place].body).early
+        for count in range(place, len(events)):
+            life = await live(cut(store, count), FakeClock(events[count - 1].at), trip, ())
+            assert isinstance(life.error, ValueError), count
+            assert life.kinds().count("compensation_started") == 1
+
+    asyncio.run(main())
+
+
+@scenario
+async def test_the_keys_of_compensations_are_those_that_the_checker_expects(machine: Machine) -> None:
+    """Also after a retry, which gives the calls that follow it other keys."""
+    errors = [ValueError("first")]
+
+    @step(effect="read")
+    async def shaky() -> None:
+        if errors:
+            raise errors.pop()
+
+    @workflow
+    async def trip() -> None:
+        await shaky()
+        await book_room("Oslo")
+        await fail()
+
+    app = await machine.boot()
+    with pytest.raises(ValueError, match="first"):
+        await app.run(trip, id="r")
+    await app.retry("r")
+    with pytest.raises(ValueError, match="no car"):
+        await app.get("r").result()
+    (history,) = export_histories(machine.store)
+    expected = {call.key for call in HistoryJudge(history).every_call if call.step.startswith("book_room")}
+    assert {key for _, key in KEYS} == expected
     sound(machine)
 
 

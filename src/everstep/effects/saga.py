@@ -31,6 +31,8 @@ def compensation_of(step: "Step", function: Callable[..., Any]) -> "Step":
         undoing.__dict__.update(function.__dict__)
     else:
         undoing = Step(function, name=f"{step.name}.compensate")
+    if undoing.effect == "read":
+        raise Misuse(f'{step.name}: {undoing.name} cannot undo it, for effect="read" changes nothing outside.')
     undoing.compensate = None
     undoing.is_accounted_for = True
     _check_call(step, undoing)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
+from everstep.engine.compensating import note_compensated
 from everstep.engine.doubts import Doubts
 from everstep.engine.holding import exhausted_report
 from everstep.engine.replay import DOUBT, FALLBACK, NEVER, Attempts
@@ -186,6 +187,8 @@ class StepAttempts:
             body.seconds = round(seconds, 3)
         if attempt.fallback:
             body.fallback = True
+        if call.compensates:
+            note_compensated(driver.journal, driver.run, call.compensates)
         if attempts.attempt > 1:
             body.key_unused = call.target.effect == "repeat" and not attempt.key_used
         driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)

@@ -20,6 +20,7 @@ from everstep.model.crash_points import crash_point
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
     from everstep.engine.execution import Execution
+    from everstep.engine.journal import Journal
 
 WHILE_ROLLING_BACK: Final[dict[str, str]] = {
     "done": "take the given value as the step's outcome; it is compensated with the others, if it can be",
@@ -73,6 +74,13 @@ def begin(driver: "Driver", started: ev.CompensationStarted) -> None:
     driver.record("compensation_started", "", driver.journal.pack_into(started, "error"))
     driver.saver.save(waited_for=False)
     driver.go_on_without_code(started)
+
+
+def note_compensated(journal: "Journal", run: str, call: int) -> None:
+    """A compensation has completed: whatever depends on the step that it undid, call `call`, goes with its outcome.
+
+    This is the place, and the transaction, in which a user's own key of that step is freed.
+    """
 
 
 # -- asking a person ---------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from everstep.effects.surroundings import CURRENT
 from everstep.engine.bodies import Attempt
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
+from everstep.engine.compensating import note_compensated
 from everstep.engine.holding import in_doubt_report
 from everstep.engine.replay import DOUBT, Attempts
 from everstep.errors import NotDone, NotEncodable
@@ -129,6 +130,8 @@ class Doubts:
             return
         attempts = self._known.pop(call.call)
         self._note(call, attempts, "done")
+        if call.compensates:
+            note_compensated(driver.journal, driver.run, call.compensates)
         raw, ref = driver.journal.pack(payload)
         body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, adopted=True)
         driver.deliver("step_completed", call.step, body, expensive=True)

@@ -11,6 +11,7 @@ import msgspec
 
 from everstep.engine.children import outlives_not
 from everstep.engine.clock import microseconds
+from everstep.engine.compensating import note_compensated
 from everstep.engine.driver import Driver, Surrounding
 from everstep.engine.execution import Execution
 from everstep.engine.history import Recorded, load_verified, without_collections
@@ -169,6 +170,9 @@ def resolve_unit(
         # Early: there may be outcomes before it that the code has not seen, and commands that follow from those.
         outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True)
         outcome.skipped = resolution == "skip"
+        undone = next((one.body.compensates for one in reversed(history) if _is_start_of(one, outcome.call)), 0)
+        if undone and not outcome.skipped:
+            note_compensated(journal, row.id, undone)
         journal.record("step_completed", hold.step, outcome, journal.at)
     elif resolution == "cancel":
         _record_cancelled(row.id, journal, history)
@@ -179,6 +183,10 @@ def resolve_unit(
         journal.record("rollback_requested", "", request, journal.at)
     resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
     return bare_unit(row, journal, RowChange(status, journal.at, None, row.current_step), hold=resolved)
+
+
+def _is_start_of(event: Recorded, call: int) -> bool:
+    return event.kind == "step_started" and event.body.call == call
 
 
 def cancelled_unit(app: Surrounding, row: RunRow, request: ev.CancelRequested, consumed: Sequence[int] = ()) -> Append:
