@@ -249,6 +249,21 @@ async def test_a_step_that_a_cancel_left_open_is_finished_before_the_rollback_un
 
 
 @scenario
+async def test_a_step_that_a_cancel_left_open_is_not_done_again_if_there_is_nothing_to_undo(machine: Machine) -> None:
+    GATES["Wien"] = Gate()
+    first = await machine.boot()
+    await first.start(rollback_trip, "look", id="r")
+    await GATES["Wien"].reached.wait()
+    await machine.kill(first)
+    app = await machine.boot()
+    await app.cancel("r", now=True)
+    await app.rollback("r")
+    await rolled_back(machine, app)
+    assert notes() == [*BOOKED, "look Wien", *UNBOOKED]
+    assert [event.step for event in machine.events("r") if event.kind == "step_started"].count("look") == 1
+
+
+@scenario
 async def test_a_delayed_run_that_has_not_begun_is_just_cancelled(machine: Machine) -> None:
     app = await machine.boot()
     await app.start(rollback_trip, id="r", delay=100)
