@@ -10,7 +10,7 @@ import everstep
 from everstep import Done, Fatal, Live, NotDone, Retry, step, workflow
 from everstep.engine import attempts
 from everstep.engine.app import App
-from everstep.errors import CompensationBegun, HoldConflict, Misuse, RunCancelled, RunHeld, RunTimedOut
+from everstep.errors import CompensationBegun, HoldConflict, Misuse, RunCancelled, RunHeld, RunTimedOut, StoreError
 from everstep.model import events as ev
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Post
@@ -642,6 +642,46 @@ async def test_a_compensation_that_cannot_be_called_with_the_outcome_holds_the_r
     with pytest.raises(ValueError):
         await run.result(timeout=20)
     assert NOTES == ["undone ('Oslo', 'Rome')"]
+
+
+@scenario
+async def test_an_outcome_that_cannot_be_read_just_now_is_read_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large outcome is kept beside the history; when it is needed, the disk has a bad moment."""
+    failures = [StoreError("a bad moment")]
+
+    @step(compensate=lambda outcome: NOTES.append(len(outcome)))
+    async def large() -> str:
+        return "x" * 100_000
+
+    @workflow
+    async def trip() -> None:
+        await large()
+        await everstep.receive("go", str)
+        raise ValueError
+
+    app = await machine.boot()
+    run = await app.start(trip, id="r")
+    await machine.until_status("r", "waiting")
+    await machine.rest()
+    read = app.store.payload
+
+    def payload(run: str, digest: str) -> bytes | None:
+        if failures:
+            raise failures.pop()
+        return read(run, digest)
+
+    monkeypatch.setattr(app.store, "payload", payload)
+    await run.signal("go", "!")
+    await machine.until(lambda: not failures)
+    machine.clock.advance(1)
+    app.pump.nudge()
+    with pytest.raises(ValueError):
+        await run.result(timeout=20)
+    assert NOTES == [100_000]
+    assert failures == []
+    sound(machine)
 
 
 # -- cancels, timeouts, drift ------------------------------------------------------------------------------------------

@@ -226,11 +226,14 @@ class Driver:
         except (SpinningWorkflow, NotDecodable, RecursionError) as error:
             self.put_on_hold(stuck_report(self.execution, error))
         except StoreError as error:
-            log.error("A payload of run %s cannot be read just now; the run is taken up again. %s", self.run, error)
-            self.app.take_again(self)
+            self._take_again(error)
         finally:
             self._applying = False
         self.come_to_rest()
+
+    def _take_again(self, error: StoreError) -> None:
+        log.error("A payload of run %s cannot be read just now; the run is taken up again. %s", self.run, error)
+        self.app.take_again(self)
 
     # -- commands --------------------------------------------------------------------------------------------------
     def _perform(self, commands: Sequence[Command]) -> None:
@@ -328,6 +331,8 @@ class Driver:
             self._perform(self.execution.take_commands())
         except NotDecodable as error:
             self.put_on_hold(stuck_report(self.execution, error))
+        except StoreError as error:
+            self._take_again(error)
         finally:
             self._applying = was_applying
         self.come_to_rest()
