@@ -6,6 +6,7 @@ A driver is made for a run that this process has claimed (`resume.py`: load and 
     the code asks       →  each command is recorded  →  performed, when the output-commit rule allows it
     the code rests      →  the run waits; after a while it leaves memory
     the code ends       →  the end is recorded; once durable, whoever waits is told
+    the code fails      →  what it did is undone first, by steps of the same run (`saga`, `compensating`)
 
 Nothing leaves a run before what it depends on is durable: bodies of steps that are not `read` start, and ends, children
 and cancels reach anyone, only from `saver.when_durable`. The parts: `attempts` (steps under way), `inbox` (what
