@@ -8,7 +8,9 @@
     │   ├── UnknownRun          there is no run with this id
     │   ├── IdConflict          the id belongs to a run with another workflow or other arguments
     │   ├── KeyConflict         the key belongs to another action: another step, or other arguments
-    │   └── HoldConflict        a hold is ambiguous, unknown or already resolved
+    │   ├── HoldConflict        a hold is ambiguous, unknown or already resolved
+    │   ├── CompensationBegun   what the run did is being undone, or was: it cannot be retried or rolled back
+    │   └── Uncompensated       a rollback would leave effects that must not happen twice
     ├── NotDecodable            stored bytes are not of the type that the code expects now
     ├── RunActive               the run has not ended, so it cannot be restarted or retried
     ├── RunEnded                the run has ended, so it cannot be signalled, cancelled, …
@@ -228,6 +230,22 @@ class HoldConflict(Misuse):
     """A hold is unknown, already resolved, ambiguous, or cannot be resolved in this way."""
 
     code: ClassVar[str] = "everstep.hold.conflict"
+
+
+class CompensationBegun(Misuse):
+    """What the run did is being undone, or has been, so it cannot be retried, nor rolled back once more."""
+
+    code: ClassVar[str] = "everstep.run.compensation_begun"
+
+
+class Uncompensated(Misuse):
+    """A rollback would leave effects that must not happen twice and have no compensation. `steps` names them."""
+
+    code: ClassVar[str] = "everstep.run.uncompensated"
+
+    def __init__(self, message: str, steps: list[str] | None = None) -> None:
+        super().__init__(message)
+        self.steps = steps or []
 
 
 class StoreError(Error):

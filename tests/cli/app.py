@@ -97,3 +97,32 @@ async def rounds(count: int) -> list[str]:
             await everstep.receive("go", bool)
         state.append(await send(os.environ.get("READER", "ann")))
     return state
+
+
+@step
+async def cancel_room(booking: str, city: str) -> None:
+    note(f"cancel {booking}")
+    if Path("hotel is closed").exists():
+        raise ConnectionError("nobody answers")
+
+
+@step(compensate=cancel_room)
+async def book_room(city: str) -> str:
+    note(f"book {city}")
+    return f"room in {city}"
+
+
+@step(effect="once")
+async def send_card(city: str) -> None:
+    note(f"card from {city}")
+
+
+@workflow
+async def trip(fails: bool, writes: bool = False) -> str:
+    await book_room("Oslo")
+    await book_room("Rome")
+    if writes:
+        await send_card("Rome")
+    if fails:
+        raise RuntimeError("no car")
+    return "home"

@@ -34,7 +34,6 @@ def test_each_command_explains_itself_and_has_json_and_a_store(name: str) -> Non
     assert status == 0
     assert "--json" in out
     assert name == "demo" or "--url" in out
-    assert "--rollback" not in out
 
 
 def test_the_version_is_printed() -> None:

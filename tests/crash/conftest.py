@@ -24,6 +24,10 @@ def ledger(place: Path) -> Iterator[Ledger]:
         ledger.behave("charge", Mode(loses=1, fails=1))
         ledger.behave("remit", Mode(loses=1, honours_keys=False))
         ledger.behave("reserve", Mode(delay=0.04))
+        for effect in ("take_seat", "free_seat"):
+            ledger.behave(effect, Mode(loses=1))
+        for effect in ("pay", "refund"):
+            ledger.behave(effect, Mode(loses=1, honours_keys=False))
         ledger.behave("slow_look", Mode(delay=READ_SECONDS))
         ledger.behave("quick_look", Mode(delay=0.01))
         yield ledger
@@ -51,6 +55,12 @@ def mending(place: Path, ledger: Ledger, looping: Expected) -> "Counter[str]":
     problems = trial.finish(looping)
     assert not problems, "\n".join(problems)
     return passed
+
+
+@pytest.fixture(scope="session")
+def undone(place: Path, ledger: Ledger) -> Expected:
+    """What is left of two runs that were undone, undisturbed."""
+    return Expected.of(Trial.new(place, ledger, "saga"), trip_1="failed", trip_2="cancelled")
 
 
 @pytest.fixture(scope="session")

@@ -169,7 +169,9 @@ class Trial:
         accounts: dict[str, Any] = {"journal": self.journal(), "ledger": self.effects(), "faults": self.faults}
         self.judge(check(histories, earlier=earlier, **accounts))
         self.problems += [
-            f"{history.row.id} is {history.row.status}" for history in histories if history.row.status != "completed"
+            f"{history.row.id} is {history.row.status}"
+            for history in histories
+            if history.row.status != expected.statuses.get(history.row.id, "completed")
         ]
         if self.results() != expected.results:
             self.problems.append(f"the results are {self.results()}, undisturbed they are {expected.results}")
@@ -219,14 +221,21 @@ class Expected:
     results: dict[str, Any]
     applied: Counter[str]
     points: Counter[str]
+    statuses: dict[str, str] = field(default_factory=dict)
+    """How runs end that do not complete."""
 
     @classmethod
-    def of(cls, trial: Trial) -> "Expected":
+    def of(cls, trial: Trial, **statuses: str) -> "Expected":
         """Run a workload undisturbed."""
         status = trial.run()
         assert status == 0, trial.output()
         assert trial.results(), "the undisturbed workload has no results"
-        expected = cls(trial.results(), trial.applied(), trial.passed())
+        expected = cls(
+            trial.results(),
+            trial.applied(),
+            trial.passed(),
+            {run.replace("_", "-"): status for run, status in statuses.items()},
+        )
         problems = trial.finish(expected)
         assert not problems, "\n".join(problems)
         return expected

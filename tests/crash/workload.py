@@ -6,6 +6,7 @@
     python workload.py refused FOLDER LEDGER        an atomic step that is refused when it is done again
     python workload.py loop FOLDER LEDGER           a loop with checkpoints
     python workload.py fleet FOLDER LEDGER COUNT    many runs; any number of these processes share them
+    python workload.py saga FOLDER LEDGER           a run that fails and one that is rolled back: both are undone
 
 Started again it goes on. It leaves its results in its journal and exits with 0 when it has all of them.
 """
@@ -250,6 +251,78 @@ def damage_checkpoints(path: str, count: int) -> None:
             connection.close()
 
 
+def ask_ledger(key: str, *arguments: object) -> Done | NotDone:
+    """Ask the ledger's own account whether it has applied an effect with this key."""
+    lines = [json.loads(line) for line in ENTRIES.read_bytes().splitlines()] if ENTRIES.exists() else []
+    applied = [line for line in lines if line["kind"] == "applied" and line["key"] == key]
+    return Done(f"{applied[0]['effect']}-{applied[0]['digest'][:12]}") if applied else NotDone()
+
+
+def send(*arguments: object) -> str:
+    """Ask the ledger to apply an effect that is named like the step whose body this is."""
+    name = everstep.current().step.partition("#")[0]
+    return apply(LEDGER, name, everstep.key(), list(arguments))
+
+
+@step(retry=PATIENT)
+async def free_seat(seat: str, number: int) -> str:
+    return await asyncio.to_thread(send, seat, number)
+
+
+@step(retry=PATIENT, compensate=free_seat)
+async def take_seat(number: int) -> str:
+    """The ledger loses its first answer, and that of its compensation."""
+    return await asyncio.to_thread(send, number)
+
+
+@step(effect="once", probe=ask_ledger, settle=0.02)
+def refund(receipt: str, amount: int) -> str:
+    """The ledger loses its answer, and applies whatever is sent twice once more. So it does with the payment."""
+    return send(receipt, amount)
+
+
+@step(effect="once", probe=ask_ledger, settle=0.02, compensate=refund)
+def pay(amount: int) -> str:
+    return send(amount)
+
+
+@step(compensate=lambda label, number: send(label, number))
+def label(number: int) -> str:
+    return send(number)
+
+
+@workflow
+async def saga_trip(number: int, comes_back: bool) -> str:
+    await asyncio.gather(take_seat(number), take_seat(number + 1))
+    await asyncio.to_thread(pay, number)
+    await asyncio.to_thread(label, number)
+    await asyncio.sleep(0.01)
+    if comes_back:
+        return "home"
+    raise LookupError("no car")
+
+
+async def saga(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    await journalled(journal, "start", "trip-1", app.start(saga_trip, 7, False, id="trip-1"))
+    await note_error(app, journal, "trip-1")
+    await journalled(journal, "start", "trip-2", app.start(saga_trip, 70, True, id="trip-2"))
+    try:
+        if await app.get("trip-2").result(timeout=60) == "home":
+            await journalled(journal, "rollback", "trip-2", app.rollback("trip-2", "changed my mind"))
+    except everstep.errors.RunCancelled:
+        pass  # an earlier process rolled it back
+    await note_error(app, journal, "trip-2")
+
+
+async def note_error(app: everstep.App, journal: ClientJournal, run: str) -> None:
+    try:
+        value = await app.get(run).result(timeout=60)
+    except (LookupError, everstep.errors.RunCancelled) as error:
+        undone = " ".join(getattr(error, "__notes__", [])).replace(".", "").replace(",", "").split()
+        value = [type(error).__name__, str(error), *sorted(undone)]  # which seat was taken first is chance
+    journal.note("result", run, "acknowledged", value=value, published={})
+
+
 async def reference(app: everstep.App, journal: ClientJournal, count: int) -> None:
     await journalled(journal, "start", "order-1", app.start(reference_order, 7, id="order-1"))
     try:
@@ -334,6 +407,7 @@ async def main(kind: str, folder: str, count: int) -> None:
             "lanes": lanes,
             "loop": loop,
             "fleet": fleet,
+            "saga": saga,
         }
         work = works[kind]
         await work(app, journal, count)

@@ -142,7 +142,7 @@ async def test_several_at_once_make_one_question_and_one_acceptance(machine: Mac
     assert machine.kinds("r").count("step_started") == 3
     assert counts() == {}
     hold = machine.hold("r")
-    assert (hold.reason, hold.resolutions) == ("restored", ["accept", "done", "not-done", "cancel"])
+    assert (hold.reason, hold.resolutions) == ("restored", ["accept", "done", "not-done", "cancel", "rollback"])
     with pytest.raises(RunHeld, match="after the backup"):
         await worker.get("r").result()
     await worker.resolve("r", "accept", by="ann")
@@ -258,3 +258,78 @@ async def test_a_store_with_workers_is_not_marked(machine: Machine) -> None:
     with pytest.raises(Misuse, match="Stop every process"):
         mark_restored(machine.store)
     assert machine.store.restores() == 0
+
+
+# -- keys of actions ---------------------------------------------------------------------------------------------------
+@step(effect="once", key="ship:{number}", probe=ask)
+async def ship(number: int) -> str:
+    APPLIED.append(("ship", everstep.key()))
+    return f"shipped {number}"
+
+
+@workflow(name="restored_shipping")
+async def shipping(number: int) -> str:
+    await everstep.receive("go", str)
+    return await ship(number)
+
+
+@pytest.mark.parametrize("has_happened", [True, False])
+@scenario
+async def test_a_step_with_a_key_of_its_own_is_asked_about_once_the_key_is_its_own(
+    machine: Machine, has_happened: bool
+) -> None:
+    await left(machine, shipping, 7)
+    ANSWERS.append(Done("shipped long ago") if has_happened else NotDone())
+    worker = await machine.worker()
+    await worker.signal("r", "go", "x")
+    value = await worker.get("r").result(timeout=5)
+    assert value == ("shipped long ago" if has_happened else "shipped 7")
+    assert [key for _, key in APPLIED] == ([] if has_happened else ASKED)
+    row = machine.store.effect("ship:7")
+    assert row is not None
+    assert row.state == "done"
+
+
+@scenario
+async def test_what_another_run_has_done_under_the_key_is_shared_without_a_question(machine: Machine) -> None:
+    await left(machine, shipping, 7)
+    worker = await machine.worker()
+    other = await worker.start(shipping, 7, id="other")
+    await other.signal("go", "x")
+    assert await other.result(timeout=5) == "shipped 7"
+    await worker.signal("r", "go", "x")
+    assert await worker.get("r").result(timeout=5) == "shipped 7"
+    assert counts() == {"ship": 1}
+    assert ASKED == []
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+@workflow(name="restored_trading_on")
+async def trading_on(count: int) -> int:
+    done = 0
+    while done < count:
+        done = await everstep.checkpoint(done)
+        await everstep.receive("go", str)
+        await trade(done)
+        done += 1
+    return done
+
+
+@scenario
+async def test_a_checkpoint_remembers_that_there_was_a_restore(machine: Machine) -> None:
+    app = await machine.boot()
+    await app.start(trading_on, 4, id="r")
+    await app.signal("r", "go", "0")
+    await machine.until(lambda: counts() == {"trade": 1})
+    await machine.rest(app)
+    await machine.stop(app)
+    mark_restored(machine.store)
+    for number in (1, 2, 3):
+        worker = await machine.worker()
+        await worker.signal("r", "go", f"{number}")
+        await machine.until(lambda: len(ASKED) == number)  # noqa: B023
+        await machine.rest(worker)
+        await machine.stop(worker)
+    assert machine.status("r") == "completed"
+    assert machine.kinds("r").count("run_restored") == 1, "it is noted once, also where the note is not read any more"
+    assert counts() == {"trade": 4}

@@ -1174,6 +1174,7 @@ KEPT = {
     "checkpoints": "number",
     "caution": "caution",
     "unseen_workers": "unseen_workers",
+    "saga": "is_undoable",
 }
 """What an execution remembers, and the field of the engine's part that it is kept in."""
 NOT_KEPT = {
@@ -1192,6 +1193,7 @@ NOT_KEPT = {
     "unwinding": "it is about leaving memory",
     "ended": "the code goes on",
     "cancel": "a run that is being cancelled takes none",
+    "rollback": "a run that is being undone takes none",
     "main": "it is the code itself",
     "_issued": "what was asked for before is recorded before",
     "_cancel_came_too_late": "a run that is being cancelled takes none",

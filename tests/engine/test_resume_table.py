@@ -111,6 +111,8 @@ async def do(app: App, verb: str) -> Any:
             return await app.hold("r")
         case ["resolve"]:
             return await app.resolve("r", "retry")
+        case ["rollback"]:
+            return await app.rollback("r")
     raise AssertionError(verb)
 
 
@@ -210,6 +212,18 @@ async def goes_on(machine: Machine, app: App, verb: str, owner: App) -> None:
     assert NOTES == []
 
 
+async def rolled_back(machine: Machine, app: App, verb: str, owner: App) -> None:
+    await do(app, verb)
+    if machine.status("r") == "queued":
+        await machine.worker()
+    await machine.until(lambda: machine.kinds("r")[-1] == "run_cancelled" and machine.kinds("r")[-2].startswith("roll"))
+    assert machine.status("r") == "cancelled"
+    assert machine.bodies("r", "run_cancelled")[-1].rolled_back
+    assert NOTES == []
+    with pytest.raises(RunCancelled):
+        await app.get("r").result()
+
+
 async def later(machine: Machine, app: App, verb: str, owner: App) -> None:
     assert not hasattr(app, verb), f"{verb} is there now: say in docs/resume.md what it does"
 
@@ -218,7 +232,7 @@ MEANINGS: dict[str, Callable[..., Any]] = {
     function.__name__.replace("_", " "): function
     for function in (
         goes_on_here, the_same_run, its_result, its_failure, goes_on_from_what_failed, begins_again, delivered,
-        delivered_later, its_code_cleans_up, ends_at_once, held, goes_on, later,
+        delivered_later, its_code_cleans_up, ends_at_once, held, goes_on, rolled_back, later,
     )
 }  # fmt: skip
 

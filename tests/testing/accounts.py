@@ -14,7 +14,7 @@ from everstep.testing.checker import RunHistory, Violation, check
 
 SECOND = 1_000_000
 START = 1_800_000_000 * SECOND
-ENTROPY = {"order": "0a" * 16, "order.4": "0b" * 16}
+ENTROPY = {"order": "0a" * 16, "order.4": "0b" * 16, "trip": "0d" * 16}
 ARGUMENTS = {"look": "aa", "charge": "bb", "pack": "dd"}
 STATUS_OF_END = {"run_completed": "completed", "run_failed": "failed", "run_cancelled": "cancelled"}
 
@@ -73,6 +73,25 @@ def child_lines() -> list[Line]:
     ]
 
 
+def saga_lines() -> list[Line]:
+    """A run that failed, and undid what it had done."""
+    return [
+        ("run_started", "", 0, ev.RunStarted("trip", "", 1, "3.11", ENTROPY["trip"])),
+        ("step_started", "fly", 1, ev.StepStarted(1, "a1", compensate="unfly")),
+        ("step_started", "sleep", 2, ev.StepStarted(2, "a2", compensate="unsleep")),
+        ("step_completed", "sleep", 3, ev.StepCompleted(2)),
+        ("step_completed", "fly", 4, ev.StepCompleted(1)),
+        ("step_started", "drive", 5, ev.StepStarted(3, "a3", compensate="undrive")),
+        ("step_failed", "drive", 6, ev.StepFailed(3)),
+        ("compensation_started", "", 7, ev.CompensationStarted(4, "failure", [1, 2], cause=3)),
+        ("step_started", "unfly", 8, ev.StepStarted(5, "a4", compensates=1)),
+        ("step_completed", "unfly", 9, ev.StepCompleted(5)),
+        ("step_started", "unsleep", 10, ev.StepStarted(6, "a5", compensates=2)),
+        ("step_completed", "unsleep", 11, ev.StepCompleted(6)),
+        ("run_failed", "", 12, ev.RunFailed(call=3)),
+    ]
+
+
 def parent_signals() -> list[Delivery]:
     return [
         Delivery(1, "order", "signal", "word", "w1", b'["z"]', START, "consumed"),
@@ -86,6 +105,7 @@ class Accounts:
 
     parent: list[Line] = field(default_factory=parent_lines)
     child: list[Line] = field(default_factory=child_lines)
+    saga: list[Line] = field(default_factory=saga_lines)
     signals: list[Delivery] = field(default_factory=parent_signals)
     ledger: list[dict[str, Any]] = field(default_factory=list)
     journal: list[dict[str, Any]] = field(default_factory=list)
@@ -120,7 +140,8 @@ class Accounts:
 
     def histories(self) -> list[RunHistory]:
         children = [] if self.drop_child else [history("order.4", self.child, epoch=1)]
-        return [history("order", self.parent, self.signals, **self.row), *children, *self.more]
+        saga = history("trip", self.saga, epoch=1)
+        return [history("order", self.parent, self.signals, **self.row), *children, saga, *self.more]
 
     def check(self) -> list[Violation]:
         return check(

@@ -356,6 +356,87 @@ def an_action_is_applied_twice_under_one_key(accounts: Accounts) -> None:
         accounts.ledger.append({**entry(kind, "order", "charge", 3), "effect": "pay", "key": key})
 
 
+@planted("S1")
+def a_step_that_failed_is_compensated(accounts: Accounts) -> None:
+    accounts.saga[7] = ("compensation_started", "", 7, ev.CompensationStarted(4, "failure", [3, 1, 2], cause=3))
+
+
+@planted("S1")
+def a_step_that_was_skipped_is_compensated(accounts: Accounts) -> None:
+    accounts.saga[4] = ("step_completed", "fly", 4, ev.StepCompleted(1, skipped=True))
+
+
+@planted("S1")
+def a_step_is_compensated_twice(accounts: Accounts) -> None:
+    accounts.saga[12:12] = [
+        ("step_started", "unfly", 12, ev.StepStarted(7, "a4", compensates=1)),
+        ("step_completed", "unfly", 12, ev.StepCompleted(7)),
+    ]
+
+
+@planted("S1")
+def compensation_begins_with_what_is_compensated(accounts: Accounts) -> None:
+    accounts.saga[12:12] = [("compensation_started", "", 12, ev.CompensationStarted(7, "rollback", [1]))]
+
+
+@planted("S2")
+def compensations_run_in_the_order_of_completion(accounts: Accounts) -> None:
+    accounts.saga[7] = ("compensation_started", "", 7, ev.CompensationStarted(4, "failure", [2, 1], cause=3))
+    accounts.saga[8], accounts.saga[10] = (
+        ("step_started", "unsleep", 8, ev.StepStarted(5, "a5", compensates=2)),
+        ("step_started", "unfly", 10, ev.StepStarted(6, "a4", compensates=1)),
+    )
+
+
+@planted("S2")
+def compensations_run_in_another_order_than_planned(accounts: Accounts) -> None:
+    accounts.saga[8], accounts.saga[10] = (
+        ("step_started", "unsleep", 8, ev.StepStarted(5, "a5", compensates=2)),
+        ("step_started", "unfly", 10, ev.StepStarted(6, "a4", compensates=1)),
+    )
+
+
+@planted("S2")
+def the_code_goes_on_while_it_is_undone(accounts: Accounts) -> None:
+    accounts.saga[12:12] = [("step_started", "drive#2", 12, ev.StepStarted(7, "a3"))]
+
+
+@planted("S2")
+def a_compensated_run_is_retried(accounts: Accounts) -> None:
+    accounts.saga.append(("run_retried", "", 30, ev.RunRetried(7, "0c" * 16, 3)))
+
+
+@planted("S3")
+def a_compensation_is_lost(accounts: Accounts) -> None:
+    del accounts.saga[10:12]
+
+
+@planted("S3")
+def a_run_fails_and_compensates_nothing(accounts: Accounts) -> None:
+    del accounts.saga[7:12]
+
+
+@planted("S3")
+def a_rollback_leaves_something_out(accounts: Accounts) -> None:
+    accounts.saga[12] = ("run_cancelled", "", 12, ev.RunCancelled(rolled_back=True))
+    del accounts.saga[10:12]
+
+
+def test_a_run_that_was_cancelled_may_leave_compensations_for_a_rollback() -> None:
+    accounts = Accounts()
+    given_up: list[Line] = [
+        *accounts.saga[:10],
+        ("run_cancelled", "", 12, ev.RunCancelled(forced=True)),
+        ("rollback_requested", "", 20, ev.RollbackRequested()),
+        ("compensation_started", "", 21, ev.CompensationStarted(6, "rollback", [2], forced=True)),
+        ("step_started", "unsleep", 22, ev.StepStarted(7, "a5", compensates=2)),
+        ("step_completed", "unsleep", 23, ev.StepCompleted(7)),
+        ("run_cancelled", "", 24, ev.RunCancelled(rolled_back=True)),
+    ]
+    accounts.saga = given_up
+    assert accounts.check() == []
+
+
 def test_accounts_that_agree_break_no_rule() -> None:
     assert Accounts().check() == []
 

@@ -1,4 +1,4 @@
-"""What a person does to a run: `signal`, `cancel`, `retry`, `hold`. Each is durable when the command ends."""
+"""What a person does to a run: `signal`, `cancel`, `retry`, `hold`, `rollback`. Each is durable when it ends."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -104,3 +104,31 @@ def retry_command(run: str, url: str | None, in_json: bool) -> None:
 def hold_command(run: str, note: str, url: str | None, in_json: bool) -> None:
     """Put a run on hold until somebody resolves it."""
     _act(run, url, lambda app: app.hold(run, note, by=user_name()), {"hold": "asked"}, "put on hold", in_json=in_json)
+
+
+@click.command("rollback")
+@click.argument("run")
+@click.option("--note", default="", help="Why; it is kept in the history.")
+@click.option(
+    "--allow-uncompensated",
+    is_flag=True,
+    help="Also if effects stay that must not happen twice and have no compensation.",
+)
+@store_options
+def rollback_command(run: str, note: str, allow_uncompensated: bool, url: str | None, in_json: bool) -> None:
+    """Undo what a run did, the last step first; then it is cancelled.
+
+    The compensations of its completed steps (`compensate=`) run, each with its own contract, in a process that knows
+    the workflow. An unfinished run stops for that and its code is not asked; an ended one is taken up once more.
+    """
+    text = "rollback requested"
+    row, is_served = _act(
+        run,
+        url,
+        lambda app: app.rollback(run, note, allow_uncompensated=allow_uncompensated, by=user_name()),
+        {"rollback": "requested"},
+        text,
+        in_json=in_json,
+    )
+    if not in_json and row.status != "cancelled":
+        say_who_goes_on(run, url, is_served=is_served)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from everstep.cli.terminal import add_fitted, between, clean, shortened, styled
-from everstep.cli.timeline import Row, Timeline
+from everstep.cli.timeline import Row, Timeline, error_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,6 +19,7 @@ MARKS: Final = {
     "dropped": ("·", "dim"),
     "open": ("▸", "cyan"),
 }
+UNDONE: Final = {"wanted": "to be undone", "compensated": "undone", "skipped": "not undone, a person decided"}
 COMPRESSED_FROM: Final = 10_000_000
 """Shorter runs (microseconds) are drawn to scale, whatever they wait for."""
 NAME_CHARACTERS_MAX: Final = 28
@@ -109,7 +110,7 @@ def axis(width: int, length: str, *, compressed: bool) -> "Text":
 
 def cells_of(row: Row, scale: Scale, now: int) -> list["Text"]:
     """Return the cells of one row."""
-    mark, style = MARKS[row.state]
+    mark, style = ("↩", "yellow") if row.undone == "compensated" else MARKS[row.state]
     if row.state == "open" and row.kind in WAITING:
         mark, style = WAITING[row.kind]
     kind = {"timer": "timer", "signal": "signal", "child": "child", "note": ""}.get(row.kind, row.effect)
@@ -174,6 +175,10 @@ def remark_of(row: Row) -> "Text":
         parts.append((error_line(row.error), "red"))
     elif row.state == "open" and row.attempts and row.attempts[-1].error:
         parts.append((error_line(row.attempts[-1].error), "red"))
+    if row.undoes:
+        parts.append((f"undoes {row.undoes}", "yellow"))
+    if row.undone:
+        parts.append((UNDONE[row.undone], "yellow"))
     if row.note:
         parts.append((row.note, "dim" if row.kind != "note" else ""))
     if file := file_of(row):
@@ -197,13 +202,6 @@ def file_of(row: Row) -> str:
 def times(count: int) -> str:
     """Return how often, in words."""
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
-
-
-def error_line(error: dict[str, object]) -> str:
-    """Return an error's type and the first line of its message."""
-    message = str(error.get("message", "")).split("\n")[0]
-    kind = str(error.get("type", ""))
-    return f"{kind}: {message}" if message else kind
 
 
 def status_text(status: str) -> "Text":

@@ -26,7 +26,10 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
         },
     ),
     ("Looking closer", {"history": "listing", "effects": "effects"}),
-    ("Acting on runs", {"signal": "acting", "cancel": "acting", "retry": "acting", "hold": "acting"}),
+    (
+        "Acting on runs",
+        {"signal": "acting", "cancel": "acting", "retry": "acting", "hold": "acting", "rollback": "acting"},
+    ),
     (
         "Checking",
         {"verify": "verifying", "repair": "repairing", "restored": "repairing", "replay": "replaying"},

@@ -139,14 +139,14 @@ def _print_events(store: Store, row: RunRow, generation: int) -> None:
         out.print(styled(f"generation {generation} of {row.generation}", "dim"))
 
 
+_NOT_WORTH_A_LINE = frozenset({"entropy", "arguments", "whole", "semantics", "python", "call", "number", "early"})
+
+
 def _gist(body: dict[str, Any]) -> str:
     """Return what is worth a line of an event's body."""
     parts: list[str] = []
     for name, value in body.items():
-        if name in ("entropy", "arguments", "semantics", "python", "call", "number", "early", "digest") or value in (
-            "",
-            None,
-        ):
+        if name in _NOT_WORTH_A_LINE or value in ("", None):
             continue
         if name == "preview":
             parts.insert(0, arguments_text(str(value)))

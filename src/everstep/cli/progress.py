@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from everstep.cli.drawing import MARKS, error_line
+from everstep.cli.drawing import MARKS
 from everstep.cli.opening import example_value, line_to_paste
 from everstep.cli.terminal import (
     arguments_text,
@@ -16,7 +16,7 @@ from everstep.cli.terminal import (
     shortened,
     styled,
 )
-from everstep.cli.timeline import Row, Timeline
+from everstep.cli.timeline import Row, Timeline, error_line
 from everstep.engine.replay import FALLBACK, NEVER
 from everstep.model.events import EventRow, decode_body
 from everstep.stores.protocol import RunRow, Store
@@ -218,6 +218,8 @@ def _step_started(event: EventRow, body: Any, timeline: Timeline) -> Said:
         return "↻", f"{event.step}: attempt {body.attempt}, because somebody wanted it", "yellow"
     if body.attempt > 1:
         return "↻", f"{event.step}: attempt {body.attempt}", "yellow"
+    if body.compensates:
+        return "↩", f"{event.step} undoes {timeline.rows[-1].undoes}", "yellow"
     return "…", f"{event.step} {shortened(arguments_text(body.preview), 100)}", "dim"
 
 
@@ -272,6 +274,8 @@ _LINES: dict[str, Any] = {
     "signal_received": lambda event, body, _: ("✉", f"signal {body.name} arrived", "magenta"),
     "signal_rejected": lambda event, body, _: ("✗", f"signal {body.name} was rejected: {body.why}", "red"),
     "cancel_requested": lambda event, body, _: ("⊘", f"cancel requested {body.reason}".rstrip(), "yellow"),
+    "rollback_requested": lambda event, body, _: ("↩", f"rollback requested {body.note}".rstrip(), "yellow"),
+    "compensation_started": lambda event, body, timeline: ("↩", timeline.rows[-1].note, "yellow"),
     "timer_fired": lambda event, body, _: ("◷", "a timer fired", "blue"),
     "run_repaired": lambda event, body, _: ("◆", f"repaired: {body.archived} events were archived", "yellow"),
     "run_restored": lambda event, body, _: ("◆", "the store was restored from a backup: asking first", "yellow"),

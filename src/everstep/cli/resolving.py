@@ -30,6 +30,7 @@ from everstep.stores.protocol import HoldRow
 @click.option("--skip", metavar="JSON", help="Take this value as the step's outcome.")
 @click.option("--repair", is_flag=True, help="Go on from the last good event of a damaged history.")
 @click.option("--cancel", is_flag=True, help="End the run as cancelled.")
+@click.option("--rollback", is_flag=True, help="Undo what the run did, the last step first; then it is cancelled.")
 @click.option("--note", default="", help="Why; it is kept in the history.")
 @click.option("--reason", help="Without RUN: resolve all holds for this reason.")
 @click.option("--step", help="Without RUN: resolve all holds at this step.")

@@ -8,14 +8,13 @@ from typing import Any
 import click
 
 from everstep.cli.arguments import decoded_arguments
-from everstep.cli.drawing import error_line
 from everstep.cli.holds import draw_hold, hold_facts
 from everstep.cli.logs import log_lines
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
 from everstep.cli.opening import line_to_paste, place_of, store_options
 from everstep.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, Watcher
 from everstep.cli.terminal import clean, console, duration, json_text, payload_json, say_json, styled
-from everstep.cli.timeline import Timeline
+from everstep.cli.timeline import Timeline, error_line
 from everstep.codec import error_facts
 from everstep.engine.app import App
 from everstep.engine.opening import default_url
@@ -166,11 +165,11 @@ def report_end(
         facts["holds"] = [hold_facts(hold, url) for hold in holds]
         say_json(facts)
     else:
-        _print_end(row, holds, url)
+        _print_end(row, holds, url, timeline)
     return {"completed": EXIT_DONE, "held": EXIT_HELD}.get(row.status, EXIT_FAILED)
 
 
-def _print_end(row: RunRow, holds: list[HoldRow], url: str | None) -> None:
+def _print_end(row: RunRow, holds: list[HoldRow], url: str | None, timeline: Timeline) -> None:
     err = console(err=True)
     took = duration(((row.ended_at or row.updated_at) - row.created_at) / 1e6)
     if row.status == "completed":
@@ -180,10 +179,16 @@ def _print_end(row: RunRow, holds: list[HoldRow], url: str | None) -> None:
         why = clean(error_line(error_facts(row.outcome or b"")))
         err.print(styled("✗ ", "bold red").append(f"run {row.id} failed: {why}"))
         err.print(styled("  see  " + line_to_paste("show", row.id, url=url), "dim"))
-        err.print(styled("  then " + line_to_paste("retry", row.id, url=url) + "  to go on from what failed", "dim"))
+        if timeline.is_undone:
+            undone = ", ".join(step.name for step in timeline.compensations() if step.undone == "compensated")
+            err.print(styled("↩ ", "yellow").append(f"undone: {clean(undone)}"))
+        else:
+            line = line_to_paste("retry", row.id, url=url)
+            err.print(styled(f"  then {line}  to go on from what failed", "dim"))
     elif row.status == "held":
         err.print(styled("◼ ", "bold yellow").append(f"run {row.id} is held: it waits for a person"))
         for hold in holds:
             err.print(draw_hold(hold, url))
     else:
-        err.print(styled("⊘ ", "bold yellow").append(f"run {row.id} was cancelled"))
+        how = "rolled back" if timeline.rolled_back else "cancelled"
+        err.print(styled("⊘ ", "bold yellow").append(f"run {row.id} was {how}"))

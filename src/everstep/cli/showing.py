@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from everstep.cli.drawing import draw_timeline, error_line, status_text
+from everstep.cli.drawing import draw_timeline, status_text
 from everstep.cli.holds import draw_hold, hold_facts
 from everstep.cli.listing import published_of, row_facts
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
@@ -25,7 +25,7 @@ from everstep.cli.terminal import (
     shortened,
     styled,
 )
-from everstep.cli.timeline import Row, Timeline, timeline_of
+from everstep.cli.timeline import Row, Timeline, error_line, timeline_of
 from everstep.engine.history import verify_now
 from everstep.errors import Damaged
 from everstep.model.status import ENDED
@@ -102,6 +102,8 @@ def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
     facts["children"] = [{"id": child.id, "status": child.status} for child in store.children(row.id)]
     facts["patches"] = timeline.patches
     facts["checkpoints"] = timeline.checkpoints
+    facts["rolled_back"] = timeline.rolled_back
+    facts["compensations"] = {step.name: step.undone for step in timeline.compensations()}
     facts["result"] = payload_json(row.outcome or b"[null]") if row.status == "completed" else None
     facts["error"] = timeline.error
     return facts
@@ -110,6 +112,7 @@ def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
 def _step_facts(step: Row) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": step.name, "effect": step.effect, "state": step.state, "seq": step.seq}
     facts |= {"started_at": step.started_at, "ended_at": step.ended_at, "attempts": step.attempts}
+    facts |= {"undoes": step.undoes, "undone": step.undone}
     return facts | {"arguments": step.arguments, "value": step.value, "error": step.error, "source": step.source}
 
 
@@ -146,6 +149,7 @@ def draw_run(
     if timeline.rows:
         parts += [draw_timeline(timeline, now=end, width=width, most=most), ""]
     parts += _crashes(timeline)
+    parts += _undone(row, timeline, url)
     if published := published_of(row):
         parts.append(styled("published", "dim"))
         parts += [styled(f"  {name} = {shortened(_one_line(value), 200)}") for name, value in published.items()]
@@ -168,6 +172,8 @@ def _heading(row: RunRow, timeline: Timeline, now: int, place: str) -> "Renderab
     from rich.console import Group
 
     first = styled(row.id, "bold").append("  ").append_text(status_text(row.status))
+    if timeline.rolled_back:
+        first.append(" (rolled back)", style="yellow")
     first.append(f"  {clean(row.workflow)}({shortened(clean(arguments_text(row.preview)), 80)})")
     if row.generation > 1:
         first.append(f"  generation {row.generation}", style="dim")
@@ -194,6 +200,23 @@ def _crashes(timeline: Timeline) -> list[Any]:
     return [*lines, ""] if lines else []
 
 
+def _undone(row: RunRow, timeline: Timeline, url: str | None) -> list[Any]:
+    """Return how far a run is undone, and what stays as it is."""
+    if not timeline.is_undone:
+        return []
+    ended = row.status in ENDED
+    titles = {"compensated": "undone", "wanted": "not undone" if ended else "to be undone", "skipped": "left as it is"}
+    lines: list[str] = []
+    for state, title in titles.items():
+        if names := [step.name for step in timeline.compensations() if step.undone == state]:
+            lines.append(f"{title}: {', '.join(names)}")
+            if state == "wanted" and ended:
+                lines.append(f"go on undoing:  {line_to_paste('rollback', row.id, url=url)}")
+    if not lines:
+        lines.append("nothing had to be undone" if ended else "is about to be undone")
+    return [*(styled("↩ ", "yellow").append(clean(line)) for line in lines), ""]
+
+
 def _problems(store: Store, row: RunRow, timeline: Timeline, url: str | None) -> list[Any]:
     """Return what is wrong: damage, errors with where they were raised, holds with their answers."""
     parts: list[Any] = []
@@ -206,7 +229,7 @@ def _problems(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
             parts += _draw_error(f"step {step.name}", step.error)
     if timeline.error is not None:
         parts += _draw_error("the run", timeline.error)
-        if row.status == "failed":
+        if row.status == "failed" and not timeline.is_undone:
             line = line_to_paste("retry", row.id, url=url)
             parts += [styled("go on from what failed:", "dim"), styled(f"  {line}", "bold"), ""]
     for hold in store.holds(run=row.id):

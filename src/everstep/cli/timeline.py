@@ -53,6 +53,10 @@ class Row(msgspec.Struct, kw_only=True):
     awaited_key: str = ""
     """The key that the step waits for, and the run that has it."""
     awaited_run: str = ""
+    undoes: str = ""
+    """In a compensation: the step that it undoes."""
+    undone: Literal["", "wanted", "compensated", "skipped"] = ""
+    """Of a step: whether it is to be undone, was, or was left as it is by a person."""
 
     @property
     def crashes(self) -> int:
@@ -87,12 +91,16 @@ class Timeline:
         self.end = ""
         self.error: dict[str, Any] | None = None
         self.cancel_requested = False
+        self.is_undone = False
+        """Whether compensation has begun, or was asked for."""
+        self.rolled_back = False
         self._calls: dict[int, Row] = {}
         self._awaited: defaultdict[str, deque[Row]] = defaultdict(deque)
         self._unasked: defaultdict[str, deque[tuple[int, str]]] = defaultdict(deque)
         self._timed_receives: deque[Row] = deque()
         self._timers_of: dict[int, Row] = {}
         self._last_sign_at = 0
+        self._undone_by: dict[int, Row] = {}
 
     # -- what it says --------------------------------------------------------------------------------------------------
     @property
@@ -104,6 +112,10 @@ class Timeline:
         """Return the names of the steps that are done, in the order in which they were finished."""
         done = [row for row in self.steps if row.state == "completed"]
         return [row.name for row in sorted(done, key=lambda row: row.ended_at or 0)]
+
+    def compensations(self) -> list[Row]:
+        """Return the steps that were to be undone, in the order in which they were done."""
+        return [row for row in self.steps if row.undone]
 
     def awaited_signals(self) -> list[Row]:
         """Return the signals that the code has asked for and not got."""
@@ -155,6 +167,9 @@ class Timeline:
         if row is None or body.attempt == 1:
             row = Row(kind="step", name=event.step, seq=event.seq, started_at=event.at)
             row.effect, row.source, row.arguments = body.effect, body.source, body.preview
+            if body.compensates and body.compensates in self._calls:
+                row.undoes = self._calls[body.compensates].name
+                self._undone_by[body.call] = self._calls[body.compensates]
             self._new(row, body.call)
         elif body.because == "crash":
             self._crashed(event, row)
@@ -183,7 +198,11 @@ class Timeline:
         row = self._end_step(event, body.call, "completed")
         if row is not None:
             row.value = self._value(body)
-            if body.fallback:
+            if body.call in self._undone_by:
+                self._undone_by[body.call].undone = "skipped" if body.skipped else "compensated"
+            if body.skipped:
+                row.note = "skipped by a person"
+            elif body.fallback:
                 row.note = "by its fallback"
             elif body.key_unused and len(row.attempts) > 1:
                 row.note = "repeated, and its body never used its key"
@@ -326,6 +345,21 @@ class Timeline:
         why = body.reason or ("timeout" if body.timeout else "")
         self._note(event, "cancel", " by ".join(filter(None, [why, body.by])), "cancelled")
 
+    def _take_rollback_requested(self, event: EventRow, body: Any) -> None:
+        self.end, self.is_undone = "", True
+        why = f"{body.note} (by {body.by})" if body.note and body.by else body.note or (body.by and f"by {body.by}")
+        self._note(event, "rollback", why, "cancelled")
+
+    def _take_compensation_started(self, event: EventRow, body: Any) -> None:
+        """What the code still waited for is dropped, and what it did is undone."""
+        self.is_undone = True
+        self._drop_open(event)
+        for call in body.steps:
+            if call in self._calls:
+                self._calls[call].undone = "wanted"
+        why = "somebody wants it" if body.because == "rollback" else error_line(self._error(body))
+        self._note(event, "compensation", f"{len(body.steps)} to undo, because {why}", "cancelled")
+
     def _take_run_held(self, event: EventRow, body: Any) -> None:
         self._note(event, "held", f"{body.reason}: {body.summary}", "failed")
 
@@ -349,6 +383,7 @@ class Timeline:
         self._ended(event)
 
     def _take_run_cancelled(self, event: EventRow, body: Any) -> None:
+        self.rolled_back = body.rolled_back
         self._ended(event)
 
     def _take_run_failed(self, event: EventRow, body: Any) -> None:
@@ -357,11 +392,21 @@ class Timeline:
 
     def _ended(self, event: EventRow) -> None:
         self.end = event.kind
+        self._drop_open(event)
+
+    def _drop_open(self, event: EventRow) -> None:
         for row in self.rows:
             if row.state == "open":
                 row.state, row.ended_at = "dropped", event.at
                 if row.attempts and row.attempts[-1].ended_at is None:
                     row.attempts[-1].ended_at, row.attempts[-1].outcome = event.at, "cancelled"
+
+
+def error_line(error: dict[str, Any]) -> str:
+    """Return an error's type and the first line of its message."""
+    message = str(error.get("message", "")).split("\n")[0]
+    kind = str(error.get("type", ""))
+    return f"{kind}: {message}" if message else kind
 
 
 def timeline_of(store: Store, run: str, generation: int) -> Timeline:

@@ -3,6 +3,7 @@
 A payload is JSON text, `[value]` or `[value, type tree]`. See `writer` for the tree.
 """
 
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any, Final, NamedTuple
 
@@ -100,6 +101,20 @@ class Codec:
             raise NotDecodable("value cannot be restored: these are no arguments of a call.", "value")
         return ((None, *args) if signature.is_method else tuple(args)), kwargs
 
+    def kept_arguments(self, signature: Signature, payload: bytes, given: Arguments) -> Arguments:
+        """Return arguments as they were stored. What was handed through is taken from those that are given now."""
+        args, kwargs = self.decode_arguments(signature, payload)
+        if signature.has_live:
+            args = tuple(
+                given.args[index] if signature.is_live_position(index) and index < len(given.args) else value
+                for index, value in enumerate(args)
+            )
+            kwargs = {
+                name: given.kwargs.get(name) if signature.is_live_name(name) else value
+                for name, value in kwargs.items()
+            }
+        return self.encode_arguments(signature, args, kwargs, "arguments")
+
     def encode_error(self, error: BaseException) -> bytes:
         """Return the payload of an exception. It never raises: what cannot be stored is stored as text."""
         try:
@@ -119,6 +134,16 @@ class Codec:
                 "or the data is damaged.",
                 "error",
             ) from error
+
+    def with_notes(self, payload: bytes, notes: Sequence[str]) -> bytes:
+        """Return the payload of an exception with more notes (`__notes__`). It never raises, and loses nothing."""
+        try:
+            envelope = _from_json(payload)
+            facts = envelope[0]
+            facts["notes"] = [*facts.get("notes", []), *notes]
+            return _to_json(envelope) if notes else payload
+        except (msgspec.MsgspecError, TypeError, LookupError, AttributeError):
+            return payload
 
     def error_facts(self, payload: bytes) -> dict[str, Any]:
         """Return an exception's type, message, traceback, notes, cause, context and members, without restoring it."""

@@ -71,7 +71,7 @@ class Signature:
 
         self._set_nothing()
         try:
-            self._signature = _inspected(self.function)
+            self._signature = inspected(self.function)
         except (TypeError, ValueError):  # some functions in C do not say what they take
             return
         names = names_around_function(_underlying(self.function))
@@ -181,7 +181,8 @@ class Signature:
         return any(p.kind is p.VAR_KEYWORD and p.name in self.live for p in self._signature.parameters.values())
 
 
-def _inspected(function: Callable[..., Any]) -> "inspect.Signature":
+def inspected(function: Callable[..., Any]) -> "inspect.Signature":
+    """Return what a function takes, without looking up the names in its annotations."""
     import inspect
     import sys
 

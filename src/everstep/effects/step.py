@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Literal, TypeVar, overload
 
 from everstep.codec import Signature, register
 from everstep.effects.keying import KeyMaker
+from everstep.effects.saga import compensation_of, is_of_the_same_class
 from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse
-from everstep.model.contracts import Effect
+from everstep.model.contracts import Effect, may_run_again
 from everstep.model.ids import checked_name
 from everstep.model.retry import ONE_ATTEMPT, Retry
 
@@ -40,6 +41,7 @@ class Step:
         settle: float = 0.0,
         not_done: type[BaseException] | Iterable[type[BaseException]] = (),
         key: str | Callable[..., str] | None = None,
+        compensate: Callable[..., Any] | None = None,
     ) -> None:
         if not callable(function):
             raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
@@ -68,6 +70,9 @@ class Step:
         self.key = KeyMaker(key, function, self.name) if key is not None else None
         self.is_async = is_async_callable(function)
         self.signature = Signature(function)
+        self.compensate: Step | None = compensation_of(self, compensate) if compensate is not None else None
+        self.is_accounted_for = self.compensate is not None or not may_run_again(effect)
+        """Whether its arguments are kept whole, and it is settled before the run may end or the code be told."""
         for error in raises:
             register(error)
         functools.update_wrapper(self, function, updated=())
@@ -86,6 +91,8 @@ class Step:
         bound.__dict__.update(self.__dict__)
         bound.function = self.function.__get__(instance, owner)
         bound.signature = self._method_signature
+        if self.compensate is not None and is_of_the_same_class(self, self.compensate):
+            bound.compensate = self.compensate.__get__(instance, owner)
         return bound
 
     @functools.cached_property
@@ -128,6 +135,7 @@ def step(
     settle: float = ...,
     not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
     key: str | Callable[..., str] | None = ...,
+    compensate: Callable[..., Any] | None = ...,
 ) -> F: ...
 @overload
 def step(
@@ -143,6 +151,7 @@ def step(
     settle: float = ...,
     not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
     key: str | Callable[..., str] | None = ...,
+    compensate: Callable[..., Any] | None = ...,
 ) -> Callable[[F], F]: ...
 def step(function: Any = None, /, **options: Any) -> Any:
     """Make a function a step: its outcome is recorded once and never recomputed.
@@ -163,6 +172,8 @@ def step(function: Any = None, /, **options: Any) -> Any:
         such as `"invoice:{invoice.id}"`, or a function of the arguments. A second step with the same key and arguments
         gets the first one's outcome and does not run; with other arguments: `everstep.errors.KeyConflict`.
     fallback: a value, or a function of the same arguments, that takes the place of a failed step's outcome.
+    compensate: what undoes the step when the run fails later or is rolled back: a step with its own contract, or a
+        function, which becomes a `repeat` step named `<step>.compensate`. It is called as `f(outcome, *args)`.
 
     Use it as `@step`, as `@step(effect="read")`, or in place on a function of somebody else's:
     `await step(client.create, name="create", effect="read")(…)`.

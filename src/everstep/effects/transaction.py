@@ -49,9 +49,17 @@ class TransactionStep(Step):
         timeout: float | None = None,
         raises: Iterable[type[BaseException]] = (),
         fallback: Any = None,
+        compensate: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(
-            function, name=name, effect="atomic", retry=retry, timeout=timeout, raises=raises, fallback=fallback
+            function,
+            name=name,
+            effect="atomic",
+            retry=retry,
+            timeout=timeout,
+            raises=raises,
+            fallback=fallback,
+            compensate=compensate,
         )
         code = getattr(function, "__code__", None)
         if code is not None and not code.co_argcount and not code.co_flags & inspect.CO_VARARGS:
@@ -122,6 +130,7 @@ def transaction(
     timeout: float | None = ...,
     raises: Iterable[type[BaseException]] = ...,
     fallback: Any = ...,
+    compensate: Callable[..., Any] | None = ...,
 ) -> "Declaring[apsw.Connection]": ...
 @overload
 def transaction(
@@ -133,6 +142,7 @@ def transaction(
     timeout: float | None = ...,
     raises: Iterable[type[BaseException]] = ...,
     fallback: Any = ...,
+    compensate: Callable[..., Any] | None = ...,
 ) -> "Declaring[sqlite3.Connection]": ...
 @overload
 def transaction(
@@ -144,6 +154,7 @@ def transaction(
     timeout: float | None = ...,
     raises: Iterable[type[BaseException]] = ...,
     fallback: Any = ...,
+    compensate: Callable[..., Any] | None = ...,
 ) -> Declaring[C]: ...
 def transaction(database: Any, /, **options: Any) -> Any:
     """Make a function an atomic step: what it writes to a database happens once, or not at all.
@@ -160,6 +171,8 @@ def transaction(database: Any, /, **options: Any) -> Any:
     timeout: seconds that one attempt may take. One that takes longer cannot commit any more.
     raises: exception types that come back as themselves after a crash.
     fallback: a value, or a function of the same arguments, that takes the place of a failed step's outcome.
+    compensate: what undoes the step when the run fails later or is rolled back, called as `f(outcome, *args)`: a step,
+        which may be an atomic one as well, or a function.
 
     A `def` body runs on a thread, an `async def` body on a loop of its own on such a thread: a connection belongs to
     one thread. The body cannot commit or roll back by itself. Called outside of any run it is the plain function, and

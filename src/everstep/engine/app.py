@@ -184,6 +184,17 @@ class App(Driving):
         self._want_if_declared(run)
         return Run(self, run)
 
+    async def rollback(self, run: str, note: str = "", *, allow_uncompensated: bool = False, by: str = "") -> Run[Any]:
+        """Undo what a run did: the compensations of its completed steps run, the last step's first. Then it is
+        `cancelled`. An unfinished run stops for that, and its code is not asked. The request is durable on return.
+
+        allow_uncompensated: roll back also if that leaves effects that must not happen twice and have no `compensate=`.
+            Without it that is refused (`Uncompensated`).
+        """
+        await operations.rollback(self, run, note, by=by, uncompensated=allow_uncompensated)
+        self._want_if_declared(run)
+        return Run(self, run)
+
     async def hold(self, run: str, note: str = "", *, by: str = "") -> None:
         """Put a run on hold until somebody resolves it."""
         await operations.hold(self, run, note, by)
@@ -202,8 +213,8 @@ class App(Driving):
         note: str = "",
         by: str = "",
     ) -> Run[Any]:
-        """Resolve a run's hold: `retry`, `accept`, `skip` or `done` (with `value`), `not-done`, `probe`, `repair` or
-        `cancel`, as its reason allows.
+        """Resolve a run's hold: `retry`, `accept`, `skip` or `done` (with `value`), `not-done`, `probe`, `repair`,
+        `rollback` or `cancel`, as its reason allows.
         """
         await operations.resolve(self, run, resolution, hold=hold, value=value, note=note, by=by)
         if resolution != "cancel":

@@ -1,5 +1,6 @@
 """The attempts at the open steps of one run: begun, failed, retried, given a fallback, or handed to a person."""
 
+import asyncio
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +8,7 @@ from everstep.effects.atomic import Settled, Undecided
 from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
+from everstep.engine.compensating import note_compensated
 from everstep.engine.doubts import Doubts
 from everstep.engine.holding import exhausted_report
 from everstep.engine.keys import Keys
@@ -49,7 +51,7 @@ class StepAttempts:
         """Whether any step was begun whose effect must be known before the run may end, and is not."""
         steps = self._driver.execution.steps
         begun = (steps[call] for call, one in self._known.items() if call in steps and one.due in (None, DOUBT))
-        return any(not may_run_again(call.target.effect) for call in begun)
+        return any(call.target.is_accounted_for for call in begun)
 
     # -- beginning -------------------------------------------------------------------------------------------------
     def begin(self, call: StepCall) -> None:
@@ -66,9 +68,15 @@ class StepAttempts:
                 self.start_when_allowed(call, seq)
 
     def record_start(self, call: StepCall, body: ev.StepStarted) -> int:
-        """An effect that must not happen twice keeps its arguments, and who began it, for whoever has to settle it."""
-        if not may_run_again(call.target.effect):
-            body.by = self._driver.app.worker
+        """An effect that must not happen twice keeps its arguments, and who began it, for whoever has to settle it.
+
+        One that can be undone keeps them for that.
+        """
+        if call.target.is_accounted_for:
+            if not may_run_again(call.target.effect):
+                body.by = self._driver.app.worker
+            if call.target.compensate is not None:
+                body.compensate = call.target.compensate.name
             body.whole, body.ref = self._driver.journal.pack(call.arguments.payload)
             if call.target.database is not None:
                 body.database = call.target.database.name
@@ -108,8 +116,7 @@ class StepAttempts:
             self.doubts.begin(call, None, because=self._driver.execution.caution)
             return
         is_unwanted = call.future.is_cancel_wanted or self._driver.end_wanted
-        must_look = call.target.effect == "atomic" and self.was_cut_off(number, coming=True)
-        if is_unwanted and not may_run_again(call.target.effect) and not must_look:
+        if is_unwanted and call.target.is_accounted_for and not self._must_look(call, because):
             self.settle_as_not_done(call)
             return
         self.restarts += because == "crash"
@@ -134,12 +141,20 @@ class StepAttempts:
         """
         return bool(self._driver.execution.caution) and call.target.effect == "once"
 
+    def _must_look(self, call: StepCall, because: str) -> bool:
+        """Whether only another attempt tells what became of a step that was cut off."""
+        if call.target.effect == "atomic":
+            return self.was_cut_off(call.call, coming=True)
+        return because == "crash" and may_run_again(call.target.effect)
+
     def settle_as_not_done(self, call: StepCall) -> None:
-        """It did not happen, and meanwhile the code was cancelled: it is not done any more."""
+        """It did not happen (or failed, if it may be repeated), and meanwhile the code was cancelled: it is over."""
         attempts = self._known.pop(call.call)
         if call.keyed is not None:
             self.keys.settle(call, None)
-        error = NotDone(f"{call.step} has not happened, and was cancelled before another attempt.")
+        error: BaseException = NotDone(f"{call.step} has not happened, and was cancelled before another attempt.")
+        if may_run_again(call.target.effect):
+            error = asyncio.CancelledError(f"{call.step} failed, and was cancelled before another attempt.")
         raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
         self._driver.deliver("step_failed", call.step, ev.StepFailed(call.call, raw, ref, attempts.attempt))
 
@@ -190,6 +205,15 @@ class StepAttempts:
         self.keys.forget(call)
         self._known.pop(call, None)
 
+    def forget_all(self) -> None:
+        """What the code waited for no longer matters: its steps are undone from here on. None of them is in doubt."""
+        for call in self._driver.execution.steps.values():
+            call.cancelled = True  # one whose intent is not durable yet must not start
+            self.forget(call.call)
+        self.doubts.cancel_all()
+        self.starting.clear()
+        self._known.clear()
+
     # -- ending ----------------------------------------------------------------------------------------------------
     def completed(self, attempt: Attempt, value: Any, seconds: float) -> None:
         """A body returned."""
@@ -197,7 +221,9 @@ class StepAttempts:
         try:
             payload = driver.app.codec.encode(value, call.target.signature.result, call.step)
         except NotEncodable as refused:
-            if call.target.effect == "once" and not attempt.fallback:
+            if call.compensates:
+                self.completed(attempt, None, seconds)  # it is done, and nobody needs what it returned
+            elif call.target.effect == "once" and not attempt.fallback:
                 self.bodies.finish(attempt)
                 self.doubts.begin(call, refused, happened=True)
             else:
@@ -215,9 +241,16 @@ class StepAttempts:
             body.seconds = round(seconds, 3)
         if attempt.fallback:
             body.fallback = True
+        if call.compensates:
+            self.note_compensated(call)
         if attempts.attempt > 1:
             body.key_unused = call.target.effect == "repeat" and not attempt.key_used
         driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
+
+    def note_compensated(self, call: StepCall) -> None:
+        """A compensation has happened; its outcome is recorded next."""
+        undone = self._driver.execution.saga.completed.get(call.compensates)
+        note_compensated(self._driver.journal, call.compensates, undone.key if undone is not None else "")
 
     def settled(self, attempt: Attempt, settled: Settled, seconds: float) -> None:
         """An atomic step has happened, in this attempt or in an earlier one."""
@@ -226,6 +259,8 @@ class StepAttempts:
         if call.call not in driver.execution.steps:
             return
         attempts = self._known.pop(call.call)
+        if call.compensates:
+            self.note_compensated(call)
         raw, ref = driver.journal.pack(settled.payload)
         body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, round(seconds, 3), adopted=settled.adopted)
         driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
@@ -260,6 +295,10 @@ class StepAttempts:
                 self._record_failure(call, attempts, error, seconds, NEVER)
                 driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
                 return
+        if call.compensates:  # there is no code in which it could be raised
+            self._record_failure(call, attempts, error, seconds, NEVER)
+            driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
+            return
         del self._known[call.call]
         if call.keyed is not None:
             self.keys.settle(call, None)

@@ -108,6 +108,10 @@ class BlockingApp:
         """See `App.retry`."""
         return BlockingRun(self, self.wait(self._app.retry(run, by=by)))
 
+    def rollback(self, run: str, note: str = "", **options: Any) -> "BlockingRun[Any]":
+        """See `App.rollback`."""
+        return BlockingRun(self, self.wait(self._app.rollback(run, note, **options)))
+
     def hold(self, run: str, note: str = "", *, by: str = "") -> None:
         """See `App.hold`."""
         self.wait(self._app.hold(run, note, by=by))

@@ -30,6 +30,8 @@ def record(driver: "Driver", command: TakeCheckpoint) -> None:
     # Not what the code knew when it asked: that the store was restored is noted after the replay.
     part.caution, part.restores = driver.execution.caution, driver.app.restores
     part.unseen_workers = sorted(driver.execution.unseen_workers)
+    saga = driver.execution.saga
+    part.is_undoable, part.uncompensated = bool(saga.completed), saga.remembered()
     engine, state = packed(encode_part(part)), packed(command.state)
     digest = checkpoint_digest(driver.run, journal.generation, seq, previous, engine, state)
     body = command.body()

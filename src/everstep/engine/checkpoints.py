@@ -82,6 +82,10 @@ class EnginePart(msgspec.Struct, omit_defaults=True):
     unseen_workers: list[str] = []
     restores: int = 0
     """How many restores of its store the run knows of."""
+    is_undoable: bool = False
+    """Whether a step with a compensation has completed: to undo that, the code is replayed from the beginning."""
+    uncompensated: list[str] = []
+    """Steps that must not happen twice and that nothing undoes; some of them."""
 
 
 class Checkpoint(NamedTuple):

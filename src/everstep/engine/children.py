@@ -123,6 +123,7 @@ class Children:
     def cancel_those_that_end_with_it(self) -> None:
         """Ask the children to stop that should not outlive the run."""
         execution = self._driver.execution
+        is_cancelled = execution.cancel is not None or execution.rollback is not None
         for child in execution.children.values():
-            if outlives_not(child.target.on_parent_end, is_cancelled=execution.cancel is not None):
+            if outlives_not(child.target.on_parent_end, is_cancelled=is_cancelled):
                 self.cancel(child.run)

@@ -71,6 +71,10 @@ class StepCall(Command):
     """A call of a step, from the code's request to its outcome."""
 
     kind = "step_started"
+    compensates = 0
+    """The call that this one undoes, if it is a compensation."""
+    undoes = ""
+    """The name of that step."""
     __slots__ = ("arguments", "call", "cancelled", "entropy", "future", "keyed", "source", "step", "target")
 
     def __init__(
@@ -101,6 +105,11 @@ class StepCall(Command):
             return self.keyed.presented
         return step_key(self.entropy, self.step, self.arguments.digest)
 
+    @property
+    def own_key(self) -> str:
+        """The key that its author gave it (`key=`), if any."""
+        return self.keyed.key if self.keyed is not None else ""
+
     def follow(self, recorded: str) -> None:
         """Go on with the key that the history has: a step that was begun without one has none."""
         self.keyed = Keyed(recorded) if recorded else None
@@ -118,11 +127,37 @@ class StepCall(Command):
     def compare(self, recorded: ev.StepStarted | ev.KeyTaken) -> tuple[str, bool]:
         if recorded.effect != self.target.effect:
             return "contract", False
+        if getattr(recorded, "compensate", "") and self.target.compensate is None:
+            return "compensation", True
         if recorded.arguments != self.arguments.digest:
             return "arguments", True
         if recorded.key and (self.keyed is None or recorded.key != self.keyed.key):
             return "key", False
         return "", False
+
+
+class CompensationCall(StepCall):
+    """A step that undoes another one, when the run has failed or is rolled back. No code waits for it."""
+
+    __slots__ = ("compensates", "undoes")
+
+    def __init__(self, compensates: int, undoes: str, *call: Any) -> None:
+        super().__init__(*call)
+        self.compensates = compensates
+        self.undoes = undoes
+
+    def body(self) -> ev.StepStarted:
+        body = super().body()
+        body.compensates = self.compensates
+        return body
+
+    def text(self) -> str:
+        return f"compensation {self.step}({preview_of(self.arguments)}) [{self.target.effect}] of {self.undoes}"
+
+    def compare(self, recorded: ev.StepStarted | ev.KeyTaken) -> tuple[str, bool]:
+        if getattr(recorded, "compensates", 0) != self.compensates:
+            return "compensation", False
+        return super().compare(recorded)
 
 
 class CancelStep(Command):
@@ -339,22 +374,43 @@ class ReleaseWitness(Command):
         return ("", False) if recorded.subject == self.subject else ("witness", False)
 
 
+class BeginCompensation(Command):
+    """The code has failed, and what it did is undone before the run ends."""
+
+    kind = "compensation_started"
+    __slots__ = ("call", "end", "steps")
+
+    def __init__(self, call: int, end: "EndRun", steps: list[int]) -> None:
+        self.call = call
+        self.end = end
+        self.steps = steps
+
+    def body(self) -> ev.CompensationStarted:
+        return ev.CompensationStarted(
+            self.call, "failure", self.steps, msgspec.Raw(self.end.payload), cause=self.end.cause
+        )
+
+    def text(self) -> str:
+        return "raise an error, and compensate"
+
+
 class EndRun(Command):
-    """The code is done: a result, an error, or a cancel that it followed."""
+    """The code is done: a result, an error, or a cancel that it followed. Or it was rolled back."""
 
-    __slots__ = ("cause", "kind", "payload")
+    __slots__ = ("cause", "kind", "payload", "rolled_back")
 
-    def __init__(self, kind: str, payload: bytes = b"", cause: int = 0) -> None:
+    def __init__(self, kind: str, payload: bytes = b"", cause: int = 0, *, rolled_back: bool = False) -> None:
         self.kind = kind
         self.payload = payload
         self.cause = cause
+        self.rolled_back = rolled_back
 
     def body(self) -> ev.Body:
         if self.kind == "run_completed":
             return ev.RunCompleted(msgspec.Raw(self.payload))
         if self.kind == "run_failed":
             return ev.RunFailed(msgspec.Raw(self.payload), "", self.cause)
-        return ev.RunCancelled()
+        return ev.RunCancelled(rolled_back=self.rolled_back)
 
     def compare(self, recorded: Any) -> tuple[str, bool]:
         if self.kind != "run_completed":

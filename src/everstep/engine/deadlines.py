@@ -52,6 +52,8 @@ class Deadlines:
             return driver.attempts.is_due_later(deadline.call)
         if deadline.kind == "probe":
             return driver.attempts.doubts.is_due(deadline.call)
+        if driver.execution.is_undone:
+            return False
         return deadline.kind == "grace" or driver.execution.cancel is None
 
     def fire(self, until: int) -> None:

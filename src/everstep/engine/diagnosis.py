@@ -9,7 +9,7 @@ from everstep.engine.history import Recorded, load_verified, refs_of, verified, 
 from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged
 from everstep.model.contracts import may_run_again
-from everstep.model.digests import step_key
+from everstep.model.digests import compensation_entropy, step_key
 from everstep.model.events import EventRow, decode_body
 from everstep.stores.protocol import RunRow, Store
 
@@ -120,7 +120,8 @@ def steps_in(found: Diagnosis) -> tuple[list[UnseenStep], list[str], int]:
             unreadable += 1
             continue
         if event.kind == "step_started" and body.effect != "read":
-            key = body.key or step_key(entropy, event.step, body.arguments)
+            own = compensation_entropy(entropy, body.compensates) if body.compensates else entropy
+            key = body.key or step_key(own, event.step, body.arguments)
             steps.append(UnseenStep(event.step, body.effect, event.seq, key))
             workers.update({body.by} - {""})
     return steps, sorted(workers), unreadable
@@ -138,7 +139,9 @@ def open_steps(good: Sequence[Recorded]) -> list[UnseenStep]:
     for event in good:
         kind, body = event.kind, event.body
         if kind == "step_started" and body.effect != "read":
-            key = body.key or step_key(_entropy(good[: event.seq]), event.step, body.arguments)
+            entropy = _entropy(good[: event.seq])
+            own = compensation_entropy(entropy, body.compensates) if body.compensates else entropy
+            key = body.key or step_key(own, event.step, body.arguments)
             begun[body.call] = UnseenStep(event.step, body.effect, event.seq, key)
         elif kind in ("step_completed", "step_failed", "step_shared"):
             begun.pop(body.call, None)

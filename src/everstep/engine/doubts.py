@@ -139,6 +139,8 @@ class Doubts:
         self._note(call, attempts, "done")
         if call.keyed is not None:
             self._attempts.keys.settle(call, payload)
+        if call.compensates:
+            self._attempts.note_compensated(call)
         raw, ref = driver.journal.pack(payload)
         body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, adopted=True)
         driver.deliver("step_completed", call.step, body, expensive=True)

@@ -17,8 +17,8 @@ from everstep.engine.holding import HoldReport
 
 if TYPE_CHECKING:
     from everstep.effects.witnesses import Taken
-    from everstep.engine.driver import Surrounding
     from everstep.engine.execution import Execution
+    from everstep.engine.surrounding import Surrounding
 
 
 class Drifted(msgspec.Struct):

@@ -6,29 +6,27 @@ A driver is made for a run that this process has claimed (`resume.py`: load and 
     the code asks       →  each command is recorded  →  performed, when the output-commit rule allows it
     the code rests      →  the run waits; after a while it leaves memory
     the code ends       →  the end is recorded; once durable, whoever waits is told
+    the code fails      →  what it did is undone first, by steps of the same run (`saga`, `compensating`)
 
 Nothing leaves a run before what it depends on is durable: bodies of steps that are not `read` start, and ends, children
 and cancels reach anyone, only from `saver.when_durable`. The parts: `attempts` (steps under way), `inbox` (what
 arrives), `deadlines` (what is due), `saver` (what is written).
 """
 
-import asyncio
 import logging
-import random
 from collections import deque
 from collections.abc import Sequence
-from contextvars import Context
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
-from everstep.codec import Codec
-from everstep.engine import checkpointing
+from everstep.engine import checkpointing, compensating
 from everstep.engine.attempts import StepAttempts
 from everstep.engine.checkpoints import TakeCheckpoint
 from everstep.engine.children import Children
-from everstep.engine.clock import Alarm, Clock, microseconds, set_alarm
+from everstep.engine.clock import Alarm, microseconds, set_alarm
 from everstep.engine.commands import (
+    BeginCompensation,
     CancelChild,
     CancelStep,
     ChildCall,
@@ -39,7 +37,6 @@ from everstep.engine.commands import (
     StepCall,
     TakeWitness,
 )
-from everstep.engine.committer import Committer
 from everstep.engine.deadlines import Deadlines
 from everstep.engine.execution import Execution
 from everstep.engine.holding import HoldReport, stuck_report
@@ -49,13 +46,12 @@ from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.past import DamagedCheckpoint
 from everstep.engine.replay import Replayed
 from everstep.engine.saver import Saver
-from everstep.engine.threads import Threads
+from everstep.engine.surrounding import Surrounding
 from everstep.errors import NotDecodable, RunTimedOut, StoreError
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.status import Status
-from everstep.stores.keys import KeyChanges
-from everstep.stores.protocol import HoldRow, RowChange, RunRow, Store
+from everstep.stores.protocol import HoldRow, RowChange, RunRow
 
 log = logging.getLogger("everstep.run")
 
@@ -68,45 +64,6 @@ STATUS_OF_END: Final[dict[str, Status]] = {
 
 LOOK_AGAIN_SECONDS: Final = 0.5
 """After so long an inbox that could not be read is looked at again."""
-
-
-class Surrounding(Protocol):
-    """What a driver needs of the app that it belongs to."""
-
-    store: Store
-    committer: Committer
-    codec: Codec
-    clock: Clock
-    loop: asyncio.AbstractEventLoop
-    context: Context
-    thread: int
-    threads: Threads
-    randomness: random.Random
-    worker: str
-    restores: int
-    drivers: dict[str, "Driver"]
-    draining: bool
-
-    def adopt(self, run: str) -> None:
-        """Drive a child run that has just become durable."""
-
-    def wake(self, run: str) -> None:
-        """Something is in a run's inbox."""
-
-    def rested(self, driver: "Driver") -> None:
-        """The run waits."""
-
-    def take_again(self, driver: "Driver") -> None:
-        """The run leaves memory, and comes back from its history."""
-
-    def hold_unstorable(self, driver: "Driver", error: BaseException) -> None:
-        """The store refuses the newest events of this run."""
-
-    def let_go(self, driver: "Driver", error: BaseException | None = None) -> None:
-        """The run has ended, is held, or is not ours any more."""
-
-    def keys_changed(self, changes: KeyChanges) -> None:
-        """A run has changed keys of effects. Whoever waits for them has that in its inbox."""
 
 
 class Driver:
@@ -134,6 +91,8 @@ class Driver:
         self._hold_wanted: HoldReport | None = None
         self.end_wanted = False
         """Whether the run is to end without its code, as soon as no effect is under way or in doubt."""
+        self.failure: BaseException | None = None
+        """With `end_wanted`: why it is to fail."""
         self.status: Status = "running"
         self.published = replayed.published
         self._publishes = False
@@ -157,7 +116,9 @@ class Driver:
             if timer.deadline:
                 self.deadlines.add(timer.deadline, "timer", call)
         timeout, cancel = self.execution.workflow.timeout, self.execution.cancel
-        if cancel is not None:
+        if self.execution.rollback is not None:
+            self.end_wanted = True
+        elif cancel is not None:
             self.end_wanted = cancel.now
             self.deadlines.add(replayed.cancel_at + microseconds(cancel.grace), "grace")
         elif timeout is not None:
@@ -189,6 +150,8 @@ class Driver:
             checkpointing.report_damage(self)
         new = {command.call for command in self.fresh if isinstance(command, (StepCall, ChildCall))}
         for call in [call for number, call in self.execution.steps.items() if number not in new]:
+            if self.end_wanted and not call.target.is_accounted_for:
+                continue  # nobody waits for it any more
             if not self.takes_nothing:  # a step in doubt may put the run on hold
                 self.attempts.settle_open(call)
         old = [child for number, child in self.execution.children.items() if number not in new]
@@ -198,7 +161,7 @@ class Driver:
         self._applying = False
         if self._unapplied:
             self._apply_outcomes()
-        if look and self._hold_wanted is None:
+        if look and self._hold_wanted is None and self.failure is None:
             self.ring()
         else:
             self.come_to_rest()
@@ -248,11 +211,14 @@ class Driver:
         except (SpinningWorkflow, NotDecodable, RecursionError) as error:
             self.put_on_hold(stuck_report(self.execution, error))
         except StoreError as error:
-            log.error("A payload of run %s cannot be read just now; the run is taken up again. %s", self.run, error)
-            self.app.take_again(self)
+            self._take_again(error)
         finally:
             self._applying = False
         self.come_to_rest()
+
+    def _take_again(self, error: StoreError) -> None:
+        log.error("A payload of run %s cannot be read just now; the run is taken up again. %s", self.run, error)
+        self.app.take_again(self)
 
     # -- commands --------------------------------------------------------------------------------------------------
     def _perform(self, commands: Sequence[Command]) -> None:
@@ -264,6 +230,9 @@ class Driver:
                 self.attempts.begin(command)
             elif isinstance(command, EndRun):
                 self._end(command)
+            elif isinstance(command, BeginCompensation):
+                compensating.begin(self, command.body())
+                return  # whatever else the code asked for no longer matters
             else:
                 self._perform_other(command)
 
@@ -335,6 +304,27 @@ class Driver:
         self.deadlines.add(max(self._now(), self.journal.at) + microseconds(request.grace), "grace")
         self.deliver("cancel_requested", "", request)
 
+    # -- undoing: see compensating.py ------------------------------------------------------------------------------
+    def take_unapplied(self) -> list[tuple[str, Any, int]]:
+        """Return the outcomes that the code has not seen, for it never will."""
+        taken = [(kind, body, at) for _, _, kind, body, at in self._unapplied]
+        self._unapplied.clear()
+        return taken
+
+    def go_on_without_code(self, started: ev.CompensationStarted) -> None:
+        """Do what follows when compensation begins: the first of them, and in time the others."""
+        was_applying, self._applying = self._applying, True
+        try:
+            self.execution.begin_compensation(started)
+            self._perform(self.execution.take_commands())
+        except NotDecodable as error:
+            self.put_on_hold(stuck_report(self.execution, error))
+        except StoreError as error:
+            self._take_again(error)
+        finally:
+            self._applying = was_applying
+        self.come_to_rest()
+
     # -- ends and holds --------------------------------------------------------------------------------------------
     def _end(self, command: EndRun) -> None:
         """The code is done."""
@@ -343,17 +333,27 @@ class Driver:
             body = self.journal.pack_into(body, "value" if command.kind == "run_completed" else "error")
         self._record_end(command.kind, body, command.payload or None)
 
-    def fail_with(self, error: BaseException) -> None:
-        """End the run as failed, without its code."""
+    def fail_when_settled(self, error: BaseException) -> None:
+        """End the run as failed, without its code, as soon as no effect is under way or in doubt."""
+        self.end_wanted, self.failure = True, error
+
+    def _fail_with(self, error: BaseException) -> None:
+        """End the run as failed, without its code; but first undo what was done."""
         payload = self.app.codec.encode_error(error)
-        self._record_end("run_failed", ev.RunFailed(msgspec.Raw(payload), forced=True), payload)
+        if not compensating.begin_without_code(self, "failure", payload):
+            self._record_end("run_failed", ev.RunFailed(msgspec.Raw(payload), forced=True), payload)
 
     def _force_end(self) -> None:
         """The grace is over, or was not given: the run ends without its code. No effect is in doubt."""
         cancel = self.execution.cancel
-        if cancel is not None and cancel.timeout:
+        if self.execution.rollback is not None and not (cancel is not None and cancel.now):
+            if not compensating.begin_without_code(self, "rollback"):
+                self._record_end("run_cancelled", ev.RunCancelled(forced=True, rolled_back=True), None)
+        elif self.failure is not None:
+            self._fail_with(self.failure)
+        elif cancel is not None and cancel.timeout:
             seconds = self.execution.workflow.timeout
-            self.fail_with(RunTimedOut(f"The run took longer than {seconds} s and did not stop."))
+            self._fail_with(RunTimedOut(f"The run took longer than {seconds} s and did not stop."))
         else:
             self._record_end("run_cancelled", ev.RunCancelled(forced=True), None)
 
@@ -378,9 +378,9 @@ class Driver:
             self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.take_back_end)
             return
         assert self._end_recorded is not None
-        self.ending, self.outcome = "", None
+        self.ending, self.outcome, was_undone = "", None, self.execution.is_undone
         self.inbox.take(cancels, fire=False)  # the code has ended, so timers no longer matter
-        if not self.is_over:
+        if not self.is_over and self.execution.is_undone == was_undone:
             self._record_end(*self._end_recorded)
 
     def take_back_row(self, change: RowChange, events: int) -> None:
@@ -397,6 +397,7 @@ class Driver:
             self._hold_wanted = self._hold_wanted or report
             return
         report = self._hold_wanted or report  # the first; a step in doubt is found again when that is resolved
+        report = compensating.while_undoing(report, self.execution)
         self.attempts.bodies.cancel_all()
         self.hold = report.row(self.run, self.app.clock.now(), self.app.randomness)
         self.record("run_held", report.step, ev.RunHeld(self.hold.id, report.reason, report.summary))

@@ -308,7 +308,7 @@ class Driving:
             return driver
         failing = next((one for one in drifted if one.on_drift == "fail"), None)
         if failing is not None:
-            driver.fail_with(Drift(f"{failing.subject} is not as the run remembers it.", failing.subject))
+            driver.fail_when_settled(Drift(f"{failing.subject} is not as the run remembers it.", failing.subject))
             return driver
         driver.stop()
         return drift_report(drifted)

@@ -39,6 +39,7 @@ from everstep.engine.ending import end_of
 from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
 from everstep.engine.receiving import Receiving
+from everstep.engine.saga import Saga
 from everstep.engine.unwinding import unwind
 from everstep.engine.workflow import Workflow
 from everstep.errors import (
@@ -50,7 +51,6 @@ from everstep.errors import (
     RunCancelled,
 )
 from everstep.model import events as ev
-from everstep.model.contracts import may_run_again
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
 
@@ -87,6 +87,8 @@ class Execution:
         self.unapplied: Collection[Any] = ()
         """Outcomes that are recorded, and that the code has not seen yet: the driver's own list."""
         self.new_patches: list[str] = []
+        self.saga = Saga()
+        self.rollback: ev.RollbackRequested | None = None
         self.failures: dict[int, tuple[BaseException, int]] = {}
         """Failures that the code was told of, by their identity, with the calls that failed."""
         self.replaying = False
@@ -149,7 +151,7 @@ class Execution:
                 self.loop.timers[timer.call] = timer
         if self.main is not None and self.main.done() and not self.ended and not self._waits_before_its_end():
             self.ended = True
-            self._issued.append(end_of(self, cancelled_late=self._cancel_came_too_late))
+            self._issued.append(self.saga.instead_of(end_of(self, cancelled_late=self._cancel_came_too_late), self))
         issued, self._issued = self._issued, []
         return issued
 
@@ -163,6 +165,8 @@ class Execution:
         call = self.steps.pop(body.call, None) if body.early else self.steps.pop(body.call)
         if call is None:
             return
+        if call.target.is_accounted_for:
+            self.saga.settled(self, call, body)
         future = call.future
         if not future.done():
             payload = self.lookup(body.ref) if body.ref else body.value
@@ -200,14 +204,30 @@ class Execution:
             self._fail(future, body.call, RunCancelled(f"The child run {body.run} was cancelled."))
 
     def _cancel_requested(self, body: ev.CancelRequested) -> None:
+        if self.main is None or self.saga.is_wanted:  # what the code did is being undone
+            self.cancel = body if body.now else self.cancel
+            return
         self.cancel = body
-        assert self.main is not None
         if self.main.done():
             # The code had finished, but its end was not durable, so nobody has seen it: the cancel still takes effect.
             self._cancel_came_too_late = True
             self.ended = False
         else:
             self.main.cancel(body.reason or "the run was cancelled")
+
+    def _rollback_requested(self, body: ev.RollbackRequested) -> None:
+        """What the run did is to be undone, as soon as what is in doubt is settled. The code is not asked."""
+        self.rollback, self.cancel = body, None
+        self.saga.begun = self.saga.is_wanted = self.ended = False
+        self.abandon()
+
+    def begin_compensation(self, body: ev.CompensationStarted) -> None:
+        """Apply `compensation_started`: the code is gone, and so is whatever it still waited for."""
+        self.abandon()
+        self.steps.clear()
+        self.cancel = self.rollback = None
+        self._calls = body.call
+        self.saga.begin(self, body)
 
     def _fail(self, future: WorkflowFuture, call: int, error: BaseException) -> None:
         if isinstance(error, StopIteration):
@@ -226,10 +246,15 @@ class Execution:
 
     def unsettled(self) -> StepCall | None:
         """Return a begun step whose effect must be known before the run may end, if there is one."""
-        return next((call for call in self.steps.values() if not may_run_again(call.target.effect)), None)
+        return next((call for call in self.steps.values() if call.target.is_accounted_for), None)
 
     def _waits_for_children(self) -> bool:
         return any(child.target.on_parent_end == "wait" for child in self.children.values()) and not self.cancel
+
+    @property
+    def is_undone(self) -> bool:
+        """Whether what the run did is being undone, or is about to be: nothing else matters then."""
+        return self.saga.begun or self.rollback is not None
 
     @property
     def is_waiting(self) -> bool:
@@ -285,7 +310,7 @@ class Execution:
 
     def must_settle(self, target: StepCall) -> bool:
         """Tell whether a step has begun and has to be settled before the code may be told that it was cancelled."""
-        if self.unwinding or target.call not in self.steps or may_run_again(target.target.effect):
+        if self.unwinding or target.call not in self.steps or not target.target.is_accounted_for:
             return False
         return target not in self._issued  # else nobody has begun it yet
 
@@ -397,6 +422,7 @@ class Execution:
         self._calls, self._visits = part.calls, dict(part.visits)
         self.entropy, self.branch = part.entropy, part.branch
         self.caution, self.unseen_workers = part.caution, set(part.unseen_workers)
+        self.saga.uncompensated = list(part.uncompensated)
         self.loop.now, self.loop.numbers = part.now, itertools.count(part.numbers)
         if part.random:
             self._random = random.Random(0)
@@ -412,6 +438,15 @@ class Execution:
             self.witnesses[subject] = Taken(witness or made_again(kept.recipe or ()), bytes(kept.fact), kept.on_drift)
 
     # -- leaving memory --------------------------------------------------------------------------------------------
+    def abandon(self) -> None:
+        """Let the code go for good, while its run goes on without it, to undo what it did."""
+        self.evict()
+        self.loop.timers.clear()
+        self.loop.new_timers.clear()
+        self.witnesses.clear()
+        self.new_patches.clear()
+        self._issued.clear()
+
     def evict(self) -> None:
         """Unwind the code: every command raises `Evicted`, nothing is recorded."""
         if not self.unwinding:
@@ -460,5 +495,6 @@ _APPLY: dict[str, Callable[[Execution, Any], None]] = {
     "signal_received": Execution._signal_received,
     "child_ended": Execution._child_ended,
     "cancel_requested": Execution._cancel_requested,
+    "rollback_requested": Execution._rollback_requested,
 }
 OUTCOMES = frozenset(_APPLY)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from everstep.engine.execution import Execution
     from everstep.engine.replay import Attempts
 
+ROLLBACK: Final = "compensate what was done, the last first, and end the run as cancelled"
+
 CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
     "diverged": {
         "retry": "compare again with the code as it is then; the run goes on if it matches",
@@ -28,6 +30,7 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
         "retry": "compare again, after the outside was put right",
         "accept": "remember the outside as it is now, and go on",
         "cancel": "end the run as cancelled, without its code",
+        "rollback": ROLLBACK,
     },
     "damaged": {
         "retry": "verify the history again, after the file was put right or brought back from a backup",
@@ -41,6 +44,7 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
         "accept": "what was lost is looked after and this step has not happened: do it, and ask no more in this run",
         "cancel": "end the run as cancelled, without its code; whether the effect happened stays open, and if the step "
         "has a key, that stays taken until somebody settles it (`everstep effects`)",
+        "rollback": "compensate what was done and end the run; first this is asked again, and it is not done again",
     },
     "restored": {
         "accept": "nothing that happened after the backup is missing here, or it is looked after: do the step, and ask "
@@ -49,21 +53,25 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
         "not-done": "this step has not happened: do it; the next one like it is asked about again",
         "probe": "ask the outside again",
         "cancel": "end the run as cancelled, without its code",
+        "rollback": "compensate what was done and end the run; first this is asked again, and it is not done again",
     },
     "exhausted": {
         "retry": "give the step a fresh set of attempts",
         "skip": "take the given value as the step's outcome and go on",
         "cancel": "end the run as cancelled, without its code",
+        "rollback": ROLLBACK,
     },
     "stuck": {
         "retry": "replay the code as it is then, and go on if it can",
         "cancel": "end the run as cancelled, without its code",
+        "rollback": ROLLBACK,
     },
     "poisoned": {
         "retry": "drive the run again; its worker may die again",
         "cancel": "end the run as cancelled, without its code",
+        "rollback": f"{ROLLBACK}; its worker may die again",
     },
-    "asked": {"retry": "go on", "cancel": "end the run as cancelled, without its code"},
+    "asked": {"retry": "go on", "cancel": "end the run as cancelled, without its code", "rollback": ROLLBACK},
 }
 
 
@@ -76,11 +84,13 @@ class HoldReport(msgspec.Struct):
     facts: dict[str, Any] = {}
     without: list[str] = []
     """Resolutions of this reason that do not apply here."""
+    consequences: dict[str, str] = {}
+    """What a resolution means here, where that is another thing than usual."""
 
     def row(self, run: str, at: int, randomness: random.Random) -> HoldRow:
         """Return the hold as it is stored."""
         resolutions = [one for one in CONSEQUENCES[self.reason] if one not in self.without]
-        consequences = {one: CONSEQUENCES[self.reason][one] for one in resolutions}
+        consequences = {one: self.consequences.get(one) or CONSEQUENCES[self.reason][one] for one in resolutions}
         report = msgspec.json.encode({**self.facts, "consequences": consequences})
         return HoldRow(
             id=f"h{randomness.getrandbits(40):010x}",
@@ -185,7 +195,10 @@ def stuck_report(execution: "Execution", error: BaseException | None) -> HoldRep
         summary = "the code waits for something that can never happen: no step, timer, signal or child is open"
     else:
         summary = f"the code does not come to rest: {type(error).__name__}"
-    return HoldReport("stuck", summary, facts={"waiting_at": lines})
+    if error is not None and execution.saga.begun:
+        summary = f"a compensation cannot begin: {error}"
+    without = ["rollback"] if error is not None else []  # a replay would come to the same place
+    return HoldReport("stuck", summary, facts={"waiting_at": lines}, without=without)
 
 
 def poisoned_report(deaths: int) -> HoldReport:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from everstep.engine.children import ChildEnd, believable_end
+from everstep.engine.compensating import request_rollback
 from everstep.engine.holding import HoldReport
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
@@ -15,12 +16,26 @@ if TYPE_CHECKING:
     from everstep.engine.driver import Driver
 
 
+ROLLBACK: Final = "rollback"
+"""The name of a `cancel` delivery that wants what the run did undone as well."""
+
+
 def cancel_in(delivery: Delivery) -> ev.CancelRequested:
     """Return the request in a `cancel` delivery. A cancel is never lost, also if how it was asked for is damaged."""
     try:
         request = msgspec.json.decode(delivery.value, type=ev.CancelRequested)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         request = ev.CancelRequested()
+    request.number = delivery.number
+    return request
+
+
+def rollback_in(delivery: Delivery) -> ev.RollbackRequested:
+    """Return the request in a rollback's delivery; if how it was asked for is damaged, one that allows nothing."""
+    try:
+        request = msgspec.json.decode(delivery.value, type=ev.RollbackRequested)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        request = ev.RollbackRequested()
     request.number = delivery.number
     return request
 
@@ -65,8 +80,15 @@ class Inbox:
         self._driver.deliver("signal_received", "", body)
 
     def _cancel(self, delivery: Delivery) -> None:
+        if delivery.name == ROLLBACK:
+            request_rollback(self._driver, rollback_in(delivery))
+            return
         request = cancel_in(delivery)
-        if self._driver.execution.cancel is None or request.now:
+        if self._driver.execution.is_undone and not request.now:
+            request.early = True  # it changes nothing, and what follows from the event before it stands behind it
+            self._driver.record("cancel_requested", "", request)
+            self._driver.saver.save(waited_for=False)
+        elif self._driver.execution.cancel is None or request.now:
             self._driver.request_cancel(request)
         else:
             self._driver.saver.save(waited_for=False)  # it is being cancelled already

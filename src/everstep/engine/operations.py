@@ -1,7 +1,7 @@
-"""What a person or a program may do to a run from outside: signal, cancel, retry, hold, resolve.
+"""What a person or a program may do to a run from outside: signal, cancel, retry, hold, resolve, roll back.
 
-None of them runs workflow code. Signals and cancels go into the run's inbox. The others claim the run, which fences
-whoever drove it, append an event that says who wanted what, and give the run back.
+None of them runs workflow code. Signals, cancels and rollbacks of unfinished runs go into the run's inbox. The others
+claim the run, which fences whoever drove it, append an event that says who wanted what, and give the run back.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,11 @@ import msgspec
 from everstep.codec import ANY
 from everstep.engine.diagnosis import diagnose
 from everstep.engine.history import Recorded, load_verified
-from everstep.engine.holding import CONSEQUENCES, asked_report, damaged_report
+from everstep.engine.holding import asked_report, damaged_report
+from everstep.engine.inbox import ROLLBACK
 from everstep.engine.repairing import repair
 from everstep.engine.resume import bare_unit, cancelled_unit, hold_unit, is_delayed, journal_of, resolve_unit
+from everstep.engine.rollback import Account, refuse_retry, refuse_rollback
 from everstep.engine.starting import new_entropy
 from everstep.errors import Damaged, HoldConflict, Misuse, RunActive, RunEnded, UnknownRun
 from everstep.model import events as ev
@@ -84,6 +86,9 @@ async def _end_here(app: "App", row: RunRow, reason: str, by: str) -> bool:
         claimed = await _claim(app, row.id, ("queued", "running", "waiting"))
         if claimed is None:
             return False  # somebody drives it: the inbox reaches them
+        if any(one.kind == "cancel" and one.name == ROLLBACK for one in app.store.inbox(row.id)):
+            await app.committer.submit(Release(row.id, claimed.epoch, claimed.status))
+            return False  # that came first, and whoever takes the run up sees both in their order
         return await end_claimed(app, claimed, ev.CancelRequested(reason=reason, by=by, now=True))
 
 
@@ -111,6 +116,7 @@ async def retry(app: "App", run: str, by: str) -> None:
     if row.status != "failed":
         raise RunActive(f"The run {run} is {row.status}; only a failed run can be retried.")
     history = load_verified(app.store, row)
+    refuse_retry(run, Account(history))
     voids, call, child = _what_failed(history)
     if child:
         child_row = app.store.run(child)
@@ -169,7 +175,50 @@ async def hold(app: "App", run: str, note: str, by: str) -> None:
     await _post(app, Post(run, "hold", value=msgspec.json.encode(report), at=app.clock.now()), "held")
 
 
-async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, value: Any, note: str, by: str) -> None:
+async def rollback(app: "App", run: str, note: str, *, by: str, uncompensated: bool) -> None:
+    """Let what a run did be undone. An unfinished run stops for that; an ended one is taken up once more."""
+    row = existing_row(app, run)
+    if row.status == "held":
+        await resolve(app, run, "rollback", hold=None, value=None, note=note, by=by, uncompensated=uncompensated)
+        return
+    request = ev.RollbackRequested(by=by, note=note, uncompensated=uncompensated)
+    if row.status in ENDED:
+        await _roll_back_ended(app, row, request)
+        return
+    refuse_rollback(app.store, row, Account(load_verified(app.store, row)), allowed=uncompensated)
+    post = Post(run, "cancel", ROLLBACK, value=ev.encode_body(request), at=app.clock.now())
+    try:
+        await _post(app, post, "rolled back")
+    except RunEnded:  # just now
+        await rollback(app, run, note, by=by, uncompensated=uncompensated)
+
+
+async def _roll_back_ended(app: "App", row: RunRow, request: ev.RollbackRequested) -> None:
+    claimed = await _claim(app, row.id, tuple(ENDED))
+    if claimed is None:
+        raise RunActive(f"The run {row.id} was taken up by somebody else just now; look again.")
+    try:
+        journal, history = journal_of(app, claimed)
+        refuse_rollback(app.store, claimed, Account(history), allowed=request.uncompensated)
+    except BaseException:
+        await app.committer.submit(Release(row.id, claimed.epoch, claimed.status))
+        raise
+    crash_point("rollback.claimed")
+    journal.record("rollback_requested", "", request, journal.at)
+    _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, RowChange("queued", journal.at))), row.id)
+
+
+async def resolve(
+    app: "App",
+    run: str,
+    resolution: str,
+    *,
+    hold: str | None,
+    value: Any,
+    note: str,
+    by: str,
+    uncompensated: bool = False,
+) -> None:
     """Write down what a person decided, and let the run go on (or end)."""
     existing_row(app, run)
     chosen = _one_hold(app, run, hold)
@@ -186,8 +235,8 @@ async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, va
     if claimed is None:
         raise HoldConflict(f"Hold {chosen.id} was resolved by somebody else just now.")
     try:
-        unit = resolve_unit(app, claimed, chosen, resolution, payload, note=note, by=by)
-    except Damaged:
+        unit = resolve_unit(app, claimed, chosen, resolution, payload, note=note, by=by, uncompensated=uncompensated)
+    except (Damaged, Misuse):
         await app.committer.submit(Release(run, claimed.epoch, "held"))
         raise
     _expect_accepted(await app.committer.submit(unit), run)
@@ -199,7 +248,8 @@ async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, va
 
 
 def _consequence(hold: HoldRow, resolution: str) -> str:
-    return CONSEQUENCES.get(hold.reason, {}).get(resolution, "")
+    consequences = msgspec.json.decode(hold.report).get("consequences", {})
+    return str(consequences.get(resolution, ""))
 
 
 def _one_hold(app: "App", run: str, hold: str | None) -> HoldRow:

@@ -4,6 +4,9 @@ With a checkpoint, the events up to the first one are read, for the code is repl
 newest on; what lies between is not. The chain of digests of the newer part begins with the digest that the checkpoint
 has, and its own event, which is in that chain, has the digest of the checkpoint: so each confirms the other.
 
+A checkpoint after a completed step with a compensation (`compensate=`) is not used: only the code that called a step
+knows what undoes it.
+
 A checkpoint that is damaged, or missing, is passed over for the next older one; if there is none, the whole history is
 replayed. None is ever used in part.
 """
@@ -48,7 +51,7 @@ class Past(NamedTuple):
 
 
 class _Unfit(Exception):
-    """A checkpoint cannot be used. The reason, or nothing if it is not damaged but belongs to what a retry voided."""
+    """A checkpoint cannot be used. The reason, or nothing if it is not damaged: a retry voided it, for instance."""
 
 
 def verify_whole(store: Store, run: str) -> list[Recorded]:
@@ -103,6 +106,8 @@ def _checkpoints_of(store: Store, row: RunRow) -> Iterator[CheckpointRow]:
 def _load_from(store: Store, row: RunRow, found: CheckpointRow) -> tuple[list[Recorded], Checkpoint]:
     """Return the events that go with a checkpoint. Raises `_Unfit` if it, and `Damaged` if they cannot be used."""
     checkpoint = _opened(found, row)
+    if checkpoint.part.is_undoable:
+        raise _Unfit  # what undoes a step is known only to the code that called it
     first = checkpoint.part.first
     newer = store.events(row.id, row.generation, found.seq)
     if not _confirms(newer, found):

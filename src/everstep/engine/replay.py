@@ -12,11 +12,12 @@ from typing import Any, Final
 import msgspec
 
 from everstep.engine.checkpoints import Checkpoint, Checkpoints, Jump
-from everstep.engine.commands import Command, Difference, EndRun, StartTimer, StepCall
+from everstep.engine.commands import ChildCall, Command, Difference, EndRun, StartTimer, StepCall
 from everstep.engine.execution import OUTCOMES, Execution
 from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded
 from everstep.engine.loop import SpinningWorkflow
+from everstep.engine.recorded import asks_for_step, recorded_text
 from everstep.errors import NotDecodable
 from everstep.model.contracts import may_run_again
 from everstep.model.events import ENDS
@@ -144,7 +145,7 @@ class Replay:
         except (NotDecodable, SpinningWorkflow) as error:
             self._differ(self._position, "outcome", str(error) or "the code does not come to rest")
         self.execution.replaying = False
-        self.execution.loop.quiet = False
+        self.execution.loop.quiet = self.execution.unwinding
         self.execution.begun = set(self.attempts)
         return Replayed(
             self.execution,
@@ -202,7 +203,7 @@ class Replay:
             kind, call = event.kind, getattr(event.body, "call", 0)
             if kind in ENDS or event.seq == retried.body.voids or kind == "cancel_requested":
                 self._void.add(event.seq)
-            elif kind in COMMANDS or _asks_for_step(event):
+            elif kind in COMMANDS or asks_for_step(event):
                 self._void.add(event.seq)
                 begun_after.add(call)
             elif call in begun_after:
@@ -222,7 +223,8 @@ class Replay:
         for event in reversed(self.history):
             if event.kind in OUTCOMES or event.kind == "run_started":
                 return self._place(event.seq)
-            if event.kind in COMMANDS or event.kind in ENDS or event.kind in ("step_started", "key_taken"):
+            begun = ("step_started", "key_taken", "compensation_started")
+            if event.kind in COMMANDS or event.kind in ENDS or event.kind in begun:
                 return len(self.history)
         return len(self.history)
 
@@ -241,7 +243,7 @@ class Replay:
             self._position = position
             event = history[position]
             if position == last:
-                self.execution.replaying = self.execution.loop.quiet = False
+                self.execution.replaying, self.execution.loop.quiet = False, self.execution.unwinding
             if self._is_in_flight and self._flies_over(event):
                 continue
             if branches and event.seq in branches:
@@ -269,6 +271,8 @@ class Replay:
                 self._match(event)
         elif event.kind in ENDS:
             self._match_end(event)
+        elif event.kind == "compensation_started":
+            self._begin_compensation(event)
         else:
             self._note(event)
 
@@ -277,14 +281,17 @@ class Replay:
         if kind == "cancel_requested":
             self._drop_overtaken_end()
             self.cancel_at = at
+        elif kind == "rollback_requested":
+            self._drop_unbegun()
+            self.cancel_at = 0
         if self._queue and not body.early and seq not in self._kept:
             extra = self._queue[0]
-            self._add(event, "extra call", _recorded_text(event), extra)
+            self._add(event, "extra call", recorded_text(event), extra)
             return
         try:
             self.execution.apply(kind, body, at)
         except KeyError:
-            self._add(event, "outcome", _recorded_text(event), None)
+            self._add(event, "outcome", recorded_text(event), None)
             return
         if kind == "step_completed" or kind == "step_failed" or kind == "step_shared":  # a tuple costs more
             self.attempts.pop(body.call, None)
@@ -292,25 +299,50 @@ class Replay:
 
     def _drop_overtaken_end(self) -> None:
         """A cancel may arrive when the code has finished but its end is not recorded: the end is then the cancel's."""
+        if self.execution.saga.begun:
+            return  # unless what the code did is being undone: that is not cut off, and its end stands
         if any(isinstance(command, EndRun) for command in self._queue):
             self._queue = deque(command for command in self._queue if not isinstance(command, EndRun))
 
+    def _drop_unbegun(self) -> None:
+        """The code is let go: what it asked for last, and nobody has begun, was never asked for."""
+        for command in self._queue:
+            if isinstance(command, StepCall):
+                self.execution.steps.pop(command.call, None)
+            elif isinstance(command, ChildCall):
+                self.execution.children.pop(command.call, None)
+        self._queue.clear()
+
+    def _begin_compensation(self, event: Recorded) -> None:
+        """Compensation follows from the code's failure, and is compared with it; or the code was not waited for."""
+        if not event.body.forced:
+            self._match(event)
+        if self._is_broken:
+            return
+        self._drop_unbegun()
+        self.attempts.clear()
+        self.cancel_at = 0
+        self.execution.begin_compensation(event.body)
+        self._queue.extend(self.execution.take_commands())
+
     def _match(self, event: Recorded) -> None:
         if not self._queue:
-            self._add(event, "missing call", _recorded_text(event), None)
+            self._add(event, "missing call", recorded_text(event), None)
             return
         command = self._queue.popleft()
         if command.kind != event.kind and not (event.kind == "key_taken" and isinstance(command, StepCall)):
-            self._add(event, "kind", _recorded_text(event), command)
+            self._add(event, "kind", recorded_text(event), command)
             return
         if command.step != event.step:
-            self._add(event, "callee", _recorded_text(event), command)
+            self._add(event, "callee", recorded_text(event), command)
             return
         what, acceptable = command.compare(event.body)
         if acceptable and event.kind == "step_started" and not may_run_again(event.body.effect):
             acceptable = self._is_settled(event.body.call)
         if what and not (acceptable and self._accepted.get(event.seq) == command.digest()):
-            self._add(event, what, _recorded_text(event), command, acceptable)
+            self._add(event, what, recorded_text(event), command, acceptable)
+        elif what and isinstance(command, StepCall) and command.target.is_accounted_for:
+            self._keep_arguments(command, event.body)
         if isinstance(command, StepCall):
             if command.keyed is not None or event.body.key:
                 command.follow(event.body.key)
@@ -348,6 +380,12 @@ class Replay:
             self.attempts.clear()
             self.published = dict(newest.part.published)
         return True
+
+    def _keep_arguments(self, call: StepCall, recorded: Any) -> None:
+        """Other arguments were accepted: the effect, its key and its undoing are still those of the recorded ones."""
+        payload = self.execution.payload(recorded.whole, recorded.ref)
+        if payload:
+            call.arguments = self.execution.codec.kept_arguments(call.target.signature, payload, call.arguments)
 
     def _match_end(self, event: Recorded) -> None:
         self.execution.ended = True
@@ -446,7 +484,7 @@ class Replay:
     def _differ(self, position: int, what: str, now: str) -> None:
         event = self.history[position]
         what = "arguments" if event.kind == "run_started" else what
-        self.differences.append(Difference(event.seq, what, _recorded_text(event), f"fail: {now}"))
+        self.differences.append(Difference(event.seq, what, recorded_text(event), f"fail: {now}"))
 
     def _what_the_code_does(self) -> str:
         main = self.execution.main
@@ -454,32 +492,3 @@ class Replay:
             error = main.exception()
             return f"raise {type(error).__name__}: {error}" if error is not None else "return"
         return "wait"
-
-
-def _asks_for_step(event: Recorded) -> bool:
-    """Tell whether an event records that the code asked for a step, and not what became of that."""
-    if event.kind == "key_taken":
-        return not event.body.again
-    return event.kind == "step_started" and event.body.attempt == 1 and not event.body.because
-
-
-def _recorded_text(event: Recorded) -> str:
-    """Return a recorded event as a person would say it."""
-    body, kind = event.body, event.kind
-    if kind == "run_started":
-        return f"start of {body.workflow}"
-    if kind in ("step_started", "key_taken"):
-        return f"step {event.step}({body.preview}) [{body.effect}]"
-    if kind == "timer_started":
-        return f"timer of {body.duration / 1e6:g} s"
-    if kind == "signal_awaited":
-        return f"receive {body.name!r} as {body.type}"
-    if kind == "child_started":
-        return f"child run {body.run} of {body.workflow}({body.preview})"
-    if kind == "value_published":
-        return f"publish {body.name!r}"
-    if kind == "checkpoint_taken":
-        return f"checkpoint {body.number}"
-    if kind in ENDS:
-        return {"run_completed": "return", "run_failed": "raise an error", "run_cancelled": "stop, cancelled"}[kind]
-    return f"{kind} {event.step}".strip()

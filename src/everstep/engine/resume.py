@@ -12,8 +12,9 @@ import msgspec
 from everstep.engine.checkpoints import Checkpoint
 from everstep.engine.children import outlives_not
 from everstep.engine.clock import microseconds
+from everstep.engine.compensating import note_compensated
 from everstep.engine.diagnosis import diagnose
-from everstep.engine.driver import Driver, Surrounding
+from everstep.engine.driver import Driver
 from everstep.engine.execution import Execution
 from everstep.engine.history import Recorded, load_verified, without_collections
 from everstep.engine.holding import (
@@ -29,6 +30,8 @@ from everstep.engine.keys import key_end
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.past import Past, load_past
 from everstep.engine.replay import Replay, Replayed, first_run
+from everstep.engine.rollback import Account, refuse_what_is_left
+from everstep.engine.surrounding import Surrounding
 from everstep.engine.workflow import Workflow
 from everstep.errors import Damaged, NotDecodable
 from everstep.model import events as ev
@@ -136,7 +139,10 @@ def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
     at = max(app.clock.now(), row.updated_at)
     if report.reason != "damaged":
         try:
-            at = max(at, load_past(app.store, row).events[-1].at)
+            history = load_verified(app.store, row)
+            at = max(at, history[-1].at)
+            if Account(history).is_undone:
+                report = msgspec.structs.replace(report, without=[*report.without, "rollback"])
         except Damaged as error:
             report = damaged_report(error, diagnose(app.store, row))
     hold = report.row(row.id, at, app.randomness)
@@ -174,7 +180,15 @@ def bare_unit(
 
 
 def resolve_unit(
-    app: Surrounding, row: RunRow, hold: HoldRow, resolution: str, payload: bytes = b"", *, note: str, by: str
+    app: Surrounding,
+    row: RunRow,
+    hold: HoldRow,
+    resolution: str,
+    payload: bytes = b"",
+    *,
+    note: str,
+    by: str,
+    uncompensated: bool = False,
 ) -> Append:
     """Return the unit that resolves a hold. A damaged history gets no event; one found damaged here is an error."""
     journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, app.clock.now())
@@ -194,11 +208,20 @@ def resolve_unit(
         raw, ref = journal.pack(payload)
         # Early: there may be outcomes before it that the code has not seen, and commands that follow from those.
         outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True)
+        outcome.skipped = resolution == "skip"
+        undone = next((one.body.compensates for one in reversed(history) if _is_start_of(one, outcome.call)), 0)
+        if undone and not outcome.skipped:
+            started = next(one for one in history if _is_start_of(one, undone))
+            note_compensated(journal, undone, started.body.key)
         journal.record("step_completed", hold.step, outcome, journal.at)
         _end_key(journal, history, outcome.call, payload if resolution == "done" else None)
     elif resolution == "cancel":
         _record_cancelled(row.id, journal, history)
         status = "cancelled"
+    elif resolution == "rollback":
+        refuse_what_is_left(app.store, row, Account(history), allowed=uncompensated)
+        request = ev.RollbackRequested(by=by, note=note, uncompensated=uncompensated, early=True)
+        journal.record("rollback_requested", "", request, journal.at)
     resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
     return bare_unit(row, journal, RowChange(status, journal.at, None, row.current_step), hold=resolved)
 
@@ -210,6 +233,10 @@ def _end_key(journal: Journal, history: Sequence[Recorded], call: int, payload: 
             if event.body.key:
                 journal.key_changes().ends.append(key_end(event, payload))
             return
+
+
+def _is_start_of(event: Recorded, call: int) -> bool:
+    return event.kind == "step_started" and event.body.call == call
 
 
 def cancelled_unit(app: Surrounding, row: RunRow, request: ev.CancelRequested, consumed: Sequence[int] = ()) -> Append:

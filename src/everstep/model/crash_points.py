@@ -69,6 +69,8 @@ TABLE: Final[dict[str, str]] = {
     "child.adopted": "a child run is in the store and nobody drives it yet",
     "run.claimed": "a run was claimed and its history is not loaded",
     "run.replayed": "its code was replayed and nothing new was done",
+    "compensation.begin": "a run has failed or is rolled back, and that its undoing begins is not recorded",
+    "rollback.claimed": "an ended run was claimed to be rolled back, and that is not recorded",
     "run.end": "a run's code has ended and its end is not recorded",
     "run.ended": "a run's end is durable and nobody was told",
 }

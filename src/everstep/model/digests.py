@@ -59,3 +59,8 @@ def shared_key(store: str, key: str, step: str, arguments: str, round: int) -> s
 def derived_key(entropy: str, name: str) -> str:
     """Return something that only a run with this entropy has under this name."""
     return blake2b(f"{entropy}\0{name}".encode(), digest_size=DIGEST_BYTES, person=b"everstep/key").hexdigest()
+
+
+def compensation_entropy(entropy: str, call: int) -> str:
+    """Return what the key of a compensation hangs on: no call of the code shares it, also not one of the same step."""
+    return derived_key(entropy, f"#compensation\0{call}")

@@ -6,9 +6,10 @@ never reaches workflow code.
 
     commands   step_started (first attempt)  key_taken (first time)  step_cancelled  timer_started
                signal_awaited  signal_rejected  child_started  child_cancelled  value_published  witness_taken
-               witness_released  checkpoint_taken  run_completed  run_failed  run_cancelled
+               witness_released  checkpoint_taken  compensation_started  run_completed  run_failed
+               run_cancelled
     outcomes   run_started  step_completed  step_shared  step_failed  timer_fired  signal_received  child_ended
-               cancel_requested
+               cancel_requested  rollback_requested
     notes      step_started (later attempts)  key_taken (later)  attempt_failed  step_doubted  probe_answered
                heartbeat  patched  checkpoint_damaged  run_held  run_resolved  run_retried  run_repaired
                run_restored
@@ -23,7 +24,9 @@ from everstep.model.run_events import (
     NO_PAYLOAD,
     Body,
     CancelRequested,
+    CompensationStarted,
     Outcome,
+    RollbackRequested,
     RunCancelled,
     RunCompleted,
     RunFailed,
@@ -62,6 +65,8 @@ EventKind = Literal[
     "checkpoint_damaged",
     "patched",
     "cancel_requested",
+    "rollback_requested",
+    "compensation_started",
     "run_held",
     "run_resolved",
     "run_retried",
@@ -100,7 +105,7 @@ class StepStarted(Body):
     by: str = ""
     """With `once` and `atomic`: the worker that runs it, so that it is known later whether it can still act."""
     whole: msgspec.Raw = NO_PAYLOAD
-    """With `once` and `atomic`: the arguments themselves."""
+    """With `once` and `atomic`, and where there is or this is a compensation: the arguments themselves."""
     ref: str = ""
     database: str = ""
     """With `atomic`: the database that it writes to, so that its marker is looked for in the right one."""
@@ -108,6 +113,10 @@ class StepStarted(Body):
     """With `key=`: the key, which is this step's from this event on."""
     round: int = 0
     """With `key=`: how often the key was freed after its action had been done."""
+    compensate: str = ""
+    """The name of the step's compensation, if it has one."""
+    compensates: int = 0
+    """In a compensation: the call of the step that it undoes."""
 
 
 class StepCompleted(Outcome):
@@ -122,6 +131,8 @@ class StepCompleted(Outcome):
     fallback: bool = False
     adopted: bool = False
     """A probe, a person or the marker of an earlier attempt gave the outcome; this attempt's body did not."""
+    skipped: bool = False
+    """A person gave the outcome of a step that did not happen, so there is nothing to undo."""
 
 
 class StepShared(Outcome):
@@ -381,6 +392,8 @@ BODIES: Final[dict[str, type[Body]]] = {
     "checkpoint_damaged": CheckpointDamaged,
     "patched": Patched,
     "cancel_requested": CancelRequested,
+    "rollback_requested": RollbackRequested,
+    "compensation_started": CompensationStarted,
     "run_held": RunHeld,
     "run_resolved": RunResolved,
     "run_retried": RunRetried,

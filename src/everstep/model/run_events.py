@@ -59,6 +59,34 @@ class CancelRequested(Outcome):
     number: int = 0
 
 
+class RollbackRequested(Outcome):
+    """Somebody wants what the run did undone. Its code is not asked; what is in doubt is settled first.
+
+    `uncompensated`: it was allowed to leave effects as they are that must not happen twice and have no compensation.
+    """
+
+    by: str = ""
+    note: str = ""
+    uncompensated: bool = False
+    number: int = 0
+
+
+class CompensationStarted(Body):
+    """The run failed, or is rolled back: from here on nothing is done but to undo `steps` (calls), in this order.
+
+    `because` is `failure`, with the error and the call whose failure it is, or `rollback`. `forced` when the code did
+    not end by itself.
+    """
+
+    call: int
+    because: str
+    steps: list[int] = []
+    error: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+    cause: int = 0
+    forced: bool = False
+
+
 class RunHeld(Body):
     """The run waits for a person."""
 
@@ -149,6 +177,7 @@ class RunFailed(Body):
 
 
 class RunCancelled(Body):
-    """The run ended because it was cancelled; `forced` when its code was not waited for."""
+    """The run ended because it was cancelled; `forced` when its code was not waited for. Or it was rolled back."""
 
     forced: bool = False
+    rolled_back: bool = False

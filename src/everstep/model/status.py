@@ -15,7 +15,7 @@ ARROWS: Final[dict[Status, frozenset[Status]]] = {
     "waiting": frozenset({"queued", "running", "waiting", "held", "completed", "failed", "cancelled"}),
     # A held run moves only by a resolution: on again, or to its end.
     "held": frozenset({"held", "queued", "cancelled"}),
-    # An ended run moves only when somebody says `retry` (failed) or `restart` (any).
+    # An ended run moves only when somebody says `retry` (failed), `restart` or `rollback` (any).
     "completed": frozenset({"queued", "running"}),
     "failed": frozenset({"queued", "running"}),
     "cancelled": frozenset({"queued", "running"}),

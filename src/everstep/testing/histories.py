@@ -26,6 +26,9 @@ RULES: Final[dict[str, str]] = {
     "D6": "there is one run for an id",
     "D7": "all requests of one step carry the same key and the same arguments",
     "D8": "a key has one owner at a time and one outcome, which all who share it were given",
+    "S1": "a compensation is for a completed step only, and completes at most once for each",
+    "S2": "compensations follow each other in the reverse order of completion, and nothing else begins meanwhile",
+    "S3": "a run that failed or was rolled back has compensated every completed step that has a compensation",
     "R1": "commands and outcomes follow each other as the code gave them",
 }
 """What "nothing lost, nothing doubled" means, rule by rule."""
@@ -60,6 +63,11 @@ class RunHistory(msgspec.Struct):
     def is_newest(self) -> bool:
         """Whether the row speaks about this generation."""
         return self.generation == self.row.generation
+
+    @property
+    def is_rolled_back(self) -> bool:
+        """Whether somebody wanted it undone, also after its end."""
+        return any(event.kind == "rollback_requested" for event in self.events)
 
 
 def export_histories(store: Store) -> list[RunHistory]:

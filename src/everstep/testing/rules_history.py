@@ -5,10 +5,11 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.model.digests import chain_next, chain_start, shared_key, step_key
+from everstep.model.digests import chain_next, chain_start, compensation_entropy, shared_key, step_key
 from everstep.model.events import ENDS, EventRow, decode_body
 from everstep.model.status import ENDED, Status
 from everstep.testing.histories import RunHistory, Violation
+from everstep.testing.rules_sagas import SagaJudge
 
 STATUS_OF_END: Final[dict[str, Status]] = {
     "run_completed": "completed",
@@ -47,6 +48,10 @@ class Call(msgspec.Struct):
     """Whether its outcome is that of its effect, and not of a fallback or a person who skipped it."""
     value: tuple[bytes, str] = (b"", "")
     is_skipped: bool = False
+    compensate: str = ""
+    compensates: int = 0
+    happened: bool = True
+    """False when its outcome was given by a fallback, or by a person who skipped it."""
 
 
 class Shared(msgspec.Struct):
@@ -81,6 +86,7 @@ class HistoryJudge:
         self._last_checkpoint = 0
         self._at = 0
         self._event: EventRow
+        self._saga = SagaJudge(self._broken)
         self._go()
 
     def _go(self) -> None:
@@ -110,6 +116,8 @@ class HistoryJudge:
     def _judge(self, event: EventRow, body: Any) -> None:
         if (event.seq == 1) != (event.kind == "run_started"):
             self._broken("D6", "a history begins with run_started, once")
+        if event.kind == "rollback_requested":
+            self.ended_by = None  # an ended run goes on, to undo what it did
         if self.ended_by is not None and event.kind != "run_retried":
             rule = "D1" if event.kind in ENDS else "L3"
             self._broken(rule, f"stands after the run's end (event {self.ended_by.seq})")
@@ -117,6 +125,7 @@ class HistoryJudge:
             self.ended_by = event
         elif event.kind in _JUDGE:
             _JUDGE[event.kind](self, body)
+        self._saga.take(event.kind, body, self.calls)
 
     def _judge_row(self) -> None:
         row, events = self.history.row, self.history.events
@@ -148,8 +157,11 @@ class HistoryJudge:
     def _step_started(self, body: Any) -> None:
         event = self._event
         if body.attempt == 1 and not body.because:
-            key = step_key(self._entropy, event.step, body.arguments)
+            undone = body.compensates
+            entropy = compensation_entropy(self._entropy, undone) if undone else self._entropy
+            key = step_key(entropy, event.step, body.arguments)
             new = Call(event.kind, event.seq, event.step, key, body.effect, body.arguments, 1)
+            new.compensate, new.compensates = body.compensate, undone
             if body.call in self.calls and body.call <= self._last_call:
                 self._broken("L3", "begins a call again at its first attempt")
             self._own(self._begin(body.call, new), body)
@@ -226,6 +238,11 @@ class HistoryJudge:
             if call.kind in ("step_started", "child_started"):
                 yield call
 
+    def _compensation_started(self, body: Any) -> None:
+        """What the code had asked for last may have been dropped, and its numbers with it."""
+        self._last_call = max(self._last_call, body.call - 1)
+        self._other_command(body)
+
     def _step_cancelled(self, body: Any) -> None:
         self._other_command(body)
         if body.step_call in self.calls:
@@ -254,7 +271,7 @@ class HistoryJudge:
         if call is not None and self._event.kind == "step_completed":
             if call.waits:
                 self._broken("D8", "ends a step that does not have its key")
-            call.was_done = not (body.fallback or call.is_skipped)
+            call.was_done = call.happened = not (body.fallback or body.skipped or call.is_skipped)
             call.value = (bytes(body.value), body.ref)
 
     def _run_resolved(self, body: Any) -> None:
@@ -338,5 +355,7 @@ _JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
     "witness_released": HistoryJudge._other_command,
     "checkpoint_taken": HistoryJudge._checkpoint_taken,
     "cancel_requested": HistoryJudge._cancel_requested,
+    "rollback_requested": HistoryJudge._cancel_requested,
+    "compensation_started": HistoryJudge._compensation_started,
     "run_retried": HistoryJudge._run_retried,
 }

@@ -134,6 +134,7 @@ def _one_inbox(history: RunHistory, taken: Mapping[int, int]) -> list[Violation]
 def judge_children(judges: Sequence[HistoryJudge]) -> list[Violation]:
     """Every child that a history has started is there, and ended as its parent was told."""
     rows = {judge.run: judge.history.row for judge in judges}
+    rolled_back = {judge.run for judge in judges if judge.history.is_rolled_back}
     found = []
     for judge in judges:
         for call in judge.calls.values():
@@ -142,6 +143,8 @@ def judge_children(judges: Sequence[HistoryJudge]) -> list[Violation]:
             child = rows.get(call.run)
             if child is None:
                 found.append(Violation("L1", judge.run, call.seq, f"the child run {call.run} is not in the store"))
+            elif call.run in rolled_back:
+                pass  # after its parent was told how it ended
             elif call.outcome in ENDED and child.status != call.outcome and child.generation == 1:
                 what = f"the child run {call.run} is {child.status}, and its parent was told {call.outcome}"
                 found.append(Violation("L3", judge.run, call.outcome_seq, what))
@@ -165,7 +168,7 @@ def judge_clients(histories: Sequence[RunHistory], lines: Iterable[Entry], *, se
             if (line["name"], line["id"]) not in ids:
                 found.append(Violation("L2", run, 0, f"the signal {line['name']!r} was acknowledged and is not there"))
         elif line["verb"] == "result":
-            if history.row.status not in ENDED:
+            if history.row.status not in ENDED and not history.is_rolled_back:
                 found.append(Violation("L3", run, 0, "its result was given away, and it has not ended"))
             if results.setdefault(run, line["value"]) != line["value"]:
                 found.append(Violation("D1", run, 0, "two callers were given different results"))

@@ -1,0 +1,77 @@
+"""Compensations: what undoes a step, declared beside it with `compensate=`.
+
+A compensation is a step like any other, with its own contract, attempts and probe. It gets the outcome of the step that
+it undoes, and then that step's arguments: `f(outcome, *args)`.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from everstep.codec.signature import inspected
+from everstep.errors import Misuse
+
+if TYPE_CHECKING:
+    from everstep.effects.step import Step
+
+
+def compensation_of(step: "Step", function: Callable[..., Any]) -> "Step":
+    """Return the step that undoes another one: the one that was given, or a `repeat` step made of a function.
+
+    It is a copy: the same step may also be called by workflow code, where it is nobody's compensation.
+    """
+    from everstep.effects.step import Step
+
+    if step.effect == "read":
+        raise Misuse(f'{step.name}: compensate= is for steps with an effect; effect="read" changes nothing outside.')
+    if not callable(function):
+        raise Misuse(f"{step.name}: compensate= is a step or a function, not {type(function).__name__}.")
+    if isinstance(function, Step):
+        undoing = object.__new__(type(function))
+        undoing.__dict__.update(function.__dict__)
+    else:
+        undoing = Step(function, name=f"{step.name}.compensate")
+    if undoing.effect == "read":
+        raise Misuse(f'{step.name}: {undoing.name} cannot undo it, for effect="read" changes nothing outside.')
+    undoing.compensate = undoing.key = None  # what it does is named by the step that it undoes
+    undoing.is_accounted_for = True
+    _check_call(step, undoing)
+    return undoing
+
+
+def is_of_the_same_class(step: "Step", undoing: "Step") -> bool:
+    """Tell whether both are methods of one class, so that they are bound to the same object."""
+    return _class_around(step.function) == _class_around(undoing.function) != ""
+
+
+def _class_around(function: Any) -> str:
+    """Return the qualified name of the class in whose body a function was written; "" if it was not."""
+    if not inspect.isfunction(function) or function.__name__ == "<lambda>":
+        return ""
+    around = function.__qualname__.rpartition(".")[0]
+    return "" if around.endswith("<locals>") else around
+
+
+def _check_call(step: "Step", undoing: "Step") -> None:
+    """Refuse a compensation that does not take the step's outcome and arguments, when it is declared."""
+    try:
+        taken = list(inspected(step.function).parameters.values())
+        called = inspected(undoing.function)
+    except (TypeError, ValueError):  # some functions in C do not say what they take
+        return
+    given: list[Any] = ["connection"] if undoing.effect == "atomic" else []
+    if step.effect == "atomic":
+        del taken[1 if _class_around(step.function) else 0]  # nor is the connection, which nobody passes
+    if _class_around(step.function) and not is_of_the_same_class(step, undoing):
+        taken = taken[1:]  # the receiver is nobody's argument
+    for needed in (taken, [one for one in taken if one.default is one.empty]):
+        args = [one for one in needed if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        kwargs = {one.name: one for one in needed if one.kind is one.KEYWORD_ONLY}
+        try:
+            called.bind(*given, "outcome", *args, **kwargs)
+        except TypeError as error:
+            wanted = inspect.Signature([one.replace(annotation=one.empty) for one in taken])
+            raise Misuse(
+                f"{undoing.name} cannot undo {step.name}: it is called with the outcome and then the arguments of "
+                f"{step.name}, as (outcome, …) followed by {wanted}, and {error}."
+            ) from None

@@ -1,0 +1,129 @@
+"""Undoing what a run did: how its driver comes to that, and what a person is asked on the way.
+
+    the code fails         →  `compensation_started`, a command like any other
+    the run must fail      →  what is in doubt is settled  →  `compensation_started`, without the code
+    somebody wants it      →  `rollback_requested`  →  what is in doubt is settled  →  `compensation_started`
+
+What comes then follows from the history alone: see `saga.py`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from everstep.engine.holding import HoldReport
+from everstep.model import events as ev
+from everstep.model.contracts import may_run_again
+from everstep.model.crash_points import crash_point
+from everstep.stores.keys import KeyClaim, KeyEnd
+
+if TYPE_CHECKING:
+    from everstep.engine.driver import Driver
+    from everstep.engine.execution import Execution
+    from everstep.engine.journal import Journal
+
+WHILE_ROLLING_BACK: Final[dict[str, str]] = {
+    "done": "take the given value as the step's outcome; it is compensated with the others, if it can be",
+    "not-done": "it is not done again; the others are compensated",
+    "cancel": "end the run as cancelled; nothing is compensated",
+}
+"""What answers mean when a rollback waits for a step in doubt."""
+
+
+def request_rollback(driver: "Driver", request: ev.RollbackRequested) -> None:
+    """Stop, without asking the code, and undo what was done; or ask a person, if that would not be everything."""
+    execution = driver.execution
+    if execution.is_undone:
+        driver.saver.save(waited_for=False)
+        return
+    left = left_as_it_is(execution)
+    if left and not request.uncompensated:
+        driver.put_on_hold(uncompensated_report(driver.run, left, request))
+        return
+    driver.end_wanted, execution.rollback, execution.cancel = True, request, None
+    driver.deliver("rollback_requested", "", request)
+
+
+def left_as_it_is(execution: "Execution") -> list[str]:
+    """Return the steps, done or under way, that must not happen twice and that nothing undoes."""
+    open_steps = [call for call in execution.steps.values() if not may_run_again(call.target.effect)]
+    return execution.saga.uncompensated + [call.step for call in open_steps if call.target.compensate is None]
+
+
+def begin_without_code(driver: "Driver", because: str, payload: bytes = b"") -> bool:
+    """Begin to undo what was done, without waiting for the code; False if there is nothing to undo."""
+    execution = driver.execution
+    execution.abandon()
+    for kind, body, at in driver.take_unapplied():
+        if kind in ("step_completed", "step_shared", "rollback_requested"):
+            execution.apply(kind, body, at)
+    plan = execution.saga.plan()
+    if plan:
+        call = execution.next_call()
+        error = msgspec.Raw(payload) if payload else ev.NO_PAYLOAD
+        begin(driver, ev.CompensationStarted(call, because, plan, error, forced=True))
+    return bool(plan)
+
+
+def begin(driver: "Driver", started: ev.CompensationStarted) -> None:
+    """From here on nothing is done but to undo what was done. Children that end with the run are asked to stop."""
+    crash_point("compensation.begin")
+    driver.children.cancel_those_that_end_with_it()
+    driver.attempts.forget_all()
+    driver.end_wanted = False
+    driver.record("compensation_started", "", driver.journal.pack_into(started, "error"))
+    driver.saver.save(waited_for=False)
+    driver.go_on_without_code(started)
+
+
+def note_compensated(journal: "Journal", call: int, key: str) -> None:
+    """A compensation has completed: whatever depends on the step that it undid, call `call`, goes with its outcome.
+
+    In the same transaction its own key (`key=`), if it has one, is freed: the action may be done again, by anybody.
+    """
+    if key:
+        claim = KeyClaim(key, call, 0, "", "", "", 0)
+        journal.key_changes().ends.append(KeyEnd(claim, undone=True))
+
+
+# -- asking a person ---------------------------------------------------------------------------------------------------
+def while_undoing(report: HoldReport, execution: "Execution") -> HoldReport:
+    """Return a report as it reads when what the run did is being undone: other answers, with other consequences."""
+    if not execution.is_undone:
+        return report
+    report = msgspec.structs.replace(report, without=[*report.without, "rollback"])
+    if execution.saga.begun:
+        _explain_compensation(report, execution)
+    else:
+        report.consequences = {**report.consequences, **WHILE_ROLLING_BACK}
+    return report
+
+
+def _explain_compensation(report: HoldReport, execution: "Execution") -> None:
+    remaining = execution.saga.remaining()
+    undone = next((call.undoes for call in execution.steps.values() if call.step == report.step), "")
+    report.consequences = {"cancel": f"end the run as cancelled; not compensated: {', '.join(remaining) or 'nothing'}"}
+    report.facts = {**report.facts, "undoes": undone, "not_compensated_yet": remaining}
+    if undone and report.reason == "exhausted":
+        report.summary = f"the compensation of {undone} failed: {report.summary}"
+        report.consequences["retry"] = "give the compensation a fresh set of attempts"
+        report.consequences["skip"] = f"leave {undone} as it is, and go on with the other compensations"
+    elif undone and report.reason in ("in-doubt", "restored"):
+        report.summary = f"the compensation of {undone} is in doubt: {report.summary}"
+        report.consequences["done"] = f"{undone} is compensated; go on with the others"
+        report.consequences["not-done"] = "do the compensation again, in a new attempt with the same key"
+
+
+def uncompensated_report(run: str, left: Sequence[str], request: ev.RollbackRequested) -> HoldReport:
+    """A rollback was wanted, and meanwhile something happened that it would not undo."""
+    names = ", ".join(left)
+    summary = f"a rollback was asked for, but nothing undoes {names}, which must not happen twice"
+    facts = {"by": request.by, "note": request.note, "not_compensated": list(left)}
+    report = HoldReport("asked", summary, facts=facts)
+    report.consequences = {
+        "retry": "go on; nothing is rolled back",
+        "rollback": f"is refused as long as nothing undoes {names}; `everstep rollback {run} --allow-uncompensated` "
+        "leaves them as they are and undoes the rest",
+    }
+    return report

@@ -1,0 +1,35 @@
+"""What recorded events say of the code that led to them."""
+
+from everstep.engine.history import Recorded
+from everstep.model.events import ENDS
+
+
+def asks_for_step(event: Recorded) -> bool:
+    """Tell whether an event records that the code asked for a step, and not what became of that."""
+    if event.kind == "key_taken":
+        return not event.body.again
+    return event.kind == "step_started" and event.body.attempt == 1 and not event.body.because
+
+
+def recorded_text(event: Recorded) -> str:
+    """Return a recorded event as a person would say it."""
+    body, kind = event.body, event.kind
+    if kind == "run_started":
+        return f"start of {body.workflow}"
+    if kind in ("step_started", "key_taken"):
+        return f"step {event.step}({body.preview}) [{body.effect}]"
+    if kind == "timer_started":
+        return f"timer of {body.duration / 1e6:g} s"
+    if kind == "signal_awaited":
+        return f"receive {body.name!r} as {body.type}"
+    if kind == "child_started":
+        return f"child run {body.run} of {body.workflow}({body.preview})"
+    if kind == "value_published":
+        return f"publish {body.name!r}"
+    if kind == "checkpoint_taken":
+        return f"checkpoint {body.number}"
+    if kind == "compensation_started":
+        return "raise an error, and compensate"
+    if kind in ENDS:
+        return {"run_completed": "return", "run_failed": "raise an error", "run_cancelled": "stop, cancelled"}[kind]
+    return f"{kind} {event.step}".strip()

@@ -1,0 +1,120 @@
+"""What a history says about undoing, without any code: what was done, what could be undone, what was.
+
+Whoever asks for a rollback may be a command that knows no workflow. It learns here whether that makes sense, and what
+would stay as it is.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from everstep.engine.history import Recorded, load_verified
+from everstep.errors import CompensationBegun, Damaged, Uncompensated
+from everstep.model.contracts import may_run_again
+from everstep.model.events import ENDS
+from everstep.stores.protocol import RunRow, Store
+
+
+class Account:
+    """The effects of one run that matter when it is undone."""
+
+    def __init__(self, history: Sequence[Recorded]) -> None:
+        self.is_undone = False
+        """Whether it is being undone just now."""
+        self.was_undone = False
+        """Whether it has ended, and there is nothing left of its compensation."""
+        self.compensable: list[str] = []
+        """The steps that must not happen twice, happened, have a compensation, and were not compensated."""
+        self.uncompensated: list[str] = []
+        """The steps that must not happen twice, happened or may have, and have no compensation."""
+        self._open: dict[int, Recorded] = {}
+        self._done: dict[int, str] = {}
+        self._todo: set[int] = set()
+        self.was_begun = False
+        for event in history:
+            self._take(event)
+        self.compensable = list(self._done.values())
+        self.uncompensated += [event.step for event in self._open.values() if _is_left(event.body)]
+
+    def _take(self, event: Recorded) -> None:
+        kind, body = event.kind, event.body
+        if kind == "step_started":
+            self._open[body.call] = event
+        elif kind == "step_completed":
+            self._settle(self._open.pop(body.call, None), body)
+        elif kind in ("step_failed", "step_shared"):  # what was shared is another step's to undo
+            self._open.pop(body.call, None)
+        elif kind == "compensation_started":
+            self.was_begun = self.is_undone = True
+            self._todo = set(body.steps)
+        elif kind == "rollback_requested":
+            self.was_begun = self.is_undone = True
+            self.was_undone = False
+        elif kind in ENDS:
+            self.is_undone = False
+            self.was_undone = self.was_begun and not self._todo
+
+    def _settle(self, started: Recorded | None, outcome: Any) -> None:
+        if started is None:
+            return
+        call, body = outcome.call, started.body
+        if body.compensates:
+            self._todo.discard(body.compensates)
+            self._done.pop(body.compensates, None)
+        elif outcome.skipped or outcome.fallback or may_run_again(body.effect):
+            pass
+        elif body.compensate:
+            self._done[call] = started.step
+        else:
+            self.uncompensated.append(started.step)
+
+
+def _is_left(started: Any) -> bool:
+    return not (started.compensate or started.compensates or may_run_again(started.effect))
+
+
+def refuse_retry(run: str, account: Account) -> None:
+    """Begun compensation rules out a retry: what the run would build upon is gone."""
+    if account.was_begun:
+        raise CompensationBegun(
+            f"The steps of the run {run} were compensated, so it cannot be retried. Start it again: under another id, "
+            "or with on_existing='restart'."
+        )
+
+
+def refuse_rollback(store: Store, row: RunRow, account: Account, *, allowed: bool) -> None:
+    """Raise if a rollback makes no sense, or if it would leave effects without anybody having said so."""
+    if account.is_undone:
+        raise CompensationBegun(
+            f"What the run {row.id} did is being undone already; `everstep show {row.id}` says how far."
+        )
+    if account.was_undone:
+        raise CompensationBegun(
+            f"What the run {row.id} did has been undone already; there is nothing left to roll back."
+        )
+    refuse_what_is_left(store, row, account, allowed=allowed)
+
+
+def refuse_what_is_left(store: Store, row: RunRow, account: Account, *, allowed: bool) -> None:
+    """Raise if a rollback would leave effects that must not happen twice, unless that is allowed."""
+    left = [] if allowed else account.uncompensated + _left_by_children(store, row.id)
+    if left:
+        raise Uncompensated(
+            f"A rollback of {row.id} would leave as they are: {', '.join(left)}. They must not happen twice, and "
+            "nothing undoes them (no compensate=; child runs are rolled back by themselves). "
+            f"`everstep rollback {row.id} --allow-uncompensated` (allow_uncompensated=True) undoes the rest.",
+            left,
+        )
+
+
+def _left_by_children(store: Store, run: str) -> list[str]:
+    """Return the effects of child runs, and of theirs: their compensations are their own."""
+    left: list[str] = []
+    for row in store.children(run):
+        try:
+            account = Account(load_verified(store, row))
+        except Damaged:
+            left.append(f"whatever the run {row.id} did, whose history is damaged")
+        else:
+            left += [f"{step} of the run {row.id}" for step in account.uncompensated + account.compensable]
+        left += _left_by_children(store, row.id)
+    return left

@@ -1,0 +1,163 @@
+"""The saga of one run: which of its steps can be undone, and, once it has failed or is rolled back, their undoing.
+
+Pure, like the execution that it is a part of: what happens follows from the history alone. Steps are noted in the order
+of the log in which they completed. `compensation_started` names those to be undone, the last one first; each
+compensation is a step of the run, and the next is asked for when the one before it has an outcome. Then comes the end.
+"""
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from everstep.codec import Arguments, Types
+from everstep.effects.step import Step
+from everstep.engine.commands import BeginCompensation, CallFuture, CompensationCall, EndRun, StepCall
+from everstep.errors import NotDecodable, NotEncodable
+from everstep.model import events as ev
+from everstep.model.digests import compensation_entropy
+
+if TYPE_CHECKING:
+    from everstep.engine.execution import Execution
+
+NAMED_MAX: Final = 20
+"""So many of the steps that nothing undoes are remembered by a checkpoint, for whoever wants a rollback."""
+
+
+class Compensable(msgspec.Struct):
+    """A completed step that has a compensation: what that needs to know of it."""
+
+    call: int
+    step: str
+    undoing: Any
+    arguments: Arguments
+    value: msgspec.Raw
+    ref: str
+    result: Types
+    key: str = ""
+    """Its own key (`key=`), if it has one."""
+
+
+class Saga:
+    """What is known of the effects of one run, and how far their undoing is."""
+
+    __slots__ = ("begun", "completed", "end", "is_wanted", "names", "skipped", "todo", "uncompensated", "undone")
+
+    def __init__(self) -> None:
+        self.completed: dict[int, Compensable] = {}
+        """The completed steps with a compensation that has not completed, in the order of the log."""
+        self.uncompensated: list[str] = []
+        """The completed steps that must not happen twice and that nothing undoes."""
+        self.is_wanted = False
+        """Whether the code has failed and asked for compensation."""
+        self.begun = False
+        """Whether compensation has begun. Then the code is gone."""
+        self.todo: list[int] = []
+        """The calls that are still to be undone, in order; the first is under way."""
+        self.undone: list[str] = []
+        self.skipped: list[str] = []
+        self.end: EndRun | None = None
+        """How the run ends when all of this is over."""
+        self.names: dict[int, str] = {}
+        """The names of the compensations by what they undo. Their keys hang on them, also if they begin once more."""
+
+    # -- what the history says -------------------------------------------------------------------------------------
+    def settled(self, execution: "Execution", call: StepCall, body: ev.StepCompleted | ev.StepShared) -> None:
+        """A step that is accounted for has completed."""
+        if isinstance(body, ev.StepShared):
+            pass  # its effect is that of another step, which alone may undo it
+        elif call.compensates:
+            self._compensated(execution, call, body)
+        elif body.skipped or body.fallback:
+            pass  # its effect did not happen: there is nothing to undo
+        elif call.target.compensate is not None:
+            undoing, result = call.target.compensate, call.target.signature.result
+            self.completed[call.call] = Compensable(
+                call.call, call.step, undoing, call.arguments, body.value, body.ref, result, call.own_key
+            )
+        else:
+            self.uncompensated.append(call.step)
+
+    def remembered(self) -> list[str]:
+        """Return what a checkpoint keeps of the steps that nothing undoes: some of their names.
+
+        Those with a compensation are not kept: a checkpoint after one of them is not gone on from.
+        """
+        return self.uncompensated[:NAMED_MAX]
+
+    def plan(self) -> list[int]:
+        """Return the calls to be undone, in the reverse order of their completion."""
+        return list(reversed(self.completed))
+
+    def instead_of(self, end: EndRun, execution: "Execution") -> EndRun | BeginCompensation:
+        """Return what follows the code's end: itself, or the beginning of a compensation that comes before it."""
+        if end.kind != "run_failed" or not self.completed:
+            return end
+        self.is_wanted = True
+        return BeginCompensation(execution.next_call(), end, self.plan())
+
+    # -- undoing ---------------------------------------------------------------------------------------------------
+    def begin(self, execution: "Execution", body: ev.CompensationStarted) -> None:
+        """Ask for the first compensation. The recorded order counts."""
+        self.begun = True
+        self.todo = list(body.steps)
+        if body.because == "rollback":
+            self.end = EndRun("run_cancelled", rolled_back=True)
+        else:
+            self.end = EndRun("run_failed", execution.payload(body.error, body.ref), body.cause)
+        self._ask_for_next(execution)
+
+    def _ask_for_next(self, execution: "Execution") -> None:
+        if self.todo:
+            call = self._call(execution, self.todo[0])
+            execution.steps[call.call] = call
+            execution.issue(call)
+        else:
+            execution.ended = True
+            execution.issue(self._end(execution))
+
+    def _call(self, execution: "Execution", number: int) -> CompensationCall:
+        done = self.completed.get(number)
+        if done is None:
+            raise NotDecodable(f"call {number} is to be compensated, and the code has no compensation for it")
+        undoing: Step = done.undoing
+        try:
+            outcome = execution.codec.decode(execution.payload(done.value, done.ref), done.result)
+            args = (outcome, *done.arguments.args)
+            arguments = execution.codec.encode_arguments(undoing.signature, args, done.arguments.kwargs, undoing.name)
+        except (NotEncodable, TypeError) as error:
+            raise NotDecodable(f"{undoing.name} cannot be called to undo {done.step}: {error}") from error
+        name = self._name(done, undoing.name)
+        entropy = compensation_entropy(execution.entropy, number)
+        future = CallFuture(execution.loop, execution)
+        return CompensationCall(
+            number, done.step, execution.next_call(), name, undoing, arguments, entropy, future, f"undoes {done.step}"
+        )
+
+    def _name(self, done: Compensable, name: str) -> str:
+        """Return the name of a compensation in the history: numbered like the step that it undoes, if that is free."""
+        if done.call not in self.names:
+            visit = int(done.step.partition("#")[2] or 1)
+            while (numbered := name if visit == 1 else f"{name}#{visit}") in self.names.values():
+                visit += 1
+            self.names[done.call] = numbered
+        return self.names[done.call]
+
+    def _compensated(self, execution: "Execution", call: StepCall, body: ev.StepCompleted) -> None:
+        self.todo.remove(call.compensates)
+        done = self.completed.pop(call.compensates)
+        (self.skipped if body.skipped else self.undone).append(done.step)
+        self._ask_for_next(execution)
+
+    def _end(self, execution: "Execution") -> EndRun:
+        """Return the end of the run; a failure says what was undone."""
+        assert self.end is not None
+        if self.end.kind == "run_failed":
+            notes = [f"Compensated: {', '.join(self.undone)}."] if self.undone else []
+            if self.skipped:
+                notes.append(f"Not compensated, as a person decided: {', '.join(self.skipped)}.")
+            self.end.payload = execution.codec.with_notes(self.end.payload, notes)
+        return self.end
+
+    def remaining(self) -> list[str]:
+        """Return the names of the steps that are not undone yet, the next one first."""
+        return [self.completed[call].step for call in self.todo if call in self.completed]

@@ -1,0 +1,55 @@
+"""What a driver sees of the app that it belongs to."""
+
+import asyncio
+import random
+from contextvars import Context
+from typing import TYPE_CHECKING, Protocol
+
+from everstep.codec import Codec
+from everstep.engine.clock import Clock
+from everstep.engine.committer import Committer
+from everstep.engine.threads import Threads
+from everstep.stores.keys import KeyChanges
+from everstep.stores.protocol import Store
+
+if TYPE_CHECKING:
+    from everstep.engine.driver import Driver
+
+
+class Surrounding(Protocol):
+    """What a driver needs of the app that it belongs to."""
+
+    store: Store
+    committer: Committer
+    codec: Codec
+    clock: Clock
+    loop: asyncio.AbstractEventLoop
+    context: Context
+    thread: int
+    threads: Threads
+    randomness: random.Random
+    worker: str
+    restores: int
+    drivers: dict[str, "Driver"]
+    draining: bool
+
+    def adopt(self, run: str) -> None:
+        """Drive a child run that has just become durable."""
+
+    def wake(self, run: str) -> None:
+        """Something is in a run's inbox."""
+
+    def rested(self, driver: "Driver") -> None:
+        """The run waits."""
+
+    def take_again(self, driver: "Driver") -> None:
+        """The run leaves memory, and comes back from its history."""
+
+    def hold_unstorable(self, driver: "Driver", error: BaseException) -> None:
+        """The store refuses the newest events of this run."""
+
+    def let_go(self, driver: "Driver", error: BaseException | None = None) -> None:
+        """The run has ended, is held, or is not ours any more."""
+
+    def keys_changed(self, changes: KeyChanges) -> None:
+        """A run has changed keys of effects. Whoever waits for them has that in its inbox."""
