@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def die_if(place: str, how: signal.Signals = signal.SIGKILL) -> None:
 def pay(amount: int) -> str:
     die_if("in the body, before the effect")
     if KILL == "stop":  # a worker that is stopped just before it sends
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.raise_signal(signal.SIGSTOP)  # this thread, and with it all others
     value = apply(LIFE["url"], everstep.current().step, everstep.key(), amount)
     die_if("in the body, after the effect")
     return value
@@ -83,6 +84,9 @@ async def live(life: dict[str, Any]) -> None:
 async def main(plan: str) -> None:
     for life in json.loads(Path(plan).read_text()):
         await live(life)
+    for thread in threading.enumerate():
+        if thread.name.startswith("everstep-step"):
+            thread.join()  # what was stopped and woken gets to its effect before the process ends
 
 
 if __name__ == "__main__":

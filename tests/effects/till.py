@@ -24,7 +24,7 @@ def die_if(place: str) -> None:
     if place == KILL:
         os.kill(os.getpid(), signal.SIGKILL)
     if f"stop {place}" == KILL:
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.raise_signal(signal.SIGSTOP)  # this thread, and with it all others
 
 
 def sell(connection: Any, item: str) -> str:
