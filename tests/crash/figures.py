@@ -56,4 +56,12 @@ class Figures:
         return " · ".join(parts)
 
 
+def note_again(table: dict[tuple[str, str], str], contract: str, point: str, applied: int) -> None:
+    """Enter a second kill into the table of effects: how often an effect was applied in the end, from the least on."""
+    row = f"…and again at {point.partition(':')[0]}"
+    least, _, most = table.get((contract, row), str(applied)).partition("–")
+    counts = sorted({int(least), int(most or least), applied})
+    table[contract, row] = "–".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+
+
 FIGURES = Figures()

@@ -47,6 +47,7 @@ def ask_ledger(key: str, amount: int) -> Done | NotDone:
 
 
 pay_repeat = step(pay, name="pay_repeat", effect="repeat")
+pay_forgotten = step(pay, name="pay_forgotten", effect="repeat")
 pay_once = step(pay, name="pay_once", effect="once")
 pay_probed = step(pay, name="pay_probed", effect="once", probe=ask_ledger)
 
@@ -54,6 +55,11 @@ pay_probed = step(pay, name="pay_probed", effect="once", probe=ask_ledger)
 @workflow
 async def repeating(amount: int) -> str:
     return await asyncio.to_thread(pay_repeat, amount)
+
+
+@workflow
+async def repeating_forgotten(amount: int) -> str:
+    return await asyncio.to_thread(pay_forgotten, amount)
 
 
 @workflow
@@ -66,7 +72,12 @@ async def paying_probed(amount: int) -> str:
     return await asyncio.to_thread(pay_probed, amount)
 
 
-FLOWS: dict[str, Any] = {"repeat": repeating, "once": paying, "once, probed": paying_probed}
+FLOWS: dict[str, Any] = {
+    "repeat": repeating,
+    "repeat, keys forgotten": repeating_forgotten,
+    "once": paying,
+    "once, probed": paying_probed,
+}
 
 
 async def live(life: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ import pytest
 from everstep.model.events import decode_body
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import check, export_histories
+from tests.crash.figures import note_again
 from tests.effects.shops import store_rows
 from tests.effects.test_once_kills import PLACES as AROUND
 from tests.effects.test_once_kills import Place, wait_until_stopped
@@ -129,7 +130,9 @@ AGAIN = [
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("contract", ["atomic", "atomic, store"])
-def test_killed_again_during_recovery_it_still_happens_once(tmp_path: Path, contract: str) -> None:
+def test_killed_again_during_recovery_it_still_happens_once(
+    tmp_path: Path, effects_table: dict[tuple[str, str], str], contract: str
+) -> None:
     pairs = [(first, again) for first in FIRST for again in AGAIN][:: 1 if contract == "atomic" else 3]
     lives = [Life(tmp_path / f"{n:02}", contract) for n in range(len(pairs))]
 
@@ -142,6 +145,9 @@ def test_killed_again_during_recovery_it_still_happens_once(tmp_path: Path, cont
     assert {first for first, _ in ends} == {-signal.SIGKILL}
     assert sum(again == -signal.SIGKILL for _, again in ends) >= len(pairs) // 2, "an adopted one passes fewer places"
     finish(tmp_path, lives)
+    for life, (_, again), (_, end) in zip(lives, pairs, ends, strict=True):
+        if end == -signal.SIGKILL:
+            note_again(effects_table, contract, again.at or again.name, life.applied())
     problems = [
         f"{first.name}, then {again.name}: {life.applied()}, {life.statuses()}, {life.violations()}"
         for life, (first, again) in zip(lives, pairs, strict=True)

@@ -16,9 +16,10 @@ from everstep.model.events import decode_body
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import check, export_histories
 from everstep.testing.ledger import Ledger
+from tests.crash.figures import note_again
 
 PAYMENTS = Path(__file__).with_name("payments.py")
-CONTRACTS = ("repeat", "once", "once, probed")
+CONTRACTS = ("repeat", "repeat, keys forgotten", "once", "once, probed")
 
 
 class Place(NamedTuple):
@@ -91,7 +92,7 @@ def spawn(path: Path, plan: list[dict[str, Any]], **environment: str) -> "subpro
 def test_killed_around_its_effect_a_once_step_never_happens_twice_and_never_silently_not_at_all(
     tmp_path: Path, ledger: Ledger, effects_table: dict[tuple[str, str], str]
 ) -> None:
-    """The receiver forgets keys, so what is sent twice is applied twice: `repeat` shows that the test can see it."""
+    """Where the receiver forgets keys, what is sent twice is applied twice: `repeat` shows that the test can see it."""
     cases = [(contract, place) for contract in CONTRACTS for place in PLACES]
     lives = [Life(tmp_path / f"{n:02}", ledger, contract) for n, (contract, _) in enumerate(cases)]
 
@@ -118,21 +119,76 @@ def test_killed_around_its_effect_a_once_step_never_happens_twice_and_never_sile
         effects_table[contract, place.name] = f"{applied} {status}"
         if (applied, status) != expected(contract, place):
             problems.append(f"{contract}, {place.name}: applied {applied}, {status}, {life.kinds()}")
-        if contract != "repeat":
-            store = life.store()
-            found = check(export_histories(store), ledger=life.book.entries(), settled=status != "held")
-            store.close()
-            problems += [f"{contract}, {place.name}: {violation}" for violation in found]
+        problems += [f"{contract}, {place.name}: {violation}" for violation in violations(life)]
     assert not problems, "\n".join(problems)
 
 
 def expected(contract: str, place: Place) -> tuple[int, str]:
     """What the contract promises: how often the effect is applied in the end, and how the run stands then."""
-    if place.settled or not place.begun or contract == "once, probed":
+    if place.settled or not place.begun or contract in ("once, probed", "repeat"):
         return 1, "completed"
     if contract == "once":
         return place.applied, "held"
     return place.applied + 1, "completed"
+
+
+def violations(life: Life) -> list[str]:
+    """What the checker finds, by the history and the ledger. Where keys are forgotten, doubles are expected."""
+    if life.contract == "repeat, keys forgotten":
+        return []
+    store = life.store()
+    try:
+        entries = life.book.entries()
+        return [str(found) for found in check(export_histories(store), ledger=entries, settled=life.status() != "held")]
+    finally:
+        store.close()
+
+
+AGAIN = (
+    "run.claimed:1",
+    "store.commit.written:1",
+    "store.commit.after:1",
+    "run.replayed:1",
+    "body.before:1",
+    "body.after:1",
+    "outcome.recorded:1",
+    "store.commit.after:2",
+    "run.ended:1",
+)
+"""Where the process that recovers the run is killed, too. Each place of the first kill meets two of them."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("contract", ["repeat", "once", "once, probed"])
+def test_killed_again_during_recovery_it_keeps_its_contract(
+    tmp_path: Path, ledger: Ledger, effects_table: dict[tuple[str, str], str], contract: str
+) -> None:
+    pairs = [(place, AGAIN[(2 * n + k) % len(AGAIN)]) for n, place in enumerate(PLACES) for k in range(2)]
+    lives = [Life(tmp_path / f"{contract}{n:02}", ledger, contract) for n in range(len(pairs))]
+
+    def both(number: int) -> tuple[int, int]:
+        place, again = pairs[number]
+        armed = {"EVERSTEP_CRASH_AT": place.at} if place.at else {"PAYMENTS_KILL": place.name}
+        return lives[number].spawn(**armed).wait(30), lives[number].spawn(EVERSTEP_CRASH_AT=again).wait(30)
+
+    with ThreadPoolExecutor(3) as pool:
+        ends = list(pool.map(both, range(len(pairs))))
+    assert {first for first, _ in ends} == {-signal.SIGKILL}
+    killed = [again == -signal.SIGKILL for _, again in ends]
+    assert sum(killed) >= len(pairs) // 2, "a run that is held at once passes fewer places"
+    assert spawn(tmp_path / "again.json", [life.plan for life in lives]).wait(100) == 0, (
+        tmp_path / "again.txt"
+    ).read_text()[-3000:]
+    problems = []
+    for life, (place, again), was_killed in zip(lives, pairs, killed, strict=True):
+        applied, status = life.applied(), life.status()
+        allowed = {(1, "completed")} | ({(0, "held"), (1, "held")} if contract == "once" else set())
+        found = violations(life)
+        if (applied, status) not in allowed or found:
+            problems.append(f"{place.name}, then {again}: applied {applied}, {status}, {found}, {life.kinds()}")
+        if was_killed:
+            note_again(effects_table, contract, again, applied)
+    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize("point", ["probe.before:1", "probe.after:1"])
