@@ -103,6 +103,7 @@ class Children:
             parent=self._driver.run,
             call=call.call,
             origin=Origin(
+                app.store.chain.writing,
                 restored=app.restores,
                 unseen=execution.caution == "restored",
                 # Not by chance: should its start be lost, because a backup is restored, it gets the same keys again.

@@ -26,7 +26,7 @@ from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
-from everstep.errors import Damaged, Drift, Misuse, StoreError, UnknownWorkflow
+from everstep.errors import ChainKeyMissing, Damaged, Drift, Misuse, StoreError, UnknownWorkflow
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED, Status
@@ -88,7 +88,7 @@ class Driving:
         self.wanted: set[str] = set()
         """Runs that this app should drive and does not yet: somebody else does, or they are about to be claimed."""
         self.untakeable: set[str] = set()
-        """Runs whose rows are so damaged that they cannot even be claimed; they are let alone until this app ends."""
+        """Runs that cannot be claimed, or whose chain key is not here; they are let alone until this app ends."""
         self.watchers = Watchers(self)
         self.draining = False
         self.on_hold = on_hold
@@ -244,9 +244,7 @@ class Driving:
             return await self._take_up_claimed(verdict.row)
         except Damaged as error:
             log.error("Run %s cannot be taken up: %s", run, error)
-            self.untakeable.add(run)
-            self.wanted.discard(run)
-            self.watchers.look_again(run)
+            self._is_untakeable(run)
             return False
         except StoreError:
             self.want(run)  # it may be ours by now, and nobody else would look for it
@@ -269,7 +267,12 @@ class Driving:
         if is_delayed(row, self.clock.now()):
             await self._look_at_delayed(row)
             return False
-        taken = take_up(self, row, workflow)
+        try:
+            taken = take_up(self, row, workflow)
+        except ChainKeyMissing as error:
+            log.warning("Run %s is left for a worker that has its chain key: %s", row.id, error)
+            await self._leave_alone(row)
+            return False
         if isinstance(taken, Driver) and taken.execution.witnesses:
             taken = await self._compare_outside(taken)
         if isinstance(taken, HoldReport):
@@ -277,6 +280,16 @@ class Driving:
         else:
             self._go_on(taken, look=True)
         return row.id in self.drivers
+
+    async def _leave_alone(self, row: RunRow) -> None:
+        """Give a run back that this process cannot read, and do not claim it again."""
+        await self.committer.submit(Release(row.id, row.epoch, row.status))
+        self._is_untakeable(row.id)
+
+    def _is_untakeable(self, run: str) -> None:
+        self.untakeable.add(run)
+        self.wanted.discard(run)
+        self.watchers.look_again(run)
 
     async def _compare_outside(self, driver: Driver) -> Driver | HoldReport:
         """Compare the outside with what the run remembers of it; what differs puts the run on hold, or fails it."""

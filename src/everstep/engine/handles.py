@@ -10,6 +10,7 @@ from everstep.engine.history import Event, Recorded, public_events, verify_now
 from everstep.engine.resume import replay
 from everstep.engine.workflow import DECLARED
 from everstep.errors import (
+    ChainKeyMissing,
     Damaged,
     Misuse,
     NotDecodable,
@@ -143,6 +144,8 @@ class Run(Generic[T]):
             history = await self._app.read(verify_now, self._app.store, self.id)
         except Damaged as error:
             return Verification(False, row.head_seq, error.last_good, str(error))
+        except ChainKeyMissing as error:
+            return Verification(False, row.head_seq, 0, str(error))
         found = Verification(True, len(history), history[-1].seq)
         if outside and row.status not in ENDED:
             await self._compare_outside(row, history, found)

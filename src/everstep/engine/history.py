@@ -10,6 +10,7 @@ import msgspec
 from everstep.engine.agreement import compare_ends, compare_preview, compare_published, refuse_unreadable, says_held
 from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged, UnknownRun
+from everstep.model.chains import ChainKeys
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import EventRow, decode_body
 from everstep.stores.protocol import RunRow, Store
@@ -56,7 +57,7 @@ def load_verified(store: Store, row: RunRow) -> list[Recorded]:
     """Return the run's history, or raise `Damaged` with the number of the last event that can be believed."""
     refuse_unreadable(row)
     with without_collections(row.head_seq):
-        history = verified(store.events(row.id, row.generation), row)
+        history = verified(store.events(row.id, row.generation), row, store.chain)
     compare_ends(row, history[0], history[-1])
     compare_published(row, history)
     if row.status == "held" and not says_held(history[-1]):
@@ -96,16 +97,35 @@ def check_ends(store: Store, row: RunRow) -> None:
     if sorted(events) != wanted:
         raise Damaged(f"Events {wanted} of run {row.id}, the ends of its history, are not all there.")
     first, last = events[1], events[row.head_seq]
-    before = chain_start(row.id, row.generation) if last.seq == 1 else events[last.seq - 1].digest
-    recorded = [_linked(row, chain_start(row.id, row.generation), first), _linked(row, before, last)]
+    key = _key_of([first], row, store.chain)
+    start = chain_start(row.id, row.generation)
+    before = start if last.seq == 1 else events[last.seq - 1].digest
+    recorded = [_linked(row, start, first, key), _linked(row, before, last, key)]
     if recorded[0].kind != "run_started" or last.digest != row.head_digest:
         raise Damaged(f"The row of run {row.id} names another head than its history has.", last.seq - 1)
     compare_ends(row, *recorded)
 
 
-def _linked(row: RunRow, before: bytes, event: EventRow) -> Recorded:
+def refuse_without_key(store: Store, row: RunRow) -> None:
+    """Raise `ChainKeyMissing` if this process cannot read a run's history: before anything is done to the run."""
+    try:
+        _key_of(store.events(row.id, row.generation, [1]), row, store.chain)
+    except Damaged:
+        pass  # that is found later, and the run is held for it
+
+
+def _key_of(events: Sequence[EventRow], row: RunRow, chain: ChainKeys) -> bytes:
+    """Return the key that a history says it is made with. If it lies, its digests do not fit."""
+    try:
+        id = decode_body("run_started", events[0].body).chain if events and events[0].kind == "run_started" else ""
+    except msgspec.MsgspecError:
+        raise Damaged(f"Event 1 of run {row.id} cannot be read.", 0) from None
+    return chain.key(id, row.id)
+
+
+def _linked(row: RunRow, before: bytes, event: EventRow, key: bytes) -> Recorded:
     seq, kind, step, at, body, digest = event
-    if chain_next(before, seq, kind, step, at, body) != digest:
+    if chain_next(before, seq, kind, step, at, body, key) != digest:
         raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
     try:
         return Recorded(seq, kind, step, at, decode_body(kind, body))
@@ -137,15 +157,16 @@ def refs_of(event: Recorded) -> list[str]:
     return [ref] if ref else []
 
 
-def verified(events: Sequence[EventRow], row: RunRow) -> list[Recorded]:
+def verified(events: Sequence[EventRow], row: RunRow, chain: ChainKeys) -> list[Recorded]:
     """Return the events with their bodies, after checking numbers, digests, bodies and the head in the run's row."""
+    key = _key_of(events, row, chain)
     digest = chain_start(row.id, row.generation)
     recorded: list[Recorded] = []
     append, last_at = recorded.append, 0
     for expected, (seq, kind, step, at, body, own) in enumerate(events, 1):
         if seq != expected:
             raise Damaged(f"Event {expected} of run {row.id} is missing: {seq} follows {expected - 1}.", expected - 1)
-        digest = chain_next(digest, seq, kind, step, at, body)
+        digest = chain_next(digest, seq, kind, step, at, body, key)
         if digest != own or at < last_at:
             raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
         try:

@@ -18,12 +18,13 @@ PAYLOAD_BYTES_MAX: Final = 1 << 30
 class Journal:
     """The head of a history and what follows it but is not saved yet."""
 
-    def __init__(self, run: str, generation: int, seq: int, digest: bytes, at: int) -> None:
+    def __init__(self, run: str, generation: int, seq: int, digest: bytes, at: int, key: bytes) -> None:
         self.run = run
         self.generation = generation
         self.seq = seq
         self.digest = digest
         self.at = at
+        self._key = key
         self.unsaved: list[EventRow] = []
         self.payloads: list[tuple[str, bytes]] = []
         self.undurable: dict[str, bytes] = {}
@@ -38,7 +39,7 @@ class Journal:
             at = self.at
         encoded = encode_body(body)
         seq = self.seq + 1
-        digest = chain_next(self.digest, seq, kind, step, at, encoded)
+        digest = chain_next(self.digest, seq, kind, step, at, encoded, self._key)
         self.unsaved.append(EventRow(seq, kind, step, at, encoded, digest))
         self.seq, self.digest, self.at = seq, digest, at
         return seq

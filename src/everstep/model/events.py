@@ -100,6 +100,8 @@ class RunStarted(Body):
     """The digest of the arguments, which a `start` with this run's id compares."""
     restored: int = 0
     """How often the store had been restored from a backup when the run was started."""
+    chain: str = ""
+    """The id of the chain key that the run's digests are made with, if they are."""
     unseen: bool = False
     """The parent that started it may have done so before, in a part of its history that is lost."""
 

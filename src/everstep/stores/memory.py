@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 
 from everstep.errors import Misuse
+from everstep.model.chains import ChainKeys
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED
 from everstep.stores.archive import ArchiveRow
@@ -50,6 +51,7 @@ class MemoryStore:
     def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
         self.url = "memory:"
         self.is_new = True
+        self.chain = ChainKeys()
         self._clock = clock or (lambda: time.time_ns() // 1000)
         self._lock = threading.RLock()
         self._runs: dict[str, RunRow] = {}

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from everstep.errors import Misuse
+from everstep.model.chains import ChainKeys
 from everstep.model.events import EventRow
 from everstep.model.status import Status
 from everstep.stores.archive import ArchiveRow
@@ -328,6 +329,8 @@ class Store(Protocol):
     url: str
     is_new: bool
     """Whether this call created the store."""
+    chain: ChainKeys
+    """The chain keys of this process, for whoever makes and verifies histories. A store itself knows none."""
 
     # -- writing ---------------------------------------------------------------------------------------------------
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:

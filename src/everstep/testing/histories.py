@@ -5,7 +5,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from everstep.model.events import EventRow
+from everstep.errors import ChainKeyMissing
+from everstep.model.events import EventRow, decode_body
 from everstep.stores.protocol import Delivery, RunFilter, RunRow, Store
 
 PAGE: Final = 500
@@ -48,6 +49,8 @@ class RunHistory(msgspec.Struct):
     generation: int
     events: Sequence[EventRow]
     signals: Sequence[Delivery] = ()
+    key: bytes = b""
+    """The chain key that it was made with, if it was."""
 
     @property
     def is_newest(self) -> bool:
@@ -63,8 +66,14 @@ def export_histories(store: Store) -> list[RunHistory]:
         offset += len(page)
         for row in page:
             signals = store.signals(row.id)
-            histories += [
-                RunHistory(row, generation, store.events(row.id, generation), signals)
-                for generation in range(1, row.generation + 1)
-            ]
+            for generation in store.generations(row.id):
+                events = store.events(row.id, generation)
+                histories.append(RunHistory(row, generation, events, signals, _key_of(store, row.id, events)))
     return histories
+
+
+def _key_of(store: Store, run: str, events: Sequence[EventRow]) -> bytes:
+    try:
+        return store.chain.key(decode_body("run_started", events[0].body).chain, run)
+    except (msgspec.MsgspecError, ChainKeyMissing):
+        return b""

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+from everstep.model.chains import ChainKeys
 from everstep.model.crash_points import crash_point
 from everstep.model.events import EventRow
 from everstep.stores.archive import ArchiveRow
@@ -35,6 +36,7 @@ class SqliteStore:
         # The real path: two names of one file must agree on the file of liveness locks beside it.
         self.path = os.path.realpath(path)
         self.url = f"sqlite:///{self.path}"
+        self.chain = ChainKeys()
         self._clock = clock or (lambda: time.time_ns() // 1000)
         patience = Patience()
         writing, reading, self.is_new = open_file(
