@@ -16,7 +16,6 @@ from everstep.cli.opening import line_to_paste, place_of, store_options
 from everstep.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, Watcher
 from everstep.cli.terminal import clean, console, duration, json_text, payload_json, say_json, styled
 from everstep.cli.timeline import Timeline
-from everstep.codec import error_facts
 from everstep.engine.app import App
 from everstep.engine.opening import default_url
 from everstep.engine.workflow import ON_EXISTING, Workflow
@@ -162,22 +161,22 @@ def report_end(
         if row.status == "completed":
             facts["result"] = payload_json(row.outcome or b"[null]")
         elif row.status == "failed":
-            facts["error"] = error_facts(row.outcome or b"")
+            facts["error"] = timeline.error or {}
         facts["holds"] = [hold_facts(hold, url) for hold in holds]
         say_json(facts)
     else:
-        _print_end(row, holds, url)
+        _print_end(row, holds, url, timeline)
     return {"completed": EXIT_DONE, "held": EXIT_HELD}.get(row.status, EXIT_FAILED)
 
 
-def _print_end(row: RunRow, holds: list[HoldRow], url: str | None) -> None:
+def _print_end(row: RunRow, holds: list[HoldRow], url: str | None, timeline: Timeline) -> None:
     err = console(err=True)
     took = duration(((row.ended_at or row.updated_at) - row.created_at) / 1e6)
     if row.status == "completed":
         err.print(styled("✓ ", "bold green").append(f"run {row.id} completed in {took}", style=""))
         click.echo(json_text(payload_json(row.outcome or b"[null]")))
     elif row.status == "failed":
-        why = clean(error_line(error_facts(row.outcome or b"")))
+        why = clean(error_line(timeline.error or {}))
         err.print(styled("✗ ", "bold red").append(f"run {row.id} failed: {why}"))
         err.print(styled("  see  " + line_to_paste("show", row.id, url=url), "dim"))
         err.print(styled("  then " + line_to_paste("retry", row.id, url=url) + "  to go on from what failed", "dim"))

@@ -34,6 +34,7 @@ class Step:
         probe_for: float = 600.0,
         settle: float = 0.0,
         not_done: type[BaseException] | Iterable[type[BaseException]] = (),
+        secret: bool = False,
     ) -> None:
         if not callable(function):
             raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
@@ -54,6 +55,7 @@ class Step:
         self.probe = probe
         self.probe_for = probe_for
         self.settle = settle
+        self.secret = secret
         self.not_done: tuple[type[BaseException], ...] = (not_done,) if isinstance(not_done, type) else tuple(not_done)
         self.is_async = is_async_callable(function)
         self.signature = Signature(function)
@@ -116,6 +118,7 @@ def step(
     probe_for: float = ...,
     settle: float = ...,
     not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
+    secret: bool = ...,
 ) -> F: ...
 @overload
 def step(
@@ -130,6 +133,7 @@ def step(
     probe_for: float = ...,
     settle: float = ...,
     not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
+    secret: bool = ...,
 ) -> Callable[[F], F]: ...
 def step(function: Any = None, /, **options: Any) -> Any:
     """Make a function a step: its outcome is recorded once and never recomputed.
@@ -147,6 +151,8 @@ def step(function: Any = None, /, **options: Any) -> Any:
     settle: seconds to wait before the first question, for receivers that list late.
     not_done: exception types that mean that the effect certainly did not happen, so that `retry` may apply.
     fallback: a value, or a function of the same arguments, that takes the place of a failed step's outcome.
+    secret: what the step is given, returns and raises is never shown: not by commands, `run.history()`, logs or holds.
+        It is stored all the same, and what the workflow does with it is shown as usual.
 
     Use it as `@step`, as `@step(effect="read")`, or in place on a function of somebody else's:
     `await step(client.create, name="create", effect="read")(…)`.

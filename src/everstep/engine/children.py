@@ -8,7 +8,7 @@ import msgspec
 
 from everstep.engine.agreement import is_outcome_of
 from everstep.engine.commands import ChildCall
-from everstep.engine.history import check_ends, load_verified
+from everstep.engine.history import Recorded, check_ends, load_verified
 from everstep.engine.starting import Origin, new_run
 from everstep.errors import Damaged
 from everstep.model import events as ev
@@ -28,6 +28,8 @@ class ChildEnd(msgspec.Struct):
 
     status: str
     outcome: msgspec.Raw = msgspec.Raw(b"null")
+    secret: bool = False
+    """Filled from the child's history."""
 
 
 def believable_end(store: Store, delivery: Delivery) -> ChildEnd | None:
@@ -43,27 +45,30 @@ def believable_end(store: Store, delivery: Delivery) -> ChildEnd | None:
     row = store.run(delivery.name)
     if row is None or (told is not None and told.status == "refused"):
         return told
+    is_secret = False
     try:
         if row.status in ENDED:
-            check_ends(store, row)
+            is_secret = getattr(check_ends(store, row).body, "secret", False)
             if told is not None and told.status == row.status and bytes(told.outcome) == (row.outcome or b"null"):
+                told.secret = is_secret
                 return told
         ends = [event for event in load_verified(store, row) if event.kind in ENDS]
     except Damaged as error:
         log.error("The end of run %s cannot be compared with its history: %s", delivery.name, error)
         return told
-    if told is not None and any(
-        end.kind == f"run_{told.status}" and is_outcome_of(end, _payload(told)) for end in ends
-    ):
+    same = [end for end in ends if told is not None and _says_the_same(end, told)]
+    if told is not None and same:
+        told.secret = getattr(same[-1].body, "secret", False)
         return told
     log.error("The end of run %s that was told is not in its history; what is there counts.", delivery.name)
     if row.status in ENDED:
-        return ChildEnd(row.status, msgspec.Raw(row.outcome or b"null"))
+        return ChildEnd(row.status, msgspec.Raw(row.outcome or b"null"), is_secret)
     return told if row.generation > 1 else None  # it was begun again since, and told of its end before
 
 
-def _payload(end: ChildEnd) -> bytes | None:
-    return bytes(end.outcome) if end.status in ("completed", "failed") else None
+def _says_the_same(end: Recorded, told: ChildEnd) -> bool:
+    payload = bytes(told.outcome) if told.status in ("completed", "failed") else None
+    return end.kind == f"run_{told.status}" and is_outcome_of(end, payload)
 
 
 def outlives_not(on_parent_end: str, *, is_cancelled: bool) -> bool:

@@ -38,7 +38,8 @@ def _cancelled(execution: "Execution") -> EndRun:
 
 
 def _failed(execution: "Execution", error: BaseException) -> EndRun:
-    return EndRun("run_failed", execution.codec.encode_error(error), _cause(error, execution.failures))
+    cause = _cause(error, execution.failures)
+    return EndRun("run_failed", execution.codec.encode_error(error), cause, cause in execution.secret_failures)
 
 
 def _cause(error: BaseException, failures: dict[int, tuple[BaseException, int]]) -> int:

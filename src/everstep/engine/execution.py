@@ -80,6 +80,8 @@ class Execution:
         self.new_patches: list[str] = []
         self.failures: dict[int, tuple[BaseException, int]] = {}
         """Failures that the code was told of, by their identity, with the calls that failed."""
+        self.secret_failures: set[int] = set()
+        """The calls among them whose errors are not shown."""
         self.replaying = False
         self.unwinding = False
         self.ended = False
@@ -158,6 +160,8 @@ class Execution:
     def _step_failed(self, body: ev.StepFailed) -> None:
         call = self._awaited(self.steps, body)
         if call is not None and not call.future.done() and not call.future.cancel_if_wanted():
+            if body.secret:
+                self.secret_failures.add(body.call)
             self._fail(call.future, body.call, self.codec.decode_error(self.payload(body.error, body.ref)))
 
     def _timer_fired(self, body: ev.TimerFired) -> None:
@@ -177,6 +181,8 @@ class Execution:
             payload = self.payload(body.value, body.ref)
             future.set_result(self.codec.decode(payload, call.target.signature.result))
         elif body.status == "failed":
+            if body.secret:
+                self.secret_failures.add(body.call)
             self._fail(future, body.call, self.codec.decode_error(self.payload(body.value, body.ref)))
         elif body.status == "refused":
             error = IdConflict(f"The run {body.run} exists already, of another workflow or with other arguments.")

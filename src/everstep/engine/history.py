@@ -13,6 +13,7 @@ from everstep.errors import Damaged, UnknownRun
 from everstep.model.chains import ChainKeys
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import EventRow, decode_body
+from everstep.model.secrets import shown_body
 from everstep.stores.protocol import RunRow, Store
 
 
@@ -85,8 +86,8 @@ def verify_now(store: Store, run: str) -> list[Recorded]:
                 raise
 
 
-def check_ends(store: Store, row: RunRow) -> None:
-    """Raise `Damaged` unless a run's row agrees with the first and the last event of its history.
+def check_ends(store: Store, row: RunRow) -> Recorded:
+    """Raise `Damaged` unless a run's row agrees with the first and the last event of its history. Returns the last.
 
     Quick, whatever the length of the history: it is for results, which stand in the row. What lies between is verified
     when a run is taken up, and by `verify`.
@@ -104,6 +105,7 @@ def check_ends(store: Store, row: RunRow) -> None:
     if recorded[0].kind != "run_started" or last.digest != row.head_digest:
         raise Damaged(f"The row of run {row.id} names another head than its history has.", last.seq - 1)
     compare_ends(row, *recorded)
+    return recorded[-1]
 
 
 def refuse_without_key(store: Store, row: RunRow) -> None:
@@ -186,8 +188,11 @@ def verified(events: Sequence[EventRow], row: RunRow, chain: ChainKeys) -> list[
 
 
 def public_events(events: Sequence[EventRow]) -> list[Event]:
-    """Return events as users see them, their bodies as plain data. One that cannot be read says so."""
-    return [Event(seq, kind, step, at, _plain(body)) for seq, kind, step, at, body, _ in events]
+    """Return events as users see them, their bodies as plain data. One that cannot be read says so.
+
+    What is secret is not among it.
+    """
+    return [Event(seq, kind, step, at, shown_body(_plain(body))) for seq, kind, step, at, body, _ in events]
 
 
 def _plain(body: bytes) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from everstep.effects.surroundings import persons_line, where_is
-from everstep.engine.commands import Difference, StepCall, preview_of
+from everstep.engine.commands import Difference, StepCall
 from everstep.engine.greenlets import frame_behind
 from everstep.errors import Damaged
 from everstep.model.digests import step_key
@@ -143,7 +143,7 @@ def in_doubt_report(call: StepCall, attempts: "Attempts", why: str, *, is_done: 
         "call": call.call,
         "attempts": attempts.attempt,
         "key": step_key(call.entropy, call.step, call.arguments.digest),
-        "arguments": preview_of(call.arguments),
+        "arguments": call.shown_arguments(),
         "worker": attempts.by,
         "source": call.source,
     }

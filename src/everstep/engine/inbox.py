@@ -81,7 +81,7 @@ class Inbox:
             self._driver.saver.save(waited_for=False)
             return
         raw, ref = self._driver.journal.pack(bytes(end.outcome) if end.status in ("completed", "failed") else b"")
-        body = ev.ChildEnded(call, delivery.name, end.status, delivery.number, raw, ref)
+        body = ev.ChildEnded(call, delivery.name, end.status, delivery.number, raw, ref, end.secret)
         self._driver.deliver("child_ended", "", body)
 
     def _hold(self, delivery: Delivery) -> None:

@@ -17,6 +17,7 @@ from everstep.engine.history import Recorded
 from everstep.engine.loop import SpinningWorkflow
 from everstep.errors import NotDecodable
 from everstep.model.events import ENDS
+from everstep.model.secrets import HIDDEN
 
 COMMANDS: Final = frozenset(
     {
@@ -356,7 +357,7 @@ def _recorded_text(event: Recorded) -> str:
     if kind == "run_started":
         return f"start of {body.workflow}"
     if kind == "step_started":
-        return f"step {event.step}({body.preview}) [{body.effect}]"
+        return f"step {event.step}({HIDDEN if body.secret else body.preview}) [{body.effect}]"
     if kind == "timer_started":
         return f"timer of {body.duration / 1e6:g} s"
     if kind == "signal_awaited":

@@ -174,12 +174,18 @@ def resolve_unit(
         raw, ref = journal.pack(payload)
         # Early: there may be outcomes before it that the code has not seen, and commands that follow from those.
         outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True)
+        outcome.secret = _is_secret(history, outcome.call)
         journal.record("step_completed", hold.step, outcome, journal.at)
     elif resolution == "cancel":
         _record_cancelled(row.id, journal, history)
         status = "cancelled"
     resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
     return bare_unit(row, journal, RowChange(status, journal.at, None, row.current_step), hold=resolved)
+
+
+def _is_secret(history: Sequence[Recorded], call: int) -> bool:
+    """Tell whether a step is one whose outcome is never shown."""
+    return any(event.kind == "step_started" and event.body.call == call and event.body.secret for event in history)
 
 
 def cancelled_unit(app: Surrounding, row: RunRow, request: ev.CancelRequested, consumed: Sequence[int] = ()) -> Append:

@@ -123,6 +123,8 @@ class StepStarted(Body):
     whole: msgspec.Raw = NO_PAYLOAD
     """With `once`: the arguments themselves."""
     ref: str = ""
+    secret: bool = False
+    """Here and below: what the step is given, returns and raises is stored, and never shown."""
 
 
 class StepCompleted(Outcome):
@@ -137,6 +139,7 @@ class StepCompleted(Outcome):
     fallback: bool = False
     adopted: bool = False
     """A probe or a person gave the outcome; the body did not."""
+    secret: bool = False
 
 
 class StepFailed(Outcome):
@@ -147,6 +150,7 @@ class StepFailed(Outcome):
     ref: str = ""
     attempt: int = 1
     seconds: float = 0.0
+    secret: bool = False
 
 
 class AttemptFailed(Body):
@@ -161,6 +165,7 @@ class AttemptFailed(Body):
     error: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
     seconds: float = 0.0
+    secret: bool = False
 
 
 class StepDoubted(Body):
@@ -176,6 +181,7 @@ class StepDoubted(Body):
     because: str
     error: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
+    secret: bool = False
 
 
 class ProbeAnswered(Body):
@@ -194,6 +200,7 @@ class Heartbeat(Body):
     attempt: int
     details: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
+    secret: bool = False
 
 
 class StepCancelled(Body):
@@ -274,6 +281,8 @@ class ChildEnded(Outcome):
     number: int
     value: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
+    secret: bool = False
+    """It failed with the error of a secret step."""
 
 
 class ValuePublished(Body):
@@ -403,12 +412,16 @@ class RunCompleted(Body):
 
 
 class RunFailed(Body):
-    """The run's failure. `call`: the step or child whose failure it is, if it is one's; `forced` as in a cancel."""
+    """The run's failure. `call`: the step or child whose failure it is, if it is one's; `forced` as in a cancel.
+
+    `secret`: it came from a secret step, so of the error only its type is shown.
+    """
 
     error: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
     call: int = 0
     forced: bool = False
+    secret: bool = False
 
 
 class RunCancelled(Body):
