@@ -53,6 +53,7 @@ class MemoryStore:
         self.is_new = True
         self.chain = ChainKeys()
         self._clock = clock or (lambda: time.time_ns() // 1000)
+        self._latest = 0
         self._lock = threading.RLock()
         self._runs: dict[str, RunRow] = {}
         self._events: dict[tuple[str, int], list[EventRow]] = {}
@@ -66,7 +67,7 @@ class MemoryStore:
 
     def now(self) -> int:
         """Return the store's clock."""
-        return self._clock()
+        return max(self._clock(), self._latest)
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
@@ -417,12 +418,13 @@ class MemoryStore:
         """For tests: let a worker's process be gone, so that `bury_dead` finds it."""
         self._dead.add(worker)
 
-    def renew(self, worker: str, lease_until: int) -> bool:
+    def renew(self, worker: str, lease_until: int, at: int = 0) -> bool:
         """Prolong a worker's lease; False if it had been buried."""
         with self._lock:
             if worker not in self._workers:
                 return False
             self._workers[worker].lease_until = lease_until
+            self._latest = max(self._latest, at)
             return True
 
     def workers(self) -> list[WorkerRow]:

@@ -343,7 +343,11 @@ class Store(Protocol):
         ...
 
     def now(self) -> int:
-        """Return the store's clock."""
+        """Return the store's clock.
+
+        It is not behind what workers of this store have seen before, as far as they said so, also if the machine's
+        clock was set back meanwhile: deadlines are times of this clock.
+        """
         ...
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -420,8 +424,8 @@ class Store(Protocol):
         """Enter a worker and take its liveness lock, which the kernel frees when the process dies."""
         ...
 
-    def renew(self, worker: str, lease_until: int) -> bool:
-        """Prolong the worker's lease; False if it had been buried."""
+    def renew(self, worker: str, lease_until: int, at: int = 0) -> bool:
+        """Prolong the worker's lease, and note that it is `at` now; False if it had been buried."""
         ...
 
     def workers(self) -> list[WorkerRow]: ...

@@ -45,6 +45,7 @@ class SqliteStore:
         self._writer = Writer(writing, patience, self.path)
         self._reader = Reader(reading, self.path)
         self._workers = Workers(self._writer, LiveLocks(self.path + "-live"))
+        self._latest = self._reader.latest()
 
     def close(self) -> None:
         """Close the store. Workers that did not leave count as dead from now on."""
@@ -55,8 +56,12 @@ class SqliteStore:
         crash_point("store.close.after")
 
     def now(self) -> int:
-        """Return the store's clock."""
-        return self._clock()
+        """Return the store's clock: the machine's, unless that was set back."""
+        return max(self._clock(), self._latest)
+
+    def ahead(self) -> int:
+        """Return by how many microseconds the store's clock is ahead of the machine's."""
+        return self.now() - self._clock()
 
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations in one durable transaction, each accepted or refused by itself."""
@@ -141,9 +146,10 @@ class SqliteStore:
         """Enter a worker and take its liveness lock, which the kernel frees when the process dies."""
         return self._workers.register(worker, pid, host, self.now(), lease_until)
 
-    def renew(self, worker: str, lease_until: int) -> bool:
-        """Prolong the worker's lease; False if it had been buried."""
-        return self._workers.renew(worker, lease_until)
+    def renew(self, worker: str, lease_until: int, at: int = 0) -> bool:
+        """Prolong the worker's lease, and note that it is `at` now; False if it had been buried."""
+        self._latest = max(self._latest, at)
+        return self._workers.renew(worker, lease_until, self._latest)
 
     def workers(self) -> list[WorkerRow]:
         """Return all workers, by their places."""
