@@ -1,8 +1,9 @@
 """The child runs of one run in memory: started with their event, taken up again, asked to stop."""
 
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("everstep.run")
 
+RECENT_MAX: Final = 1024
+"""So many ends of runs that were driven here are remembered."""
+
 
 class ChildEnd(msgspec.Struct):
     """The value of a `child` delivery."""
@@ -32,16 +36,39 @@ class ChildEnd(msgspec.Struct):
     """Filled from the child's history."""
 
 
-def believable_end(store: Store, delivery: Delivery) -> ChildEnd | None:
+class RecentEnds:
+    """How runs ended that were driven here, as this process itself wrote it down. The newest ones are kept."""
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[str, ChildEnd] = OrderedDict()
+
+    def note(self, run: str, status: str, outcome: bytes | None, secret: bool) -> None:
+        """A run has ended here."""
+        self._ends[run] = ChildEnd(status, msgspec.Raw(outcome or b"null"), secret)
+        if len(self._ends) > RECENT_MAX:
+            self._ends.popitem(last=False)
+
+    def has(self, run: str, told: ChildEnd) -> bool:
+        """Tell whether a run ended here in just the way that is told; then what is told has all that is known."""
+        end = self._ends.get(run)
+        if end is None or end.status != told.status or bytes(end.outcome) != bytes(told.outcome):
+            return False
+        told.secret = end.secret
+        return True
+
+
+def believable_end(store: Store, delivery: Delivery, recent: RecentEnds) -> ChildEnd | None:
     """Return the end of a child that a delivery tells of, as the child's own history has it.
 
     A delivery is only a copy. It counts if an end in the history says the same; otherwise the newest end there counts,
-    and if there is none, nothing does.
+    and if there is none, nothing does. What ended in this process need not be read again.
     """
     try:
         told: ChildEnd | None = msgspec.json.decode(delivery.value, type=ChildEnd)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         told = None
+    if told is not None and recent.has(delivery.name, told):
+        return told
     row = store.run(delivery.name)
     if row is None or (told is not None and told.status == "refused"):
         return told

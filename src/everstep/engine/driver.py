@@ -24,7 +24,7 @@ import msgspec
 
 from everstep.codec import Codec
 from everstep.engine.attempts import StepAttempts
-from everstep.engine.children import Children
+from everstep.engine.children import Children, RecentEnds
 from everstep.engine.clock import Alarm, Clock, microseconds, set_alarm
 from everstep.engine.commands import (
     CancelChild,
@@ -80,6 +80,7 @@ class Surrounding(Protocol):
     randomness: random.Random
     worker: str
     restores: int
+    recent_ends: RecentEnds
     drivers: dict[str, "Driver"]
     draining: bool
 
@@ -434,6 +435,11 @@ class Driver:
         self.execution.evict()
         # They point back here: see Execution.evict.
         del self.attempts.bodies, self.attempts.doubts, self.attempts, self.inbox, self.saver, self.children
+
+    @property
+    def ends_secretly(self) -> bool:
+        """Whether the run ended with an error that is not shown."""
+        return self._end_recorded is not None and getattr(self._end_recorded[1], "secret", False)
 
     def ended_as(self) -> Status | None:
         """Return the status in which the run left this process for good: an end, or held; None if it just left."""

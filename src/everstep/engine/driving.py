@@ -14,6 +14,7 @@ from typing import Any, Final, Self, TypeVar
 from everstep.codec import Codec
 from everstep.engine import asyncio_parts
 from everstep.engine.chance import MachineRandom
+from everstep.engine.children import RecentEnds
 from everstep.engine.clock import Clock, StoreClock, microseconds
 from everstep.engine.committer import Committer
 from everstep.engine.drift import drift_report, find_drift
@@ -89,6 +90,7 @@ class Driving:
         """Runs that this app should drive and does not yet: somebody else does, or they are about to be claimed."""
         self.untakeable: set[str] = set()
         """Runs that cannot be claimed, or whose chain key is not here; they are let alone until this app ends."""
+        self.recent_ends = RecentEnds()
         self.watchers = Watchers(self)
         self.draining = False
         self.on_hold = on_hold
@@ -421,6 +423,8 @@ class Driving:
         if self.drivers.get(driver.run) is driver:
             del self.drivers[driver.run]
         status, outcome, hold = driver.ended_as(), driver.outcome, driver.hold
+        if status in ENDED and driver.row.parent is not None:
+            self.recent_ends.note(driver.run, status, outcome, driver.ends_secretly)
         driver.stop()
         if error is not None:
             self._failed = error

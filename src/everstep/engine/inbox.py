@@ -52,7 +52,7 @@ class Inbox:
             if driver.is_over:
                 return
             if delivery.kind == "child":  # read before it counts as taken: the store may fail
-                self._ends[delivery.number] = believable_end(driver.app.store, delivery)
+                self._ends[delivery.number] = believable_end(driver.app.store, delivery, driver.app.recent_ends)
             self._taken.add(delivery.number)
             driver.journal.consumed.append(delivery.number)
             crash_point("delivery.taken")
