@@ -125,7 +125,8 @@ def _say_archived(store: Store, run: str, *, in_json: bool) -> None:
     """Say what was archived of a run. What is secret, or cannot be read, is not shown."""
     facts: list[dict[str, Any]] = []
     for row in store.archived(run):
-        one = {"what": row.what, "generation": row.generation, "seq": row.seq, "why": row.why, "at": row.at}
+        one: dict[str, Any] = {"what": row.what, "generation": row.generation, "seq": row.seq}
+        one |= {"why": row.why, "at": row.at}
         if row.what == "event":
             columns = row.columns()
             event = EventRow(row.seq, str(columns["kind"]), str(columns["step"]), 0, columns["body"], b"")
