@@ -56,7 +56,7 @@ async def secretive() -> int:
 
 
 @workflow
-async def failing() -> int:
+async def losing_token() -> int:
     try:
         return len(await read_token(f"{MARK}-hint"))
     except ValueError as error:
@@ -64,8 +64,8 @@ async def failing() -> int:
 
 
 @workflow
-async def parent_of_failing() -> int:
-    return await failing()
+async def parent_of_losing_token() -> int:
+    return await losing_token()
 
 
 @workflow
@@ -122,7 +122,7 @@ async def test_after_a_crash_the_code_has_it_again(machine: Machine) -> None:
     assert await worker.get("r").result(timeout=5) == len(f"token {MARK}")
 
 
-@pytest.mark.parametrize("flow", [failing, parent_of_failing])
+@pytest.mark.parametrize("flow", [losing_token, parent_of_losing_token])
 @scenario
 async def test_an_error_of_a_secret_step_is_shown_by_its_type_only_wherever_it_goes(
     machine: Machine, flow: Any, caplog: pytest.LogCaptureFixture
@@ -134,7 +134,7 @@ async def test_an_error_of_a_secret_step_is_shown_by_its_type_only_wherever_it_g
     with pytest.raises(RuntimeError) as raised:
         await app.run(flow, id="r")
     assert MARK in str(raised.value.__cause__), "whoever waits for the result gets the error itself"
-    for run in ("r", "r.1") if flow is parent_of_failing else ("r",):
+    for run in ("r", "r.1") if flow is parent_of_losing_token else ("r",):
         shown = everything_shown(machine.path, run) + await shown_to_programs(app, run)
         assert MARK not in shown
         assert "RuntimeError" in shown
