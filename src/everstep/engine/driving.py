@@ -123,8 +123,12 @@ class Driving:
             worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{self.randomness.getrandbits(32):08x}"
             until = self.clock.now() + microseconds(self.lease)
             self.store.register_worker(worker, os.getpid(), socket.gethostname(), until)
+            try:
+                self.restores = self.store.restores()  # now that it is a worker, no restore can be marked any more
+            except BaseException:
+                self.store.leave(worker)
+                raise
             self.worker = worker
-            self.restores = self.store.restores()
             self.pump.start()
 
     async def close(self, drain: float = 0.0) -> None:
