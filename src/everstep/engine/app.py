@@ -90,7 +90,7 @@ class App(Driving):
             priority=priority,
             queue=queue,
             wake_at=at + microseconds(delay) if delay > 0 else None,
-            origin=Origin(restored=self.restores),
+            origin=Origin(self.store.chain.writing, self.restores),
         )
         begun = self.committer.submit(StartRun(new))
         if is_new and delay <= 0:

@@ -243,6 +243,8 @@ class StepAttempts:
             body.fallback = True
         if call.compensates:
             self.note_compensated(call)
+        if call.target.secret:
+            body.secret = True
         if attempts.attempt > 1:
             body.key_unused = call.target.effect == "repeat" and not attempt.key_used
         driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
@@ -303,7 +305,7 @@ class StepAttempts:
         if call.keyed is not None:
             self.keys.settle(call, None)
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
-        body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3))
+        body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3), call.target.secret)
         driver.deliver("step_failed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
 
     def _record_failure(
@@ -311,7 +313,7 @@ class StepAttempts:
     ) -> int:
         attempts.due = due
         raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
-        body = ev.AttemptFailed(call.call, attempts.attempt, due, raw, ref, round(seconds, 3))
+        body = ev.AttemptFailed(call.call, attempts.attempt, due, raw, ref, round(seconds, 3), call.target.secret)
         seq = self._driver.record("attempt_failed", call.step, body)
         self._driver.saver.save(waited_for=False)
         return seq
@@ -322,7 +324,8 @@ class StepAttempts:
         if call.call in self._known:
             self._known[call.call].details = payload
             raw, ref = self._driver.journal.pack(payload)
-            self._driver.record("heartbeat", call.step, ev.Heartbeat(call.call, attempt.attempt, raw, ref))
+            body = ev.Heartbeat(call.call, attempt.attempt, raw, ref, call.target.secret)
+            self._driver.record("heartbeat", call.step, body)
             self._driver.saver.save(waited_for=False)
 
 

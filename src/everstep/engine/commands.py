@@ -11,6 +11,7 @@ from everstep.engine.loop import Timer, WorkflowFuture, WorkflowLoop
 from everstep.engine.workflow import Workflow
 from everstep.model import events as ev
 from everstep.model.digests import digest_of, step_key
+from everstep.model.secrets import HIDDEN
 
 if TYPE_CHECKING:
     from everstep.engine.execution import Execution
@@ -116,10 +117,16 @@ class StepCall(Command):
 
     def body(self) -> ev.StepStarted:
         target = self.target
+        if target.secret:
+            return ev.StepStarted(self.call, self.arguments.digest, target.effect, "", self.source, secret=True)
         return ev.StepStarted(self.call, self.arguments.digest, target.effect, preview_of(self.arguments), self.source)
 
     def text(self) -> str:
-        return f"step {self.step}({preview_of(self.arguments)}) [{self.target.effect}]"
+        return f"step {self.step}({self.shown_arguments()}) [{self.target.effect}]"
+
+    def shown_arguments(self) -> str:
+        """Return the arguments as a person may see them."""
+        return HIDDEN if self.target.secret else preview_of(self.arguments)
 
     def digest(self) -> str:
         return self.arguments.digest
@@ -397,19 +404,22 @@ class BeginCompensation(Command):
 class EndRun(Command):
     """The code is done: a result, an error, or a cancel that it followed. Or it was rolled back."""
 
-    __slots__ = ("cause", "kind", "payload", "rolled_back")
+    __slots__ = ("cause", "kind", "payload", "rolled_back", "secret")
 
-    def __init__(self, kind: str, payload: bytes = b"", cause: int = 0, *, rolled_back: bool = False) -> None:
+    def __init__(
+        self, kind: str, payload: bytes = b"", cause: int = 0, *, rolled_back: bool = False, secret: bool = False
+    ) -> None:
         self.kind = kind
         self.payload = payload
         self.cause = cause
         self.rolled_back = rolled_back
+        self.secret = secret
 
     def body(self) -> ev.Body:
         if self.kind == "run_completed":
             return ev.RunCompleted(msgspec.Raw(self.payload))
         if self.kind == "run_failed":
-            return ev.RunFailed(msgspec.Raw(self.payload), "", self.cause)
+            return ev.RunFailed(msgspec.Raw(self.payload), "", self.cause, secret=self.secret)
         return ev.RunCancelled(rolled_back=self.rolled_back)
 
     def compare(self, recorded: Any) -> tuple[str, bool]:

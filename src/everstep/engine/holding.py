@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from everstep.effects.surroundings import persons_line, where_is
-from everstep.engine.commands import Difference, StepCall, preview_of
+from everstep.engine.commands import Difference, StepCall
 from everstep.engine.greenlets import frame_behind
 from everstep.errors import Damaged
 from everstep.stores.keys import EffectRow
@@ -154,7 +154,7 @@ def in_doubt_report(call: StepCall, attempts: "Attempts", why: str, *, is_done: 
         "call": call.call,
         "attempts": attempts.attempt,
         "key": call.idempotency_key(),
-        "arguments": preview_of(call.arguments),
+        "arguments": call.shown_arguments(),
         "worker": attempts.by,
         "source": call.source,
     }

@@ -172,6 +172,15 @@ INSERT INTO meta (name, value) SELECT 'restores', ?1 + 1
 WHERE coalesce((SELECT value FROM meta WHERE name = 'restores'), 0) = ?1 AND NOT EXISTS (SELECT 1 FROM workers)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value RETURNING value;
 
+-- name: note_time
+-- With each lease. A machine's clock may be set back; what was late stays late.
+INSERT INTO meta (name, value) VALUES ('latest_time', ?)
+ON CONFLICT (name) DO UPDATE SET value = max(meta.value, excluded.value);
+
+-- name: latest_time
+-- Read once, when a store is opened.
+SELECT coalesce((SELECT value FROM meta WHERE name = 'latest_time'), 0);
+
 -- name: restores
 -- How often the store was restored from a backup.
 SELECT coalesce((SELECT value FROM meta WHERE name = 'restores'), 0);
