@@ -12,6 +12,7 @@ from everstep.cli.terminal import add_fitted, between, clean, console, payload_j
 from everstep.codec import Codec
 from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged, Misuse
+from everstep.model.secrets import HIDDEN
 from everstep.model.status import ENDED
 from everstep.stores.keys import STATES, EffectFilter, EffectRow
 from everstep.stores.protocol import Store
@@ -105,7 +106,8 @@ def effect_facts(store: Store, row: EffectRow) -> dict[str, Any]:
     facts |= {"step": row.step, "effect": row.effect, "run": row.run, "generation": row.generation, "seq": row.seq}
     facts |= {"run_status": owner.status if owner is not None else None, "round": row.round}
     facts |= {"begun_at": row.begun_at, "changed_at": row.changed_at, "by": row.by, "note": row.note}
-    facts["outcome"] = payload_json(outcome_of(row) or b"[null]") if row.state == "done" else None
+    shown = HIDDEN if row.secret else payload_json(outcome_of(row) or b"[null]")
+    facts["outcome"] = shown if row.state == "done" else None
     return facts | {"waiting": [run for run, _ in store.waiters(row.key)]}
 
 
@@ -118,6 +120,8 @@ def outcome_of(row: EffectRow) -> bytes | None:
 
 
 def _preview(row: EffectRow) -> str:
+    if row.secret and row.outcome is not None:
+        return HIDDEN
     payload = outcome_of(row)
     if payload is None:
         return "damaged" if row.outcome is not None else row.note

@@ -222,7 +222,7 @@ class Timeline:
         row = self._calls.get(body.call)
         if row is None or not body.again:
             row = Row(kind="step", name=event.step, seq=event.seq, started_at=event.at)
-            row.effect, row.source, row.arguments = body.effect, body.source, body.preview
+            row.effect, row.source, row.arguments = body.effect, body.source, HIDDEN if body.secret else body.preview
             self._new(row, body.call)
         row.note = f"waits for the key {body.key}" + (f" of run {body.run}" if body.run else "")
         row.awaited_key, row.awaited_run = body.key, body.run

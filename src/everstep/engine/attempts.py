@@ -243,7 +243,7 @@ class StepAttempts:
             body.fallback = True
         if call.compensates:
             self.note_compensated(call)
-        if call.target.secret:
+        if call.is_secret:
             body.secret = True
         if attempts.attempt > 1:
             body.key_unused = call.target.effect == "repeat" and not attempt.key_used
@@ -265,6 +265,7 @@ class StepAttempts:
             self.note_compensated(call)
         raw, ref = driver.journal.pack(settled.payload)
         body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, round(seconds, 3), adopted=settled.adopted)
+        body.secret = call.is_secret
         driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
 
     def failed(self, attempt: Attempt, error: BaseException, seconds: float, *, final: bool = False) -> None:
@@ -305,7 +306,7 @@ class StepAttempts:
         if call.keyed is not None:
             self.keys.settle(call, None)
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
-        body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3), call.target.secret)
+        body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3), call.is_secret)
         driver.deliver("step_failed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
 
     def _record_failure(
@@ -313,7 +314,7 @@ class StepAttempts:
     ) -> int:
         attempts.due = due
         raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
-        body = ev.AttemptFailed(call.call, attempts.attempt, due, raw, ref, round(seconds, 3), call.target.secret)
+        body = ev.AttemptFailed(call.call, attempts.attempt, due, raw, ref, round(seconds, 3), call.is_secret)
         seq = self._driver.record("attempt_failed", call.step, body)
         self._driver.saver.save(waited_for=False)
         return seq
@@ -324,7 +325,7 @@ class StepAttempts:
         if call.call in self._known:
             self._known[call.call].details = payload
             raw, ref = self._driver.journal.pack(payload)
-            body = ev.Heartbeat(call.call, attempt.attempt, raw, ref, call.target.secret)
+            body = ev.Heartbeat(call.call, attempt.attempt, raw, ref, call.is_secret)
             self._driver.record("heartbeat", call.step, body)
             self._driver.saver.save(waited_for=False)
 

@@ -115,18 +115,23 @@ class StepCall(Command):
         """Go on with the key that the history has: a step that was begun without one has none."""
         self.keyed = Keyed(recorded) if recorded else None
 
+    @property
+    def is_secret(self) -> bool:
+        """Whether nobody is shown what it is given, returns and raises."""
+        return self.target.secret
+
     def body(self) -> ev.StepStarted:
-        target = self.target
-        if target.secret:
-            return ev.StepStarted(self.call, self.arguments.digest, target.effect, "", self.source, secret=True)
-        return ev.StepStarted(self.call, self.arguments.digest, target.effect, preview_of(self.arguments), self.source)
+        effect = self.target.effect
+        if self.is_secret:
+            return ev.StepStarted(self.call, self.arguments.digest, effect, "", self.source, secret=True)
+        return ev.StepStarted(self.call, self.arguments.digest, effect, preview_of(self.arguments), self.source)
 
     def text(self) -> str:
         return f"step {self.step}({self.shown_arguments()}) [{self.target.effect}]"
 
     def shown_arguments(self) -> str:
         """Return the arguments as a person may see them."""
-        return HIDDEN if self.target.secret else preview_of(self.arguments)
+        return HIDDEN if self.is_secret else preview_of(self.arguments)
 
     def digest(self) -> str:
         return self.arguments.digest
@@ -146,12 +151,18 @@ class StepCall(Command):
 class CompensationCall(StepCall):
     """A step that undoes another one, when the run has failed or is rolled back. No code waits for it."""
 
-    __slots__ = ("compensates", "undoes")
+    __slots__ = ("compensates", "hides", "undoes")
 
-    def __init__(self, compensates: int, undoes: str, *call: Any) -> None:
+    def __init__(self, compensates: int, undoes: str, hides: bool, *call: Any) -> None:
         super().__init__(*call)
         self.compensates = compensates
         self.undoes = undoes
+        self.hides = hides
+        """Whether it is given the outcome of a secret step."""
+
+    @property
+    def is_secret(self) -> bool:
+        return self.hides or self.target.secret
 
     def body(self) -> ev.StepStarted:
         body = super().body()
@@ -159,7 +170,7 @@ class CompensationCall(StepCall):
         return body
 
     def text(self) -> str:
-        return f"compensation {self.step}({preview_of(self.arguments)}) [{self.target.effect}] of {self.undoes}"
+        return f"compensation {self.step}({self.shown_arguments()}) [{self.target.effect}] of {self.undoes}"
 
     def compare(self, recorded: ev.StepStarted | ev.KeyTaken) -> tuple[str, bool]:
         if getattr(recorded, "compensates", 0) != self.compensates:
@@ -393,9 +404,9 @@ class BeginCompensation(Command):
         self.steps = steps
 
     def body(self) -> ev.CompensationStarted:
-        return ev.CompensationStarted(
-            self.call, "failure", self.steps, msgspec.Raw(self.end.payload), cause=self.end.cause
-        )
+        end = self.end
+        error = msgspec.Raw(end.payload)
+        return ev.CompensationStarted(self.call, "failure", self.steps, error, cause=end.cause, secret=end.secret)
 
     def text(self) -> str:
         return "raise an error, and compensate"

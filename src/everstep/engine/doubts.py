@@ -53,7 +53,7 @@ class Doubts:
         because = because or ("outcome" if happened else "crash" if error is None else "error")
         if error is not None:
             driver.app.threads.note_left_behind(driver.run, call.call)
-        body = ev.StepDoubted(call.call, attempts.attempt, because, raw, ref, call.target.secret)
+        body = ev.StepDoubted(call.call, attempts.attempt, because, raw, ref, call.is_secret)
         driver.record("step_doubted", call.step, body)
         attempts.due, attempts.doubted_at, attempts.happened = DOUBT, driver.journal.at, happened
         attempts.because, attempts.asked = because, True
@@ -144,7 +144,7 @@ class Doubts:
         if call.compensates:
             self._attempts.note_compensated(call)
         raw, ref = driver.journal.pack(payload)
-        body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, adopted=True, secret=call.target.secret)
+        body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, adopted=True, secret=call.is_secret)
         driver.deliver("step_completed", call.step, body, expensive=True)
 
     def _take_not_done(self, call: StepCall) -> None:
@@ -177,7 +177,7 @@ class Doubts:
         driver.come_to_rest()
 
     def _note(self, call: StepCall, attempts: Attempts, answer: str, why: str = "") -> None:
-        shown = HIDDEN if why and call.target.secret else why[:500]
+        shown = HIDDEN if why and call.is_secret else why[:500]
         body = ev.ProbeAnswered(call.call, attempts.attempt, answer, shown)
         self._driver.record("probe_answered", call.step, body)
         self._driver.saver.save(waited_for=False)

@@ -170,6 +170,7 @@ class Keys:
         self._leave(call)
         raw, ref = driver.journal.pack(payload)
         body = ev.StepShared(call.call, raw, ref, row.run, row.generation, row.seq, row.by)
+        body.secret = call.is_secret or row.secret
         driver.deliver("step_shared", call.step, body)
 
     def _conflict(self, call: StepCall, row: EffectRow) -> None:
@@ -256,14 +257,16 @@ def claim_of(call: StepCall, seq: int, round: int) -> KeyClaim:
     """Return a step's claim of its key."""
     assert call.keyed is not None
     target = call.target
-    return KeyClaim(call.keyed.key, call.call, seq, target.name, call.arguments.digest, target.effect, round)
+    return KeyClaim(
+        call.keyed.key, call.call, seq, target.name, call.arguments.digest, target.effect, round, call.is_secret
+    )
 
 
 def key_end(begun: Recorded, payload: bytes | None) -> KeyEnd:
     """Return the end of a step's key, from its `step_started`: with the payload of its outcome, or without one."""
     body = begun.body
     name = begun.step.partition("#")[0]
-    end = KeyEnd(KeyClaim(body.key, body.call, begun.seq, name, body.arguments, body.effect, body.round))
+    end = KeyEnd(KeyClaim(body.key, body.call, begun.seq, name, body.arguments, body.effect, body.round, body.secret))
     if payload is not None:
         end.outcome, end.digest = store_payload(payload)
     return end
@@ -273,6 +276,7 @@ def _instead_of(begun: ev.StepStarted, row: EffectRow | None) -> ev.KeyTaken:
     """Return what is recorded of a step that does not begin, for another one has its key."""
     body = ev.KeyTaken(begun.call, begun.key, begun.arguments, begun.effect, begun.preview, begun.source)
     body.again = begun.attempt > 1 or begun.because != ""
+    body.secret = begun.secret
     if row is not None:
         body.run, body.generation, body.seq = row.run, row.generation, row.seq
     return body

@@ -182,6 +182,7 @@ class KeyTaken(Body):
     generation: int = 1
     seq: int = 0
     again: bool = False
+    secret: bool = False
 
 
 class AttemptFailed(Body):

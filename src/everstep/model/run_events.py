@@ -87,6 +87,8 @@ class CompensationStarted(Body):
     ref: str = ""
     cause: int = 0
     forced: bool = False
+    secret: bool = False
+    """The error came from a secret step, so of it only its type is shown."""
 
 
 class RunHeld(Body):
