@@ -1,4 +1,4 @@
-"""A program whose machine has another clock each time: `python clocked.py FOLDER LEDGER ENTRIES SHIFT`.
+"""A program whose machine has another clock each time: `python clocked.py FOLDER LEDGER ENTRIES SHIFT [sleeper]`.
 
 It has timers, a retry with back-off, a step in doubt and a child. It writes its result and the times that it saw into
 FOLDER/result.
@@ -62,20 +62,30 @@ async def clocked() -> list[Any]:
     return done
 
 
-async def main(folder: Path, shift: int) -> None:
+@workflow
+async def sleeper(seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    await note(7)
+    return "awake"
+
+
+FLOWS: dict[str, tuple[Any, ...]] = {"clocked": (clocked,), "sleeper": (sleeper, 5.0)}
+
+
+async def main(folder: Path, shift: int, flow: str) -> None:
     def shifted() -> int:
         return time.time_ns() // 1000 + shift
 
     app = App(SqliteStore(folder / "runs.db", clock=shifted), recover=True, lease=3.0)
     await app.open()
     try:
-        run = await app.start(clocked, id="r")
+        run = await app.start(*FLOWS[flow], id="r")
         (folder / "result").write_text(json.dumps(await run.result(timeout=40)))
     finally:
         await app.close()
 
 
 if __name__ == "__main__":
-    _, place, LEDGER, entries, offset = sys.argv
+    _, place, LEDGER, entries, offset, *flow = sys.argv
     ENTRIES = Path(entries)
-    asyncio.run(main(Path(place), int(offset)))
+    asyncio.run(main(Path(place), int(offset), *(flow or ["clocked"])))

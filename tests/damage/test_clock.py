@@ -54,6 +54,17 @@ def life(folder: Path, book: Ledger, shift: int, at: str = "") -> tuple[int, flo
     return done.returncode, time.monotonic() - began, done.stderr
 
 
+def kinds_in(path: Path) -> list[str]:
+    """Return the kinds of the run's events, as somebody who only looks sees them."""
+    if not path.exists():
+        return []
+    store = SqliteStore(path)
+    try:
+        return [event.kind for event in store.events("r", 1)]
+    finally:
+        store.close()
+
+
 def trial(folder: Path, ledger: Ledger, seed: int) -> list[str]:
     """Kill the program twice and let it end, each time with another clock. Returns what is wrong."""
     chance = random.Random(seed)
@@ -96,6 +107,39 @@ def test_whatever_the_clocks_of_its_processes_say_a_run_has_the_same_result(tmp_
         found = list(pool.map(lambda seed: trial(tmp_path / f"trial-{seed}", ledger, seed), range(TRIALS)))
     problems = [problem for problems in found for problem in problems]
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("shift", [-10 * YEAR, -3600 * 1_000_000, 10 * YEAR])
+def test_while_no_process_runs_the_clock_is_set_and_a_timer_waits_for_no_more_than_was_left(
+    tmp_path: Path, ledger: Ledger, shift: int
+) -> None:
+    """A process is killed while its run sleeps five seconds; the next one has another clock."""
+    book = ledger.book(f"sleeper{shift}")
+    command = [sys.executable, str(PROGRAM), str(tmp_path), book.url, str(book.folder / "ledger.jsonl")]
+    began = time.monotonic()
+    first = subprocess.Popen([*command, "0", "sleeper"])
+    while "timer_started" not in kinds_in(tmp_path / "runs.db"):
+        assert first.poll() is None
+        assert time.monotonic() < began + 30
+        time.sleep(0.01)
+    slept = time.monotonic()
+    time.sleep(2.5)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    going_on = time.monotonic()
+    assert subprocess.run([*command, str(shift), "sleeper"], timeout=60).returncode == 0
+    took = time.monotonic() - going_on
+    assert json.loads((tmp_path / "result").read_text()) == "awake"
+    assert took < 15, "the jump of the clock was waited for"
+    if shift < 0:
+        assert time.monotonic() - slept > 5, "it woke up early"
+    assert [entry["effect"] for entry in book.entries() if entry["kind"] == "applied"] == ["note"]
+    kinds = kinds_in(tmp_path / "runs.db")
+    assert kinds.count("timer_fired") == kinds.count("timer_started") == 1
+    store = SqliteStore(tmp_path / "runs.db")
+    assert [str(violation) for violation in check(export_histories(store))] == []
+    store.close()
 
 
 @pytest.mark.parametrize("shift", [-10 * YEAR, 10 * YEAR])

@@ -215,7 +215,7 @@ def resolve_unit(
             started = next(one for one in history if _is_start_of(one, undone))
             note_compensated(journal, undone, started.body.key)
         journal.record("step_completed", hold.step, outcome, journal.at)
-        _end_key(journal, history, outcome.call, payload if resolution == "done" else None)
+        _end_key(app, journal, history, outcome.call, payload if resolution == "done" else None)
     elif resolution == "cancel":
         _record_cancelled(row.id, journal, history)
         status = "cancelled"
@@ -227,12 +227,12 @@ def resolve_unit(
     return bare_unit(row, journal, RowChange(status, journal.at, None, row.current_step), hold=resolved)
 
 
-def _end_key(journal: Journal, history: Sequence[Recorded], call: int, payload: bytes | None) -> None:
+def _end_key(app: Surrounding, journal: Journal, history: Sequence[Recorded], call: int, payload: bytes | None) -> None:
     """If a step that a person settled has a key: what was done is shared from now on; what was skipped frees it."""
     for event in reversed(history):
         if event.kind == "step_started" and event.body.call == call:
             if event.body.key:
-                journal.key_changes().ends.append(key_end(event, payload))
+                journal.key_changes().ends.append(key_end(app.store.chain, event, payload))
             return
 
 

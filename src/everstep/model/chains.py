@@ -3,13 +3,17 @@
 A run is made with one key, whose id stands in its first event, and keeps it. A process has one key to make new runs
 with, and may have older ones to read and go on with what was made before. A process that has a key believes nothing
 that was made without one, unless it is told to: otherwise whoever can write the database could leave the key away.
+
+What histories take from elsewhere, the outcomes kept under keys of actions and in markers of atomic steps, is sealed
+with the key of the process that wrote it.
 """
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from everstep.errors import ChainKeyMissing, Misuse
+from everstep.errors import ChainKeyMissing, Damaged, Misuse
+from everstep.model.digests import DIGEST_BYTES
 
 KEY_BYTES_MIN: Final = 16
 NO_KEY_WORD: Final = "none"
@@ -37,21 +41,45 @@ class ChainKeys:
 
     def key(self, id: str, run: str) -> bytes:
         """Return the key with an id, for a run that was made with it; else say which one is missing."""
+        return self._key(id, f"The history of run {run}")
+
+    def seal(self, payload: bytes, *place: str) -> str:
+        """Return the seal of a payload that is kept beside histories: a digest, made with the key if there is one.
+
+        place: what the payload belongs to. Under another name it does not fit.
+        """
+        id, key = self.writing
+        digest = _seal(key, payload, place)
+        return f"{id}:{digest}" if id else digest
+
+    def check(self, payload: bytes, seal: str, what: str, *place: str) -> None:
+        """Raise `Damaged` if a payload is not the one that was sealed, `ChainKeyMissing` if nobody here can tell."""
+        id, _, digest = seal.rpartition(":")
+        if _seal(self._key(id, what), payload, place) != digest:
+            raise Damaged(f"{what} does not match its digest.")
+
+    def _key(self, id: str, what: str) -> bytes:
         if id in self._known:
             return self._known[id]
         if id:
             raise ChainKeyMissing(
-                f"The history of run {run} was made with the chain key {id}, which this process does not have. Give it "
-                "with chain_key= or EVERSTEP_CHAIN_KEY. Nothing was changed."
+                f"{what} was made with the chain key {id}, which this process does not have. Give it with chain_key= "
+                "or EVERSTEP_CHAIN_KEY. Nothing was changed."
             )
         raise ChainKeyMissing(
-            f"The history of run {run} was made without a chain key, and this process believes only what was made with "
-            "one. If it is older than the key, put None beside the key (`none` in EVERSTEP_CHAIN_KEY). Nothing was "
-            "changed."
+            f"{what} was made without a chain key, and this process believes only what was made with one. If it is "
+            "older than the key, put None beside the key (`none` in EVERSTEP_CHAIN_KEY). Nothing was changed."
         )
 
     def __repr__(self) -> str:
         return f"<chain keys {', '.join(id or 'none' for id in self._known)}>"
+
+
+def _seal(key: bytes, payload: bytes, place: tuple[str, ...]) -> str:
+    """The lengths of the names stand in the header, so that no two different places have the same bytes."""
+    names = [name.encode() for name in place]
+    header = b" ".join(str(len(name)).encode() for name in names) + b"\0" + b"".join(names)
+    return blake2b(header + payload, digest_size=DIGEST_BYTES, key=key, person=b"everstep/seal").hexdigest()
 
 
 def chain_keys(option: ChainKeyOption, environment: str = "") -> ChainKeys:
