@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def die_if(place: str, how: signal.Signals = signal.SIGKILL) -> None:
 def pay(amount: int) -> str:
     die_if("in the body, before the effect")
     if KILL == "stop":  # a worker that is stopped just before it sends
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread goes not one line further
     value = apply(LIFE["url"], everstep.current().step, everstep.key(), amount)
     die_if("in the body, after the effect")
     return value

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def die_if(place: str) -> None:
     if place == KILL:
         os.kill(os.getpid(), signal.SIGKILL)
     if f"stop {place}" == KILL:
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread goes not one line further
 
 
 def sell(connection: Any, item: str) -> str:
