@@ -74,6 +74,8 @@ HANDED_OUT: Final = (
 ENVIRONMENT: Final[dict[str, str]] = {
     "EVERSTEP_URL": "The store that is opened when none is named. Without it: `sqlite:///everstep.db`, in the current "
     "folder.",
+    "EVERSTEP_CHAIN_KEY": "The chain key, at least 16 characters; or several, separated by commas: the first makes new "
+    "runs, the others are still believed, and `none` stands for runs that were made without a key.",
     "EVERSTEP_DEBUG": "The command line shows tracebacks instead of messages.",
     "EVERSTEP_CRASH_AT": "For tests: kill this process at a crash point, `name:count` or `name:count:stop`.",
     "EVERSTEP_CRASH_COUNT": "For tests: a file that gets the name of every crash point that is passed.",

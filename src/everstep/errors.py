@@ -30,6 +30,7 @@
         ├── StoreReadOnly       the file or its folder cannot be written
         ├── StoreUnusable       not a store, damaged, or made by a newer release
         ├── StoreFailed         a write failed in a way after which nothing may be assumed
+        ├── ChainKeyMissing     a history was made with a chain key that is not here, or without one
         └── Damaged             a history does not match its digests
 
     Evicted (a BaseException)   unwinds workflow code that leaves memory; it is not a failure and must not be caught
@@ -276,6 +277,15 @@ class StoreFailed(StoreError):
     """A write failed in a way after which nothing may be assumed, so this process stops writing."""
 
     code: ClassVar[str] = "everstep.store.failed"
+
+
+class ChainKeyMissing(StoreError):
+    """A history was made with a chain key that this process does not have, or without one although it has one.
+
+    Nothing was changed: the run is left for a process that has the key.
+    """
+
+    code: ClassVar[str] = "everstep.run.chain_key"
 
 
 class Damaged(StoreError):

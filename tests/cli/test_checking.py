@@ -114,3 +114,13 @@ def test_migrate_says_from_which_version_to_which(folder: Folder) -> None:
     facts = folder.json("migrate")
     assert facts["from"] == facts["to"]
     assert "already" in folder.everstep("migrate").out
+
+
+def test_doctor_says_when_the_store_s_clock_is_ahead(folder: Folder) -> None:
+    folder.everstep("run", "app.py:failing", "--id", "f-1")
+    (clock,) = [one for one in folder.json("doctor")["findings"] if one["name"] == "clock"]
+    assert clock["verdict"] == "ok"
+    folder.change("UPDATE meta SET value = value + 86400000000 WHERE name = 'latest_time'")
+    (clock,) = [one for one in folder.json("doctor")["findings"] if one["name"] == "clock"]
+    assert clock["verdict"] == "warning"
+    assert "ahead" in clock["text"]

@@ -58,7 +58,7 @@ async def mail(item: str) -> str:
 
 
 @workflow
-async def packing(item: str) -> str:
+async def shop_packing(item: str) -> str:
     return await reserve(f"box for {item}")
 
 
@@ -69,7 +69,7 @@ async def shop(item: str) -> list[str]:
     everstep.publish("charged", done[-1])
     done.append(await everstep.receive("go", str))
     done.append(await mail(item))
-    done.append(await packing(item))
+    done.append(await shop_packing(item))
     await asyncio.sleep(30)
     done.append(await reserve("a van"))
     done.append(await everstep.receive("end", str))

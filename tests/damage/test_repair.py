@@ -157,7 +157,7 @@ async def test_accepting_ends_the_questions_of_a_repaired_run(machine: Machine) 
     await machine.until(lambda: machine.status("s") == "held")
     hold = machine.hold("s")
     assert (hold.reason, hold.step) == ("in-doubt", "mail")
-    assert set(hold.resolutions) == {"done", "not-done", "accept", "cancel"}
+    assert set(hold.resolutions) == {"done", "not-done", "accept", "cancel", "rollback"}
     assert counts() == {"reserve": 1, "charge": 1}, "its probe was asked, and said that it had not happened"
     await worker.resolve("s", "accept", by="ann")
     await machine.until(lambda: "child_started" in machine.kinds("s"))
@@ -299,3 +299,44 @@ async def test_the_archive_has_the_whole_row_of_the_run_as_it_was(machine: Machi
     assert row.columns()["workflow"] == b"\xff\x00"
     assert row.columns()["status"] == "queued"
     assert machine.row("s").workflow == "shop"
+
+
+@scenario
+async def test_a_run_that_was_held_for_another_reason_stays_held_and_goes_on_when_that_is_resolved(
+    machine: Machine,
+) -> None:
+    await prepared(machine)
+    app = await machine.boot()
+    await app.hold("s", "wait for ann")
+    damage(machine, 9)
+    with pytest.raises(Damaged):
+        await app.resolve("s", "retry")
+    report = await app.repair("s", by="ann")
+    assert report.status == machine.status("s") == "held"
+    assert machine.hold("s").reason == "asked", "the question stays"
+    assert (await app.get("s").verify()).sound
+    await app.resolve("s", "retry")
+    await machine.stop(app)
+    await go_on(machine, await machine.worker())
+    assert machine.status("s") == "completed"
+    assert counts() == EXPECTED
+
+
+@scenario
+async def test_a_repaired_run_is_damaged_and_repaired_again(machine: Machine) -> None:
+    await prepared(machine)
+    app = await machine.boot()
+    for seq in (15, 9, 4):
+        damage(machine, seq)
+        assert (await app.repair("s", note=f"at {seq}")).last_good == seq - 1
+        assert (await app.get("s").verify()).sound
+        await machine.until(lambda: machine.status("s") in ("held", "waiting"))
+        await machine.rest(app)
+        await machine.stop(app)
+        app = await machine.boot()
+    assert len([row for row in machine.store.archived("s") if row.what == "run"]) == 3
+    await machine.stop(app)
+    worker = await machine.worker()
+    await go_on(machine, worker)
+    assert await worker.get("s").result() == RESULT
+    assert counts() == EXPECTED

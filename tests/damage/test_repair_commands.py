@@ -83,6 +83,12 @@ def test_the_command_says_what_it_archived_and_what_cannot_be_seen(damaged: Path
     (event,) = [event for event in here(damaged, "history", OPEN) if event["kind"] == "run_repaired"]
     assert (event["body"]["archived"], event["body"]["since"]) == (18, 30)
     assert "repaired" in everstep(damaged, "show", OPEN).stdout
+    archived = here(damaged, "history", OPEN, "--archived")
+    whats = [(one["what"], one["seq"]) for one in archived]
+    assert [what for what in whats if what[0] != "checkpoint"] == [("run", 47), *(("event", n) for n in range(30, 48))]
+    assert [what for what, _ in whats].count("checkpoint") == 1
+    assert {one.get("kind", "") for one in archived} >= {"child_ended", "run_failed", "signal_awaited"}
+    assert "run_failed" in everstep(damaged, "history", OPEN, "--archived").stdout
     again = everstep(damaged, "repair", OPEN)
     assert "sound, nothing to repair" in again.stdout
 

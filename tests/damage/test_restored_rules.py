@@ -204,6 +204,22 @@ async def test_a_run_that_is_started_after_the_restore_is_not_asked(machine: Mac
 
 
 @scenario
+async def test_what_was_noted_is_remembered_by_the_next_process(machine: Machine) -> None:
+    await left(machine, trading, 0)
+    worker = await machine.worker()
+    await worker.take_up_run("r")
+    await machine.rest(worker)
+    assert machine.kinds("r")[-1] == "run_restored"
+    await machine.kill(worker)
+    ANSWERS.append(Done("traded long ago"))
+    worker = await machine.worker()
+    await worker.signal("r", "go", "x")
+    assert await worker.get("r").result(timeout=5) == ["x", "traded long ago"]
+    assert machine.kinds("r").count("run_restored") == 1
+    assert counts() == {}
+
+
+@scenario
 async def test_a_second_restore_begins_the_questions_again(machine: Machine) -> None:
     await left(machine, trading, 0)
     worker = await machine.worker()
@@ -333,3 +349,16 @@ async def test_a_checkpoint_remembers_that_there_was_a_restore(machine: Machine)
     assert machine.status("r") == "completed"
     assert machine.kinds("r").count("run_restored") == 1, "it is noted once, also where the note is not read any more"
     assert counts() == {"trade": 4}
+
+
+@scenario
+async def test_a_process_that_still_has_the_file_from_before_keeps_it_from_being_marked(machine: Machine) -> None:
+    """It is not among the workers of the backup, but its lock is held."""
+    app = await machine.boot()
+    await app.start(trading, 0, id="r")
+    await machine.rest(app)
+    machine.sql("DELETE FROM workers")
+    with pytest.raises(Misuse, match="the one that was here before"):
+        mark_restored(machine.store)
+    await machine.kill(app)
+    assert mark_restored(machine.store)[0] == 1

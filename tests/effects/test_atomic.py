@@ -12,7 +12,9 @@ import pytest
 import everstep
 from everstep import STORE, Fatal, Live, Retry, step, transaction, workflow
 from everstep.errors import DatabaseFailed, Misuse, NotEncodable, RunHeld
+from everstep.model.chains import ChainKeys
 from everstep.model.digests import step_key
+from everstep.model.markers import seal_outcome
 from everstep.stores.sqlite import SqliteStore
 from tests.effects.shops import Shop, store_rows
 from tests.engine.lives import prove_life
@@ -188,7 +190,7 @@ async def test_what_is_written_and_its_marker_are_committed_together(
     assert started.database == ("store" if where == "store" else f"sqlite:///{path}")
     (marker,) = markers_in(path)
     key = step_key(run_started.entropy, "selling", started.arguments)
-    assert marker[:5] == (key, "r", "selling", 1, b'["sold lamp"]')
+    assert marker[:5] == (key, "r", "selling", 1, seal_outcome(ChainKeys(), key, b'["sold lamp"]'))
     (completed,) = machine.bodies("r", "step_completed")
     assert not completed.adopted
     assert not machine.replay("r").differences

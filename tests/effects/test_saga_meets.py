@@ -327,3 +327,37 @@ async def test_after_a_restore_a_compensation_that_must_not_happen_twice_is_aske
         await worker.get("r").result(timeout=10)
     assert NOTES == ["recall p1"]
     judged(machine)
+
+
+@pytest.mark.parametrize("how", ["restored", "repaired"])
+@scenario
+async def test_a_rollback_does_not_pass_over_what_is_lost_without_a_word(machine: Machine, how: str) -> None:
+    """What the run did in the lost part is not in its history, so nothing would undo it."""
+    app = await machine.boot()
+    await app.start(sending, False, id="r")
+    await machine.rest(app)
+    if how == "repaired":
+        await machine.stop(app)
+        (awaited,) = [event for event in machine.events("r") if event.kind == "signal_awaited"]
+        machine.sql("UPDATE events SET body = x'7b7d' WHERE run = 'r' AND seq = ?", awaited.seq)
+        app = await machine.boot()
+        await app.repair("r")
+        with pytest.raises(Uncompensated, match="the part of its history that is lost"):
+            await app.rollback("r")
+    else:
+        await machine.stop(app)
+        mark_restored(machine.store)
+        worker = await machine.worker()
+        await worker.rollback("r")  # nobody knew before it was taken up
+        await machine.until_status("r", "held")
+        assert "the part of its history that is lost" in machine.hold("r").summary
+        app = worker
+    assert NOTES == []
+    await app.rollback("r", allow_uncompensated=True)
+    await (machine.until_status("r", "held") if how == "restored" else machine.worker())
+    await machine.until_status("r", "held")
+    assert machine.hold("r").summary.startswith("the compensation of send is in doubt")
+    await app.resolve("r", "not-done")
+    await machine.until_status("r", "cancelled")
+    assert NOTES == ["recall p1"]
+    judged(machine)

@@ -284,3 +284,14 @@ def test_own_writes_are_not_changes_by_others(harness: Harness) -> None:
 def test_the_clock_is_a_parameter(harness: Harness) -> None:
     harness.now = 123
     assert harness.store.now() == 123
+
+
+def test_the_store_s_clock_is_not_behind_what_a_worker_said(harness: Harness) -> None:
+    harness.enter("me")
+    assert harness.store.now() == harness.now
+    assert harness.store.renew("me", 99_000, 50_000)
+    assert harness.store.now() == 50_000
+    assert harness.store.renew("me", 99_000, 40_000)
+    assert harness.store.now() == 50_000
+    harness.now = 60_000
+    assert harness.store.now() == 60_000

@@ -15,10 +15,11 @@ from everstep import __version__
 from everstep.cli.migrating import file_of, schema_version
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
 from everstep.cli.opening import line_to_paste, reading, store_options
-from everstep.cli.terminal import clean, console, say_json, styled
+from everstep.cli.terminal import clean, console, duration, say_json, styled
 from everstep.errors import Error
 from everstep.model.status import STATUSES
 from everstep.stores.protocol import Store, WorkerRow
+from everstep.stores.sqlite import SqliteStore
 from everstep.stores.sqlite.connections import Patience, connect
 from everstep.stores.sqlite.liveness import LiveLocks
 from everstep.stores.sqlite.opening import migrations
@@ -29,6 +30,8 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
     {"9p", "afpfs", "ceph", "cifs", "fuse.glusterfs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "glusterfs", "lustre"}
     | {"nfs", "nfs4", "smb3", "smbfs"}
 )
+AHEAD_SECONDS: Final = 60.0
+"""So far ahead of the machine's clock the store's may be before that is worth a word."""
 Verdict = Literal["ok", "warning", "wrong"]
 MARKS: Final = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "wrong": ("✗", "bold red")}
 
@@ -50,7 +53,8 @@ def doctor_command(url: str | None, in_json: bool) -> int:
     if os.path.exists(path) and not any(one.verdict == "wrong" and one.name == "store" for one in findings):
         try:
             with reading(url) as store:
-                findings += [*about_database(path), *about_workers(store, path), *about_runs(store, url)]
+                findings += [*about_database(path), *about_clock(store), *about_workers(store, path)]
+                findings += about_runs(store, url)
         except Error as error:
             findings.append(Finding("store", "wrong", str(error)))
     wrong = [one for one in findings if one.verdict == "wrong"]
@@ -169,6 +173,16 @@ def about_workers(store: Store, path: str) -> list[Finding]:
         verdict: Verdict = "ok" if state == "alive" else "warning"
         findings.append(Finding("worker", verdict, f"{row.id} (process {row.pid} on {row.host}): {state}"))
     return findings
+
+
+def about_clock(store: Store) -> list[Finding]:
+    """Compare the store's clock with the machine's."""
+    ahead = store.ahead() / 1e6 if isinstance(store, SqliteStore) else 0.0
+    if ahead < AHEAD_SECONDS:
+        return [Finding("clock", "ok", "the machine's")]
+    text = f"the store's is {duration(ahead)} ahead of the machine's, so that no timer is lost: a clock was set back, "
+    text += "or was ahead. Until the machine's has caught up, time passes only while a process is at work"
+    return [Finding("clock", "warning", text)]
 
 
 def _life_of(row: WorkerRow, now: int, is_held: Callable[[int], bool]) -> str:

@@ -10,8 +10,10 @@ from everstep.cli.arguments import decoded_json
 from everstep.cli.opening import acting, line_to_paste, place_of, reading, store_options, user_name
 from everstep.cli.terminal import add_fitted, between, clean, console, payload_json, say_json, shortened, styled
 from everstep.codec import Codec
-from everstep.engine.journal import restore_payload
-from everstep.errors import Damaged, Misuse
+from everstep.engine.keys import shared_outcome
+from everstep.errors import ChainKeyMissing, Damaged, Misuse
+from everstep.model.chains import ChainKeys
+from everstep.model.secrets import HIDDEN
 from everstep.model.status import ENDED
 from everstep.stores.keys import STATES, EffectFilter, EffectRow
 from everstep.stores.protocol import Store
@@ -61,11 +63,12 @@ def effects_command(
     with reading(url) as store:
         rows = _matching(store, **wanted)
         facts = [effect_facts(store, row) for row in rows]
+        previews = [_preview(store.chain, row) for row in rows]
         now, place = store.now(), place_of(store)
     if in_json:
         say_json(facts)
     else:
-        _print_rows(rows, facts, now, place, url)
+        _print_rows(rows, facts, previews, now, place, url)
 
 
 def _matching(
@@ -105,26 +108,34 @@ def effect_facts(store: Store, row: EffectRow) -> dict[str, Any]:
     facts |= {"step": row.step, "effect": row.effect, "run": row.run, "generation": row.generation, "seq": row.seq}
     facts |= {"run_status": owner.status if owner is not None else None, "round": row.round}
     facts |= {"begun_at": row.begun_at, "changed_at": row.changed_at, "by": row.by, "note": row.note}
-    facts["outcome"] = payload_json(outcome_of(row) or b"[null]") if row.state == "done" else None
+    shown = HIDDEN if row.secret else payload_json(outcome_of(store.chain, row) or b"[null]")
+    facts["outcome"] = shown if row.state == "done" else None
     return facts | {"waiting": [run for run, _ in store.waiters(row.key)]}
 
 
-def outcome_of(row: EffectRow) -> bytes | None:
-    """Return the payload of a key's outcome; None if it has none that can be read."""
+def outcome_of(chain: ChainKeys, row: EffectRow) -> bytes | None:
+    """Return the payload of a key's outcome; None if it has none that can be read and believed."""
     try:
-        return restore_payload(row.outcome, row.digest) if row.outcome is not None else None
-    except Damaged:
+        return shared_outcome(chain, row) if row.outcome is not None else None
+    except (ChainKeyMissing, Damaged):
         return None
 
 
-def _preview(row: EffectRow) -> str:
-    payload = outcome_of(row)
-    if payload is None:
-        return "damaged" if row.outcome is not None else row.note
-    return Codec().preview(payload, OUTCOME_CHARACTERS_MAX)
+def _preview(chain: ChainKeys, row: EffectRow) -> str:
+    if row.outcome is None:
+        return row.note
+    try:
+        payload = shared_outcome(chain, row)
+    except Damaged:
+        return "damaged"
+    except ChainKeyMissing:
+        return "not verified: the chain key is missing"
+    return HIDDEN if row.secret else Codec().preview(payload, OUTCOME_CHARACTERS_MAX)
 
 
-def _print_rows(rows: list[EffectRow], facts: list[dict[str, Any]], now: int, place: str, url: str | None) -> None:
+def _print_rows(
+    rows: list[EffectRow], facts: list[dict[str, Any]], previews: list[str], now: int, place: str, url: str | None
+) -> None:
     from rich.table import Table
 
     out = console()
@@ -135,11 +146,11 @@ def _print_rows(rows: list[EffectRow], facts: list[dict[str, Any]], now: int, pl
     for name in ("key", "state", "step", "run", "age", "waiting", "outcome"):
         table.add_column(name, no_wrap=True, justify="right" if name in ("age", "waiting") else "left")
     cells: list[list[Any]] = []
-    for row, one in zip(rows, facts, strict=True):
+    for row, one, preview in zip(rows, facts, previews, strict=True):
         style = {"done": "green", "in-doubt": "yellow", "under-way": "cyan"}.get(one["state"], "dim")
         line = [styled(shortened(row.key, 60), "bold"), styled(one["state"], style), styled(shortened(row.step, 28))]
         waiting = str(len(one["waiting"])) if one["waiting"] else ""
-        line += [styled(row.run), styled(between(row.changed_at, now)), styled(waiting), styled(_preview(row), "dim")]
+        line += [styled(row.run), styled(between(row.changed_at, now)), styled(waiting), styled(preview, "dim")]
         cells.append(line)
     add_fitted(table, cells, out.width)
     out.print(table)

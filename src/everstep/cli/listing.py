@@ -24,6 +24,7 @@ from everstep.cli.terminal import (
 )
 from everstep.engine.history import public_events
 from everstep.errors import Misuse
+from everstep.model.events import EventRow
 from everstep.model.status import STATUSES
 from everstep.stores.protocol import RunFilter, RunRow, Store
 
@@ -102,11 +103,15 @@ def _cells(row: RunRow, now: int) -> list[Any]:
 @click.command("history")
 @click.argument("run")
 @click.option("--generation", type=click.IntRange(min=1), help="An earlier one: the history from before a restart.")
+@click.option("--archived", is_flag=True, help="What a repair took out of it instead: damaged, or after the damage.")
 @store_options
-def history_command(run: str, generation: int | None, url: str | None, in_json: bool) -> None:
+def history_command(run: str, generation: int | None, archived: bool, url: str | None, in_json: bool) -> None:
     """List every event of a run, a line each; with --json their whole bodies."""
     with reading(url) as store:
         row = existing_run(store, run)
+        if archived:
+            _say_archived(store, run, in_json=in_json)
+            return
         if generation is not None and generation > row.generation:
             raise Misuse(f"The run {run} has {row.generation} generations; {generation} is not one of them.")
         if in_json:
@@ -114,6 +119,30 @@ def history_command(run: str, generation: int | None, url: str | None, in_json: 
             say_json([event._asdict() for event in events])
         else:
             _print_events(store, row, generation or row.generation)
+
+
+def _say_archived(store: Store, run: str, *, in_json: bool) -> None:
+    """Say what was archived of a run. What is secret, or cannot be read, is not shown."""
+    facts: list[dict[str, Any]] = []
+    for row in store.archived(run):
+        one: dict[str, Any] = {"what": row.what, "generation": row.generation, "seq": row.seq}
+        one |= {"why": row.why, "at": row.at}
+        if row.what == "event":
+            columns = row.columns()
+            event = EventRow(row.seq, str(columns["kind"]), str(columns["step"]), 0, columns["body"], b"")
+            (shown,) = public_events([event])
+            one |= {"kind": shown.kind, "step": shown.step, "body": shown.body}
+        facts.append(one)
+    if in_json:
+        say_json(facts)
+        return
+    out = console()
+    for one in facts:
+        text = styled(f"{one['what']} {one['seq']}  ", "dim").append(f"{clean(one.get('kind', ''))}  ")
+        text.append(clean(one.get("step", "")), style="bold")
+        out.print(text.append(f"  {_gist(one.get('body', {}))}", style="dim"), soft_wrap=True)
+    if not facts:
+        out.print(styled(f"Nothing of {run} was archived.", "dim"))
 
 
 def _print_events(store: Store, row: RunRow, generation: int) -> None:

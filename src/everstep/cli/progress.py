@@ -19,6 +19,7 @@ from everstep.cli.terminal import (
 from everstep.cli.timeline import Row, Timeline, error_line
 from everstep.engine.replay import FALLBACK, NEVER
 from everstep.model.events import EventRow, decode_body
+from everstep.model.secrets import HIDDEN
 from everstep.stores.protocol import RunRow, Store
 
 if TYPE_CHECKING:
@@ -220,7 +221,8 @@ def _step_started(event: EventRow, body: Any, timeline: Timeline) -> Said:
         return "↻", f"{event.step}: attempt {body.attempt}", "yellow"
     if body.compensates:
         return "↩", f"{event.step} undoes {timeline.rows[-1].undoes}", "yellow"
-    return "…", f"{event.step} {shortened(arguments_text(body.preview), 100)}", "dim"
+    arguments = HIDDEN if body.secret else arguments_text(body.preview)
+    return "…", f"{event.step} {shortened(arguments, 100)}", "dim"
 
 
 def _step_ended(event: EventRow, body: Any, timeline: Timeline) -> Said:

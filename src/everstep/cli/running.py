@@ -15,7 +15,6 @@ from everstep.cli.opening import line_to_paste, place_of, store_options
 from everstep.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, Watcher
 from everstep.cli.terminal import clean, console, duration, json_text, payload_json, say_json, styled
 from everstep.cli.timeline import Timeline, error_line
-from everstep.codec import error_facts
 from everstep.engine.app import App
 from everstep.engine.opening import default_url
 from everstep.engine.workflow import ON_EXISTING, Workflow
@@ -161,7 +160,7 @@ def report_end(
         if row.status == "completed":
             facts["result"] = payload_json(row.outcome or b"[null]")
         elif row.status == "failed":
-            facts["error"] = error_facts(row.outcome or b"")
+            facts["error"] = timeline.error or {}
         facts["holds"] = [hold_facts(hold, url) for hold in holds]
         say_json(facts)
     else:
@@ -176,7 +175,7 @@ def _print_end(row: RunRow, holds: list[HoldRow], url: str | None, timeline: Tim
         err.print(styled("✓ ", "bold green").append(f"run {row.id} completed in {took}", style=""))
         click.echo(json_text(payload_json(row.outcome or b"[null]")))
     elif row.status == "failed":
-        why = clean(error_line(error_facts(row.outcome or b"")))
+        why = clean(error_line(timeline.error or {}))
         err.print(styled("✗ ", "bold red").append(f"run {row.id} failed: {why}"))
         err.print(styled("  see  " + line_to_paste("show", row.id, url=url), "dim"))
         if timeline.is_undone:

@@ -27,7 +27,7 @@ from everstep.cli.terminal import (
 )
 from everstep.cli.timeline import Row, Timeline, error_line, timeline_of
 from everstep.engine.history import verify_now
-from everstep.errors import Damaged
+from everstep.errors import ChainKeyMissing, Damaged
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store
 
@@ -224,6 +224,8 @@ def _problems(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
         verify_now(store, row.id)
     except Damaged as damage:
         parts += [styled(f"damaged: {damage}", "bold red"), ""]
+    except ChainKeyMissing as missing:
+        parts += [styled(f"not verified: {missing}", "bold red"), ""]
     for step in timeline.steps:
         if step.state == "failed" and step.error and step.error != timeline.error:
             parts += _draw_error(f"step {step.name}", step.error)

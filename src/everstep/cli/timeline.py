@@ -13,6 +13,7 @@ from everstep.codec import Codec, error_facts
 from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged
 from everstep.model.events import EventRow, decode_body
+from everstep.model.secrets import HIDDEN, shown_error
 from everstep.stores.protocol import Store
 
 RowKind = Literal["step", "timer", "signal", "child", "note"]
@@ -145,11 +146,13 @@ class Timeline:
             return b""
 
     def _value(self, body: Any) -> str:
+        if getattr(body, "secret", False):
+            return HIDDEN
         payload = self._payload(body.value, body.ref)
         return self._codec.preview(payload, VALUE_CHARACTERS_MAX) if payload else ""
 
     def _error(self, body: Any) -> dict[str, Any]:
-        return error_facts(self._payload(body.error, body.ref))
+        return shown_error(error_facts(self._payload(body.error, body.ref)), secret=body.secret)
 
     def _new(self, row: Row, call: int = 0) -> Row:
         self.rows.append(row)
@@ -166,7 +169,7 @@ class Timeline:
         row = self._calls.get(body.call)
         if row is None or body.attempt == 1:
             row = Row(kind="step", name=event.step, seq=event.seq, started_at=event.at)
-            row.effect, row.source, row.arguments = body.effect, body.source, body.preview
+            row.effect, row.source, row.arguments = body.effect, body.source, HIDDEN if body.secret else body.preview
             if body.compensates and body.compensates in self._calls:
                 row.undoes = self._calls[body.compensates].name
                 self._undone_by[body.call] = self._calls[body.compensates]
@@ -219,7 +222,7 @@ class Timeline:
         row = self._calls.get(body.call)
         if row is None or not body.again:
             row = Row(kind="step", name=event.step, seq=event.seq, started_at=event.at)
-            row.effect, row.source, row.arguments = body.effect, body.source, body.preview
+            row.effect, row.source, row.arguments = body.effect, body.source, HIDDEN if body.secret else body.preview
             self._new(row, body.call)
         row.note = f"waits for the key {body.key}" + (f" of run {body.run}" if body.run else "")
         row.awaited_key, row.awaited_run = body.key, body.run
@@ -248,7 +251,7 @@ class Timeline:
     def _take_heartbeat(self, event: EventRow, body: Any) -> None:
         row = self._calls.get(body.call)
         if row is not None:
-            details = self._payload(body.details, body.ref)
+            details = b"" if body.secret else self._payload(body.details, body.ref)
             row.note = f"heartbeat {self._codec.preview(details, 60)}" if details else "heartbeat"
 
     # -- timers, signals, children -------------------------------------------------------------------------------------
@@ -316,7 +319,7 @@ class Timeline:
             if row.state == "completed" and payload:
                 row.value = self._codec.preview(payload, VALUE_CHARACTERS_MAX)
             elif body.status == "failed":
-                row.error = error_facts(payload)
+                row.error = shown_error(error_facts(payload), secret=body.secret)
 
     def _take_child_cancelled(self, event: EventRow, body: Any) -> None:
         row = self._calls.get(body.child_call)

@@ -15,7 +15,7 @@ from everstep.engine.drift import readable_difference
 from everstep.engine.history import load_verified, verified, verify_payloads
 from everstep.engine.journal import restore_payload
 from everstep.engine.past import verify_checkpoints, verify_whole
-from everstep.errors import Damaged
+from everstep.errors import ChainKeyMissing, Damaged
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunFilter, RunRow, Store
 
@@ -108,6 +108,8 @@ def verification(store: Store, row: RunRow, *, outside: bool = False) -> dict[st
             raise Damaged(f"The row of run {row.id} says {row.generation} generations; there are: {listed}.")
     except Damaged as damage:
         facts |= {"sound": False, "problem": str(damage), "last_good": damage.last_good}
+    except ChainKeyMissing as missing:
+        facts |= {"sound": False, "problem": str(missing), "last_good": 0}
     if outside:
         facts |= {"drift": [], "unobserved": []}
         if facts["sound"] and row.status not in ENDED:
@@ -157,7 +159,7 @@ def _verify_generation(store: Store, row: RunRow, generation: int) -> int:
     # The row knows only the newest head; an older history vouches for itself by its chain.
     head = {"head_seq": events[-1].seq, "head_digest": events[-1].digest, "generation": generation}
     older = msgspec.structs.replace(row, **head)
-    recorded = verified(events, older)
+    recorded = verified(events, older, store.chain)
     verify_payloads(store, row, recorded, is_newest=False)
     verify_checkpoints(store, older, recorded)
     return len(recorded)

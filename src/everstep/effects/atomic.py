@@ -20,9 +20,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from everstep.codec import Types
 from everstep.effects.body import Means
 from everstep.effects.databases import Database, Transaction
-from everstep.errors import DatabaseFailed, Misuse, NotDecodable, NotDone, NotEncodable, StepTimedOut
+from everstep.errors import (
+    ChainKeyMissing,
+    Damaged,
+    DatabaseFailed,
+    Misuse,
+    NotDecodable,
+    NotDone,
+    NotEncodable,
+    StepTimedOut,
+)
 from everstep.model.crash_points import crash_point
-from everstep.model.markers import Marker
+from everstep.model.markers import Marker, open_outcome, seal_outcome
 
 if TYPE_CHECKING:
     from everstep.stores.protocol import Store
@@ -146,7 +155,8 @@ class Work:
 
     def marker(self, outcome: bytes | None) -> Marker:
         """Return the marker of this attempt."""
-        return Marker(self.key, self.run, self.step, self.attempt, outcome, self.means.now())
+        kept = seal_outcome(self.means.store.chain, self.key, outcome) if outcome is not None else None
+        return Marker(self.key, self.run, self.step, self.attempt, kept, self.means.now())
 
 
 def perform(work: Work) -> Settled:
@@ -307,10 +317,11 @@ def _adopted(work: Work, marker: Marker) -> Settled:
     """An earlier attempt has committed: its outcome counts."""
     assert marker.outcome is not None
     try:
-        work.means.codec.decode(marker.outcome, work.types)
-    except NotDecodable as error:
+        outcome = open_outcome(work.means.store.chain, work.key, marker.outcome)
+        work.means.codec.decode(outcome, work.types)
+    except (NotDecodable, Damaged, ChainKeyMissing) as error:
         raise Undecided(_failed(work.database, "has a marker that cannot be read", error), is_lasting=True) from error
-    return Settled(marker.outcome, adopted=marker.attempt != work.attempt)
+    return Settled(outcome, adopted=marker.attempt != work.attempt)
 
 
 async def _read_back(work: Work, error: Exception) -> Settled:

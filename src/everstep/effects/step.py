@@ -42,6 +42,7 @@ class Step:
         not_done: type[BaseException] | Iterable[type[BaseException]] = (),
         key: str | Callable[..., str] | None = None,
         compensate: Callable[..., Any] | None = None,
+        secret: bool = False,
     ) -> None:
         if not callable(function):
             raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
@@ -66,6 +67,7 @@ class Step:
         self.probe = probe
         self.probe_for = probe_for
         self.settle = settle
+        self.secret = secret
         self.not_done: tuple[type[BaseException], ...] = (not_done,) if isinstance(not_done, type) else tuple(not_done)
         self.key = KeyMaker(key, function, self.name) if key is not None else None
         self.is_async = is_async_callable(function)
@@ -136,6 +138,7 @@ def step(
     not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
     key: str | Callable[..., str] | None = ...,
     compensate: Callable[..., Any] | None = ...,
+    secret: bool = ...,
 ) -> F: ...
 @overload
 def step(
@@ -152,6 +155,7 @@ def step(
     not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
     key: str | Callable[..., str] | None = ...,
     compensate: Callable[..., Any] | None = ...,
+    secret: bool = ...,
 ) -> Callable[[F], F]: ...
 def step(function: Any = None, /, **options: Any) -> Any:
     """Make a function a step: its outcome is recorded once and never recomputed.
@@ -174,6 +178,8 @@ def step(function: Any = None, /, **options: Any) -> Any:
     fallback: a value, or a function of the same arguments, that takes the place of a failed step's outcome.
     compensate: what undoes the step when the run fails later or is rolled back: a step with its own contract, or a
         function, which becomes a `repeat` step named `<step>.compensate`. It is called as `f(outcome, *args)`.
+    secret: what the step is given, returns and raises is never shown: not by commands, `run.history()`, logs or holds.
+        It is stored all the same, and what the workflow does with it is shown as usual.
 
     Use it as `@step`, as `@step(effect="read")`, or in place on a function of somebody else's:
     `await step(client.create, name="create", effect="read")(…)`.

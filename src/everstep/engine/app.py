@@ -15,7 +15,7 @@ from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow
 from everstep.errors import Misuse, StoreError
 from everstep.model.ids import checked_run_id
 from everstep.model.status import STATUSES
-from everstep.stores.keys import STATES, EffectFilter, EffectRow, EffectState
+from everstep.stores.keys import STATES, EffectFilter, EffectRow, EffectState, shown_effect
 from everstep.stores.protocol import Existing, HoldRow, RunFilter, RunRow, StartRun, Verdict
 
 R = TypeVar("R")
@@ -90,7 +90,7 @@ class App(Driving):
             priority=priority,
             queue=queue,
             wake_at=at + microseconds(delay) if delay > 0 else None,
-            origin=Origin(restored=self.restores),
+            origin=Origin(self.store.chain.writing, self.restores),
         )
         begun = self.committer.submit(StartRun(new))
         if is_new and delay <= 0:
@@ -243,11 +243,14 @@ class App(Driving):
         limit: int = 100,
         offset: int = 0,
     ) -> Sequence[EffectRow]:
-        """Return the keys of effects (`key=`), those that changed last first. State: `under-way`, `done` or `free`."""
+        """Return the keys of effects (`key=`), those that changed last first. State: `under-way`, `done` or `free`.
+
+        Of a step with `secret=True` the outcome is left out.
+        """
         if state is not None:
             checked_choice("state", state, STATES)
         wanted = EffectFilter(prefix=prefix, run=run, step=step, state=state, limit=limit, offset=offset)
-        return await self.read(self.store.effects, wanted)
+        return [shown_effect(row) for row in await self.read(self.store.effects, wanted)]
 
     async def free_key(self, key: str, *, note: str = "", by: str = "") -> None:
         """Free a key by hand: its action may be done again, and is another one to its receiver if it had been done.

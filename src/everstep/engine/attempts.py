@@ -243,6 +243,8 @@ class StepAttempts:
             body.fallback = True
         if call.compensates:
             self.note_compensated(call)
+        if call.is_secret:
+            body.secret = True
         if attempts.attempt > 1:
             body.key_unused = call.target.effect == "repeat" and not attempt.key_used
         driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
@@ -263,6 +265,7 @@ class StepAttempts:
             self.note_compensated(call)
         raw, ref = driver.journal.pack(settled.payload)
         body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, round(seconds, 3), adopted=settled.adopted)
+        body.secret = call.is_secret
         driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
 
     def failed(self, attempt: Attempt, error: BaseException, seconds: float, *, final: bool = False) -> None:
@@ -303,7 +306,7 @@ class StepAttempts:
         if call.keyed is not None:
             self.keys.settle(call, None)
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
-        body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3))
+        body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3), call.is_secret)
         driver.deliver("step_failed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
 
     def _record_failure(
@@ -311,7 +314,7 @@ class StepAttempts:
     ) -> int:
         attempts.due = due
         raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
-        body = ev.AttemptFailed(call.call, attempts.attempt, due, raw, ref, round(seconds, 3))
+        body = ev.AttemptFailed(call.call, attempts.attempt, due, raw, ref, round(seconds, 3), call.is_secret)
         seq = self._driver.record("attempt_failed", call.step, body)
         self._driver.saver.save(waited_for=False)
         return seq
@@ -322,7 +325,8 @@ class StepAttempts:
         if call.call in self._known:
             self._known[call.call].details = payload
             raw, ref = self._driver.journal.pack(payload)
-            self._driver.record("heartbeat", call.step, ev.Heartbeat(call.call, attempt.attempt, raw, ref))
+            body = ev.Heartbeat(call.call, attempt.attempt, raw, ref, call.is_secret)
+            self._driver.record("heartbeat", call.step, body)
             self._driver.saver.save(waited_for=False)
 
 

@@ -1,14 +1,15 @@
 """The child runs of one run in memory: started with their event, taken up again, asked to stop."""
 
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from everstep.engine.agreement import is_outcome_of
 from everstep.engine.commands import ChildCall
-from everstep.engine.history import check_ends, load_verified
+from everstep.engine.history import Recorded, check_ends, load_verified
 from everstep.engine.starting import Origin, new_run
 from everstep.errors import Damaged
 from everstep.model import events as ev
@@ -22,48 +23,79 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("everstep.run")
 
+RECENT_MAX: Final = 1024
+"""So many ends of runs that were driven here are remembered."""
+
 
 class ChildEnd(msgspec.Struct):
     """The value of a `child` delivery."""
 
     status: str
     outcome: msgspec.Raw = msgspec.Raw(b"null")
+    secret: bool = False
+    """Filled from the child's history."""
 
 
-def believable_end(store: Store, delivery: Delivery) -> ChildEnd | None:
+class RecentEnds:
+    """How runs ended that were driven here, as this process itself wrote it down. The newest ones are kept."""
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[str, ChildEnd] = OrderedDict()
+
+    def note(self, run: str, status: str, outcome: bytes | None, secret: bool) -> None:
+        """A run has ended here."""
+        self._ends[run] = ChildEnd(status, msgspec.Raw(outcome or b"null"), secret)
+        if len(self._ends) > RECENT_MAX:
+            self._ends.popitem(last=False)
+
+    def has(self, run: str, told: ChildEnd) -> bool:
+        """Tell whether a run ended here in just the way that is told; then what is told has all that is known."""
+        end = self._ends.get(run)
+        if end is None or end.status != told.status or bytes(end.outcome) != bytes(told.outcome):
+            return False
+        told.secret = end.secret
+        return True
+
+
+def believable_end(store: Store, delivery: Delivery, recent: RecentEnds) -> ChildEnd | None:
     """Return the end of a child that a delivery tells of, as the child's own history has it.
 
     A delivery is only a copy. It counts if an end in the history says the same; otherwise the newest end there counts,
-    and if there is none, nothing does.
+    and if there is none, nothing does. What ended in this process need not be read again.
     """
     try:
         told: ChildEnd | None = msgspec.json.decode(delivery.value, type=ChildEnd)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         told = None
+    if told is not None and recent.has(delivery.name, told):
+        return told
     row = store.run(delivery.name)
     if row is None or (told is not None and told.status == "refused"):
         return told
+    is_secret = False
     try:
         if row.status in ENDED:
-            check_ends(store, row)
+            is_secret = getattr(check_ends(store, row).body, "secret", False)
             if told is not None and told.status == row.status and bytes(told.outcome) == (row.outcome or b"null"):
+                told.secret = is_secret
                 return told
         ends = [event for event in load_verified(store, row) if event.kind in ENDS]
     except Damaged as error:
         log.error("The end of run %s cannot be compared with its history: %s", delivery.name, error)
         return told
-    if told is not None and any(
-        end.kind == f"run_{told.status}" and is_outcome_of(end, _payload(told)) for end in ends
-    ):
+    same = [end for end in ends if told is not None and _says_the_same(end, told)]
+    if told is not None and same:
+        told.secret = getattr(same[-1].body, "secret", False)
         return told
     log.error("The end of run %s that was told is not in its history; what is there counts.", delivery.name)
     if row.status in ENDED:
-        return ChildEnd(row.status, msgspec.Raw(row.outcome or b"null"))
+        return ChildEnd(row.status, msgspec.Raw(row.outcome or b"null"), is_secret)
     return told if row.generation > 1 else None  # it was begun again since, and told of its end before
 
 
-def _payload(end: ChildEnd) -> bytes | None:
-    return bytes(end.outcome) if end.status in ("completed", "failed") else None
+def _says_the_same(end: Recorded, told: ChildEnd) -> bool:
+    payload = bytes(told.outcome) if told.status in ("completed", "failed") else None
+    return end.kind == f"run_{told.status}" and is_outcome_of(end, payload)
 
 
 def outlives_not(on_parent_end: str, *, is_cancelled: bool) -> bool:
@@ -103,6 +135,7 @@ class Children:
             parent=self._driver.run,
             call=call.call,
             origin=Origin(
+                app.store.chain.writing,
                 restored=app.restores,
                 unseen=execution.caution == "restored",
                 # Not by chance: should its start be lost, because a backup is restored, it gets the same keys again.

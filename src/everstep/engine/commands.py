@@ -11,6 +11,7 @@ from everstep.engine.loop import Timer, WorkflowFuture, WorkflowLoop
 from everstep.engine.workflow import Workflow
 from everstep.model import events as ev
 from everstep.model.digests import digest_of, step_key
+from everstep.model.secrets import HIDDEN
 
 if TYPE_CHECKING:
     from everstep.engine.execution import Execution
@@ -114,12 +115,23 @@ class StepCall(Command):
         """Go on with the key that the history has: a step that was begun without one has none."""
         self.keyed = Keyed(recorded) if recorded else None
 
+    @property
+    def is_secret(self) -> bool:
+        """Whether nobody is shown what it is given, returns and raises."""
+        return self.target.secret
+
     def body(self) -> ev.StepStarted:
-        target = self.target
-        return ev.StepStarted(self.call, self.arguments.digest, target.effect, preview_of(self.arguments), self.source)
+        effect = self.target.effect
+        if self.is_secret:
+            return ev.StepStarted(self.call, self.arguments.digest, effect, "", self.source, secret=True)
+        return ev.StepStarted(self.call, self.arguments.digest, effect, preview_of(self.arguments), self.source)
 
     def text(self) -> str:
-        return f"step {self.step}({preview_of(self.arguments)}) [{self.target.effect}]"
+        return f"step {self.step}({self.shown_arguments()}) [{self.target.effect}]"
+
+    def shown_arguments(self) -> str:
+        """Return the arguments as a person may see them."""
+        return HIDDEN if self.is_secret else preview_of(self.arguments)
 
     def digest(self) -> str:
         return self.arguments.digest
@@ -139,12 +151,18 @@ class StepCall(Command):
 class CompensationCall(StepCall):
     """A step that undoes another one, when the run has failed or is rolled back. No code waits for it."""
 
-    __slots__ = ("compensates", "undoes")
+    __slots__ = ("compensates", "hides", "undoes")
 
-    def __init__(self, compensates: int, undoes: str, *call: Any) -> None:
+    def __init__(self, compensates: int, undoes: str, hides: bool, *call: Any) -> None:
         super().__init__(*call)
         self.compensates = compensates
         self.undoes = undoes
+        self.hides = hides
+        """Whether it is given the outcome of a secret step."""
+
+    @property
+    def is_secret(self) -> bool:
+        return self.hides or self.target.secret
 
     def body(self) -> ev.StepStarted:
         body = super().body()
@@ -152,7 +170,7 @@ class CompensationCall(StepCall):
         return body
 
     def text(self) -> str:
-        return f"compensation {self.step}({preview_of(self.arguments)}) [{self.target.effect}] of {self.undoes}"
+        return f"compensation {self.step}({self.shown_arguments()}) [{self.target.effect}] of {self.undoes}"
 
     def compare(self, recorded: ev.StepStarted | ev.KeyTaken) -> tuple[str, bool]:
         if getattr(recorded, "compensates", 0) != self.compensates:
@@ -386,9 +404,9 @@ class BeginCompensation(Command):
         self.steps = steps
 
     def body(self) -> ev.CompensationStarted:
-        return ev.CompensationStarted(
-            self.call, "failure", self.steps, msgspec.Raw(self.end.payload), cause=self.end.cause
-        )
+        end = self.end
+        error = msgspec.Raw(end.payload)
+        return ev.CompensationStarted(self.call, "failure", self.steps, error, cause=end.cause, secret=end.secret)
 
     def text(self) -> str:
         return "raise an error, and compensate"
@@ -397,19 +415,22 @@ class BeginCompensation(Command):
 class EndRun(Command):
     """The code is done: a result, an error, or a cancel that it followed. Or it was rolled back."""
 
-    __slots__ = ("cause", "kind", "payload", "rolled_back")
+    __slots__ = ("cause", "kind", "payload", "rolled_back", "secret")
 
-    def __init__(self, kind: str, payload: bytes = b"", cause: int = 0, *, rolled_back: bool = False) -> None:
+    def __init__(
+        self, kind: str, payload: bytes = b"", cause: int = 0, *, rolled_back: bool = False, secret: bool = False
+    ) -> None:
         self.kind = kind
         self.payload = payload
         self.cause = cause
         self.rolled_back = rolled_back
+        self.secret = secret
 
     def body(self) -> ev.Body:
         if self.kind == "run_completed":
             return ev.RunCompleted(msgspec.Raw(self.payload))
         if self.kind == "run_failed":
-            return ev.RunFailed(msgspec.Raw(self.payload), "", self.cause)
+            return ev.RunFailed(msgspec.Raw(self.payload), "", self.cause, secret=self.secret)
         return ev.RunCancelled(rolled_back=self.rolled_back)
 
     def compare(self, recorded: Any) -> tuple[str, bool]:

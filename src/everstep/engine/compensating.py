@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from everstep.engine.holding import HoldReport
+from everstep.engine.rollback import WHAT_IS_LOST
 from everstep.model import events as ev
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
@@ -48,7 +49,8 @@ def request_rollback(driver: "Driver", request: ev.RollbackRequested) -> None:
 def left_as_it_is(execution: "Execution") -> list[str]:
     """Return the steps, done or under way, that must not happen twice and that nothing undoes."""
     open_steps = [call for call in execution.steps.values() if not may_run_again(call.target.effect)]
-    return execution.saga.uncompensated + [call.step for call in open_steps if call.target.compensate is None]
+    left = execution.saga.uncompensated + [call.step for call in open_steps if call.target.compensate is None]
+    return [*left, WHAT_IS_LOST] if execution.caution else left
 
 
 def begin_without_code(driver: "Driver", because: str, payload: bytes = b"") -> bool:

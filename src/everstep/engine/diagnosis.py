@@ -8,6 +8,7 @@ import msgspec
 from everstep.engine.history import Recorded, load_verified, refs_of, verified, verify_payloads
 from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged
+from everstep.model.chains import ChainKeys
 from everstep.model.contracts import may_run_again
 from everstep.model.digests import compensation_entropy, step_key
 from everstep.model.events import EventRow, decode_body
@@ -50,7 +51,7 @@ def diagnose(store: Store, row: RunRow) -> Diagnosis:
         problem = str(damage)
     generation = _generation(store, row)
     events = store.events(row.id, generation)
-    good, why = _good_part(events, row, generation)
+    good, why = _good_part(events, row, generation, store.chain)
     damaged = _damaged_payloads(store, row.id, good)
     for event in good:
         if damaged.intersection(refs_of(event)):
@@ -69,14 +70,16 @@ def _generation(store: Store, row: RunRow) -> int:
     return row.generation if row.generation in there or not newest else newest[-1]
 
 
-def _good_part(events: Sequence[EventRow], row: RunRow, generation: int) -> tuple[list[Recorded], str]:
+def _good_part(
+    events: Sequence[EventRow], row: RunRow, generation: int, chain: ChainKeys
+) -> tuple[list[Recorded], str]:
     """Return the events from the first on that follow from each other, and why they end, if others follow."""
     count, why = len(events), ""
     while count:
         last = events[count - 1]
         claimed = msgspec.structs.replace(row, generation=generation, head_seq=last.seq, head_digest=last.digest)
         try:
-            return verified(events[:count], claimed), why
+            return verified(events[:count], claimed, chain), why
         except Damaged as damage:
             why = why or str(damage)
             count = min(damage.last_good, count - 1)

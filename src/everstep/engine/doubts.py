@@ -21,6 +21,7 @@ from everstep.engine.replay import DOUBT, Attempts
 from everstep.errors import NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
+from everstep.model.secrets import HIDDEN
 
 if TYPE_CHECKING:
     from everstep.engine.attempts import StepAttempts
@@ -52,7 +53,8 @@ class Doubts:
         because = because or ("outcome" if happened else "crash" if error is None else "error")
         if error is not None:
             driver.app.threads.note_left_behind(driver.run, call.call)
-        driver.record("step_doubted", call.step, ev.StepDoubted(call.call, attempts.attempt, because, raw, ref))
+        body = ev.StepDoubted(call.call, attempts.attempt, because, raw, ref, call.is_secret)
+        driver.record("step_doubted", call.step, body)
         attempts.due, attempts.doubted_at, attempts.happened = DOUBT, driver.journal.at, happened
         attempts.because, attempts.asked = because, True
         driver.saver.save(waited_for=False)
@@ -142,7 +144,7 @@ class Doubts:
         if call.compensates:
             self._attempts.note_compensated(call)
         raw, ref = driver.journal.pack(payload)
-        body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, adopted=True)
+        body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, adopted=True, secret=call.is_secret)
         driver.deliver("step_completed", call.step, body, expensive=True)
 
     def _take_not_done(self, call: StepCall) -> None:
@@ -175,7 +177,8 @@ class Doubts:
         driver.come_to_rest()
 
     def _note(self, call: StepCall, attempts: Attempts, answer: str, why: str = "") -> None:
-        body = ev.ProbeAnswered(call.call, attempts.attempt, answer, why[:500])
+        shown = HIDDEN if why and call.is_secret else why[:500]
+        body = ev.ProbeAnswered(call.call, attempts.attempt, answer, shown)
         self._driver.record("probe_answered", call.step, body)
         self._driver.saver.save(waited_for=False)
 

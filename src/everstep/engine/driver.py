@@ -482,6 +482,11 @@ class Driver:
         del self.attempts.bodies, self.attempts.doubts, self.attempts.keys
         del self.attempts, self.inbox, self.saver, self.children
 
+    @property
+    def ends_secretly(self) -> bool:
+        """Whether the run ended with an error that is not shown."""
+        return self._end_recorded is not None and getattr(self._end_recorded[1], "secret", False)
+
     def ended_as(self) -> Status | None:
         """Return the status in which the run left this process for good: an end, or held; None if it just left."""
         if not self.saver.all_is_durable:

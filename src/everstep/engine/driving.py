@@ -15,6 +15,7 @@ from typing import Any, Final, Self, TypeVar
 from everstep.codec import Codec
 from everstep.engine import asyncio_parts
 from everstep.engine.chance import MachineRandom
+from everstep.engine.children import RecentEnds
 from everstep.engine.clock import Clock, StoreClock, microseconds
 from everstep.engine.committer import Committer
 from everstep.engine.drift import drift_report, find_drift
@@ -27,7 +28,7 @@ from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
-from everstep.errors import Damaged, Drift, Misuse, StoreError, UnknownWorkflow
+from everstep.errors import ChainKeyMissing, Damaged, Drift, Misuse, StoreError, UnknownWorkflow
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED, Status
@@ -90,7 +91,8 @@ class Driving:
         self.wanted: set[str] = set()
         """Runs that this app should drive and does not yet: somebody else does, or they are about to be claimed."""
         self.untakeable: set[str] = set()
-        """Runs whose rows are so damaged that they cannot even be claimed; they are let alone until this app ends."""
+        """Runs that cannot be claimed, or whose chain key is not here; they are let alone until this app ends."""
+        self.recent_ends = RecentEnds()
         self.watchers = Watchers(self)
         self.draining = False
         self.on_hold = on_hold
@@ -126,9 +128,9 @@ class Driving:
             until = self.clock.now() + microseconds(self.lease)
             self.store.register_worker(worker, os.getpid(), socket.gethostname(), until)
             try:
-                self.restores = self.store.restores()
-            except StoreError:
-                self.store.leave(worker)  # it drives nothing before it knows
+                self.restores = self.store.restores()  # now that it is a worker, no restore can be marked any more
+            except BaseException:
+                self.store.leave(worker)
                 raise
             self.worker = worker
             self.pump.start()
@@ -263,9 +265,7 @@ class Driving:
             return await self._take_up_claimed(verdict.row)
         except Damaged as error:
             log.error("Run %s cannot be taken up: %s", run, error)
-            self.untakeable.add(run)
-            self.wanted.discard(run)
-            self.watchers.look_again(run)
+            self._is_untakeable(run)
             return False
         except StoreError:
             self.want(run)  # it may be ours by now, and nobody else would look for it
@@ -288,7 +288,12 @@ class Driving:
         if is_delayed(row, self.clock.now()):
             await self._look_at_delayed(row)
             return False
-        taken = take_up(self, row, workflow)
+        try:
+            taken = take_up(self, row, workflow)
+        except ChainKeyMissing as error:
+            log.warning("Run %s is left for a worker that has its chain key: %s", row.id, error)
+            await self._leave_alone(row)
+            return False
         if isinstance(taken, Driver) and taken.execution.witnesses:
             taken = await self._compare_outside(taken)
         if isinstance(taken, HoldReport):
@@ -296,6 +301,16 @@ class Driving:
         else:
             self._go_on(taken, look=True)
         return row.id in self.drivers
+
+    async def _leave_alone(self, row: RunRow) -> None:
+        """Give a run back that this process cannot read, and do not claim it again."""
+        await self.committer.submit(Release(row.id, row.epoch, row.status))
+        self._is_untakeable(row.id)
+
+    def _is_untakeable(self, run: str) -> None:
+        self.untakeable.add(run)
+        self.wanted.discard(run)
+        self.watchers.look_again(run)
 
     async def _compare_outside(self, driver: Driver) -> Driver | HoldReport:
         """Compare the outside with what the run remembers of it; what differs puts the run on hold, or fails it."""
@@ -427,6 +442,8 @@ class Driving:
         if self.drivers.get(driver.run) is driver:
             del self.drivers[driver.run]
         status, outcome, hold = driver.ended_as(), driver.outcome, driver.hold
+        if status in ENDED and driver.row.parent is not None:
+            self.recent_ends.note(driver.run, status, outcome, driver.ends_secretly)
         driver.stop()
         if error is not None:
             self._failed = error

@@ -1,13 +1,21 @@
 """How workflow code ended: its result, its error, or the cancel that it followed."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from everstep.engine.commands import EndRun
 from everstep.errors import NotEncodable, RunTimedOut
 
 if TYPE_CHECKING:
     from everstep.engine.execution import Execution
+
+
+class Failure(NamedTuple):
+    """An error that the code was told of: the failure of a call. `secret`: of the error only its type is shown."""
+
+    error: BaseException
+    call: int
+    secret: bool = False
 
 
 def end_of(execution: "Execution", *, cancelled_late: bool) -> EndRun:
@@ -38,12 +46,16 @@ def _cancelled(execution: "Execution") -> EndRun:
 
 
 def _failed(execution: "Execution", error: BaseException) -> EndRun:
-    return EndRun("run_failed", execution.codec.encode_error(error), _cause(error, execution.failures))
+    came_from = _origins(error, execution.failures)
+    cause = came_from[0].call if came_from else 0
+    payload = execution.codec.encode_error(error)
+    return EndRun("run_failed", payload, cause, secret=any(failure.secret for failure in came_from))
 
 
-def _cause(error: BaseException, failures: dict[int, tuple[BaseException, int]]) -> int:
-    """Return the call whose failure this error is or came from; 0 if it is the code's own."""
+def _origins(error: BaseException, failures: dict[int, Failure]) -> list[Failure]:
+    """Return the failures of calls that this error is or came from, the nearest first; none if it is the code's own."""
     seen: set[int] = set()
+    found: list[Failure] = []
     todo: list[BaseException | None] = [error]
     while todo:
         one = todo.pop()
@@ -51,8 +63,8 @@ def _cause(error: BaseException, failures: dict[int, tuple[BaseException, int]])
             continue
         seen.add(id(one))
         if id(one) in failures:
-            return failures[id(one)][1]
+            found.append(failures[id(one)])
         todo += [one.__context__, one.__cause__]
         if isinstance(one, BaseExceptionGroup):
             todo.extend(one.exceptions)
-    return 0
+    return found

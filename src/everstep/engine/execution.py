@@ -35,7 +35,7 @@ from everstep.engine.commands import (
     StepCall,
     TakeWitness,
 )
-from everstep.engine.ending import end_of
+from everstep.engine.ending import Failure, end_of
 from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
 from everstep.engine.receiving import Receiving
@@ -89,8 +89,8 @@ class Execution:
         self.new_patches: list[str] = []
         self.saga = Saga()
         self.rollback: ev.RollbackRequested | None = None
-        self.failures: dict[int, tuple[BaseException, int]] = {}
-        """Failures that the code was told of, by their identity, with the calls that failed."""
+        self.failures: dict[int, Failure] = {}
+        """Failures that the code was told of, by the identity of their errors."""
         self.replaying = False
         self.unwinding = False
         self.ended = False
@@ -177,7 +177,8 @@ class Execution:
     def _step_failed(self, body: ev.StepFailed) -> None:
         call = self._awaited(self.steps, body)
         if call is not None and not call.future.done() and not call.future.cancel_if_wanted():
-            self._fail(call.future, body.call, self.codec.decode_error(self.payload(body.error, body.ref)))
+            error = self.codec.decode_error(self.payload(body.error, body.ref))
+            self._fail(call.future, body.call, error, secret=body.secret)
 
     def _timer_fired(self, body: ev.TimerFired) -> None:
         timer = self._awaited(self.loop.timers, body)
@@ -191,17 +192,16 @@ class Execution:
         call = self._awaited(self.children, body)
         if call is None or call.future.done():
             return
-        future = call.future
         if body.status == "completed":
             payload = self.payload(body.value, body.ref)
-            future.set_result(self.codec.decode(payload, call.target.signature.result))
-        elif body.status == "failed":
-            self._fail(future, body.call, self.codec.decode_error(self.payload(body.value, body.ref)))
+            call.future.set_result(self.codec.decode(payload, call.target.signature.result))
+            return
+        error: BaseException = RunCancelled(f"The child run {body.run} was cancelled.")
+        if body.status == "failed":
+            error = self.codec.decode_error(self.payload(body.value, body.ref))
         elif body.status == "refused":
             error = IdConflict(f"The run {body.run} exists already, of another workflow or with other arguments.")
-            self._fail(future, body.call, error)
-        else:
-            self._fail(future, body.call, RunCancelled(f"The child run {body.run} was cancelled."))
+        self._fail(call.future, body.call, error, secret=body.secret)
 
     def _cancel_requested(self, body: ev.CancelRequested) -> None:
         if self.main is None or self.saga.is_wanted:  # what the code did is being undone
@@ -229,10 +229,10 @@ class Execution:
         self._calls = body.call
         self.saga.begin(self, body)
 
-    def _fail(self, future: WorkflowFuture, call: int, error: BaseException) -> None:
+    def _fail(self, future: WorkflowFuture, call: int, error: BaseException, *, secret: bool = False) -> None:
         if isinstance(error, StopIteration):
             error = RuntimeError(f"StopIteration: {error}")  # a future cannot carry it
-        self.failures[id(error)] = (error, call)
+        self.failures[id(error)] = Failure(error, call, secret)
         future.set_exception(error)
 
     def payload(self, value: msgspec.Raw, ref: str) -> bytes:

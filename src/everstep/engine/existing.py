@@ -86,7 +86,7 @@ async def restart(app: "App", row: RunRow, workflow: Workflow, arguments: Argume
         priority=row.priority,
         queue=row.queue,
         parent=row.parent,
-        origin=Origin(restored=app.restores),
+        origin=Origin(app.store.chain.writing, app.restores),
     )
     verdict = await app.committer.submit(RestartRun(claim.row.epoch, new, hold))
     if not isinstance(verdict, Accepted):

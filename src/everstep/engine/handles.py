@@ -11,6 +11,7 @@ from everstep.engine.past import verify_whole
 from everstep.engine.resume import replay
 from everstep.engine.workflow import DECLARED
 from everstep.errors import (
+    ChainKeyMissing,
     Damaged,
     Misuse,
     NotDecodable,
@@ -144,6 +145,8 @@ class Run(Generic[T]):
             history = await self._app.read(verify_whole, self._app.store, self.id)
         except Damaged as error:
             return Verification(False, row.head_seq, error.last_good, str(error))
+        except ChainKeyMissing as error:
+            return Verification(False, row.head_seq, 0, str(error))
         found = Verification(True, len(history), history[-1].seq)
         if outside and row.status not in ENDED:
             await self._compare_outside(row, history, found)

@@ -17,8 +17,10 @@ from everstep.engine.agreement import (
 )
 from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged, UnknownRun
+from everstep.model.chains import ChainKeys
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import BODY_DECODERS, EventRow, decode_body
+from everstep.model.secrets import shown_body
 from everstep.stores.protocol import RunRow, Store
 
 
@@ -66,7 +68,7 @@ def load_verified(store: Store, row: RunRow) -> list[Recorded]:
     """Return the run's history, or raise `Damaged` with the number of the last event that can be believed."""
     refuse_unreadable(row)
     with without_collections(row.head_seq):
-        history = verified(store.events(row.id, row.generation), row)
+        history = verified(store.events(row.id, row.generation), row, store.chain)
     compare_with_row(store, row, history)
     compare_published(row, published_by(history), history[-1].seq)
     return history
@@ -106,8 +108,8 @@ def verify_now(
                 raise
 
 
-def check_ends(store: Store, row: RunRow) -> None:
-    """Raise `Damaged` unless a run's row agrees with the first and the last event of its history.
+def check_ends(store: Store, row: RunRow) -> Recorded:
+    """Raise `Damaged` unless a run's row agrees with the first and the last event of its history. Returns the last.
 
     Quick, whatever the length of the history: it is for results, which stand in the row. What lies between is verified
     when a run is taken up (from its newest checkpoint on), and by `verify`.
@@ -118,16 +120,36 @@ def check_ends(store: Store, row: RunRow) -> None:
     if sorted(events) != wanted:
         raise Damaged(f"Events {wanted} of run {row.id}, the ends of its history, are not all there.")
     first, last = events[1], events[row.head_seq]
-    before = chain_start(row.id, row.generation) if last.seq == 1 else events[last.seq - 1].digest
-    recorded = [_linked(row, chain_start(row.id, row.generation), first), _linked(row, before, last)]
+    key = key_of([first], row, store.chain)
+    start = chain_start(row.id, row.generation)
+    before = start if last.seq == 1 else events[last.seq - 1].digest
+    recorded = [_linked(row, start, first, key), _linked(row, before, last, key)]
     if recorded[0].kind != "run_started" or last.digest != row.head_digest:
         raise Damaged(f"The row of run {row.id} names another head than its history has.", last.seq - 1)
     compare_ends(row, *recorded)
+    return recorded[-1]
 
 
-def _linked(row: RunRow, before: bytes, event: EventRow) -> Recorded:
+def refuse_without_key(store: Store, row: RunRow) -> None:
+    """Raise `ChainKeyMissing` if this process cannot read a run's history: before anything is done to the run."""
+    try:
+        key_of(store.events(row.id, row.generation, only=[1]), row, store.chain)
+    except Damaged:
+        pass  # that is found later, and the run is held for it
+
+
+def key_of(events: Sequence[EventRow], row: RunRow, chain: ChainKeys) -> bytes:
+    """Return the key that a history says it is made with. If it lies, its digests do not fit."""
+    try:
+        id = decode_body("run_started", events[0].body).chain if events and events[0].kind == "run_started" else ""
+    except msgspec.MsgspecError:
+        raise Damaged(f"Event 1 of run {row.id} cannot be read.", 0) from None
+    return chain.key(id, row.id)
+
+
+def _linked(row: RunRow, before: bytes, event: EventRow, key: bytes) -> Recorded:
     seq, kind, step, at, body, digest = event
-    if chain_next(before, seq, kind, step, at, body) != digest:
+    if chain_next(before, seq, kind, step, at, body, key) != digest:
         raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
     try:
         return Recorded(seq, kind, step, at, decode_body(kind, body))
@@ -159,16 +181,19 @@ def refs_of(event: Recorded) -> list[str]:
     return [ref] if ref else []
 
 
-def verified(events: Sequence[EventRow], row: RunRow) -> list[Recorded]:
+def verified(events: Sequence[EventRow], row: RunRow, chain: ChainKeys) -> list[Recorded]:
     """Return the events with their bodies, after checking numbers, digests, bodies and the head in the run's row."""
-    recorded, digest = chained(events, row, chain_start(row.id, row.generation))
+    key = key_of(events, row, chain)
+    recorded, digest = chained(events, row, chain_start(row.id, row.generation), key)
     if not recorded or recorded[0].kind != "run_started":
         raise Damaged(f"The history of run {row.id} does not begin with run_started.", 0)
     compare_with_head(row, len(recorded), digest)
     return recorded
 
 
-def chained(events: Sequence[EventRow], row: RunRow, digest: bytes, first: int = 1) -> tuple[list[Recorded], bytes]:
+def chained(
+    events: Sequence[EventRow], row: RunRow, digest: bytes, key: bytes, first: int = 1
+) -> tuple[list[Recorded], bytes]:
     """Return the events with their bodies, after checking that each follows the one before, and the last digest.
 
     `digest` is the one before the first of them, whose number is `first`.
@@ -182,7 +207,7 @@ def chained(events: Sequence[EventRow], row: RunRow, digest: bytes, first: int =
                 raise Damaged(
                     f"Event {expected} of run {row.id} is missing: {seq} follows {expected - 1}.", expected - 1
                 )
-            digest = chain_next(digest, seq, kind, step, at, body)
+            digest = chain_next(digest, seq, kind, step, at, body, key)
             if digest != own or at < last_at:
                 raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
             append(new_tuple(Recorded, (seq, kind, step, at, decoders[kind](body))))
@@ -203,8 +228,11 @@ def compare_with_head(row: RunRow, last: int, digest: bytes) -> None:
 
 
 def public_events(events: Sequence[EventRow]) -> list[Event]:
-    """Return events as users see them, their bodies as plain data. One that cannot be read says so."""
-    return [Event(seq, kind, step, at, _plain(body)) for seq, kind, step, at, body, _ in events]
+    """Return events as users see them, their bodies as plain data. One that cannot be read says so.
+
+    What is secret is not among it.
+    """
+    return [Event(seq, kind, step, at, shown_body(_plain(body))) for seq, kind, step, at, body, _ in events]
 
 
 def _plain(body: bytes) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from everstep.effects.surroundings import persons_line, where_is
-from everstep.engine.commands import Difference, StepCall, preview_of
+from everstep.engine.commands import Difference, StepCall
 from everstep.engine.greenlets import frame_behind
-from everstep.errors import Damaged
+from everstep.errors import Damaged, StoreError
 from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow
 
@@ -154,7 +154,7 @@ def in_doubt_report(call: StepCall, attempts: "Attempts", why: str, *, is_done: 
         "call": call.call,
         "attempts": attempts.attempt,
         "key": call.idempotency_key(),
-        "arguments": preview_of(call.arguments),
+        "arguments": call.shown_arguments(),
         "worker": attempts.by,
         "source": call.source,
     }
@@ -172,9 +172,9 @@ _DOUBTS: Final = {
 }
 
 
-def key_damaged_report(call: StepCall, row: EffectRow, damage: Damaged) -> HoldReport:
+def key_damaged_report(call: StepCall, row: EffectRow, damage: StoreError) -> HoldReport:
     """The outcome that a step should share cannot be read."""
-    summary = f"{call.step} shares the outcome kept under its key, and that is damaged: {damage}"
+    summary = f"{call.step} shares the outcome kept under its key, and that cannot be believed: {damage}"
     facts = {"call": call.call, "effect": row.key, "owner": row.run}
     return HoldReport("stuck", summary, step=call.step, facts=facts)
 

@@ -68,7 +68,7 @@ class Inbox:
             if driver.is_over:
                 return
             if delivery.kind == "child":  # read before it counts as taken: the store may fail
-                self._ends[delivery.number] = believable_end(driver.app.store, delivery)
+                self._ends[delivery.number] = believable_end(driver.app.store, delivery, driver.app.recent_ends)
             self._taken.add(delivery.number)
             driver.journal.consumed.append(delivery.number)
             crash_point("delivery.taken")
@@ -102,7 +102,7 @@ class Inbox:
             self._driver.saver.save(waited_for=False)
             return
         raw, ref = self._driver.journal.pack(bytes(end.outcome) if end.status in ("completed", "failed") else b"")
-        body = ev.ChildEnded(call, delivery.name, end.status, delivery.number, raw, ref)
+        body = ev.ChildEnded(call, delivery.name, end.status, delivery.number, raw, ref, end.secret)
         self._driver.deliver("child_ended", "", body)
 
     def _key(self, delivery: Delivery) -> None:

@@ -21,12 +21,13 @@ _new_tuple = tuple.__new__  # what EventRow(…) comes down to, in a third of th
 class Journal:
     """The head of a history and what follows it but is not saved yet."""
 
-    def __init__(self, run: str, generation: int, seq: int, digest: bytes, at: int) -> None:
+    def __init__(self, run: str, generation: int, seq: int, digest: bytes, at: int, key: bytes) -> None:
         self.run = run
         self.generation = generation
         self.seq = seq
         self.digest = digest
         self.at = at
+        self._key = key
         self.unsaved: list[EventRow] = []
         self.payloads: list[tuple[str, bytes]] = []
         self.undurable: dict[str, bytes] = {}
@@ -46,7 +47,7 @@ class Journal:
         self.at = at
         encoded = encode_body(body)
         self.seq = seq = self.seq + 1
-        self.digest = digest = chain_next(self.digest, seq, kind, step, at, encoded)
+        self.digest = digest = chain_next(self.digest, seq, kind, step, at, encoded, self._key)
         self.unsaved.append(_new_tuple(EventRow, (seq, kind, step, at, encoded, digest)))
         return seq
 
@@ -79,7 +80,7 @@ class Journal:
             kind, body = event.kind, event.body
             if event.seq in changed:
                 kind, body = changed[event.seq][0], encode_body(changed[event.seq][1])
-            digest = chain_next(digest, event.seq, kind, event.step, event.at, body)
+            digest = chain_next(digest, event.seq, kind, event.step, event.at, body, self._key)
             self.unsaved.append(EventRow(event.seq, kind, event.step, event.at, body, digest))
         self.digest = digest
 

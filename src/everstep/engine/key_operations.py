@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from everstep.codec import ANY
-from everstep.engine.journal import store_payload
+from everstep.engine.journal import packed
 from everstep.errors import KeyConflict, Misuse
 from everstep.stores.keys import EffectRow, ForgetKeys, Forgotten, SettleKey
 from everstep.stores.protocol import Accepted, Refused
@@ -19,8 +19,10 @@ async def free(app: "App", key: str, note: str, by: str) -> None:
 
 async def settle(app: "App", key: str, value: Any, note: str, by: str) -> None:
     """Give an outcome to a key that was left in doubt; whoever asks for it shares that."""
-    outcome, digest = store_payload(app.codec.encode(value, ANY, f"the outcome of {key!r}"))
-    await _settle(app, SettleKey(key, app.clock.now(), outcome, digest, by, note))
+    payload = app.codec.encode(value, ANY, f"the outcome of {key!r}")
+    row = app.store.effect(key)
+    seal = app.store.chain.seal(payload, key, row.step, row.arguments) if row is not None else ""
+    await _settle(app, SettleKey(key, app.clock.now(), packed(payload), seal, by, note))
 
 
 async def _settle(app: "App", operation: SettleKey) -> None:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from everstep.engine.commands import StepCall
 from everstep.engine.history import Recorded
 from everstep.engine.holding import key_damaged_report
-from everstep.engine.journal import restore_payload, store_payload
+from everstep.engine.journal import packed, unpacked
 from everstep.engine.replay import KEY, Attempts
-from everstep.errors import Damaged, KeyConflict, StoreError
+from everstep.errors import ChainKeyMissing, Damaged, KeyConflict, StoreError
 from everstep.model import events as ev
+from everstep.model.chains import ChainKeys
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import shared_key
 from everstep.stores.keys import EffectRow, KeyClaim, KeyEnd, KeyWait, owner_of
@@ -162,14 +163,15 @@ class Keys:
     def _share(self, call: StepCall, row: EffectRow) -> None:
         driver = self._driver
         try:
-            payload = restore_payload(row.outcome, row.digest)
-        except Damaged as damage:
+            payload = shared_outcome(driver.app.store.chain, row)
+        except (ChainKeyMissing, Damaged) as damage:
             driver.put_on_hold(key_damaged_report(call, row, damage))
             return
         crash_point("key.shared")
         self._leave(call)
         raw, ref = driver.journal.pack(payload)
         body = ev.StepShared(call.call, raw, ref, row.run, row.generation, row.seq, row.by)
+        body.secret = call.is_secret or row.secret
         driver.deliver("step_shared", call.step, body)
 
     def _conflict(self, call: StepCall, row: EffectRow) -> None:
@@ -239,9 +241,7 @@ class Keys:
         claim = self._claims.pop(call.call, None)
         if claim is None or self._driver.is_over:
             return
-        end = KeyEnd(claim)
-        if payload is not None:
-            end.outcome, end.digest = store_payload(payload)
+        end = _ended(self._driver.app.store.chain, claim, payload)
         self._driver.journal.key_changes().ends.append(end)
 
     def forget(self, number: int) -> None:
@@ -256,23 +256,40 @@ def claim_of(call: StepCall, seq: int, round: int) -> KeyClaim:
     """Return a step's claim of its key."""
     assert call.keyed is not None
     target = call.target
-    return KeyClaim(call.keyed.key, call.call, seq, target.name, call.arguments.digest, target.effect, round)
+    return KeyClaim(
+        call.keyed.key, call.call, seq, target.name, call.arguments.digest, target.effect, round, call.is_secret
+    )
 
 
-def key_end(begun: Recorded, payload: bytes | None) -> KeyEnd:
+def key_end(chain: ChainKeys, begun: Recorded, payload: bytes | None) -> KeyEnd:
     """Return the end of a step's key, from its `step_started`: with the payload of its outcome, or without one."""
     body = begun.body
     name = begun.step.partition("#")[0]
-    end = KeyEnd(KeyClaim(body.key, body.call, begun.seq, name, body.arguments, body.effect, body.round))
-    if payload is not None:
-        end.outcome, end.digest = store_payload(payload)
-    return end
+    claim = KeyClaim(body.key, body.call, begun.seq, name, body.arguments, body.effect, body.round, body.secret)
+    return _ended(chain, claim, payload)
+
+
+def _ended(chain: ChainKeys, claim: KeyClaim, payload: bytes | None) -> KeyEnd:
+    if payload is None:
+        return KeyEnd(claim)
+    return KeyEnd(claim, packed(payload), chain.seal(payload, claim.key, claim.step, claim.arguments))
+
+
+def shared_outcome(chain: ChainKeys, row: EffectRow) -> bytes:
+    """Return the outcome that is kept under a key, verified: it belongs to this step with these arguments."""
+    what = f"The outcome under the key {row.key!r}"
+    if row.outcome is None:
+        raise Damaged(f"{what} is missing.")
+    payload = unpacked(row.outcome, f"outcome under the key {row.key!r}")
+    chain.check(payload, row.digest, what, row.key, row.step, row.arguments)
+    return payload
 
 
 def _instead_of(begun: ev.StepStarted, row: EffectRow | None) -> ev.KeyTaken:
     """Return what is recorded of a step that does not begin, for another one has its key."""
     body = ev.KeyTaken(begun.call, begun.key, begun.arguments, begun.effect, begun.preview, begun.source)
     body.again = begun.attempt > 1 or begun.because != ""
+    body.secret = begun.secret
     if row is not None:
         body.run, body.generation, body.seq = row.run, row.generation, row.seq
     return body

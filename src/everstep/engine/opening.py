@@ -14,6 +14,7 @@ from everstep.engine.app import App
 from everstep.engine.blocking_app import BlockingApp
 from everstep.engine.workflow import OnExisting
 from everstep.errors import Misuse
+from everstep.model.chains import ChainKeyOption
 from everstep.stores.opening import open_store
 
 R = TypeVar("R")
@@ -32,15 +33,23 @@ def default_url() -> str:
 class Opening:
     """What `everstep.open()` returns: use it with `async with`, or with `with` in blocking code."""
 
-    def __init__(self, url: str | None, durability: Literal["power", "process"], options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        url: str | None,
+        durability: Literal["power", "process"],
+        options: dict[str, Any],
+        chain_key: ChainKeyOption = None,
+    ) -> None:
         self._url = url or default_url()
+        self._chain_key = chain_key
         self._durability: Literal["power", "process"] = durability
         self._options = options
         self._app: App | None = None
         self._blocking: BlockingApp | None = None
 
     def _make(self) -> App:
-        return App(open_store(self._url, durability=self._durability), **self._options)
+        store = open_store(self._url, durability=self._durability, chain_key=self._chain_key)
+        return App(store, **self._options)
 
     async def __aenter__(self) -> App:
         self._app = self._make()
@@ -73,6 +82,7 @@ def open(
     durability: Literal["power", "process"] = "power",
     codec: Any = None,
     on_hold: Callable[[Any], None] | None = None,
+    chain_key: ChainKeyOption = None,
     **testing: Any,
 ) -> Opening:
     """Open a store and return an app for it: `async with everstep.open() as app:`, or `with` in blocking code.
@@ -83,11 +93,15 @@ def open(
     durability: `"power"` (default): every commit survives a power failure. `"process"`: it survives the death of the
         process, not of the machine.
     on_hold: called with each hold that happens here.
+    chain_key: a secret of at least 16 bytes, kept outside the store, with which the digests of histories are made: then
+        whoever can write the store cannot forge one unnoticed. Or a list: the first makes new runs, the others are
+        still believed, and `None` among them lets runs be believed that were made without a key. Or a function that
+        returns either. Default: `EVERSTEP_CHAIN_KEY`.
     """
     if durability not in ("power", "process"):
         raise Misuse(f'durability={durability!r}: it is "power" or "process".')
     options = {"recover": recover, "lease": lease, "codec": codec, "on_hold": on_hold, **testing}
-    return Opening(url, durability, options)
+    return Opening(url, durability, options, chain_key)
 
 
 @overload

@@ -11,7 +11,7 @@ import msgspec
 
 from everstep.codec import ANY
 from everstep.engine.diagnosis import diagnose
-from everstep.engine.history import Recorded, load_verified
+from everstep.engine.history import Recorded, load_verified, refuse_without_key
 from everstep.engine.holding import asked_report, damaged_report
 from everstep.engine.inbox import ROLLBACK
 from everstep.engine.repairing import repair
@@ -273,6 +273,7 @@ def existing_row(app: "App", run: str) -> RunRow:
 
 
 async def _claim(app: "App", run: str, statuses: tuple[Status, ...]) -> RunRow | None:
+    refuse_without_key(app.store, existing_row(app, run))  # a claim that leads nowhere would only stop others
     await app.become_worker()
     app.store.bury_dead(app.clock.now())
     verdict = await app.committer.submit(Claim(run, app.worker, app.clock.now(), statuses))

@@ -23,6 +23,7 @@ from everstep.engine.history import (
     chained,
     compare_with_head,
     compare_with_row,
+    key_of,
     load_verified,
     verify_now,
     without_collections,
@@ -114,10 +115,11 @@ def _load_from(store: Store, row: RunRow, found: CheckpointRow) -> tuple[list[Re
         raise _Unfit("its event speaks of another one")
     older = store.events(row.id, row.generation, 1, min(first, found.seq - 1))
     with without_collections(len(older) + len(newer)):
-        events, digest = chained(older, row, chain_start(row.id, row.generation))
+        key = key_of(older, row, store.chain)
+        events, digest = chained(older, row, chain_start(row.id, row.generation), key)
         if digest != (checkpoint.part.first_digest if first < found.seq else found.previous):
             raise _Unfit("the history has another beginning than it knows")
-        tail, digest = chained(newer, row, found.previous, found.seq)
+        tail, digest = chained(newer, row, found.previous, key, found.seq)
     compare_with_head(row, tail[-1].seq, digest)
     if any(event.kind == "run_retried" and event.body.voids <= found.seq for event in tail):
         raise _Unfit

@@ -114,7 +114,7 @@ class Pump:
         app = self.app
         lapsed = 0 < self._next_renewal <= at - microseconds(app.lease * 2 / 3)
         self._next_renewal = at + microseconds(app.lease / 3)
-        if not await asyncio.to_thread(app.store.renew, app.worker, at + microseconds(app.lease)):
+        if not await asyncio.to_thread(app.store.renew, app.worker, at + microseconds(app.lease), at):
             log.warning("This worker was given up for dead; it lets go of its runs.")
             for driver in list(app.drivers.values()):
                 app.take_again(driver)

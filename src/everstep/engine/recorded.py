@@ -2,6 +2,7 @@
 
 from everstep.engine.history import Recorded
 from everstep.model.events import ENDS
+from everstep.model.secrets import HIDDEN
 
 
 def asks_for_step(event: Recorded) -> bool:
@@ -17,7 +18,7 @@ def recorded_text(event: Recorded) -> str:
     if kind == "run_started":
         return f"start of {body.workflow}"
     if kind in ("step_started", "key_taken"):
-        return f"step {event.step}({body.preview}) [{body.effect}]"
+        return f"step {event.step}({HIDDEN if body.secret else body.preview}) [{body.effect}]"
     if kind == "timer_started":
         return f"timer of {body.duration / 1e6:g} s"
     if kind == "signal_awaited":

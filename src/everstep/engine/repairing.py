@@ -104,7 +104,8 @@ def _operation(app: "App", row: RunRow, found: Diagnosis, *, note: str, by: str)
         resolved = msgspec.structs.replace(damaged, resolved_at=at, resolution="repair", by=by, note=note)
     others = [hold for hold in holds if hold is not damaged]
     new = _row_of(app.store, row, found, is_held=bool(others))
-    event = _event(new, found, at, note=note, by=by)
+    key = app.store.chain.key(found.good[0].body.chain, row.id)
+    event = _event(new, found, at, key, note=note, by=by)
     if event is not None:
         new.head_seq, new.head_digest, new.updated_at = event.seq, event.digest, event.at
     return RepairRun(
@@ -121,7 +122,7 @@ def _operation(app: "App", row: RunRow, found: Diagnosis, *, note: str, by: str)
     )
 
 
-def _event(new: RunRow, found: Diagnosis, at: int, *, note: str, by: str) -> EventRow | None:
+def _event(new: RunRow, found: Diagnosis, at: int, key: bytes, *, note: str, by: str) -> EventRow | None:
     """Return the event that tells of the repair. A history that has ended stays as it ended."""
     if found.good[-1].kind in ENDS:
         return None
@@ -137,7 +138,7 @@ def _event(new: RunRow, found: Diagnosis, at: int, *, note: str, by: str) -> Eve
         by=by,
         note=note,
     )
-    journal = Journal(new.id, new.generation, found.last_good, found.digest, found.good[-1].at)
+    journal = Journal(new.id, new.generation, found.last_good, found.digest, found.good[-1].at, key)
     journal.record("run_repaired", "", body, at)
     return journal.unsaved[0]
 

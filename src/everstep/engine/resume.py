@@ -33,7 +33,7 @@ from everstep.engine.replay import Replay, Replayed, first_run
 from everstep.engine.rollback import Account, refuse_what_is_left
 from everstep.engine.surrounding import Surrounding
 from everstep.engine.workflow import Workflow
-from everstep.errors import Damaged, NotDecodable
+from everstep.errors import ChainKeyMissing, Damaged, NotDecodable
 from everstep.model import events as ev
 from everstep.model.semantics import SUPPORTED
 from everstep.model.status import Status, may_become
@@ -64,7 +64,8 @@ def take_up(
     if replayed.differences:
         replayed.execution.evict()
         return diverged_report(replayed.differences)
-    journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, past.events[-1].at)
+    key = app.store.chain.key(past.events[0].body.chain, row.id)
+    journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, past.events[-1].at, key)
     stored = replayed.execution.lookup
     replayed.execution.lookup = lambda digest: journal.undurable.get(digest) or stored(digest)
     driver = Driver(app, row, replayed, journal, _clock_started_at(past))
@@ -91,7 +92,7 @@ def would_go_on(app: Surrounding, row: RunRow, workflow: Workflow) -> bool:
     try:
         past = load_past(app.store, row)
         replayed = replay(app.store, app.codec, row, workflow, past.events, past.checkpoint, quiet=True)
-    except (Damaged, NotDecodable):
+    except (ChainKeyMissing, Damaged, NotDecodable):
         return False
     replayed.execution.evict()
     return not replayed.differences
@@ -136,25 +137,24 @@ def is_supported(row: RunRow) -> bool:
 
 def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
     """Return the unit that puts a claimed run on hold. A damaged history gets no event: nothing is added to it."""
-    at = max(app.clock.now(), row.updated_at)
+    journal = _silent_journal(row, max(app.clock.now(), row.updated_at))
     if report.reason != "damaged":
         try:
-            history = load_verified(app.store, row)
-            at = max(at, history[-1].at)
+            journal, history = journal_of(app, row)
+            journal.at = max(journal.at, row.updated_at)
             if Account(history).is_undone:
                 report = msgspec.structs.replace(report, without=[*report.without, "rollback"])
         except Damaged as error:
             report = damaged_report(error, diagnose(app.store, row))
-    hold = report.row(row.id, at, app.randomness)
-    return held(row, hold, at, damaged=report.reason == "damaged")
+    hold = report.row(row.id, journal.at, app.randomness)
+    if report.reason != "damaged":
+        journal.record("run_held", hold.step, ev.RunHeld(hold.id, hold.reason, hold.summary), journal.at)
+    return bare_unit(row, journal, RowChange("held", journal.at, None, row.current_step), hold=hold)
 
 
-def held(row: RunRow, hold: HoldRow, at: int, *, damaged: bool) -> Append:
-    """Return the unit with which a run is held."""
-    journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, at)
-    if not damaged:
-        journal.record("run_held", hold.step, ev.RunHeld(hold.id, hold.reason, hold.summary), at)
-    return bare_unit(row, journal, RowChange("held", at, None, row.current_step), hold=hold)
+def _silent_journal(row: RunRow, at: int) -> Journal:
+    """Return a journal for a unit without events: nothing is added to a damaged history."""
+    return Journal(row.id, row.generation, row.head_seq, row.head_digest, at, b"")
 
 
 def bare_unit(
@@ -191,7 +191,7 @@ def resolve_unit(
     uncompensated: bool = False,
 ) -> Append:
     """Return the unit that resolves a hold. A damaged history gets no event; one found damaged here is an error."""
-    journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, app.clock.now())
+    journal = _silent_journal(row, app.clock.now())
     history: list[Recorded] = []
     if hold.reason != "damaged":
         journal, history = journal_of(app, row)
@@ -208,13 +208,14 @@ def resolve_unit(
         raw, ref = journal.pack(payload)
         # Early: there may be outcomes before it that the code has not seen, and commands that follow from those.
         outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True)
+        outcome.secret = _is_secret(history, outcome.call)
         outcome.skipped = resolution == "skip"
         undone = next((one.body.compensates for one in reversed(history) if _is_start_of(one, outcome.call)), 0)
         if undone and not outcome.skipped:
             started = next(one for one in history if _is_start_of(one, undone))
             note_compensated(journal, undone, started.body.key)
         journal.record("step_completed", hold.step, outcome, journal.at)
-        _end_key(journal, history, outcome.call, payload if resolution == "done" else None)
+        _end_key(app, journal, history, outcome.call, payload if resolution == "done" else None)
     elif resolution == "cancel":
         _record_cancelled(row.id, journal, history)
         status = "cancelled"
@@ -226,17 +227,22 @@ def resolve_unit(
     return bare_unit(row, journal, RowChange(status, journal.at, None, row.current_step), hold=resolved)
 
 
-def _end_key(journal: Journal, history: Sequence[Recorded], call: int, payload: bytes | None) -> None:
+def _end_key(app: Surrounding, journal: Journal, history: Sequence[Recorded], call: int, payload: bytes | None) -> None:
     """If a step that a person settled has a key: what was done is shared from now on; what was skipped frees it."""
     for event in reversed(history):
         if event.kind == "step_started" and event.body.call == call:
             if event.body.key:
-                journal.key_changes().ends.append(key_end(event, payload))
+                journal.key_changes().ends.append(key_end(app.store.chain, event, payload))
             return
 
 
 def _is_start_of(event: Recorded, call: int) -> bool:
     return event.kind == "step_started" and event.body.call == call
+
+
+def _is_secret(history: Sequence[Recorded], call: int) -> bool:
+    """Tell whether a step is one whose outcome is never shown."""
+    return any(event.kind == "step_started" and event.body.call == call and event.body.secret for event in history)
 
 
 def cancelled_unit(app: Surrounding, row: RunRow, request: ev.CancelRequested, consumed: Sequence[int] = ()) -> Append:
@@ -262,7 +268,8 @@ def journal_of(app: Surrounding, row: RunRow) -> tuple[Journal, list[Recorded]]:
     """Return the growing end of a claimed run's verified history, for a unit that is written without its code."""
     history = load_verified(app.store, row)
     at = max(app.clock.now(), history[-1].at)
-    return Journal(row.id, row.generation, row.head_seq, row.head_digest, at), history
+    key = app.store.chain.key(history[0].body.chain, row.id)
+    return Journal(row.id, row.generation, row.head_seq, row.head_digest, at, key), history
 
 
 def is_delayed(row: RunRow, at: int) -> bool:

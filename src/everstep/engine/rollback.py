@@ -5,13 +5,15 @@ would stay as it is.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from everstep.engine.history import Recorded, load_verified
 from everstep.errors import CompensationBegun, Damaged, Uncompensated
 from everstep.model.contracts import may_run_again
 from everstep.model.events import ENDS
 from everstep.stores.protocol import RunRow, Store
+
+WHAT_IS_LOST: Final = "whatever it did in the part of its history that is lost"
 
 
 class Account:
@@ -26,6 +28,8 @@ class Account:
         """The steps that must not happen twice, happened, have a compensation, and were not compensated."""
         self.uncompensated: list[str] = []
         """The steps that must not happen twice, happened or may have, and have no compensation."""
+        self.lost = False
+        """Whether what it did may be in a part of its history that is lost, and nobody has said that nothing is."""
         self._open: dict[int, Recorded] = {}
         self._done: dict[int, str] = {}
         self._todo: set[int] = set()
@@ -34,6 +38,8 @@ class Account:
             self._take(event)
         self.compensable = list(self._done.values())
         self.uncompensated += [event.step for event in self._open.values() if _is_left(event.body)]
+        if self.lost:
+            self.uncompensated.append(WHAT_IS_LOST)
 
     def _take(self, event: Recorded) -> None:
         kind, body = event.kind, event.body
@@ -43,6 +49,10 @@ class Account:
             self._settle(self._open.pop(body.call, None), body)
         elif kind in ("step_failed", "step_shared"):  # what was shared is another step's to undo
             self._open.pop(body.call, None)
+        elif kind == "run_restored" or (kind == "run_repaired" and body.lost) or getattr(body, "unseen", False):
+            self.lost = True
+        elif kind == "run_resolved" and body.resolution == "accept" and body.call:
+            self.lost = False
         elif kind == "compensation_started":
             self.was_begun = self.is_undone = True
             self._todo = set(body.steps)

@@ -35,6 +35,8 @@ class Compensable(msgspec.Struct):
     result: Types
     key: str = ""
     """Its own key (`key=`), if it has one."""
+    secret: bool = False
+    """What it was given and returned is never shown: not as arguments of its compensation either."""
 
 
 class Saga:
@@ -71,9 +73,9 @@ class Saga:
             pass  # its effect did not happen: there is nothing to undo
         elif call.target.compensate is not None:
             undoing, result = call.target.compensate, call.target.signature.result
-            self.completed[call.call] = Compensable(
-                call.call, call.step, undoing, call.arguments, body.value, body.ref, result, call.own_key
-            )
+            kept = Compensable(call.call, call.step, undoing, call.arguments, body.value, body.ref, result)
+            kept.key, kept.secret = call.own_key, call.is_secret or body.secret
+            self.completed[call.call] = kept
         else:
             self.uncompensated.append(call.step)
 
@@ -103,7 +105,7 @@ class Saga:
         if body.because == "rollback":
             self.end = EndRun("run_cancelled", rolled_back=True)
         else:
-            self.end = EndRun("run_failed", execution.payload(body.error, body.ref), body.cause)
+            self.end = EndRun("run_failed", execution.payload(body.error, body.ref), body.cause, secret=body.secret)
         self._ask_for_next(execution)
 
     def _ask_for_next(self, execution: "Execution") -> None:
@@ -129,8 +131,9 @@ class Saga:
         name = self._name(done, undoing.name)
         entropy = compensation_entropy(execution.entropy, number)
         future = CallFuture(execution.loop, execution)
+        next_call, source = execution.next_call(), f"undoes {done.step}"
         return CompensationCall(
-            number, done.step, execution.next_call(), name, undoing, arguments, entropy, future, f"undoes {done.step}"
+            number, done.step, done.secret, next_call, name, undoing, arguments, entropy, future, source
         )
 
     def _name(self, done: Compensable, name: str) -> str:

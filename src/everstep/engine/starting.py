@@ -12,6 +12,7 @@ from everstep.engine.agreement import preview_text
 from everstep.engine.clock import SECOND
 from everstep.engine.journal import INLINE_BYTES_MAX, store_payload
 from everstep.engine.workflow import Workflow
+from everstep.model.chains import ChainKey
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import NO_PAYLOAD, EventRow, RunStarted, encode_body
 from everstep.model.semantics import SEMANTICS
@@ -29,6 +30,8 @@ def new_entropy(randomness: random.Random) -> str:
 class Origin(msgspec.Struct):
     """What a new run is given by the app that starts it, and by its parent if it has one."""
 
+    chain: ChainKey
+    """What its digests are made with."""
     restored: int = 0
     """How often the store was restored from a backup so far."""
     unseen: bool = False
@@ -56,6 +59,7 @@ def _started(
         timeout=workflow.timeout,
         digest=arguments.digest,
         restored=origin.restored,
+        chain=origin.chain.id,
         unseen=origin.unseen,
     )
     return body, payloads
@@ -84,7 +88,7 @@ def new_run(
     body.parent = parent or ""
     body.delay = (wake_at - at) / SECOND if wake_at is not None else 0.0
     encoded = encode_body(body)
-    digest = chain_next(chain_start(run, generation), 1, "run_started", "", at, encoded)
+    digest = chain_next(chain_start(run, generation), 1, "run_started", "", at, encoded, origin.chain.key)
     status: Status = "running" if owner else "queued"
     if wake_at is not None:
         status = "waiting"

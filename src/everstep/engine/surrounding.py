@@ -13,6 +13,7 @@ from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import Store
 
 if TYPE_CHECKING:
+    from everstep.engine.children import RecentEnds
     from everstep.engine.driver import Driver
 
 
@@ -30,6 +31,7 @@ class Surrounding(Protocol):
     randomness: random.Random
     worker: str
     restores: int
+    recent_ends: "RecentEnds"
     drivers: dict[str, "Driver"]
     draining: bool
 

@@ -2,6 +2,9 @@
 
 Each event's digest covers the digest before it, so a flipped bit, a missing, swapped or foreign row shows at the
 first event it touches. The chain of a run begins with its id and generation: rows of another run do not fit.
+
+With a key (`model/chains.py`) the digests of the chain are BLAKE2b's own keyed ones, a MAC: whoever can write the
+database and does not have the key cannot make an event that fits.
 """
 
 from hashlib import blake2b
@@ -20,13 +23,13 @@ def chain_start(run: str, generation: int) -> bytes:
     return blake2b(f"{run}\0{generation}".encode(), digest_size=DIGEST_BYTES, person=b"everstep/chain").digest()
 
 
-def chain_next(previous: bytes, seq: int, kind: str, step: str, at: int, body: bytes) -> bytes:
+def chain_next(previous: bytes, seq: int, kind: str, step: str, at: int, body: bytes, key: bytes = b"") -> bytes:
     """Return the digest of an event that follows `previous`.
 
     The lengths of the texts stand in the header, so that no two different events have the same bytes.
     """
     header = f"{seq} {at} {len(kind)} {len(step)} {kind}{step}".encode()
-    return blake2b(previous + header + body, digest_size=DIGEST_BYTES).digest()
+    return blake2b(previous + header + body, digest_size=DIGEST_BYTES, key=key).digest()
 
 
 def checkpoint_digest(run: str, generation: int, seq: int, previous: bytes, engine: bytes, state: bytes) -> bytes:

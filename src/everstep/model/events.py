@@ -117,6 +117,8 @@ class StepStarted(Body):
     """The name of the step's compensation, if it has one."""
     compensates: int = 0
     """In a compensation: the call of the step that it undoes."""
+    secret: bool = False
+    """Here and below: what the step is given, returns and raises is stored, and never shown."""
 
 
 class StepCompleted(Outcome):
@@ -133,6 +135,7 @@ class StepCompleted(Outcome):
     """A probe, a person or the marker of an earlier attempt gave the outcome; this attempt's body did not."""
     skipped: bool = False
     """A person gave the outcome of a step that did not happen, so there is nothing to undo."""
+    secret: bool = False
 
 
 class StepShared(Outcome):
@@ -148,6 +151,7 @@ class StepShared(Outcome):
     generation: int = 1
     seq: int = 0
     by: str = ""
+    secret: bool = False
 
 
 class StepFailed(Outcome):
@@ -158,6 +162,7 @@ class StepFailed(Outcome):
     ref: str = ""
     attempt: int = 1
     seconds: float = 0.0
+    secret: bool = False
 
 
 class KeyTaken(Body):
@@ -177,6 +182,7 @@ class KeyTaken(Body):
     generation: int = 1
     seq: int = 0
     again: bool = False
+    secret: bool = False
 
 
 class AttemptFailed(Body):
@@ -191,6 +197,7 @@ class AttemptFailed(Body):
     error: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
     seconds: float = 0.0
+    secret: bool = False
 
 
 class StepDoubted(Body):
@@ -207,6 +214,7 @@ class StepDoubted(Body):
     because: str
     error: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
+    secret: bool = False
 
 
 class ProbeAnswered(Body):
@@ -225,6 +233,7 @@ class Heartbeat(Body):
     attempt: int
     details: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
+    secret: bool = False
 
 
 class StepCancelled(Body):
@@ -305,6 +314,8 @@ class ChildEnded(Outcome):
     number: int
     value: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
+    secret: bool = False
+    """It failed with the error of a secret step."""
 
 
 class ValuePublished(Body):

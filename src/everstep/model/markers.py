@@ -7,9 +7,14 @@ it holds the step's outcome: whoever finds it need not run the body any more.
 A marker without an outcome is *void*: attempts up to its number have not happened and must not happen any more. It is
 written when a step is settled as not done while an earlier attempt, of a process that merely stands still, could wake
 up and commit.
+
+An outcome is kept behind its seal: a damaged one is found, and with a chain key also one that somebody made up.
 """
 
 from typing import NamedTuple
+
+from everstep.errors import Damaged
+from everstep.model.chains import ChainKeys
 
 
 class Marker(NamedTuple):
@@ -21,3 +26,18 @@ class Marker(NamedTuple):
     attempt: int
     outcome: bytes | None
     at: int
+
+
+def seal_outcome(chain: ChainKeys, key: str, outcome: bytes) -> bytes:
+    """Return an outcome as a marker keeps it: its seal, a line break, and itself."""
+    return chain.seal(outcome, key).encode() + b"\n" + outcome
+
+
+def open_outcome(chain: ChainKeys, key: str, kept: bytes) -> bytes:
+    """Return the outcome that a marker keeps, verified."""
+    seal, _, outcome = bytes(kept).partition(b"\n")
+    try:
+        chain.check(outcome, seal.decode("ascii"), "The marker of an atomic step", key)
+    except UnicodeDecodeError:
+        raise Damaged("The marker of an atomic step does not match its digest.") from None
+    return outcome

@@ -44,6 +44,8 @@ class RunStarted(Body):
     """The digest of the arguments, which a `start` with this run's id compares."""
     restored: int = 0
     """How often the store had been restored from a backup when the run was started."""
+    chain: str = ""
+    """The id of the chain key that the run's digests are made with, if they are."""
     unseen: bool = False
     """The parent that started it may have done so before, in a part of its history that is lost."""
 
@@ -85,6 +87,8 @@ class CompensationStarted(Body):
     ref: str = ""
     cause: int = 0
     forced: bool = False
+    secret: bool = False
+    """The error came from a secret step, so of it only its type is shown."""
 
 
 class RunHeld(Body):
@@ -168,12 +172,16 @@ class RunCompleted(Body):
 
 
 class RunFailed(Body):
-    """The run's failure. `call`: the step or child whose failure it is, if it is one's; `forced` as in a cancel."""
+    """The run's failure. `call`: the step or child whose failure it is, if it is one's; `forced` as in a cancel.
+
+    `secret`: it came from a secret step, so of the error only its type is shown.
+    """
 
     error: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
     call: int = 0
     forced: bool = False
+    secret: bool = False
 
 
 class RunCancelled(Body):

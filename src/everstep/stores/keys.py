@@ -43,6 +43,8 @@ class EffectRow(msgspec.Struct, kw_only=True, gc=False):
     digest: str = ""
     outcome: bytes | None = None
     """The outcome's payload as it is stored, and its digest."""
+    secret: bool = False
+    """Whether the outcome is one that is never shown."""
 
 
 class KeyClaim(msgspec.Struct, gc=False):
@@ -55,6 +57,7 @@ class KeyClaim(msgspec.Struct, gc=False):
     arguments: str
     effect: str
     round: int = 0
+    secret: bool = False
 
 
 class KeyEnd(msgspec.Struct, gc=False):
@@ -159,6 +162,7 @@ def claimed_row(claim: KeyClaim, owner: Owner, there: EffectRow | None, at: int)
         round=there.round if there is not None else claim.round,
         begun_at=there.begun_at if there is not None and is_own else at,
         changed_at=at,
+        secret=claim.secret,
     )
 
 
@@ -212,6 +216,11 @@ def ends_with_its_run(row: EffectRow) -> bool:
     One that must not happen twice is in doubt then, and keeps its key until somebody settles it.
     """
     return row.state == "under-way" and row.effect == "repeat"
+
+
+def shown_effect(row: EffectRow) -> EffectRow:
+    """Return a key's row as anybody may see it: without an outcome that is secret."""
+    return msgspec.structs.replace(row, outcome=None, digest="") if row.secret else row
 
 
 def newest_first(rows: Sequence[EffectRow], filter: EffectFilter) -> list[EffectRow]:

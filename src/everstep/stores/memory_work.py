@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 
 from everstep.errors import Misuse
+from everstep.model.chains import ChainKeys
 from everstep.model.events import EventRow
 from everstep.stores.protocol import CheckpointRow, Delivery, HoldRow, RunRow, WorkerRow
 
@@ -15,7 +16,9 @@ class MemoryWork:
     def __init__(self, clock: Callable[[], int]) -> None:
         self.url = "memory:"
         self.is_new = True
+        self.chain = ChainKeys()
         self._clock = clock
+        self._latest = 0
         self._lock = threading.RLock()
         self._runs: dict[str, RunRow] = {}
         self._events: dict[tuple[str, int], list[EventRow]] = {}
@@ -29,7 +32,7 @@ class MemoryWork:
 
     def now(self) -> int:
         """Return the store's clock."""
-        return self._clock()
+        return max(self._clock(), self._latest)
 
     def _pending(self, run: str) -> list[Delivery]:
         return [d for d in self._signals.values() if d.run == run and d.state == "pending"]
@@ -107,12 +110,13 @@ class MemoryWork:
         """For tests: let a worker's process be gone, so that `bury_dead` finds it."""
         self._dead.add(worker)
 
-    def renew(self, worker: str, lease_until: int) -> bool:
+    def renew(self, worker: str, lease_until: int, at: int = 0) -> bool:
         """Prolong a worker's lease; False if it had been buried."""
         with self._lock:
             if worker not in self._workers:
                 return False
             self._workers[worker].lease_until = lease_until
+            self._latest = max(self._latest, at)
             return True
 
     def workers(self) -> list[WorkerRow]:

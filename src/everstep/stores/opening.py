@@ -1,9 +1,11 @@
 """Opening a store by its URL."""
 
+import os
 from collections.abc import Callable
 from typing import Literal
 
 from everstep.errors import Misuse
+from everstep.model.chains import ChainKeyOption, chain_keys
 from everstep.stores.protocol import Store
 
 
@@ -14,13 +16,31 @@ def open_store(
     clock: Callable[[], int] | None = None,
     create: bool = True,
     migrate: bool = True,
+    chain_key: ChainKeyOption = None,
 ) -> Store:
     """Open the store that a URL names.
 
     `sqlite:///relative.db`, `sqlite:////absolute.db` or a bare path: a SQLite file. `memory:`: for tests.
     `durability="power"` survives the loss of power, `"process"` only that of the process. With `create=False` a missing
-    store is an error, with `migrate=False` one that an older release made.
+    store is an error, with `migrate=False` one that an older release made. Without `chain_key` the environment's count.
     """
+    store = _opened(url, durability=durability, clock=clock, create=create, migrate=migrate)
+    try:
+        store.chain = chain_keys(chain_key, os.environ.get("EVERSTEP_CHAIN_KEY", ""))
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _opened(
+    url: str,
+    *,
+    durability: Literal["power", "process"],
+    clock: Callable[[], int] | None,
+    create: bool,
+    migrate: bool,
+) -> Store:
     if durability not in ("power", "process"):
         raise Misuse(f'durability={durability!r}: it is "power" or "process".')
     if url == "memory:":

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import msgspec
 
 from everstep.errors import Misuse
+from everstep.model.chains import ChainKeys
 from everstep.model.events import EventRow
 from everstep.model.status import Status
 from everstep.stores.archive import ArchiveRow
@@ -225,6 +226,8 @@ class Store(Protocol):
     """Whether this call created the store."""
     entropy: str
     """128 random bits of the store's own, from which the keys of shared actions derive."""
+    chain: ChainKeys
+    """The chain keys of this process, for whoever makes and verifies histories. A store itself knows none."""
 
     # -- writing ---------------------------------------------------------------------------------------------------
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
@@ -237,7 +240,11 @@ class Store(Protocol):
         ...
 
     def now(self) -> int:
-        """Return the store's clock."""
+        """Return the store's clock.
+
+        It is not behind what workers of this store have seen before, as far as they said so, also if the machine's
+        clock was set back meanwhile: deadlines are times of this clock.
+        """
         ...
 
     def connect(self) -> Any:
@@ -342,8 +349,8 @@ class Store(Protocol):
         """Enter a worker and take its liveness lock, which the kernel frees when the process dies."""
         ...
 
-    def renew(self, worker: str, lease_until: int) -> bool:
-        """Prolong the worker's lease; False if it had been buried."""
+    def renew(self, worker: str, lease_until: int, at: int = 0) -> bool:
+        """Prolong the worker's lease, and note that it is `at` now; False if it had been buried."""
         ...
 
     def workers(self) -> list[WorkerRow]: ...

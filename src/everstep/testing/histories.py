@@ -5,7 +5,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from everstep.model.events import EventRow
+from everstep.errors import ChainKeyMissing
+from everstep.model.events import EventRow, decode_body
 from everstep.stores.keys import EffectFilter, EffectRow
 from everstep.stores.protocol import Delivery, RunFilter, RunRow, Store
 
@@ -58,6 +59,8 @@ class RunHistory(msgspec.Struct):
     """The keys that steps of this generation have, or had last."""
     entropy: str = ""
     """The store's own random bits."""
+    key: bytes = b""
+    """The chain key that it was made with, if it was."""
 
     @property
     def is_newest(self) -> bool:
@@ -79,8 +82,16 @@ def export_histories(store: Store) -> list[RunHistory]:
         for row in page:
             signals = store.signals(row.id)
             keys = store.effects(EffectFilter(run=row.id, limit=KEYS_MAX))
-            for generation in range(1, row.generation + 1):
+            for generation in store.generations(row.id):
                 events = store.events(row.id, generation)
                 own = [key for key in keys if key.generation == generation]
-                histories.append(RunHistory(row, generation, events, signals, own, store.entropy))
+                made_with = _key_of(store, row.id, events)
+                histories.append(RunHistory(row, generation, events, signals, own, store.entropy, made_with))
     return histories
+
+
+def _key_of(store: Store, run: str, events: Sequence[EventRow]) -> bytes:
+    try:
+        return store.chain.key(decode_body("run_started", events[0].body).chain, run)
+    except (msgspec.MsgspecError, ChainKeyMissing):
+        return b""

@@ -172,6 +172,15 @@ INSERT INTO meta (name, value) SELECT 'restores', ?1 + 1
 WHERE coalesce((SELECT value FROM meta WHERE name = 'restores'), 0) = ?1 AND NOT EXISTS (SELECT 1 FROM workers)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value RETURNING value;
 
+-- name: note_time
+-- With each lease. A machine's clock may be set back; what was late stays late.
+INSERT INTO meta (name, value) VALUES ('latest_time', ?)
+ON CONFLICT (name) DO UPDATE SET value = max(meta.value, excluded.value);
+
+-- name: latest_time
+-- Read once, when a store is opened.
+SELECT coalesce((SELECT value FROM meta WHERE name = 'latest_time'), 0);
+
 -- name: restores
 -- How often the store was restored from a backup.
 SELECT coalesce((SELECT value FROM meta WHERE name = 'restores'), 0);
@@ -276,19 +285,19 @@ SELECT value FROM meta WHERE name = 'entropy';
 -- name: effect
 -- Who has a key: what decides about a claim, and what a second step shares.
 SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
-    outcome
+    outcome, secret
 FROM effects WHERE key = ?;
 
 -- name: write_effect
 -- Whether a key may be changed in this way was decided a moment ago, in the same transaction.
 INSERT INTO effects (key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by,
-    note, digest, outcome)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    note, digest, outcome, secret)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET
     state = excluded.state, run = excluded.run, generation = excluded.generation, call = excluded.call,
     seq = excluded.seq, step = excluded.step, effect = excluded.effect, arguments = excluded.arguments,
     round = excluded.round, begun_at = excluded.begun_at, changed_at = excluded.changed_at, by = excluded.by,
-    note = excluded.note, digest = excluded.digest, outcome = excluded.outcome;
+    note = excluded.note, digest = excluded.digest, outcome = excluded.outcome, secret = excluded.secret;
 
 -- name: delete_effect
 -- A key that was never done and is free again leaves nothing behind.
@@ -297,13 +306,13 @@ DELETE FROM effects WHERE key = ?;
 -- name: effects_under_way
 -- The keys that a run's steps have as it ends.
 SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
-    outcome
+    outcome, secret
 FROM effects INDEXED BY effects_run WHERE run = ? AND generation = ? AND state = 'under-way' ORDER BY key;
 
 -- name: effects
 -- A list for people, those that changed last first. ?1: what the keys begin with.
 SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
-    outcome
+    outcome, secret
 FROM effects INDEXED BY effects_changed
 WHERE substr(key, 1, length(?1)) = ?1 AND (?2 IS NULL OR run = ?2) AND (?3 IS NULL OR step = ?3)
     AND (?4 IS NULL OR state = ?4)

@@ -127,6 +127,11 @@ class Reader:
         number: int = self._all("restores")[0][0]
         return number
 
+    def latest(self) -> int:
+        """Return the latest time that a worker of this store has said that it was."""
+        at: int = self._all("latest_time")[0][0]
+        return at
+
     def inbox(self, run: str) -> list[Delivery]:
         """Return the pending deliveries, in the order of their numbers."""
         return [Delivery(*row) for row in self._all("inbox", run)]

@@ -148,12 +148,15 @@ def effect_values(row: EffectRow) -> Row:
         row.note,
         row.digest,
         row.outcome,
+        row.secret,
     )
 
 
 def effect_row(values: Row) -> EffectRow:
     """Return a key from its columns in their order in the table."""
-    return EffectRow(**dict(zip(EffectRow.__struct_fields__, values, strict=True)))
+    row = EffectRow(**dict(zip(EffectRow.__struct_fields__, values, strict=True)))
+    row.secret = bool(row.secret)
+    return row
 
 
 def resolved_values(hold: HoldRow) -> Row:

@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 import apsw
 
+from everstep.model.chains import ChainKeys
 from everstep.model.crash_points import crash_point
 from everstep.model.events import EventRow
 from everstep.stores.archive import ArchiveRow
@@ -57,6 +58,7 @@ class SqliteStore:
         # The real path: two names of one file must agree on the file of liveness locks beside it.
         self.path = os.path.realpath(path)
         self.url = f"sqlite:///{self.path}"
+        self.chain = ChainKeys()
         self._clock = clock or (lambda: time.time_ns() // 1000)
         patience = Patience()
         writing, reading, self.is_new = open_file(
@@ -69,6 +71,7 @@ class SqliteStore:
         self._durability: Durability = durability
         self._vfs = vfs
         _open_here.add(self)
+        self._latest = self._reader.latest()
 
     def close(self) -> None:
         """Close the store. Workers that did not leave count as dead from now on."""
@@ -80,8 +83,12 @@ class SqliteStore:
         _open_here.discard(self)
 
     def now(self) -> int:
-        """Return the store's clock."""
-        return self._clock()
+        """Return the store's clock: the machine's, unless that was set back."""
+        return max(self._clock(), self._latest)
+
+    def ahead(self) -> int:
+        """Return by how many microseconds the store's clock is ahead of the machine's."""
+        return self.now() - self._clock()
 
     def connect(self) -> apsw.Connection:
         """Return a new connection to the file, for an atomic step."""
@@ -194,9 +201,10 @@ class SqliteStore:
         """Enter a worker and take its liveness lock, which the kernel frees when the process dies."""
         return self._workers.register(worker, pid, host, self.now(), lease_until)
 
-    def renew(self, worker: str, lease_until: int) -> bool:
-        """Prolong the worker's lease; False if it had been buried."""
-        return self._workers.renew(worker, lease_until)
+    def renew(self, worker: str, lease_until: int, at: int = 0) -> bool:
+        """Prolong the worker's lease, and note that it is `at` now; False if it had been buried."""
+        self._latest = max(self._latest, at)
+        return self._workers.renew(worker, lease_until, self._latest)
 
     def workers(self) -> list[WorkerRow]:
         """Return all workers, by their places."""

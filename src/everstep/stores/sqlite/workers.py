@@ -31,6 +31,7 @@ class Workers:
                     place += 1
                 row = WorkerRow(worker, place, pid, host, at, lease_until)
                 cursor.execute(query("enter_worker"), (worker, place, pid, host, at, lease_until))
+                cursor.execute(query("note_time"), (at,))
         except BaseException:
             if lock is not None:
                 lock.release()
@@ -52,9 +53,10 @@ class Workers:
                 cursor.execute(query("forget_worker"), (worker,))
         return others
 
-    def renew(self, worker: str, lease_until: int) -> bool:
+    def renew(self, worker: str, lease_until: int, at: int) -> bool:
         """Prolong a worker's lease; False if it had been buried."""
         with self._writer.transaction("renew") as cursor:
+            cursor.execute(query("note_time"), (at,))
             cursor.execute(query("renew"), (lease_until, worker))
             return self._writer.connection.changes() > 0
 

@@ -130,7 +130,8 @@ CREATE TABLE effects (
     by TEXT NOT NULL,
     note TEXT NOT NULL,
     digest TEXT NOT NULL,
-    outcome BLOB
+    outcome BLOB,
+    secret INTEGER NOT NULL
 ) STRICT;
 
 CREATE INDEX effects_run ON effects (run, state);
