@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everstep.model.status import STATUSES
+from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Append,
     Claim,
@@ -28,6 +29,7 @@ from everstep.stores.protocol import (
 from everstep.stores.sqlite import transaction
 from tests.stores.kit import HARNESSES, Harness, append_to, new_run
 
+TARGETS = ["t1", "t2"]
 RUNS = ["a", "b", "c", "d", "e"]
 WORKERS = ["w0", "w1", "w2"]
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -64,6 +66,25 @@ def new_runs(draw: Draw, follower: str | None = None) -> NewRun:
     )
 
 
+@st.composite
+def notifications(draw: Draw, hold: str, run: str) -> NotificationRow:
+    target = draw(st.sampled_from(TARGETS))
+    next_at, created_at = draw(times), draw(times)
+    return NotificationRow(
+        id=f"{hold}-{target}", hold=hold, run=run, target=target, next_at=next_at, created_at=created_at
+    )
+
+
+def drawn_notifying(draw: Draw) -> Operation:
+    """Take or settle a notification that may be there."""
+    id = f"{draw(st.sampled_from(['h', 'i']))}-{draw(st.sampled_from(TARGETS))}"
+    attempt = draw(st.integers(1, 3))
+    if draw(st.booleans()):
+        return TakeNotification(id, attempt, draw(st.sampled_from(WORKERS)), draw(times), draw(times))
+    state = draw(st.sampled_from(["sent", "pending", "pending", "given up"]))
+    return SettleNotification(id, attempt, state, draw(times), draw(st.sampled_from(["", "HTTP 500"])))
+
+
 def drawn_append(draw: Draw, harness: Harness) -> Append | None:
     row = harness.store.run(draw(runs))
     if row is None:
@@ -77,6 +98,7 @@ def drawn_append(draw: Draw, harness: Harness) -> Append | None:
             created_at=draw(times),
             resolved_at=draw(maybe_times),
         )
+        fields["notifications"] = draw(st.lists(notifications(fields["hold"].id, row.id), max_size=2))
     if draw(st.integers(0, 3)) == 0:
         fields["starts"] = draw(st.lists(new_runs(follower=row.id), max_size=3))
         fields["posts"] = draw(st.lists(posts(), max_size=2))
@@ -99,7 +121,13 @@ def drawn_append(draw: Draw, harness: Harness) -> Append | None:
 
 
 def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
-    kind = draw(st.sampled_from(["append"] * 6 + ["start", "start", "post", "post", "claim", "release", "restart"]))
+    kind = draw(
+        st.sampled_from(
+            ["append"] * 6 + ["start", "start", "post", "post", "claim", "release", "restart"] + ["notify"] * 3
+        )
+    )
+    if kind == "notify":
+        return drawn_notifying(draw)
     if kind == "append":
         return drawn_append(draw, harness)
     if kind == "start":
@@ -158,6 +186,10 @@ def everything(store: Store) -> dict[str, Any]:
     """Return all that a store tells."""
     told: dict[str, Any] = {"counts": store.counts(), "workers": store.workers()}
     told["holds"] = [store.holds(), store.holds(open_only=False)]
+    told["notifications"] = [store.notifications(), store.notifications(undelivered_only=False)]
+    for target in TARGETS:
+        told[f"next {target}"] = store.next_notification(target=target)
+        told[f"due {target}"] = [store.due_notifications(target=target, at=at, limit=2) for at in (5, 20, 40)]
     told["diverged"] = store.diverged(["order", "other"], 2)
     for run in RUNS:
         told[run] = [
@@ -168,6 +200,7 @@ def everything(store: Store) -> dict[str, Any]:
             store.signals(run),
             store.children(run),
             store.holds(run=run),
+            store.notifications(run=run),
         ]
     for wanted in (
         {},

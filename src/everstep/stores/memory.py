@@ -11,6 +11,8 @@ from copy import deepcopy
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED
+from everstep.stores.memory_notifications import MemoryNotifications
+from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
     Append,
@@ -54,6 +56,7 @@ class MemoryStore:
         self._signals: dict[int, Delivery] = {}
         self._followers: set[tuple[str, str, int]] = set()
         self._holds: dict[str, HoldRow] = {}
+        self._notifications = MemoryNotifications()
         self._workers: dict[str, WorkerRow] = {}
         self._dead: set[str] = set()
 
@@ -86,6 +89,10 @@ class MemoryStore:
                     return self._claim(operation)
                 case Release():
                     return self._release(operation)
+                case TakeNotification():
+                    return Accepted() if self._notifications.take(operation, self._workers) else Refused("taken")
+                case SettleNotification():
+                    return Accepted() if self._notifications.settle(operation) else Refused("taken")
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this operation only
             return Failed(error)
 
@@ -147,6 +154,7 @@ class MemoryStore:
                 self._deliver(post)  # Nobody hears this verdict, so what came too late stays visible.
         if hold is not None:
             self._hold(hold)
+            self._notifications.add(operation.notifications)
         if ended:
             self._end(row, operation.row.at)
         return Accepted()
@@ -213,6 +221,7 @@ class MemoryStore:
                 hold.by,
                 hold.note,
             )
+            self._notifications.drop(hold.id)
 
     def _post(self, post: Post) -> Verdict:
         # A call comes again in a later generation, so the id of a `child` delivery does not make it a duplicate.
@@ -325,6 +334,12 @@ class MemoryStore:
             meant = [hold for hold in holds if hold.resolved_at is None or not open_only]
             return sorted(meant, key=lambda hold: (hold.created_at, hold.id))
 
+    def notifications(self, *, run: str | None = None, undelivered_only: bool = True) -> list[NotificationRow]:
+        """Return notifications, oldest first."""
+        with self._lock:
+            is_open = {hold.id for hold in self._holds.values() if hold.resolved_at is None}.__contains__
+            return deepcopy(self._notifications.listed(run, undelivered_only, is_open))
+
     # -- finding work --------------------------------------------------------------------------------------------
     def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
         """Return ids of runs that want a driver now: by priority, then age.
@@ -362,12 +377,24 @@ class MemoryStore:
             ours = [row for row in waiting if row.owner == worker or (everyone and self._is_free(row, at))]
             return min((row.wake_at for row in ours if row.wake_at is not None), default=None)
 
+    def due_notifications(self, *, target: str, at: int, limit: int) -> list[NotificationRow]:
+        """Return the pending notifications for a target that are free at a time, the longest due first."""
+        with self._lock:
+            return deepcopy(self._notifications.due(target, at, limit, self._workers))
+
+    def next_notification(self, *, target: str) -> int | None:
+        """Return the earliest `next_at` among the pending notifications for a target."""
+        with self._lock:
+            return self._notifications.next(target)
+
     def changed(self) -> bool:
         """Return False: nobody else can write here."""
         return False
 
     # -- workers -------------------------------------------------------------------------------------------------
-    def register_worker(self, worker: str, pid: int, host: str, lease_until: int) -> WorkerRow:
+    def register_worker(
+        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = ()
+    ) -> WorkerRow:
         """Enter a worker. It lives until `leave` or `kill_worker`."""
         with self._lock:
             if worker in self._workers and worker not in self._dead:
@@ -376,7 +403,7 @@ class MemoryStore:
             self._dead.discard(worker)
             taken = {row.place for row in self._workers.values()}
             place = next(place for place in range(1, len(taken) + 2) if place not in taken)
-            row = WorkerRow(worker, place, pid, host, self.now(), lease_until)
+            row = WorkerRow(worker, place, pid, host, self.now(), lease_until, list(targets))
             self._workers[worker] = row
             return deepcopy(row)
 

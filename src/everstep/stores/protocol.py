@@ -19,6 +19,7 @@ import msgspec
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.status import Status
+from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.
@@ -178,6 +179,8 @@ class Append(msgspec.Struct, kw_only=True, gc=False):
     posts: Sequence[Post] = ()
     hold: HoldRow | None = None
     """A new hold, or with `resolved_at` set the resolution of the one with this id."""
+    notifications: Sequence[NotificationRow] = ()
+    """With a new hold: who is to be told of it. When a hold is resolved, its pending ones are dropped."""
     release: bool = False
     """Give the lease back (owner becomes None)."""
 
@@ -209,7 +212,7 @@ class Release(msgspec.Struct, gc=False):
     status: Status
 
 
-Operation = StartRun | RestartRun | Append | Post | Claim | Release
+Operation = StartRun | RestartRun | Append | Post | Claim | Release | TakeNotification | SettleNotification
 
 
 class Accepted(NamedTuple):
@@ -225,7 +228,7 @@ class Existing(NamedTuple):
 class Refused(NamedTuple):
     """The operation was not done and changed nothing."""
 
-    why: Literal["fenced", "head", "inbox", "missing"]
+    why: Literal["fenced", "head", "inbox", "missing", "taken"]
 
 
 class Posted(NamedTuple):
@@ -282,6 +285,8 @@ class WorkerRow(msgspec.Struct):
     host: str
     started_at: int
     lease_until: int
+    targets: list[str] = []
+    """Where it delivers notifications of holds to, by name."""
 
 
 class Store(Protocol):
@@ -332,6 +337,10 @@ class Store(Protocol):
 
     def holds(self, *, run: str | None = None, open_only: bool = True) -> list[HoldRow]: ...
 
+    def notifications(self, *, run: str | None = None, undelivered_only: bool = True) -> list[NotificationRow]:
+        """Return notifications, oldest first. Undelivered: pending or given up, of a hold that is open."""
+        ...
+
     # -- finding work ----------------------------------------------------------------------------------------------
     def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
         """Return ids of runs that want a driver now, the most urgent first.
@@ -354,12 +363,22 @@ class Store(Protocol):
         """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
         ...
 
+    def due_notifications(self, *, target: str, at: int, limit: int) -> list[NotificationRow]:
+        """Return the pending notifications for a target that are free at a time, the longest due first."""
+        ...
+
+    def next_notification(self, *, target: str) -> int | None:
+        """Return the earliest `next_at` among the pending notifications for a target."""
+        ...
+
     def changed(self) -> bool:
         """Tell whether another process (or another store object) has written since the last call. Very cheap."""
         ...
 
     # -- workers ---------------------------------------------------------------------------------------------------
-    def register_worker(self, worker: str, pid: int, host: str, lease_until: int) -> WorkerRow:
+    def register_worker(
+        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = ()
+    ) -> WorkerRow:
         """Enter a worker and take its liveness lock, which the kernel frees when the process dies."""
         ...
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from everstep.model.status import ENDED
+from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import Append, Claim, Operation, Post, Release, StartRun, check_events
 
 
@@ -62,7 +63,8 @@ class Batch:
         if not entangled:
             return
         others_post = bool(with_inbox) or not all(
-            isinstance(operation, Claim | Release | StartRun) for _, operation in self.others
+            isinstance(operation, Claim | Release | StartRun | TakeNotification | SettleNotification)
+            for _, operation in self.others
         )
         apart = entangled if others_post else with_inbox
         self.others += [(self._places[append.run], append) for append in self.appends if append.run in apart]
@@ -97,6 +99,8 @@ def _runs_mentioned(operation: Operation) -> Iterator[str]:
                 yield post.run
         case Post() | Claim() | Release():
             yield operation.run
+        case TakeNotification() | SettleNotification():
+            pass  # about a hold, whose run they leave alone
         case _:
             yield operation.new.row.id
             yield operation.new.follower or ""

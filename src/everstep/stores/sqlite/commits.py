@@ -5,9 +5,10 @@ all of it was done: then the verdicts stand that were reached within it. If it w
 a transaction of its own, and one that fails again has the verdict `Failed`.
 
 What is read back: for an `Append`, `StartRun` or `RestartRun` the digest of its last event; for a `Post` the row with
-its number; for a `Claim` the epoch and owner. A `Release` and an append without events write nothing that only they
-could have written, so they tell nothing; doing them again changes nothing either: the epoch and the expected head
-guard the second try.
+its number; for a `Claim` the epoch and owner; for a notification that was taken, who took it for which attempt. A
+`Release`, an append without events and a settled notification write nothing that only they could have written, so they
+tell nothing; doing them again changes nothing either: the epoch, the expected head or the attempt guards the second
+try.
 """
 
 import threading
@@ -19,6 +20,7 @@ import apsw
 
 from everstep.errors import StoreError, StoreFailed, StoreFull
 from everstep.model.crash_points import crash_point
+from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
     Append,
@@ -219,7 +221,10 @@ class Writer:
                 return self._row("delivery_at", verdict.number) == wanted
             case Claim(), Claimed():
                 return self._row("lease_of_run", operation.run) == (verdict.row.epoch, operation.worker)
-            case ((Post() | Claim() | Release()), _):
+            case TakeNotification(), Accepted():
+                claim = self._row("notification_claim", operation.id)
+                return claim == (operation.attempt, operation.worker, operation.until)
+            case ((Post() | Claim() | Release() | TakeNotification() | SettleNotification()), _):
                 return False
             case _, Accepted():
                 row, event = operation.new.row, operation.new.event

@@ -12,6 +12,7 @@ from typing import Final
 import apsw
 
 from everstep.model.status import ENDED
+from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
     Append,
@@ -35,7 +36,15 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.sqlite.batch import Batch, is_simple, keeps_running
 from everstep.stores.sqlite.queries import batches, query
-from everstep.stores.sqlite.rows import Row, as_json, change_values, head_values, run_row, run_values
+from everstep.stores.sqlite.rows import (
+    Row,
+    as_json,
+    change_values,
+    head_values,
+    notification_values,
+    run_row,
+    run_values,
+)
 
 ACCEPTED: Final = Accepted()
 JOIN_ROWS_MIN = 4
@@ -106,6 +115,10 @@ class Transaction:
                 return self._release(operation)
             case RestartRun():
                 return self._restart(operation)
+            case TakeNotification():
+                return self._take_notification(operation)
+            case SettleNotification():
+                return self._settle_notification(operation)
 
     def _append(self, append: Append) -> Verdict:
         check_events(append)
@@ -131,6 +144,7 @@ class Transaction:
                 self._deliver(post)
         if append.hold is not None:
             self._hold(append.hold)
+            self._insert("add_notifications", 10, [notification_values(row) for row in append.notifications])
         if ended:
             told = (0, append.run, child_value(append.row.status, append.row.outcome), append.row.at)
             self._insert("tell_followers", 4, [told])
@@ -249,6 +263,20 @@ class Transaction:
         else:
             decision = (hold.resolved_at, hold.resolution, hold.by, hold.note)
             self._run("resolve_hold", (*decision, hold.id, hold.run))
+            if self._connection.changes():
+                self._run("drop_notifications", (hold.id,))
+
+    def _take_notification(self, take: TakeNotification) -> Verdict:
+        self._run("take_notification", (take.id, take.attempt, take.worker, take.at, take.until))
+        return ACCEPTED if self._connection.changes() else Refused("taken")
+
+    def _settle_notification(self, settle: SettleNotification) -> Verdict:
+        if settle.state == "sent":
+            self._run("notification_sent", (settle.id,))
+        else:
+            facts = (settle.id, settle.attempt, settle.state, settle.next_at, settle.error)
+            self._run("notification_not_sent", facts)
+        return ACCEPTED if self._connection.changes() else Refused("taken")
 
     # -- parts ------------------------------------------------------------------------------------------------------
     def _append_events(self, appends: Sequence[Append], news: Sequence[NewRun]) -> None:
