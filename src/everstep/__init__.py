@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         uuid,
     )
     from everstep.engine.opening import open, run  # noqa: A004  # everstep.open, as users type it
+    from everstep.engine.webhooks import Webhook, verify_webhook
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ __all__ = [
     "Retry",
     "Run",
     "Unknown",
+    "Webhook",
     "blocking",
     "current",
     "errors",
@@ -67,6 +69,7 @@ __all__ = [
     "start",
     "step",
     "uuid",
+    "verify_webhook",
     "witness",
     "workflow",
 ]
@@ -77,6 +80,7 @@ _LATER = {
     "Run": "everstep.engine.handles",
     "open": "everstep.engine.opening",
     "run": "everstep.engine.opening",
+    **dict.fromkeys(("Webhook", "verify_webhook"), "everstep.engine.webhooks"),
     **dict.fromkeys(_INSIDE, "everstep.engine.inside"),
 }
 

@@ -21,6 +21,7 @@
     ├── Fatal                   raise it in a step: another attempt is useless
     ├── FileChanged             a file is not as a file effect expects it; it was left alone
     ├── Drift                   the outside is not as the run remembers it, and the run was to fail then
+    ├── NotGenuine              a request to a webhook's receiver is not signed with its secret, or is too old
     └── StoreError              the database
         ├── StoreFull           no room on the disk: work pauses and goes on when there is room
         ├── StoreReadOnly       the file or its folder cannot be written
@@ -197,6 +198,12 @@ class Drift(Error):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class NotGenuine(Error):
+    """A request to the receiver of a webhook is not signed with its secret, or is too old: do not believe it."""
+
+    code: ClassVar[str] = "everstep.webhook.not_genuine"
 
 
 class HoldConflict(Misuse):

@@ -4,6 +4,7 @@
     python workload.py reads FOLDER LEDGER          twenty slow reads
     python workload.py lanes FOLDER LEDGER          twenty quick reads whose order is chance
     python workload.py fleet FOLDER LEDGER COUNT    many runs; any number of these processes share them
+    python workload.py held FOLDER LEDGER           one run that is held, told of by a webhook, and resolved
 
 Started again it goes on. It leaves its results in its journal and exits with 0 when it has all of them.
 """
@@ -143,6 +144,16 @@ async def reference_fleet(number: int) -> list[str]:
     return [first, paid, packed]
 
 
+@step(effect="once")
+async def lose_track(number: int) -> str:
+    raise OSError("whether it happened is not known")
+
+
+@workflow
+async def reference_held(number: int) -> str:
+    return await lose_track(number)
+
+
 async def reference(app: everstep.App, journal: ClientJournal, count: int) -> None:
     await journalled(journal, "start", "order-1", app.start(reference_order, 7, id="order-1"))
     try:
@@ -172,6 +183,19 @@ async def fleet(app: everstep.App, journal: ClientJournal, count: int) -> None:
     await asyncio.gather(*(one(number) for number in range(count)))
 
 
+async def held(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    """Resolve the hold only when somebody was told of it."""
+    await journalled(journal, "start", "held-1", app.start(reference_held, 7, id="held-1"))
+    while True:
+        try:
+            await note_result(app, journal, "held-1")
+            return
+        except everstep.errors.RunHeld:
+            while app.store.notifications():
+                await asyncio.sleep(0.01)
+            await app.resolve("held-1", "done", value="it did", by="the workload")
+
+
 async def journalled(journal: ClientJournal, verb: str, run: str, asked, **facts):
     journal.note(verb, run, "asked", **facts)
     try:
@@ -198,7 +222,7 @@ async def main(kind: str, folder: str, count: int) -> None:
     journal = ClientJournal(os.path.join(folder, "journal.jsonl"))
     async with everstep.open(os.path.join(folder, "store.db"), recover=recover, lease=lease) as app:
         watch_commits(app.store, journal)
-        work = {"reference": reference, "reads": reads, "lanes": lanes, "fleet": fleet}[kind]
+        work = {"reference": reference, "reads": reads, "lanes": lanes, "fleet": fleet, "held": held}[kind]
         await work(app, journal, count)
 
 

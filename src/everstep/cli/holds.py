@@ -1,12 +1,14 @@
 """`everstep holds`: the questions that runs have for a person, with what is known and the answers to paste."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
-from everstep.cli.opening import existing_run, line_to_paste, place_of, reading, store_options
+from everstep.cli.notices import Notices
+from everstep.cli.opening import existing_run, place_of, reading, store_options
 from everstep.cli.terminal import between, clean, console, say_json, styled
+from everstep.engine.telling import consequence_of, hold_facts, report_of, resolve_line
 from everstep.stores.protocol import HoldRow
 
 if TYPE_CHECKING:
@@ -21,58 +23,24 @@ def holds_command(run: str | None, all_holds: bool, url: str | None, in_json: bo
     """List what waits for a person, with the answers to choose from.
 
     A hold loses nothing: the run waits. Each comes with what is known, and for each possible answer what it means and
-    the command to paste.
+    the command to paste; and with who has not been told of it yet, if a webhook should be.
     """
     with reading(url) as store:
         if run is not None:
             existing_run(store, run)
         holds = store.holds(run=run, open_only=not all_holds)
-        now, place = store.now(), place_of(store)
+        now, place, notices = store.now(), place_of(store), Notices(store, run)
     if in_json:
-        say_json([hold_facts(hold, url) for hold in holds])
+        say_json([{**hold_facts(hold, url), "notifications": notices.facts(hold.id)} for hold in holds])
         return
     out = console()
     if not holds:
         out.print(styled(f"Nothing is held in {place}.", "dim"))
     for hold in holds:
-        out.print(draw_hold(hold, url, now))
+        out.print(draw_hold(hold, url, now, notices.lines(hold.id)))
 
 
-def report_of(hold: HoldRow) -> dict[str, Any]:
-    """Return the facts that a hold carries."""
-    try:
-        report = msgspec.json.decode(hold.report)
-    except msgspec.DecodeError:
-        return {}
-    return report if isinstance(report, dict) else {}
-
-
-def hold_facts(hold: HoldRow, url: str | None) -> dict[str, Any]:
-    """Return a hold for `--json`."""
-    report = report_of(hold)
-    facts: dict[str, Any] = {"id": hold.id, "run": hold.run, "workflow": hold.workflow, "reason": hold.reason}
-    facts |= {"step": hold.step, "summary": hold.summary, "created_at": hold.created_at, "report": report}
-    facts["resolutions"] = {
-        one: {"consequence": _consequence(report, one), "command": resolve_line(hold, one, url)}
-        for one in hold.resolutions
-    }
-    if hold.resolved_at is not None:
-        facts["resolved"] = {"at": hold.resolved_at, "resolution": hold.resolution, "by": hold.by, "note": hold.note}
-    return facts
-
-
-def _consequence(report: dict[str, Any], resolution: str) -> str:
-    consequences = report.get("consequences")
-    return str(consequences.get(resolution, "")) if isinstance(consequences, dict) else ""
-
-
-def resolve_line(hold: HoldRow, resolution: str, url: str | None) -> str:
-    """Return the command that resolves a hold in one way."""
-    words = ["resolve", hold.run, "--hold", hold.id, f"--{resolution}"]
-    return line_to_paste(*words, *(["JSON"] if resolution in ("skip", "done") else []), url=url)
-
-
-def draw_hold(hold: HoldRow, url: str | None, now: int | None = None) -> "RenderableType":
+def draw_hold(hold: HoldRow, url: str | None, now: int | None = None, notices: Sequence[str] = ()) -> "RenderableType":
     """Return a hold as a person reads it."""
     from rich.console import Group
     from rich.padding import Padding
@@ -92,6 +60,8 @@ def draw_hold(hold: HoldRow, url: str | None, now: int | None = None) -> "Render
     facts = _other_facts(report)
     if facts:
         parts.append(Padding(styled("\n".join(facts), "dim"), (0, 0, 0, 2)))
+    if notices:
+        parts.append(Padding(styled("\n".join(notices), "yellow"), (0, 0, 0, 2)))
     if hold.resolved_at is not None:
         said = f"resolved: {hold.resolution}" + (f" by {hold.by}" if hold.by else "")
         parts.append(Padding(styled(said + (f": {hold.note}" if hold.note else ""), "green"), (0, 0, 0, 2)))
@@ -106,7 +76,7 @@ def _answers(hold: HoldRow, report: dict[str, Any], url: str | None) -> "Rendera
     text = Text(overflow="fold")
     for one in hold.resolutions:
         text.append(f"{resolve_line(hold, one, url)}\n", style="bold")
-        text.append(f"    {clean(_consequence(report, one))}\n", style="dim")
+        text.append(f"    {clean(consequence_of(report, one))}\n", style="dim")
     text.rstrip()
     return text
 

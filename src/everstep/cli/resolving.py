@@ -6,11 +6,12 @@ from typing import Any
 import click
 
 from everstep.cli.arguments import decoded_json
-from everstep.cli.holds import draw_hold, hold_facts
+from everstep.cli.holds import draw_hold
 from everstep.cli.mistakes import EXIT_FAILED
 from everstep.cli.opening import acting, existing_run, line_to_paste, store_options, user_name
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.app import App
+from everstep.engine.telling import hold_facts
 from everstep.errors import Error, HoldConflict, describe
 from everstep.stores.protocol import HoldRow
 

@@ -9,7 +9,7 @@ import click
 
 from everstep.cli.arguments import decoded_arguments
 from everstep.cli.drawing import error_line
-from everstep.cli.holds import draw_hold, hold_facts
+from everstep.cli.holds import draw_hold
 from everstep.cli.logs import log_lines
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
 from everstep.cli.opening import line_to_paste, place_of, store_options
@@ -18,7 +18,8 @@ from everstep.cli.terminal import clean, console, duration, json_text, payload_j
 from everstep.cli.timeline import Timeline
 from everstep.codec import error_facts
 from everstep.engine.app import App
-from everstep.engine.opening import default_url
+from everstep.engine.opening import default_on_hold, default_url
+from everstep.engine.telling import hold_facts
 from everstep.engine.workflow import ON_EXISTING, Workflow
 from everstep.model.ids import checked_run_id
 from everstep.model.status import ENDED
@@ -87,7 +88,7 @@ async def _run(
     in_json: bool,
 ) -> int:
     store = open_store(url or default_url())
-    app = App(store)
+    app = App(store, on_hold=default_on_hold())
     await app.open()
     with stopping_on_signals() as stop, contextlib.ExitStack() as stack:
         if in_json:  # what the workflow prints must not spoil the JSON

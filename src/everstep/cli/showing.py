@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from everstep.cli.drawing import draw_timeline, error_line, status_text
-from everstep.cli.holds import draw_hold, hold_facts
+from everstep.cli.holds import draw_hold
 from everstep.cli.listing import published_of, row_facts
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
 from everstep.cli.opening import example_value, existing_run, line_to_paste, place_of, reading, store_options
@@ -27,6 +27,7 @@ from everstep.cli.terminal import (
 )
 from everstep.cli.timeline import Row, Timeline, timeline_of
 from everstep.engine.history import load_verified
+from everstep.engine.telling import hold_facts
 from everstep.errors import Damaged
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store

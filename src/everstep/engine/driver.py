@@ -44,6 +44,7 @@ from everstep.engine.holding import HoldReport, stuck_report
 from everstep.engine.inbox import Inbox
 from everstep.engine.journal import Journal
 from everstep.engine.loop import SpinningWorkflow
+from everstep.engine.notifying import Notifier
 from everstep.engine.replay import Replayed
 from everstep.engine.saver import Saver
 from everstep.engine.threads import Threads
@@ -81,6 +82,7 @@ class Surrounding(Protocol):
     worker: str
     drivers: dict[str, "Driver"]
     draining: bool
+    notifier: Notifier
 
     def adopt(self, run: str) -> None:
         """Drive a child run that has just become durable."""

@@ -22,6 +22,7 @@ from everstep.engine.drift import drift_report, find_drift
 from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
 from everstep.engine.history import Recorded
 from everstep.engine.holding import HoldReport
+from everstep.engine.notifying import Notifier, OnHold
 from everstep.engine.pump import Pump
 from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.threads import Threads
@@ -73,7 +74,7 @@ class Driving:
         codec: Codec | None = None,
         randomness: random.Random | None = None,
         workflows: Sequence[str] | None = None,
-        on_hold: Callable[[HoldRow], None] | None = None,
+        on_hold: OnHold = None,
     ) -> None:
         if lease < 1:
             raise Misuse(f"lease={lease!r}: it is a number of seconds, at least 1.")
@@ -90,7 +91,7 @@ class Driving:
         """Runs that this app should drive and does not yet: somebody else does, or they are about to be claimed."""
         self.watchers = Watchers(self)
         self.draining = False
-        self.on_hold = on_hold
+        self.notifier = Notifier(self, on_hold)
         self.worker = ""
         self._workflows = workflows
         self._has_children = False
@@ -117,7 +118,7 @@ class Driving:
         if not self.worker:
             worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{self.randomness.getrandbits(32):08x}"
             until = self.clock.now() + microseconds(self.lease)
-            self.store.register_worker(worker, os.getpid(), socket.gethostname(), until)
+            self.store.register_worker(worker, os.getpid(), socket.gethostname(), until, self.notifier.targets)
             self.worker = worker
             self.pump.start()
 
@@ -130,6 +131,7 @@ class Driving:
             for driver in self.drivers.values():
                 driver.attempts.bodies.record_heartbeats()
             await self.committer.drained()
+        await self.notifier.close(send=self._failed is None)
         await self._stop_all()
         await self.committer.close()
         try:
@@ -219,11 +221,7 @@ class Driving:
         if hold is None:
             return
         log.warning("Run %s is held (%s); `everstep holds` says why and what can be done.", hold.run, hold.reason)
-        if self.on_hold is not None:
-            try:
-                self.on_hold(hold)
-            except Exception:
-                log.exception("on_hold raised")
+        self.notifier.tell(hold)
 
     async def take_up_run(self, run: str, statuses: Sequence[Status] = CLAIMABLE) -> bool:
         """Claim a run if it is free, and drive it. Returns whether it is driven here now."""
@@ -406,7 +404,7 @@ class Driving:
             log.error("The store failed; this process stops writing. %s", error)
             self.watchers.look_all_again()
             return
-        self.held(hold)
+        self.held(hold if status == "held" else None)
         if status is not None:
             crash_point("run.ended")
             self.watchers.tell(driver.run, status, outcome)

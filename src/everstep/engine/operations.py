@@ -90,7 +90,9 @@ async def end_claimed(app: "Driving", row: RunRow, request: ev.CancelRequested) 
     try:
         unit = cancelled_unit(app, row, request, consumed)
     except Damaged as error:
-        await app.committer.submit(hold_unit(app, row, damaged_report(error)))
+        unit = hold_unit(app, row, damaged_report(error))
+        if isinstance(await app.committer.submit(unit), Accepted):
+            app.held(unit.hold)
         raise
     verdict = await app.committer.submit(unit)
     if not isinstance(verdict, Accepted):
@@ -162,7 +164,9 @@ async def hold(app: "App", run: str, note: str, by: str) -> None:
     if claimed is None:
         await _post(app, Post(run, "hold", value=msgspec.json.encode(report), at=app.clock.now()), "held")
         return
-    _expect_accepted(await app.committer.submit(hold_unit(app, claimed, report)), run)
+    unit = hold_unit(app, claimed, report)
+    _expect_accepted(await app.committer.submit(unit), run)
+    app.held(unit.hold)
 
 
 async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, value: Any, note: str, by: str) -> None:

@@ -103,7 +103,9 @@ def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
         except Damaged as error:
             report = damaged_report(error)
     hold = report.row(row.id, at, app.randomness)
-    return held(row, hold, at, damaged=report.reason == "damaged")
+    unit = held(row, hold, at, damaged=report.reason == "damaged")
+    unit.notifications = app.notifier.rows(hold)
+    return unit
 
 
 def held(row: RunRow, hold: HoldRow, at: int, *, damaged: bool) -> Append:

@@ -76,6 +76,7 @@ class Saver:
         )
         if driver.hold is not None:
             unit.hold, unit.release = driver.hold, True
+            unit.notifications = driver.app.notifier.rows(driver.hold)
         if journal.payloads or journal.consumed or journal.starts or journal.posts:
             unit.payloads, unit.consumed = journal.payloads, journal.consumed
             unit.starts, unit.posts = journal.starts, journal.posts
