@@ -263,6 +263,7 @@ async def do_it_all(app: App) -> Any:
 
 
 NOT_NEEDED = ("children", "counts", "holds", "leave", "payload", "run", "runs", "signals")
+NOT_NEEDED += ("due_notifications", "next_notification", "notifications")
 """What nobody asks for in this scenario."""
 
 

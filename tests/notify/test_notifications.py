@@ -78,7 +78,7 @@ async def test_a_hold_reaches_its_webhook_signed_and_says_all_that_a_person_need
     assert set(message["resolutions"]) == {"done", "not-done", "cancel"}
     answer = message["resolutions"]["not-done"]
     assert answer["command"] == f"everstep resolve r --hold {hold.id} --not-done --url sqlite:///{machine.path}"
-    assert answer["consequence"] == "do it again, in a new attempt with the same key"
+    assert answer["consequence"] == "it did not happen: do it again, in a new attempt with the same key"
     assert not set(message["report"]) & {"facts", "accepted", "consequences"}
 
 

@@ -1,18 +1,24 @@
 """`everstep holds`: the questions that runs have for a person, with what is known and the answers to paste."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from everstep.cli.notices import Notices
 from everstep.cli.opening import existing_run, place_of, reading, store_options
-from everstep.cli.terminal import between, clean, console, say_json, styled
+from everstep.cli.terminal import arguments_text, between, clean, console, moment, say_json, styled
 from everstep.engine.telling import consequence_of, hold_facts, report_of, resolve_line
 from everstep.stores.protocol import HoldRow
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+DOUBT: Final = frozenset(
+    {"attempts", "because", "began_at", "doubted_at", "error", "host", "last_sign_at", "pid", "worker"}
+)
+"""Facts about a step in doubt that are told in sentences."""
 
 
 @click.command("holds")
@@ -37,11 +43,11 @@ def holds_command(run: str | None, all_holds: bool, url: str | None, in_json: bo
     if not holds:
         out.print(styled(f"Nothing is held in {place}.", "dim"))
     for hold in holds:
-        out.print(draw_hold(hold, url, now, notices.lines(hold.id)))
+        out.print(draw_hold(hold, url, now, notices.lines(hold.id)), crop=False)
 
 
 def draw_hold(hold: HoldRow, url: str | None, now: int | None = None, notices: Sequence[str] = ()) -> "RenderableType":
-    """Return a hold as a person reads it."""
+    """Return a hold as a person reads it. Print it with `crop=False`, so that its commands stay whole."""
     from rich.console import Group
     from rich.padding import Padding
 
@@ -57,7 +63,7 @@ def draw_hold(hold: HoldRow, url: str | None, now: int | None = None, notices: S
         parts.append(Padding(draw_drift(drift), (0, 0, 0, 2)))
     else:
         parts.append(Padding(styled(hold.summary + (f"  (step {hold.step})" if hold.step else "")), (0, 0, 0, 2)))
-    facts = _other_facts(report)
+    facts = _other_facts(report, now if now is not None else hold.created_at)
     if facts:
         parts.append(Padding(styled("\n".join(facts), "dim"), (0, 0, 0, 2)))
     if notices:
@@ -66,28 +72,45 @@ def draw_hold(hold: HoldRow, url: str | None, now: int | None = None, notices: S
         said = f"resolved: {hold.resolution}" + (f" by {hold.by}" if hold.by else "")
         parts.append(Padding(styled(said + (f": {hold.note}" if hold.note else ""), "green"), (0, 0, 0, 2)))
     else:
-        parts.append(Padding(_answers(hold, report, url), (0, 0, 1, 2)))
+        parts += [*_answers(hold, report, url), ""]
     return Group(*parts)
 
 
-def _answers(hold: HoldRow, report: dict[str, Any], url: str | None) -> "RenderableType":
+def _answers(hold: HoldRow, report: dict[str, Any], url: str | None) -> list[Any]:
+    """Each command on a line of its own, whatever the width: one that was broken in two could not be pasted."""
     from rich.text import Text
 
-    text = Text(overflow="fold")
+    lines: list[Any] = []
     for one in hold.resolutions:
-        text.append(f"{resolve_line(hold, one, url)}\n", style="bold")
-        text.append(f"    {clean(consequence_of(report, one))}\n", style="dim")
-    text.rstrip()
-    return text
+        lines.append(Text(f"  {clean(resolve_line(hold, one, url))}", "bold", no_wrap=True, overflow="ignore"))
+        lines.append(styled(f"      {consequence_of(report, one)}", "dim"))
+    return lines
 
 
-def _other_facts(report: dict[str, Any]) -> list[str]:
-    shown = {"differences", "accepted", "consequences", "call", "drift", "facts"}
-    lines = []
+def _other_facts(report: dict[str, Any], now: int) -> list[str]:
+    shown = {"differences", "accepted", "consequences", "call", "drift", "facts", "example"}
+    lines: list[str] = []
+    if report.get("began_at"):
+        lines, shown = _about_doubt(report, now), shown | DOUBT
     for name, value in report.items():
         if name not in shown and value not in ("", [], {}, None):
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            text = arguments_text(text) if name == "arguments" else text
             lines.append(f"{name.replace('_', ' ')}: {text}")
+    return lines
+
+
+def _about_doubt(report: dict[str, Any], now: int) -> list[str]:
+    """Say who began a step in doubt, when, and how it is known that nobody will tell how it ended."""
+    who = f"worker {report.get('worker', '')}"
+    if report.get("pid"):
+        who = f"process {report['pid']} on {report.get('host', '')} ({who})"
+    lines = [f"begun: {moment(report['began_at'], now)} by {who}, attempt {report.get('attempts', 1)}"]
+    if report.get("because") == "crash":
+        first, last = moment(report["last_sign_at"], now), moment(report["doubted_at"], now)
+        lines.append(f"died: after {first}, its last sign of life here, and before {last}, when that was found")
+    elif report.get("error"):
+        lines.append(f"raised: {report['error']} at {moment(report['doubted_at'], now)}")
     return lines
 
 

@@ -185,6 +185,6 @@ def _print_end(row: RunRow, holds: list[HoldRow], url: str | None) -> None:
     elif row.status == "held":
         err.print(styled("◼ ", "bold yellow").append(f"run {row.id} is held: it waits for a person"))
         for hold in holds:
-            err.print(draw_hold(hold, url))
+            err.print(draw_hold(hold, url), crop=False)
     else:
         err.print(styled("⊘ ", "bold yellow").append(f"run {row.id} was cancelled"))

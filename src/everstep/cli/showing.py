@@ -55,7 +55,7 @@ def show_command(run: str, watch: bool, url: str | None, in_json: bool) -> int:
             say_json(run_facts(store, row, timeline, url))
         else:
             out = console()
-            out.print(draw_run(store, row, timeline, url, out.width))
+            out.print(draw_run(store, row, timeline, url, out.width), crop=False)
     return EXIT_DONE
 
 
@@ -86,7 +86,7 @@ def _watch(store: Store, run: str, url: str | None, *, in_json: bool) -> int:
     if in_json:
         say_json(run_facts(store, row, timeline, url))
     else:
-        out.print(draw_run(store, row, timeline, url, out.width))
+        out.print(draw_run(store, row, timeline, url, out.width), crop=False)
     return {"completed": EXIT_DONE, "held": EXIT_HELD}.get(row.status, EXIT_FAILED)
 
 

@@ -199,7 +199,13 @@ class App(Driving):
         note: str = "",
         by: str = "",
     ) -> Run[Any]:
-        """Resolve a run's hold: `retry`, `accept`, `skip` (with `value`) or `cancel`, as its reason allows."""
+        """Resolve a run's hold in one of the ways that it names, and let the run go on, or end.
+
+        resolution: `retry`, `accept`, `skip` and `done` (both with `value`), `not-done`, `probe` or `cancel`, as the
+            hold's reason allows.
+        hold: which one, if the run has more than one.
+        note, by: why, and who says so; both are kept in the history.
+        """
         await operations.resolve(self, run, resolution, hold=hold, value=value, note=note, by=by)
         if resolution != "cancel":
             self._want_if_declared(run)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from everstep.effects.answers import Done, Unknown
 from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
+from everstep.engine.accounts import account_of
 from everstep.engine.bodies import Attempt
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
@@ -168,8 +169,8 @@ class Doubts:
     # -- asking a person -------------------------------------------------------------------------------------------
     def hold(self, call: StepCall, why: str, *, is_done: bool = False) -> None:
         """Put the run on hold: a person has to say whether it happened."""
-        attempts = self._known[call.call]
-        self._driver.put_on_hold(in_doubt_report(call, attempts, why, is_done=is_done))
+        attempts, account = self._known[call.call], account_of(self._driver, call.call)
+        self._driver.put_on_hold(in_doubt_report(call, attempts, why, account, is_done=is_done))
 
     def may_still_act(self, call: StepCall) -> str:
         """Say where the last attempt may still run; "" if it provably cannot act any more."""

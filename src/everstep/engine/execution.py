@@ -152,7 +152,15 @@ class Execution:
             payload = self.lookup(body.ref) if body.ref else body.value
             future.target = None  # they point at each other, and a circle would wait for the garbage collector
             if not (future.is_cancel_wanted and future.cancel_if_wanted()):
-                future.set_result(self.codec.decode(payload, call.target.signature.result))
+                value = self.codec.decode(payload, call.target.signature.result)
+                future.set_result(self._as_declared(value, call.target) if body.adopted else value)
+
+    def _as_declared(self, value: Any, step: Step) -> Any:
+        """A person gives plain JSON for an outcome: make it what the step says that it returns, if it can be that."""
+        try:
+            return msgspec.convert(value, step.signature.annotations.get("return", Any), strict=True)
+        except (msgspec.ValidationError, TypeError):
+            return value
 
     def _step_failed(self, body: ev.StepFailed) -> None:
         call = self._awaited(self.steps, body)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from everstep.effects.surroundings import persons_line, where_is
-from everstep.engine.commands import Difference, StepCall, preview_of
+from everstep.engine.commands import Difference, StepCall
 from everstep.engine.greenlets import frame_behind
+from everstep.engine.telling import example_of
 from everstep.errors import Damaged
 from everstep.model.digests import step_key
 from everstep.stores.protocol import HoldRow
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from everstep.engine.execution import Execution
     from everstep.engine.replay import Attempts
 
+ARGUMENTS_BYTES_MAX: Final = 2000
+"""So much of a step's arguments is shown to whoever has to say whether it happened."""
 CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
     "diverged": {
         "retry": "compare again with the code as it is then; the run goes on if it matches",
@@ -30,14 +33,15 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
     },
     "damaged": {"retry": "verify the history again, after the file was repaired or brought back from a backup"},
     "in-doubt": {
-        "done": "take the given value as the step's outcome and go on; the step does not run",
-        "not-done": "do it again, in a new attempt with the same key",
-        "probe": "ask the outside again",
+        "done": "it happened: take this value (an example: put in what it returned) as the step's outcome and go on; "
+        "the step does not run",
+        "not-done": "it did not happen: do it again, in a new attempt with the same key",
+        "probe": "ask the outside again: if it happened, its outcome is taken; if not, it is done again",
         "cancel": "end the run as cancelled, without its code; whether the effect happened stays open",
     },
     "exhausted": {
         "retry": "give the step a fresh set of attempts",
-        "skip": "take the given value as the step's outcome and go on",
+        "skip": "take this value (an example: put in the right one) as the step's outcome and go on",
         "cancel": "end the run as cancelled, without its code",
     },
     "stuck": {
@@ -109,8 +113,13 @@ def damaged_report(error: Damaged) -> HoldReport:
     return HoldReport("damaged", str(error), facts={"last_good": error.last_good})
 
 
-def in_doubt_report(call: StepCall, attempts: "Attempts", why: str, *, is_done: bool = False) -> HoldReport:
-    """A step was begun, and nobody knows whether its effect happened (or only its value is missing)."""
+def in_doubt_report(
+    call: StepCall, attempts: "Attempts", why: str, account: dict[str, Any], *, is_done: bool = False
+) -> HoldReport:
+    """A step was begun, and nobody knows whether its effect happened (or only its value is missing).
+
+    account: what is known about the last attempt.
+    """
     summary = f"{call.step} was begun and may or may not have happened: {why}"
     if is_done:
         summary = f"{call.step}: {why}"
@@ -118,9 +127,11 @@ def in_doubt_report(call: StepCall, attempts: "Attempts", why: str, *, is_done: 
         "call": call.call,
         "attempts": attempts.attempt,
         "key": step_key(call.entropy, call.step, call.arguments.digest),
-        "arguments": preview_of(call.arguments),
+        "arguments": call.arguments.payload[:ARGUMENTS_BYTES_MAX].decode("utf-8", "replace"),
         "worker": attempts.by,
+        **account,
         "source": call.source,
+        "example": example_of(call.target.signature.annotations.get("return")),
     }
     without = ["not-done", "probe"] if is_done else [] if call.target.probe is not None else ["probe"]
     return HoldReport("in-doubt", summary, step=call.step, facts=facts, without=without)
@@ -129,7 +140,9 @@ def in_doubt_report(call: StepCall, attempts: "Attempts", why: str, *, is_done: 
 def exhausted_report(call: StepCall, attempt: int, error: BaseException) -> HoldReport:
     """A step failed as often as its policy allows."""
     summary = f"{call.step} failed {attempt} times, last with {type(error).__name__}"
-    return HoldReport("exhausted", summary, step=call.step, facts={"call": call.call, "attempts": attempt})
+    facts: dict[str, Any] = {"call": call.call, "attempts": attempt}
+    facts["example"] = example_of(call.target.signature.annotations.get("return"))
+    return HoldReport("exhausted", summary, step=call.step, facts=facts)
 
 
 def stuck_report(execution: "Execution", error: BaseException | None) -> HoldReport:

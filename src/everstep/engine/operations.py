@@ -205,7 +205,12 @@ def _one_hold(app: "App", run: str, hold: str | None) -> HoldRow:
         return chosen[0]
     listed = ", ".join(f"{one.id} ({one.reason})" for one in holds) or "none"
     if hold is None:
-        raise HoldConflict(f"The run {run} has {len(holds)} open holds: {listed}. Name one with --hold.")
+        hint = "Name one with --hold." if holds else "There is nothing to resolve."
+        raise HoldConflict(f"The run {run} has {len(holds)} open holds: {listed}. {hint}")
+    for one in app.store.holds(run=run, open_only=False):
+        if one.id == hold and one.resolved_at is not None:
+            by = f" by {one.by}" if one.by else ""
+            raise HoldConflict(f"Hold {hold} was resolved already ({one.resolution}{by}). Open: {listed}.")
     raise HoldConflict(f"The run {run} has no open hold {hold}. Open: {listed}.")
 
 

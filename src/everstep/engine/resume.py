@@ -157,7 +157,7 @@ def resolve_unit(
     if resolution in ("skip", "done"):
         raw, ref = journal.pack(payload)
         # Early: there may be outcomes before it that the code has not seen, and commands that follow from those.
-        outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True)
+        outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True, adopted=True)
         journal.record("step_completed", hold.step, outcome, journal.at)
     elif resolution == "cancel":
         _record_cancelled(row.id, journal, history)
