@@ -15,7 +15,7 @@ from contextvars import copy_context
 from typing import Any, Literal, TypeVar, overload
 
 from everstep import files as async_files
-from everstep.effects.witnesses import Witness
+from everstep.effects.witnesses import Judge, Witness
 from everstep.engine import inside
 from everstep.engine.execution import current_execution
 from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
@@ -66,7 +66,7 @@ def gather(*functions: Callable[[], Any]) -> list[Any]:
     return result
 
 
-def expect(witness: Witness, *, on_drift: Literal["hold", "fail", "ignore"] = "hold") -> Any:
+def expect(witness: Witness, *, on_drift: Literal["hold", "fail", "ignore"] | Judge = "hold") -> Any:
     """Remember a fact about the outside, and return it: see `everstep.expect`."""
     return _wait("expect", inside.expect(witness, on_drift=on_drift))
 

@@ -27,6 +27,8 @@ LEDGER = ""
 """The address of the ledger."""
 ENTRIES = Path()
 """What the ledger has written down for this trial."""
+WATCHED = Path()
+"""A file that a run remembers."""
 READS, LANES = 20, 4
 PATIENT = Retry(attempts=6, first=0.005, factor=1.0, jitter=0.0)
 
@@ -149,8 +151,14 @@ async def lose_track(number: int) -> str:
     raise OSError("whether it happened is not known")
 
 
+def take_it_as_it_is(remembered: object, now: object) -> str:
+    return "accept"
+
+
 @workflow
 async def reference_held(number: int) -> str:
+    await everstep.expect(everstep.witness.value("watched", WATCHED.read_text), on_drift=take_it_as_it_is)
+    await everstep.receive("go", bool)
     return await lose_track(number)
 
 
@@ -184,8 +192,16 @@ async def fleet(app: everstep.App, journal: ClientJournal, count: int) -> None:
 
 
 async def held(app: everstep.App, journal: ClientJournal, count: int) -> None:
-    """Resolve the hold only when somebody was told of it."""
+    """The outside changes while the run waits. Its hold is resolved only when somebody was told of it."""
+    WATCHED.touch()
     await journalled(journal, "start", "held-1", app.start(reference_held, 7, id="held-1"))
+    while "held-1" in app.drivers:
+        await asyncio.sleep(0.01)
+    WATCHED.write_text("changed")
+    try:
+        await app.signal("held-1", "go", True, id="go-1")
+    except everstep.errors.RunEnded:
+        pass  # an earlier process sent it
     while True:
         try:
             await note_result(app, journal, "held-1")
@@ -235,8 +251,9 @@ def let_trace(command: list[str]) -> None:
 
 def command(arguments: list[str]) -> int:
     """Be this program. Returns its exit status."""
-    global LEDGER, ENTRIES
+    global LEDGER, ENTRIES, WATCHED
     _, kind, folder, LEDGER, *rest = arguments
+    WATCHED = Path(folder) / "watched"
     ENTRIES = Path(folder).parent / "ledger" / Path(folder).name / "ledger.jsonl"
     if "WORKLOAD_TRACED_BY" in os.environ:
         let_trace(json.loads(os.environ["WORKLOAD_TRACED_BY"]))

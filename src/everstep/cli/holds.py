@@ -120,7 +120,8 @@ def draw_drift(drift: Any) -> "RenderableType":
 
     text = Text(overflow="fold")
     for one in drift if isinstance(drift, list) else []:
-        text.append(f"{clean(one.get('subject', ''))}\n")
+        judged = f"  ({clean(one['judged'])})" if one.get("judged") else ""
+        text.append(f"{clean(one.get('subject', ''))}{judged}\n")
         for line in str(one.get("difference", "")).split("\n"):
             style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
             text.append(f"    {clean(line)}\n", style=style)

@@ -258,5 +258,6 @@ _LINES: dict[str, Any] = {
     "signal_received": lambda event, body, _: ("✉", f"signal {body.name} arrived", "magenta"),
     "signal_rejected": lambda event, body, _: ("✗", f"signal {body.name} was rejected: {body.why}", "red"),
     "cancel_requested": lambda event, body, _: ("⊘", f"cancel requested {body.reason}".rstrip(), "yellow"),
+    "drift_judged": lambda event, body, _: ("≠", f"{body.subject} has changed; {body.by}(): {body.decision}", "yellow"),
     "timer_fired": lambda event, body, _: ("◷", "a timer fired", "blue"),
 }

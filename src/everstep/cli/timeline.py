@@ -293,6 +293,10 @@ class Timeline:
         why = body.reason or ("timeout" if body.timeout else "")
         self._note(event, "cancel", " by ".join(filter(None, [why, body.by])), "cancelled")
 
+    def _take_drift_judged(self, event: EventRow, body: Any) -> None:
+        text = f"{body.subject}: {body.by}() {'said ' + body.decision if not body.why else body.why}"
+        self._note(event, "drift", text, "failed" if body.decision in ("hold", "fail") else "completed")
+
     def _take_run_held(self, event: EventRow, body: Any) -> None:
         self._note(event, "held", f"{body.reason}: {body.summary}", "failed")
 

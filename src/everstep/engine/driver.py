@@ -176,7 +176,8 @@ class Driver:
             if not self.is_over:  # a step in doubt may have put the run on hold
                 self.attempts.settle_open(call)
         old = [child for number, child in self.execution.children.items() if number not in new]
-        self.children.take_up(old, tell_again=self._retried)
+        if self.hold is None:
+            self.children.take_up(old, tell_again=self._retried)
         if not (self.is_over or self.end_wanted):  # else nobody would do it, and it would look begun
             self._perform(self.fresh)
         self._applying = False

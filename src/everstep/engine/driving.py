@@ -18,17 +18,17 @@ from everstep.engine import asyncio_parts
 from everstep.engine.chance import MachineRandom
 from everstep.engine.clock import Clock, StoreClock, microseconds
 from everstep.engine.committer import Committer
-from everstep.engine.drift import drift_report, find_drift
 from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
 from everstep.engine.history import Recorded
 from everstep.engine.holding import HoldReport
+from everstep.engine.judging import compare_outside
 from everstep.engine.notifying import Notifier, OnHold
 from everstep.engine.pump import Pump
 from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
-from everstep.errors import Drift, Misuse, StoreError, UnknownWorkflow
+from everstep.errors import Misuse, StoreError, UnknownWorkflow
 from everstep.model.crash_points import crash_point
 from everstep.model.events import CancelRequested, decode_body
 from everstep.model.status import ENDED, Status
@@ -97,6 +97,8 @@ class Driving:
         self._has_children = False
         self._resting: OrderedDict[str, Driver] = OrderedDict()
         self._taking_up: set[str] = set()
+        self._comparing: set[str] = set()
+        """Those of them whose outside is being compared."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failed: BaseException | None = None
 
@@ -240,7 +242,8 @@ class Driving:
             self.want(run)  # it may be ours by now, and nobody else would look for it
             raise
         finally:
-            self._taking_up.discard(run)
+            if run not in self._comparing:
+                self._taking_up.discard(run)
 
     async def _take_up_claimed(self, row: RunRow) -> bool:
         try:
@@ -258,29 +261,28 @@ class Driving:
             await self._look_at_delayed(row)
             return False
         taken = take_up(self, row, workflow)
-        if isinstance(taken, Driver) and taken.execution.witnesses:
-            taken = await self._compare_outside(taken)
         if isinstance(taken, HoldReport):
             self.spawn(self._hold(row, taken))
+        elif taken.execution.witnesses:
+            self._comparing.add(row.id)
+            self.spawn(self._compare_and_go_on(taken))
         else:
             self._go_on(taken, look=True)
         return row.id in self.drivers
 
-    async def _compare_outside(self, driver: Driver) -> Driver | HoldReport:
-        """Compare the outside with what the run remembers of it; what differs puts the run on hold, or fails it."""
+    async def _compare_and_go_on(self, driver: Driver) -> None:
+        """Compare the outside first. That may take long, and others must be looked after meanwhile."""
         try:
-            drifted = await find_drift(self, driver.execution)
-        except BaseException:  # this process stops meanwhile
+            await compare_outside(driver)
+            self._go_on(driver, look=True)
+        except BaseException as error:
             driver.stop()
+            if not isinstance(error, asyncio.CancelledError):  # else this process stops
+                self.want(driver.run)
             raise
-        if not drifted:
-            return driver
-        failing = next((one for one in drifted if one.on_drift == "fail"), None)
-        if failing is not None:
-            driver.fail_with(Drift(f"{failing.subject} is not as the run remembers it.", failing.subject))
-            return driver
-        driver.stop()
-        return drift_report(drifted)
+        finally:
+            self._comparing.discard(driver.run)
+            self._taking_up.discard(driver.run)
 
     async def _look_at_delayed(self, row: RunRow) -> None:
         """A run that has not begun is cancelled without its code; anything else waits until it begins."""

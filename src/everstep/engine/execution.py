@@ -16,13 +16,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from everstep.codec import ANY, Codec
-from everstep.effects.step import Step
+from everstep.effects.step import Step, declared_name
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
-from everstep.effects.witnesses import Taken, Witness
+from everstep.effects.witnesses import Judge, Taken, Witness
 from everstep.engine.commands import (
     CallFuture,
     CancelChild,
     CancelStep,
+    ChangeWitness,
     ChildCall,
     Command,
     PublishValue,
@@ -342,12 +343,22 @@ class Execution:
         payload = self.codec.encode(value, ANY, f"publish({name!r})")
         self.issue(PublishValue(self.next_call(), name, payload, source))
 
-    def take_witness(self, witness: Witness, fact: Any, on_drift: str, source: str) -> None:
+    def take_witness(self, witness: Witness, fact: Any, on_drift: str | Judge, source: str) -> None:
         """Remember a fact about the outside. A newer fact about the same subject replaces it."""
         self.require_live()
         payload = self.codec.encode(fact, ANY, witness.subject)
-        self.witnesses[witness.subject] = Taken(witness, payload, on_drift)
-        self.issue(TakeWitness(self.next_call(), witness.subject, payload, on_drift, source))
+        judge, policy = (None, on_drift) if isinstance(on_drift, str) else (on_drift, f"{declared_name(on_drift)}()")
+        self.witnesses[witness.subject] = Taken(witness, payload, policy, judge)
+        self.issue(TakeWitness(self.next_call(), witness.subject, payload, policy, source))
+
+    def change_file(self, path: str, digest: str | None, source: str) -> None:
+        """The code changed a file itself, so the folders that it remembers are remembered with that."""
+        self.require_live()
+        covering = [taken for taken in self.witnesses.values() if taken.witness.covered is not None]
+        for taken in covering:
+            taken.changes[path] = digest
+        if covering:
+            self.issue(ChangeWitness(self.next_call(), path, digest, source))
 
     def release_witness(self, subject: str, source: str) -> None:
         """Remember a fact no longer."""

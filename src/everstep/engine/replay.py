@@ -15,6 +15,7 @@ from everstep.engine.commands import Command, Difference, EndRun, StartTimer
 from everstep.engine.execution import OUTCOMES, Execution
 from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded
+from everstep.engine.judging import note_judgement
 from everstep.engine.loop import SpinningWorkflow
 from everstep.errors import NotDecodable
 from everstep.model.events import ENDS
@@ -29,6 +30,7 @@ COMMANDS: Final = frozenset(
         "child_cancelled",
         "value_published",
         "witness_taken",
+        "witness_changed",
         "witness_released",
     }
 )
@@ -292,9 +294,11 @@ class Replay:
         elif kind == "run_resolved":
             for subject, fact in body.facts.items():
                 if subject in self.execution.witnesses:  # not if it was taken between a failure and its retry
-                    self.execution.witnesses[subject].payload = bytes(fact)
+                    self.execution.witnesses[subject].remember(bytes(fact))
             if attempts is not None:
                 self._note_resolution(attempts, body.resolution, event.at)
+        elif kind == "drift_judged":
+            note_judgement(self.execution, body)
         elif kind == "run_retried":
             self._retry(event)
 

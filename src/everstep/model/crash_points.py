@@ -55,6 +55,7 @@ TABLE: Final[dict[str, str]] = {
     "child.adopted": "a child run is in the store and nobody drives it yet",
     "run.claimed": "a run was claimed and its history is not loaded",
     "run.replayed": "its code was replayed and nothing new was done",
+    "drift.judged": "a function has decided about drift, and its decision is not recorded",
     "notification.taken": "a notification of a hold is taken and not sent",
     "notification.answered": "it was sent and answered, and that is not written down",
     "notification.settled": "that is written down",

@@ -5,11 +5,11 @@ An *outcome* event is news for workflow code; replay applies it. A *note* tells 
 never reaches workflow code.
 
     commands   step_started (first attempt)  step_cancelled  timer_started  signal_awaited  signal_rejected
-               child_started  child_cancelled  value_published  witness_taken  witness_released
+               child_started  child_cancelled  value_published  witness_taken  witness_changed  witness_released
                run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_failed  timer_fired  signal_received  child_ended  cancel_requested
     notes      step_started (later attempts)  attempt_failed  step_doubted  probe_answered  heartbeat  patched
-               run_held  run_resolved  run_retried
+               drift_judged  run_held  run_resolved  run_retried
 """
 
 from collections.abc import Callable
@@ -37,7 +37,9 @@ EventKind = Literal[
     "child_ended",
     "value_published",
     "witness_taken",
+    "witness_changed",
     "witness_released",
+    "drift_judged",
     "patched",
     "cancel_requested",
     "run_held",
@@ -276,7 +278,10 @@ class ValuePublished(Body):
 
 
 class WitnessTaken(Body):
-    """The run remembers a fact about the outside, and is held when it no longer holds (or as `on_drift` says)."""
+    """The run remembers a fact about the outside, and is held when it no longer holds (or as `on_drift` says).
+
+    `on_drift` is `hold`, `fail`, `ignore`, or the name of the function that decides.
+    """
 
     call: int
     subject: str
@@ -286,12 +291,40 @@ class WitnessTaken(Body):
     source: str = ""
 
 
+class WitnessChanged(Body):
+    """The run itself changed a file: folders that it remembers, and that have it, are remembered with it.
+
+    `digest` is that of the new content; empty if the file is gone, `folder` if a folder was made there.
+    """
+
+    call: int
+    path: str
+    digest: str = ""
+    source: str = ""
+
+
 class WitnessReleased(Body):
     """The run no longer cares about a fact."""
 
     call: int
     subject: str
     source: str = ""
+
+
+class DriftJudged(Body):
+    """A function decided what a drifted fact means (`expect(…, on_drift=function)`).
+
+    `decision` is `accept` (`fact` is remembered from now on), `ignore` (while the fact stays so), `hold` or `fail`.
+    """
+
+    subject: str
+    decision: str
+    by: str = ""
+    """The function's name."""
+    why: str = ""
+    """If it could not decide: what went wrong."""
+    fact: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
 
 
 class Patched(Body):
@@ -392,7 +425,9 @@ BODIES: Final[dict[str, type[Body]]] = {
     "child_ended": ChildEnded,
     "value_published": ValuePublished,
     "witness_taken": WitnessTaken,
+    "witness_changed": WitnessChanged,
     "witness_released": WitnessReleased,
+    "drift_judged": DriftJudged,
     "patched": Patched,
     "cancel_requested": CancelRequested,
     "run_held": RunHeld,

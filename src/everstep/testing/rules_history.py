@@ -50,6 +50,7 @@ class HistoryJudge:
         """Inbox numbers, and the events that took them."""
         self.ended_by: EventRow | None = None
         self._signal_ids: set[str] = set()
+        self._subjects: set[str] = set()
         self._entropy = ""
         self._last_call = 0
         self._at = 0
@@ -148,6 +149,16 @@ class HistoryJudge:
     def _other_command(self, body: Any) -> None:
         self._begin(body.call, Call(self._event.kind, self._event.seq))
 
+    def _witness_taken(self, body: Any) -> None:
+        self._other_command(body)
+        self._subjects.add(body.subject)
+
+    def _drift_judged(self, body: Any) -> None:
+        if body.subject not in self._subjects:
+            self._broken("R1", f"is about {body.subject}, which the run never remembered")
+        if body.decision not in ("hold", "fail", "ignore", "accept"):
+            self._broken("R1", f"decides {body.decision!r}, which is no decision")
+
     def _step_cancelled(self, body: Any) -> None:
         self._other_command(body)
         if body.step_call in self.calls:
@@ -239,6 +250,10 @@ _JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
     "child_cancelled": HistoryJudge._other_command,
     "child_ended": HistoryJudge._child_ended,
     "value_published": HistoryJudge._other_command,
+    "witness_taken": HistoryJudge._witness_taken,
+    "witness_changed": HistoryJudge._other_command,
+    "witness_released": HistoryJudge._other_command,
+    "drift_judged": HistoryJudge._drift_judged,
     "cancel_requested": HistoryJudge._cancel_requested,
     "run_retried": HistoryJudge._run_retried,
 }
