@@ -10,6 +10,7 @@
     │   └── HoldConflict        a hold is ambiguous, unknown or already resolved
     ├── NotDecodable            stored bytes are not of the type that the code expects now
     ├── RunActive               the run has not ended, so it cannot be restarted or retried
+    ├── CrossesOnce             a retry would go back over effects that must not happen twice
     ├── RunEnded                the run has ended, so it cannot be signalled, cancelled, …
     ├── RunFailed               the run failed with an error that is not restorable here
     ├── RunCancelled            the run was cancelled
@@ -108,6 +109,16 @@ class RunActive(Error):
     """The run has not ended, so it cannot be restarted or retried."""
 
     code: ClassVar[str] = "everstep.run.active"
+
+
+class CrossesOnce(Error):
+    """A retry would go back over `once` steps that have happened. `crossed` names them: run, step, event."""
+
+    code: ClassVar[str] = "everstep.run.crosses_once"
+
+    def __init__(self, message: str, crossed: Any = ()) -> None:
+        super().__init__(message)
+        self.crossed = list(crossed)
 
 
 class RunFailed(Error):

@@ -175,9 +175,13 @@ class App(Driving):
         """
         await operations.cancel(self, run, reason, grace=grace, now=now, by=by)
 
-    async def retry(self, run: str, *, by: str = "") -> Run[Any]:
-        """Let a failed run go on from what failed, as a new attempt, and drive it if its workflow is declared here."""
-        await operations.retry(self, run, by)
+    async def retry(self, run: str, *, by: str = "", across_once: bool = False) -> Run[Any]:
+        """Let a failed run go on from what failed, as a new attempt, and drive it if its workflow is declared here.
+
+        across_once: also if `once` steps have happened after the failure, which otherwise raises `CrossesOnce`. If the
+            code comes to the same step with the same arguments again, it is given that outcome and does not do it.
+        """
+        await operations.retry(self, run, by, across_once=across_once)
         self._want_if_declared(run)
         return Run(self, run)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
+from everstep.engine.crossing import KEPT
 from everstep.engine.doubts import Doubts
 from everstep.engine.holding import exhausted_report
 from everstep.engine.replay import DOUBT, FALLBACK, NEVER, Attempts
@@ -54,10 +55,30 @@ class StepAttempts:
     # -- beginning -------------------------------------------------------------------------------------------------
     def begin(self, call: StepCall) -> None:
         """The code asked for a step: record that, and start it when it is allowed."""
+        if self._driver.execution.kept is not None and self._take_kept(call):
+            return
         seq = self._record_start(call, call.body())
         if not call.cancelled:
             self._known[call.call] = Attempts(1, by=self._driver.app.worker)
             self._start_when_allowed(call, seq)
+
+    def _take_kept(self, call: StepCall) -> bool:
+        """An effect that was done before the run was retried is not done again: its outcome is this call's.
+
+        Both events are recorded at once, so that no crash comes between them.
+        """
+        kept = self._driver.execution.kept
+        if kept is None or may_run_again(call.target.effect) or call.cancelled:
+            return False
+        outcome = kept.take(call.step, call.arguments.digest)
+        if outcome is None:
+            return False
+        body = call.body()
+        body.because = KEPT
+        self._record_start(call, body)
+        given = ev.StepCompleted(call.call, outcome.value, outcome.ref, 1, adopted=True)
+        self._driver.deliver("step_completed", call.step, given)
+        return True
 
     def _record_start(self, call: StepCall, body: ev.StepStarted) -> int:
         """An effect that must not happen twice keeps its arguments, and who began it, for whoever has to settle it."""

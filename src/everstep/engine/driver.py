@@ -181,6 +181,8 @@ class Driver:
         if not (self.is_over or self.end_wanted):  # else nobody would do it, and it would look begun
             self._perform(self.fresh)
         self._applying = False
+        if self._unapplied:  # an outcome that was kept
+            self._apply_outcomes()
         if look:
             self.ring()
         else:

@@ -32,6 +32,7 @@ from everstep.engine.commands import (
     StepCall,
     TakeWitness,
 )
+from everstep.engine.crossing import Kept
 from everstep.engine.ending import end_of
 from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
@@ -78,6 +79,8 @@ class Execution:
         self.patches: dict[str, bool] = {}
         self.witnesses: dict[str, Taken] = {}
         """The facts that the run remembers, by subject."""
+        self.kept: Kept | None = None
+        """Outcomes that a retry went back over, for calls that are the same."""
         self.new_patches: list[str] = []
         self.failures: dict[int, tuple[BaseException, int]] = {}
         """Failures that the code was told of, by their identity, with the calls that failed."""

@@ -130,7 +130,8 @@ class Notifier:
         at = self._app.clock.now()
         rows = self._app.store.due_notifications(target=webhook.name, at=at, limit=room + busy)
         for row in [row for row in rows if row.id not in self._under_way][:room]:
-            task = self._app.loop.create_task(self._deliver(webhook, row), context=self._app.context.copy())
+            # Not through the loop's factory: it must not begin before it is known here.
+            task = asyncio.Task(self._deliver(webhook, row), loop=self._app.loop, context=self._app.context.copy())
             self._under_way[row.id] = (webhook.name, task)
 
     def _set_alarm(self) -> None:

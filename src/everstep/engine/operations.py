@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from everstep.codec import ANY
+from everstep.engine.crossing import crossed_by, refuse_crossing
 from everstep.engine.history import Recorded, load_verified
 from everstep.engine.holding import CONSEQUENCES, asked_report, damaged_report
 from everstep.engine.resume import bare_unit, cancelled_unit, hold_unit, is_delayed, journal_of, resolve_unit
@@ -104,22 +105,24 @@ async def end_claimed(app: "Driving", row: RunRow, request: ev.CancelRequested) 
     return True
 
 
-async def retry(app: "App", run: str, by: str) -> None:
+async def retry(app: "App", run: str, by: str, *, across_once: bool = False) -> None:
     """Let a failed run go on from what failed. If that was a child run, the child is retried first."""
     row = existing_row(app, run)
     if row.status != "failed":
         raise RunActive(f"The run {run} is {row.status}; only a failed run can be retried.")
     history = load_verified(app.store, row)
     voids, call, child = _what_failed(history)
+    crossed = crossed_by(app.store, run, history, voids)
+    refuse_crossing(run, crossed, across_once=across_once)
     if child:
         child_row = app.store.run(child)
         if child_row is not None and child_row.status == "failed":
-            await retry(app, child, by)
+            await retry(app, child, by, across_once=across_once)
     claimed = await _claim(app, run, ("failed",))
     if claimed is None:
         raise RunActive(f"The run {run} was retried by somebody else just now.")
     journal, _ = journal_of(app, claimed)
-    body = ev.RunRetried(voids, new_entropy(app.randomness), call, by)
+    body = ev.RunRetried(voids, new_entropy(app.randomness), call, by, [one.seq for one in crossed if one.run == run])
     journal.record("run_retried", "", body, journal.at)
     _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, RowChange("queued", journal.at))), run)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from everstep.engine.commands import Command, Difference, EndRun, StartTimer
+from everstep.engine.crossing import Kept, kept_by
 from everstep.engine.execution import OUTCOMES, Execution
 from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded
@@ -272,6 +273,8 @@ class Replay:
         if body.attempt == 1:
             self.attempts[body.call] = Attempts(1, by=body.by)
             self._match(event)
+            if body.because and self.execution.kept is not None:  # a first attempt has a reason if it was not made
+                self.execution.kept.take(event.step, body.arguments)
             return
         attempts = self.attempts.setdefault(body.call, Attempts())
         attempts.attempt, attempts.by = body.attempt, body.by
@@ -314,6 +317,10 @@ class Replay:
     def _retry(self, event: Recorded) -> None:
         """A person's retry: what failed is open again, with all its attempts."""
         self.execution.ended = False
+        if event.body.crossed:
+            kept = self.execution.kept = self.execution.kept or Kept()
+            for outcome in kept_by(self.history, event.body):
+                kept.add(*outcome)
         self.cancel_at = 0
         for call in self._reopened[event.seq] & self.execution.steps.keys():
             attempts = self.attempts.setdefault(call, Attempts())

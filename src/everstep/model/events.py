@@ -110,7 +110,8 @@ class StepStarted(Body):
     attempt: int = 1
     because: str = ""
     """Why there is another attempt: `retry` (its policy), `crash` (the last was cut off), `person` (a retried run),
-    `not-done` (a probe or a person said that the last one did not happen)."""
+    `not-done` (a probe or a person said that the last one did not happen). And why there is none: `kept` (the step was
+    done before its run was retried, and its outcome is given again)."""
     by: str = ""
     """With `once`: the worker that runs it, so that it is known later whether it can still act."""
     whole: msgspec.Raw = NO_PAYLOAD
@@ -381,6 +382,8 @@ class RunRetried(Body):
     entropy: str
     call: int = 0
     by: str = ""
+    crossed: list[int] = []
+    """Outcomes of `once` steps that no longer count and did happen: each is given to the next call that is the same."""
 
 
 class RunCompleted(Body):

@@ -34,6 +34,10 @@ class Call(msgspec.Struct):
     outcome_seq: int = 0
     outcome_at: int = 0
     cancelled: bool = False
+    kept: bool = False
+    """Whether it was not done, for an earlier branch had done it."""
+    adopted: bool = False
+    """Whether the outcome was given by a probe, a person, or an earlier branch."""
 
 
 class HistoryJudge:
@@ -125,6 +129,7 @@ class HistoryJudge:
             new = Call(event.kind, event.seq, event.step, key, body.effect, body.arguments, 1)
             if body.call in self.calls and body.call <= self._last_call:
                 self._broken("L3", "begins a call again at its first attempt")
+            new.kept = body.because == "kept"
             self._begin(body.call, new)
             return
         call = self._known(body.call)
@@ -182,6 +187,8 @@ class HistoryJudge:
 
     def _step_ended(self, body: Any) -> None:
         call = self._settle(body.call)
+        if call is not None:
+            call.adopted = getattr(body, "adopted", False)
         if call is not None and body.attempt != call.attempt:
             self._broken("L3", f"is of attempt {body.attempt}, and the last one begun is {call.attempt}")
 
@@ -226,6 +233,10 @@ class HistoryJudge:
     def _run_retried(self, body: Any) -> None:
         """What the code did since the event `voids` no longer counts, and its calls' numbers are given again."""
         self.ended_by = None
+        for call in self.calls.values():
+            is_effect = call.effect in ("once", "atomic") and call.outcome != "step_failed" and not call.kept
+            if call.seq >= body.voids and is_effect and call.outcome_seq not in body.crossed:
+                self._broken("L3", f"forgets {call.step} ({call.effect}), which was begun in event {call.seq}")
         self._entropy = body.entropy
         self.calls = {number: call for number, call in self.calls.items() if call.seq < body.voids}
         self._last_call = max(self.calls, default=0)
