@@ -25,7 +25,7 @@ class Handler(BaseHTTPRequestHandler):
     under_way: ClassVar[Counter[str]] = Counter()
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         name = self.path.partition("?")[0].strip("/") or "root"
         with self.lock:
             plan = self.folder / f"{name}.plan"
@@ -64,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.connection.sendall(b".")
                 time.sleep(0.05)
         elif word == "redirect":
-            self._say(307, b"Location: file:///etc/passwd\r\n")
+            self._say(302, b"Location: /redirected\r\n")
         elif word == "slow":
             time.sleep(0.3)
             self._say(200)

@@ -154,7 +154,7 @@ def test_without_a_secret_nothing_is_signed(receiver: Receiver) -> None:
         ("204", 204, ""),
         ("500", 500, "HTTP 500"),
         ("404", 404, "HTTP 404"),
-        ("redirect", 307, "HTTP 307"),
+        ("redirect", 302, "HTTP 302"),
         ("lose", 0, "RemoteDisconnected"),
         ("hang", 0, "no answer within 0.3 s"),
     ],
@@ -166,6 +166,7 @@ def test_only_2xx_acknowledges_and_nothing_is_followed(receiver: Receiver, word:
     assert error in answer.error
     assert answer.is_acknowledged == (200 <= status < 300)
     assert len(receiver.requests()) == 1
+    assert receiver.requests("redirected") == []
 
 
 def test_nobody_there_is_an_answer_too() -> None:
