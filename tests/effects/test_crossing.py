@@ -171,6 +171,34 @@ async def test_each_outcome_is_given_once_and_the_next_call_pays(machine: Machin
 
 
 @scenario
+async def test_after_a_restart_what_was_given_is_not_given_again(machine: Machine) -> None:
+    @workflow
+    async def slowly() -> list[str]:
+        try:
+            await load("a")
+        except ValueError:
+            await pay("same")
+            raise
+        first = await pay("same")
+        await everstep.receive("word", str)
+        return [first, await pay("same")]
+
+    BROKEN.add("a")
+    app = await machine.boot()
+    with pytest.raises(ValueError, match="a"):
+        await app.run(slowly, id="r")
+    BROKEN.clear()
+    await app.retry("r", across_once=True)
+    await machine.until_status("r", "waiting")
+    await machine.kill(app)
+    app = await machine.worker()
+    await app.get("r").signal("word", "x")
+    assert await app.get("r").result(timeout=20) == ["same 1", "same 2"]
+    assert paid() == ["same", "same"], "the second is another payment, and is made"
+    assert sound(machine)
+
+
+@scenario
 async def test_what_has_certainly_not_happened_is_no_reason_to_refuse(machine: Machine) -> None:
     @workflow
     async def trying() -> str:

@@ -112,7 +112,7 @@ class Doubts:
         # Not through the loop's factory: it must not begin before it is known here, whatever the application likes.
         task = asyncio.Task(self._ask(call, asked), loop=driver.app.loop, context=context)
         until = driver.app.clock.now() + microseconds(question_seconds(call.target.probe_for))
-        alarm = set_alarm(driver.app.clock, driver.app.loop, until, functools.partial(self._stop_waiting, call, task))
+        alarm = set_alarm(driver.app.clock, driver.app.loop, until, functools.partial(self._stop_waiting, call))
         self.asking[number] = Question(task, alarm)
 
     def _is_overdue(self, number: int) -> bool:
@@ -121,13 +121,11 @@ class Doubts:
             del self._overdue[number]
         return number in self._overdue or self._driver.app.threads.is_acting(self._driver.run, -number)
 
-    def _stop_waiting(self, call: StepCall, task: asyncio.Task[None]) -> None:
+    def _stop_waiting(self, call: StepCall) -> None:
         """A probe takes too long. Its answer, should it still come, is not taken."""
-        question = self.asking.get(call.call)
-        if question is None or question.task is not task or self._driver.is_over:
+        if self._driver.is_over:
             return
-        del self.asking[call.call]
-        self._overdue[call.call] = task
+        task = self._overdue[call.call] = self.asking.pop(call.call).task
         task.cancel()
         seconds = question_seconds(call.target.probe_for)
         self._ask_later(call, Unknown(f"it did not answer within {seconds:g} s"))
@@ -144,21 +142,16 @@ class Doubts:
         except NotDone as certain:
             answer = certain
         except asyncio.CancelledError:
-            if self._driver.stopped or not self._is_asked_by_this_task(call):
+            if self._driver.stopped or call.call not in self.asking:
                 return
             answer = Unknown("the probe was cancelled")
         except Exception as error:  # noqa: BLE001  # a probe that raises does not know
             answer = Unknown(f"{type(error).__name__}: {error}")
         crash_point("probe.after")
-        if self._is_asked_by_this_task(call):
+        if call.call in self.asking:  # else it comes too late; there is no other question while this one was open
             self.asking.pop(call.call).alarm.cancel()
             if not self._driver.is_over and call.call in self._driver.execution.steps:
                 self._take_answer(call, answer)
-
-    def _is_asked_by_this_task(self, call: StepCall) -> bool:
-        """Whether anybody waits for the answer to this very question."""
-        question = self.asking.get(call.call)
-        return question is not None and question.task is asyncio.current_task()
 
     def _take_answer(self, call: StepCall, answer: Any) -> None:
         if isinstance(answer, Done):
