@@ -41,7 +41,8 @@ def paid() -> list[str]:
     return [what for what, _ in PAID]
 
 
-def sound(machine: Machine) -> bool:
+async def sound(machine: Machine) -> bool:
+    await machine.rest()
     assert not machine.replay("r").differences
     assert list(check(export_histories(machine.store), settled=False)) == []
     return True
@@ -85,7 +86,7 @@ async def test_what_somebody_allows_is_recorded_and_goes_on(machine: Machine) ->
     assert paid() == ["refund", "fee"]
     (retried,) = machine.bodies("r", "run_retried")
     assert (retried.by, retried.crossed) == ("ann", [5])
-    assert sound(machine)
+    assert await sound(machine)
 
 
 @scenario
@@ -101,13 +102,13 @@ async def test_if_the_code_comes_there_again_it_gets_the_outcome_and_does_not_pa
     (kept,) = [body for body in machine.bodies("r", "step_started") if body.because == "kept"]
     assert kept.attempt == 1
     assert machine.bodies("r", "step_completed")[-1].adopted
-    assert sound(machine)
+    assert await sound(machine)
     with pytest.raises(ValueError, match="a"):  # what was kept was not done here, so nothing is crossed by this
         await app.run(refunding, id="r", on_existing="retry")
     assert paid() == ["refund"], "nor a third one"
     BROKEN.clear()
     assert await app.run(refunding, id="r", on_existing="retry") == "afee 2"
-    assert sound(machine)
+    assert await sound(machine)
 
 
 @scenario
@@ -144,7 +145,7 @@ async def test_a_chain_beside_the_failure_goes_on_and_is_paid_once(machine: Mach
     await app.retry("r", across_once=True)
     assert await app.get("r").result(timeout=20) == "aonetwo 2three 3"
     assert paid() == ["one", "two", "three"]
-    assert sound(machine)
+    assert await sound(machine)
 
 
 @scenario
@@ -167,7 +168,7 @@ async def test_each_outcome_is_given_once_and_the_next_call_pays(machine: Machin
     assert await app.get("r").result(timeout=20) == ["same 1", "same 2", "other 3"]
     assert paid() == ["same", "same", "other"]
     assert len({key for _, key in PAID}) == 3
-    assert sound(machine)
+    assert await sound(machine)
 
 
 @scenario
@@ -195,7 +196,7 @@ async def test_after_a_restart_what_was_given_is_not_given_again(machine: Machin
     await app.get("r").signal("word", "x")
     assert await app.get("r").result(timeout=20) == ["same 1", "same 2"]
     assert paid() == ["same", "same"], "the second is another payment, and is made"
-    assert sound(machine)
+    assert await sound(machine)
 
 
 @scenario
@@ -217,7 +218,7 @@ async def test_what_has_certainly_not_happened_is_no_reason_to_refuse(machine: M
         await app.run(trying, id="r")
     BROKEN.clear()
     assert await app.run(trying, id="r", on_existing="retry") == "a"
-    assert sound(machine)
+    assert await sound(machine)
 
 
 @scenario
@@ -233,7 +234,7 @@ async def test_what_was_paid_before_the_failure_is_not_crossed(machine: Machine)
     BROKEN.clear()
     assert await app.run(orderly, id="r", on_existing="retry") == "first 1a"
     assert paid() == ["first"]
-    assert sound(machine)
+    assert await sound(machine)
 
 
 @scenario
@@ -288,7 +289,7 @@ async def test_a_timed_out_run_whose_cleaning_up_has_paid(machine: Machine) -> N
     await run.signal("never", "now")
     assert await run.result(timeout=20) == "now"
     assert paid() == ["cleaning"], "it is asked for again, with the same arguments, and was done"
-    assert sound(machine)
+    assert await sound(machine)
 
 
 AFTER_THE_RETRY = ["run_retried", "step_started", "step_failed", "step_started", "step_completed", "run_failed"]
@@ -320,7 +321,7 @@ async def test_a_crash_at_any_event_after_the_retry_pays_nothing_twice(machine: 
     with pytest.raises(ValueError, match="a"):
         await app.get("r").result(timeout=20)
     assert paid() == ["refund"]
-    assert sound(machine)
+    assert await sound(machine)
 
 
 def test_the_command_line_refuses_with_the_list_and_goes_on_when_told(tmp_path: Any) -> None:

@@ -49,7 +49,7 @@ async def act(what: str) -> None:
 
 
 @workflow
-async def careful() -> str:
+async def watchful() -> str:
     await everstep.expect(witness.value("it", Path("a.txt").read_text), on_drift=JUDGE["it"])
     await act("before")
     words = [await everstep.receive("word", str)]
@@ -58,7 +58,7 @@ async def careful() -> str:
     return "".join(words)
 
 
-async def stopped_run(machine: Machine, flow: Any = careful) -> None:
+async def stopped_run(machine: Machine, flow: Any = watchful) -> None:
     Path("a.txt").write_text("old")
     app = await machine.boot()
     await app.start(flow, id="r")
@@ -75,7 +75,8 @@ async def resumed(machine: Machine, now: str, word: str = "a") -> Any:
     return app
 
 
-def sound(machine: Machine) -> bool:
+async def sound(machine: Machine) -> bool:
+    await machine.rest()
     assert not machine.replay("r").differences
     return not list(check(export_histories(machine.store), settled=False))
 
@@ -92,7 +93,7 @@ async def test_accept_remembers_the_new_fact_and_goes_on(machine: Machine, kind:
     assert (judged.subject, judged.decision, judged.by) == ("value:it", "accept", JUDGES[kind].__name__)
     await machine.rest(app)
     await machine.kill(app)
-    assert sound(machine)
+    assert await sound(machine)
     app = await resumed(machine, "old", "b")  # now this is drift
     assert await app.get("r").result(timeout=20) == "ab"
     assert ASKED == [("old", "new"), ("new", "old")]
@@ -112,7 +113,7 @@ async def test_ignore_goes_on_and_is_not_asked_again_about_the_same_fact(machine
     assert await app.get("r").result(timeout=20) == "ab"
     assert ASKED == [("old", "new")], "what it said is in the history"
     assert len(machine.bodies("r", "drift_judged")) == 1
-    assert sound(machine)
+    assert await sound(machine)
 
 
 @scenario
@@ -139,7 +140,7 @@ async def test_fail_fails_the_run(machine: Machine) -> None:
         await app.get("r").result(timeout=20)
     assert NOTES == ["before"]
     assert machine.kinds("r")[-2:] == ["drift_judged", "run_failed"]
-    assert sound(machine)
+    assert await sound(machine)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ async def test_hold_and_whatever_is_no_decision_hold_the_run(machine: Machine, s
     await app.resolve("r", "retry")  # it is asked again, and has learnt meanwhile
     await machine.until(lambda: NOTES == ["before", "after"])
     assert len(ASKED) == 2
-    assert sound(machine)
+    assert await sound(machine)
 
 
 @scenario
@@ -178,7 +179,7 @@ async def test_a_person_may_accept_what_a_function_held(machine: Machine) -> Non
     await app.get("r").signal("word", "b")
     assert await app.get("r").result(timeout=20) == "ab"
     assert len(ASKED) == 1
-    assert sound(machine)
+    assert await sound(machine)
 
 
 @scenario
@@ -207,7 +208,7 @@ async def test_it_may_touch_the_outside_and_knows_its_run(machine: Machine) -> N
     await resumed(machine, "new")
     await machine.until(lambda: NOTES == ["before", "after"])
     ((run, flow, text, thread),) = seen
-    assert (run, flow, text) == ("r", "careful", "new")
+    assert (run, flow, text) == ("r", "watchful", "new")
     assert thread.startswith("everstep-step"), "not on the loop"
 
 
@@ -241,7 +242,7 @@ async def test_while_it_thinks_the_lease_is_prolonged_and_others_go_on(machine: 
     machine.clock.advance(15)
     app.pump.nudge()
     await machine.until(lambda: machine.store.workers()[0].lease_until > until)
-    other = await app.start(careful, id="s")
+    other = await app.start(watchful, id="s")
     await other.signal("word", "x")
     await machine.until(lambda: NOTES == ["before", "before", "after"])
     gate.opened.set()

@@ -24,7 +24,7 @@ async def pay(to: str) -> Receipt:
 
 
 @workflow
-async def paying(to: str) -> str:
+async def answered(to: str) -> str:
     receipt: Any = await pay(to)
     return f"{type(receipt).__name__} {receipt}"
 
@@ -38,7 +38,7 @@ async def held(machine: Machine, run: Any) -> Any:
 @scenario
 async def test_a_person_s_json_becomes_what_the_step_returns(machine: Machine) -> None:
     app = await machine.boot()
-    run = await app.start(paying, "ann", id="r")
+    run = await app.start(answered, "ann", id="r")
     await held(machine, run)
     await app.resolve("r", "done", value={"number": 7}, by="bob", note="saw it")
     assert await run.result(timeout=20) == "Receipt Receipt(number=7, to='')"
@@ -49,7 +49,7 @@ async def test_a_person_s_json_becomes_what_the_step_returns(machine: Machine) -
 @scenario
 async def test_what_cannot_become_that_stays_as_it_was_given(machine: Machine) -> None:
     app = await machine.boot()
-    run = await app.start(paying, "ann", id="r")
+    run = await app.start(answered, "ann", id="r")
     await held(machine, run)
     await app.resolve("r", "done", value=["another", "thing"])
     assert await run.result(timeout=20) == "list ['another', 'thing']"
@@ -67,7 +67,7 @@ async def test_the_line_to_paste_has_an_example_of_the_right_type(machine: Machi
         return await never() + 1
 
     app = await machine.boot()
-    doubted = await held(machine, await app.start(paying, "ann", id="r"))
+    doubted = await held(machine, await app.start(answered, "ann", id="r"))
     assert resolve_line(doubted, "done", None) == f"everstep resolve r --hold {doubted.id} --done '{{\"number\":1}}'"
     exhausted = await held(machine, await app.start(trying, id="s"))
     assert resolve_line(exhausted, "skip", None) == f"everstep resolve s --hold {exhausted.id} --skip 1"
@@ -78,7 +78,7 @@ async def test_the_line_to_paste_has_an_example_of_the_right_type(machine: Machi
 @scenario
 async def test_a_step_that_raised_is_reported_with_its_error_and_who_began_it(machine: Machine) -> None:
     app = await machine.boot()
-    await held(machine, await app.start(paying, "ann", id="r"))
+    await held(machine, await app.start(answered, "ann", id="r"))
     report = machine.report("r")
     assert (report["because"], report["error"]) == ("error", "ConnectionResetError: the answer was lost")
     assert report["worker"] == app.worker
@@ -130,7 +130,7 @@ def test_a_worker_s_id_names_its_process(worker: str, process: dict[str, Any]) -
 @scenario
 async def test_a_settled_hold_is_refused_with_who_settled_it(machine: Machine) -> None:
     app = await machine.boot()
-    run = await app.start(paying, "ann", id="r")
+    run = await app.start(answered, "ann", id="r")
     hold = await held(machine, run)
     await app.resolve("r", "done", value={"number": 7}, by="bob")
     await run.result(timeout=20)

@@ -28,12 +28,12 @@ async def pay(amount: int) -> str:
 
 
 @workflow
-async def paying(amount: int) -> str:
+async def notified_paying(amount: int) -> str:
     return await pay(amount)
 
 
 @workflow
-async def waiting() -> str:
+async def notified_waiting() -> str:
     return await everstep.receive("word", str)
 
 
@@ -66,12 +66,12 @@ async def test_a_hold_reaches_its_webhook_signed_and_says_all_that_a_person_need
     machine: Machine, receiver: Receiver
 ) -> None:
     app = await machine.boot(on_hold=Webhook(receiver.url(), secret=SECRET))
-    await app.start(paying, 5, id="r")
+    await app.start(notified_paying, 5, id="r")
     await until_states(machine, "sent")
     (message,) = receiver.verified(now=NOW)
     hold = machine.hold("r")
     assert receiver.deliveries() == [hold.id] == [message["id"]]
-    assert (message["type"], message["run"], message["workflow"]) == ("hold", "r", "paying")
+    assert (message["type"], message["run"], message["workflow"]) == ("hold", "r", "notified_paying")
     assert (message["reason"], message["step"], message["summary"]) == ("in-doubt", "pay", hold.summary)
     assert message["created_at"] == hold.created_at
     assert message["report"]["key"]
@@ -92,7 +92,7 @@ async def test_on_hold_takes_several_and_each_is_told(machine: Machine, receiver
 
     several = [lambda hold: told.append(hold.run), later, receiver.url("a"), Webhook(receiver.url("b"), secret=SECRET)]
     app = await machine.boot(on_hold=several)
-    await app.start(paying, 5, id="r")
+    await app.start(notified_paying, 5, id="r")
     await until_states(machine, "sent", "sent")
     await machine.until(lambda: len(told) == 2)
     assert told == ["r", "later r"]
@@ -111,7 +111,7 @@ async def test_a_callback_that_fails_hurts_nobody(
         raise ValueError("nor later")
 
     app = await machine.boot(on_hold=[fail, fail_later, receiver.url()])
-    await app.start(paying, 5, id="r")
+    await app.start(notified_paying, 5, id="r")
     await until_states(machine, "sent")
     await machine.rest(app)
     assert [record.message for record in caplog.records].count("on_hold raised") == 2
@@ -122,9 +122,9 @@ async def test_every_way_of_being_held_notifies(machine: Machine, receiver: Rece
     """By the run's own driver, at its taking up, by a person here, and by a person through another process."""
     hook = Webhook(receiver.url())
     app = await machine.boot(on_hold=hook)
-    await app.start(paying, 5, id="doubted")
+    await app.start(notified_paying, 5, id="doubted")
     for run in ("asked here", "asked of its driver", "asked of nobody", "damaged"):
-        await app.start(waiting, id=run.replace(" ", "-"))
+        await app.start(notified_waiting, id=run.replace(" ", "-"))
     await machine.rest(app)
     await app.hold("asked-here")
     other = await machine.boot(on_hold=hook)
@@ -145,7 +145,7 @@ async def test_every_way_of_being_held_notifies(machine: Machine, receiver: Rece
 async def test_a_hold_that_was_fenced_off_tells_nobody(machine: Machine, receiver: Receiver) -> None:
     told: list[HoldRow] = []
     app = await machine.boot(on_hold=[told.append, receiver.url()])
-    await app.start(waiting, id="r")
+    await app.start(notified_waiting, id="r")
     await machine.rest(app)
     machine.sql("UPDATE runs SET epoch = epoch + 1 WHERE id = 'r'")  # somebody else has taken it over
     app.drivers["r"].put_on_hold(everstep.engine.holding.asked_report("x", "ann"))  # type: ignore[attr-defined]
@@ -163,7 +163,7 @@ async def test_it_is_sent_again_with_growing_pauses_until_it_is_acknowledged(
     words = ["500", "lose", "hang", "redirect", "drip", "404", "204"]
     receiver.plan(*words)
     app = await machine.boot(on_hold=Webhook(receiver.url(), secret=SECRET, timeout=0.3))
-    await app.start(paying, 5, id="r")
+    await app.start(notified_paying, 5, id="r")
     pauses = []
     for attempt in range(1, 7):
         await until_tried(machine, attempt)
@@ -188,7 +188,7 @@ async def test_it_is_sent_again_with_growing_pauses_until_it_is_acknowledged(
 async def test_a_pause_is_as_long_as_the_receiver_asks(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("later", "200")
     app = await machine.boot(on_hold=receiver.url())
-    await app.start(paying, 5, id="r")
+    await app.start(notified_paying, 5, id="r")
     await until_tried(machine, 1)
     assert notes(machine)[0].next_at - machine.clock.now() == 30_000_000
     await next_attempt(machine)
@@ -199,7 +199,7 @@ async def test_a_pause_is_as_long_as_the_receiver_asks(machine: Machine, receive
 async def test_pauses_grow_to_minutes_and_after_days_it_is_given_up(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("500")
     app = await machine.boot(on_hold=receiver.url())
-    await app.start(paying, 5, id="r")
+    await app.start(notified_paying, 5, id="r")
     pauses = []
     for attempt in range(1, 13):
         await until_tried(machine, attempt)
@@ -221,7 +221,7 @@ async def test_pauses_grow_to_minutes_and_after_days_it_is_given_up(machine: Mac
 async def test_a_receiver_that_is_gone_for_good_is_left_alone(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("410")
     app = await machine.boot(on_hold=receiver.url())
-    await app.start(paying, 5, id="r")
+    await app.start(notified_paying, 5, id="r")
     await until_states(machine, "given up")
     assert len(receiver.requests()) == 1
 
@@ -230,7 +230,7 @@ async def test_a_receiver_that_is_gone_for_good_is_left_alone(machine: Machine, 
 async def test_a_restart_neither_forgets_attempts_nor_shortens_the_pause(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("500", "500", "200")
     app = await machine.boot(on_hold=receiver.url())
-    await app.start(paying, 5, id="r")
+    await app.start(notified_paying, 5, id="r")
     await until_tried(machine, 1)
     await next_attempt(machine)
     await until_tried(machine, 2)
@@ -250,7 +250,7 @@ async def test_a_restart_neither_forgets_attempts_nor_shortens_the_pause(machine
 async def test_when_the_hold_is_resolved_first_nobody_is_told_any_more(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("500")
     app = await machine.boot(on_hold=receiver.url())
-    await app.start(waiting, id="r")
+    await app.start(notified_waiting, id="r")
     await machine.rest(app)
     await app.hold("r")
     await until_tried(machine, 1)
@@ -269,7 +269,7 @@ async def test_what_arrives_while_the_hold_is_being_resolved_counts_as_sent(
 ) -> None:
     receiver.plan("wait:go")
     app = await machine.boot(on_hold=receiver.url())
-    await app.start(waiting, id="r")
+    await app.start(notified_waiting, id="r")
     await machine.rest(app)
     await app.hold("r")
     await machine.until(lambda: bool(receiver.requests()))
@@ -284,7 +284,7 @@ async def test_what_arrives_while_the_hold_is_being_resolved_counts_as_sent(
 async def test_a_notification_waits_for_a_worker_that_has_its_target(machine: Machine, receiver: Receiver) -> None:
     app = await machine.boot(on_hold=Webhook(receiver.url(), secret=SECRET))
     receiver.plan("500", "200")
-    await app.start(paying, 5, id="r")
+    await app.start(notified_paying, 5, id="r")
     await until_tried(machine, 1)
     await machine.kill(app)
     machine.clock.advance(60)
@@ -305,7 +305,7 @@ async def test_two_workers_do_not_send_one_notification_at_once(machine: Machine
     receiver.plan("slow")
     workers = [await machine.worker(on_hold=receiver.url()) for _ in range(3)]
     for number in range(9):
-        await workers[number % 3].start(paying, number, id=f"r{number}")
+        await workers[number % 3].start(notified_paying, number, id=f"r{number}")
     await machine.until(lambda: len(notes(machine)) == 9 and set(states(machine)) == {"sent"})
     assert sorted(Counter(receiver.deliveries()).values()) == [1] * 9
     assert all(note.attempts == 1 for note in notes(machine))
@@ -317,7 +317,7 @@ async def test_what_a_dead_worker_had_taken_is_free_as_soon_as_it_is_buried(
 ) -> None:
     receiver.plan("hang", "200")
     app = await machine.boot(on_hold=Webhook(receiver.url(), timeout=500))
-    await app.start(paying, 5, id="r")
+    await app.start(notified_paying, 5, id="r")
     await machine.until(lambda: bool(receiver.requests()))
     (note,) = notes(machine)
     assert (note.attempts, note.claimed_by) == (1, app.worker)
@@ -333,7 +333,7 @@ async def test_what_a_dead_worker_had_taken_is_free_as_soon_as_it_is_buried(
 async def test_a_claim_of_a_worker_that_stands_still_lapses(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("wait:go", "200")
     app = await machine.boot(on_hold=Webhook(receiver.url(), timeout=20), lease=1000.0)
-    await app.start(paying, 5, id="r")
+    await app.start(notified_paying, 5, id="r")
     await machine.until(lambda: bool(receiver.requests()))
     other = await machine.worker(on_hold=Webhook(receiver.url(), timeout=20))
     machine.clock.advance(24)
@@ -354,7 +354,7 @@ async def test_many_holds_at_once_reach_a_slow_receiver_a_few_at_a_time(machine:
     receiver.plan("slow")
     app = await machine.boot(on_hold=receiver.url(), concurrency=1000)
     for number in range(40):
-        await app.start(paying, number, id=f"r{number}")
+        await app.start(notified_paying, number, id=f"r{number}")
     began = time.monotonic()
     await machine.until(lambda: len(notes(machine)) == 40 and set(states(machine)) == {"sent"}, 40)
     assert max(one["at_once"] for one in receiver.requests()) <= notifying.AT_ONCE_MAX
@@ -367,7 +367,7 @@ async def test_a_receiver_that_hangs_does_not_keep_another_waiting(machine: Mach
     receiver.plan("hang", path="bad")
     app = await machine.boot(on_hold=[Webhook(receiver.url("bad"), timeout=30), receiver.url("good")])
     for number in range(12):
-        await app.start(paying, number, id=f"r{number}")
+        await app.start(notified_paying, number, id=f"r{number}")
     await machine.until(lambda: len(receiver.requests("good")) == 12)
     assert len(receiver.requests("bad")) == notifying.AT_ONCE_MAX
 
@@ -376,7 +376,7 @@ async def test_a_receiver_that_hangs_does_not_keep_another_waiting(machine: Mach
 async def test_the_loop_is_never_blocked_by_a_receiver(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("drip")
     app = await machine.boot(on_hold=Webhook(receiver.url(), timeout=0.5))
-    await app.start(paying, 5, id="r")
+    await app.start(notified_paying, 5, id="r")
     longest, last = 0.0, time.monotonic()
     while notes(machine) == [] or notes(machine)[0].claimed_by or not notes(machine)[0].attempts:
         await asyncio.sleep(0.005)
@@ -395,7 +395,7 @@ def test_a_script_that_ends_with_its_run_held_has_told_so(
     monkeypatch.setenv("EVERSTEP_ON_HOLD_SECRET", SECRET)
     receiver.plan("slow")
     with pytest.raises(RunHeld):
-        everstep.run(paying, 5, id="r", url=str(tmp_path / "runs.db"))
+        everstep.run(notified_paying, 5, id="r", url=str(tmp_path / "runs.db"))
     (message,) = receiver.verified()
     assert message["run"] == "r"
 
@@ -407,7 +407,7 @@ async def test_closing_does_not_wait_for_ever_and_leaves_the_rest_to_others(
     monkeypatch.setattr(notifying, "CLOSING_SECONDS", 0.2)
     receiver.plan("hang", "200")
     app = await machine.boot(on_hold=Webhook(receiver.url(), timeout=30))
-    await app.start(paying, 5, id="r")
+    await app.start(notified_paying, 5, id="r")
     await machine.until(lambda: bool(receiver.requests()))
     began = time.monotonic()
     await machine.stop(app)
@@ -426,7 +426,7 @@ async def test_a_store_that_fails_for_a_moment_delays_a_notification_at_most(
 ) -> None:
     store = FaultyStore(machine.open_store())
     app = await machine.boot(store=store.as_store(), on_hold=receiver.url(), recover=True)
-    await app.start(waiting, id="r")
+    await app.start(notified_waiting, id="r")
     await machine.rest(app)
     if method == "commit":  # the one that takes the notification
         store.fail(method, after=after, when=lambda operations: type(operations[0]).__name__ == "TakeNotification")
@@ -453,7 +453,7 @@ async def test_the_hold_and_its_notification_are_one_unit(machine: Machine, rece
 
     store.fail("commit", after=False, when=is_held)
     app = await machine.boot(store=store.as_store(), on_hold=receiver.url())
-    await app.start(paying, 5, id="r")
+    await app.start(notified_paying, 5, id="r")
     await until_states(machine, "sent")
     (unit,) = units
     assert unit.hold is not None
@@ -468,7 +468,7 @@ def test_no_secret_is_in_the_file(tmp_path: Path, receiver: Receiver) -> None:
 
     async def main() -> None:
         async with everstep.open(str(tmp_path / "runs.db"), on_hold=hook) as app:
-            run = await app.start(paying, 5, id="r")
+            run = await app.start(notified_paying, 5, id="r")
             with pytest.raises(RunHeld):
                 await run.result(timeout=20)
 
@@ -484,7 +484,7 @@ async def test_an_app_without_webhooks_asks_the_store_for_nothing(machine: Machi
     for method in ("due_notifications", "next_notification", "notifications"):
         store.fail(method, after=False, error=StoreError("nobody may ask"), count=1000)
     app = await machine.boot(store=store.as_store(), on_hold=lambda hold: None, recover=True)
-    run = await app.start(paying, 5, id="r")
+    run = await app.start(notified_paying, 5, id="r")
     with pytest.raises(RunHeld):
         await run.result(timeout=20)
     await machine.advance(5)
