@@ -12,7 +12,7 @@ import pytest
 import everstep
 from everstep import Webhook, step, workflow
 from everstep.engine import notifying
-from everstep.errors import RunHeld, StoreError
+from everstep.errors import RunHeld, StoreError, StoreFull
 from everstep.stores.protocol import Append, HoldRow
 from everstep.testing.faulty_store import FaultyStore
 from tests.engine.resume_helpers import Machine, scenario
@@ -439,6 +439,26 @@ async def test_a_store_that_fails_for_a_moment_delays_a_notification_at_most(
         await asyncio.sleep(0.02)
     await until_states(machine, "sent")
     store.mend()
+
+
+@scenario
+async def test_a_full_disk_is_not_asked_again_and_again(machine: Machine, receiver: Receiver) -> None:
+    store = FaultyStore(machine.open_store())
+    fault = store.fail(
+        "commit",
+        after=False,
+        error=StoreFull("no room"),
+        count=1000,
+        when=lambda operations: type(operations[0]).__name__ == "TakeNotification",
+    )
+    app = await machine.boot(store=store.as_store(), on_hold=receiver.url())
+    await app.start(notified_paying, 5, id="r")
+    await machine.until(lambda: fault.fired >= 2)
+    began = time.monotonic()
+    await machine.until(lambda: fault.fired >= 4)
+    assert time.monotonic() - began > 0.5
+    store.mend()
+    await until_states(machine, "sent")
 
 
 @scenario

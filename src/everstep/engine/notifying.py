@@ -45,6 +45,8 @@ CLAIM_SECONDS: Final = 5.0
 """How much longer than its request a sender keeps a notification for itself."""
 CLOSING_SECONDS: Final = 5.0
 """How long closing waits for notifications that are due: nobody else may be there to send them."""
+STORE_SECONDS: Final = 0.5
+"""After so long a store that failed is asked again."""
 GONE: Final = 410
 """The receiver wants nothing more, ever."""
 
@@ -156,9 +158,14 @@ class Notifier:
         """Take a notification, send it, and write down how that went."""
         try:
             await self._try(webhook, row, row.attempts + 1)
-        except (StoreError, Misuse) as error:  # the store, or the app was closed: the claim ends by itself
+        except (StoreError, Misuse) as error:  # the store failed, or the app was closed: a claim ends by itself
             log.warning("A notification for %s is left to be sent again: %s", webhook.name, error)
-        finally:
+            del self._under_way[row.id]
+            self._app.loop.call_later(STORE_SECONDS, self.look)  # not at once: the disk may be full
+        except BaseException:
+            del self._under_way[row.id]
+            raise
+        else:
             del self._under_way[row.id]
             self.look()
 
