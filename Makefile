@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_BENCH ?= .venv-bench
 PYTEST_ARGS ?=
+PYTEST_WORKERS ?= 2
 BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -47,7 +48,7 @@ test: check pytest ## everything that must hold before a change is merged
 
 pytest: setup # the tests alone
 	$(SAY) "tests, $$($(BIN)/python --version)"
-	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 check: setup ## formatting, lint, types
 	$(SAY) "format"
@@ -61,8 +62,9 @@ format: setup ## put the code into its format and its imports in order
 	@$(BIN)/ruff check --quiet --select I --fix .
 	@$(BIN)/ruff format --quiet .
 
-docs: setup ## write the reference in docs/ from the code
+docs: setup ## write the reference in docs/ from the code, and what docs/desync.md shows from its programs
 	@$(BIN)/python docs/make_reference.py
+	@$(BIN)/python docs/make_desync.py
 
 bench: $(VENV_BENCH)/.finished ## measure Everstep beside other systems, on this machine (QUICK=1: a glance)
 	$(SAY) "benchmarks"

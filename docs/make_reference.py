@@ -25,6 +25,7 @@ from everstep import errors
 from everstep.cli.group import SECTIONS
 from everstep.cli.group import main as main_command
 from everstep.effects.step import Step
+from everstep.effects.transaction import TransactionStep
 from everstep.engine.blocking_app import BlockingApp, BlockingRun
 from everstep.engine.handles import Verification
 from everstep.engine.history import Event
@@ -32,27 +33,39 @@ from everstep.engine.inside import Child, Current
 from everstep.engine.opening import Opening
 from everstep.engine.workflow import Workflow
 from everstep.model import events, status
+from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow, RunRow
 
 FOLDER: Final = Path(__file__).resolve().parent / "reference"
 PACKAGE: Final = Path(everstep.__file__).resolve().parent
 MADE: Final = "<!-- Made by docs/make_reference.py from the code. Change the code, then `make docs`. -->\n\n"
 
-DECORATORS: Final[dict[str, type]] = {"step": Step, "workflow": Workflow}
+DECORATORS: Final[dict[str, type]] = {"step": Step, "transaction": TransactionStep, "workflow": Workflow}
 """Their own signature says only `**options`; the class behind each has the options one by one."""
 
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "Declaring": ("workflow", "step", "Retry", "register", "Live"),
+    "Declaring": ("workflow", "step", "transaction", "STORE", "Retry", "register", "Live"),
     "Running": ("run", "open", "App", "Run"),
     "Telling of holds": ("Webhook", "verify_webhook"),
-    "Inside a workflow": ("receive", "sleep", "publish", "start", "patched", "now", "random", "uuid", "current"),
+    "Inside a workflow": (
+        "receive",
+        "sleep",
+        "publish",
+        "start",
+        "checkpoint",
+        "patched",
+        "now",
+        "random",
+        "uuid",
+        "current",
+    ),
     "Facts about the outside": ("expect", "release"),
     "Inside a step": ("key", "heartbeat"),
     "Answers of a probe": ("Done", "Unknown"),
     "Errors to raise and to know": ("NotDone", "Fatal", "Error", "Evicted"),
     "Modules": ("files", "witness", "blocking", "errors"),
 }
-HANDED_OUT: Final = (Opening, BlockingApp, BlockingRun, Child, Current, Event, Verification, RunRow, HoldRow)
+HANDED_OUT: Final = (Opening, BlockingApp, BlockingRun, Child, Current, Event, Verification, RunRow, HoldRow, EffectRow)
 """Classes that users meet without typing their names."""
 
 ENVIRONMENT: Final[dict[str, str]] = {
@@ -69,7 +82,10 @@ VARIABLE: Final = re.compile(r"\bEVERSTEP_(?!DEMO_)[A-Z_]+\b")
 """What the demo tells its own processes is no setting."""
 
 FIGURES: Final[tuple[tuple[str, str], ...]] = (
-    ("engine.attempts", "EXPENSIVE_SECONDS"),
+    ("effects.atomic", "PATIENCE_SECONDS"),
+    ("model.contracts", "EXPENSIVE_SECONDS"),
+    ("engine.checkpoints", "OUTCOMES_MAX"),
+    ("engine.checkpoints", "KEPT_MIN"),
     ("engine.driving", "RESTING_MAX"),
     ("engine.driving", "THREADS_MAX"),
     ("engine.journal", "INLINE_BYTES_MAX"),
@@ -94,7 +110,8 @@ contain a payload.
 """
 OPTIONS: Final = """## Options of workflows and steps
 
-See [`workflow`](python.md#workflow), [`step`](python.md#step) and [`Retry`](python.md#retry).
+See [`workflow`](python.md#workflow), [`step`](python.md#step),
+[`transaction`](python.md#transaction) and [`Retry`](python.md#retry).
 """
 
 

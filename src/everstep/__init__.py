@@ -10,7 +10,9 @@ from everstep import errors
 from everstep.codec import Live, register
 from everstep.effects.answers import Done, Unknown
 from everstep.effects.body import heartbeat, key
+from everstep.effects.databases import STORE
 from everstep.effects.step import step
+from everstep.effects.transaction import transaction
 from everstep.engine.workflow import workflow
 from everstep.errors import Error, Evicted, Fatal, NotDone
 from everstep.model.retry import Retry
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from everstep.engine.app import App
     from everstep.engine.handles import Run
     from everstep.engine.inside import (
+        checkpoint,
         current,
         expect,
         now,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "STORE",
     "App",
     "Done",
     "Error",
@@ -50,6 +54,7 @@ __all__ = [
     "Unknown",
     "Webhook",
     "blocking",
+    "checkpoint",
     "current",
     "errors",
     "expect",
@@ -68,13 +73,27 @@ __all__ = [
     "sleep",
     "start",
     "step",
+    "transaction",
     "uuid",
     "verify_webhook",
     "witness",
     "workflow",
 ]
 
-_INSIDE = ("current", "expect", "release", "now", "patched", "publish", "random", "receive", "sleep", "start", "uuid")
+_INSIDE = (
+    "checkpoint",
+    "current",
+    "expect",
+    "release",
+    "now",
+    "patched",
+    "publish",
+    "random",
+    "receive",
+    "sleep",
+    "start",
+    "uuid",
+)
 _LATER = {
     "App": "everstep.engine.app",
     "Run": "everstep.engine.handles",

@@ -10,6 +10,7 @@ def approve(order: str) -> bool:
 """
 
 import asyncio
+import sys
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any, Literal, TypeVar, overload
@@ -17,6 +18,7 @@ from typing import Any, Literal, TypeVar, overload
 from everstep import files as async_files
 from everstep.effects.witnesses import Judge, Witness
 from everstep.engine import inside
+from everstep.engine.checkpoints import KEPT_MIN, take_checkpoint
 from everstep.engine.execution import current_execution
 from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
 from everstep.errors import Misuse
@@ -24,7 +26,7 @@ from everstep.files import UNCHECKED, Path
 
 T = TypeVar("T")
 
-__all__ = ["Child", "expect", "files", "gather", "receive", "sleep", "start"]
+__all__ = ["Child", "checkpoint", "expect", "files", "gather", "receive", "sleep", "start"]
 
 
 def _wait(what: str, awaitable: Any) -> Any:
@@ -64,6 +66,18 @@ def gather(*functions: Callable[[], Any]) -> list[Any]:
 
     result: list[Any] = _wait("gather", together())
     return result
+
+
+def checkpoint(state: T, *, every: int | None = None, keep: int = KEPT_MIN) -> T:
+    """Record the state of a long loop, and return it: see `everstep.checkpoint`."""
+    execution = current_execution("everstep.blocking.checkpoint()")
+    if not in_greenlet():
+        raise Misuse(
+            "everstep.blocking.checkpoint() is for `def` workflows; in an `async` one write "
+            "`await everstep.checkpoint()`."
+        )
+    value: T = take_checkpoint(execution, state, every, keep, sys._getframe(1))
+    return value
 
 
 def expect(witness: Witness, *, on_drift: Literal["hold", "fail", "ignore"] | Judge = "hold") -> Any:

@@ -7,6 +7,7 @@
     │   ├── UnknownWorkflow     a run's workflow is not declared in this process
     │   ├── UnknownRun          there is no run with this id
     │   ├── IdConflict          the id belongs to a run with another workflow or other arguments
+    │   ├── KeyConflict         the key belongs to another action: another step, or other arguments
     │   └── HoldConflict        a hold is ambiguous, unknown or already resolved
     ├── NotDecodable            stored bytes are not of the type that the code expects now
     ├── RunActive               the run has not ended, so it cannot be restarted or retried
@@ -20,6 +21,7 @@
     ├── StepTimedOut            an attempt took longer than its timeout
     ├── NotDone                 raise it in a step: the effect certainly did not happen; another attempt is fine
     ├── Fatal                   raise it in a step: another attempt is useless
+    ├── DatabaseFailed          the database of an atomic step could not be used, or refused the COMMIT
     ├── FileChanged             a file is not as a file effect expects it; it was left alone
     ├── Drift                   the outside is not as the run remembers it, and the run was to fail then
     ├── NotGenuine              a request to a webhook's receiver is not signed with its secret, or is too old
@@ -93,6 +95,23 @@ class IdConflict(Misuse):
     """The id belongs to another run: of another workflow, or with other arguments."""
 
     code: ClassVar[str] = "everstep.run.id_conflict"
+
+
+class KeyConflict(Misuse):
+    """The key belongs to another action: another step, or the same one with other arguments.
+
+    `key` is the key, `run` the run that has it.
+    """
+
+    code: ClassVar[str] = "everstep.step.key_conflict"
+
+    def __init__(self, message: str, key: str = "", run: str = "") -> None:
+        super().__init__(message, key, run)
+        self.key = key
+        self.run = run
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class RunEnded(Error):
@@ -183,6 +202,12 @@ class Fatal(Error):
     """Raise it in a step when it certainly failed and another attempt is useless."""
 
     code: ClassVar[str] = "everstep.step.fatal"
+
+
+class DatabaseFailed(Error):
+    """The database of an atomic step could not be used, or refused the COMMIT. The message says what was written."""
+
+    code: ClassVar[str] = "everstep.database.failed"
 
 
 class FileChanged(Error):

@@ -86,3 +86,14 @@ async def changing() -> bool:
     if os.environ.get("PATCHED") and everstep.patched("louder"):
         await ask("louder")
     return await everstep.receive("go", bool)
+
+
+@workflow
+async def rounds(count: int) -> list[str]:
+    state: list[str] = []
+    while len(state) < count:
+        state = await everstep.checkpoint(state)
+        if len(state) == count - 1:
+            await everstep.receive("go", bool)
+        state.append(await send(os.environ.get("READER", "ann")))
+    return state

@@ -124,7 +124,7 @@ def test_the_id_of_a_run_with_other_arguments_is_a_conflict(folder: Folder) -> N
         (("app.py:report", '"tides"'), "report takes (topic: str, reader: Reader); 1 arguments were given"),
         (("app.py:report", '"tides"', '{"name": 3}'), "The argument reader is not a Reader"),
         (("app.py:reprot",), "app.py declares no workflow named 'reprot'"),
-        (("app.py",), "app.py declares 6 workflows. Say which one is meant"),
+        (("app.py",), "app.py declares 7 workflows. Say which one is meant"),
         (("app.py:note",), "note in app.py is not a workflow"),
         (("gone.py:report",), "There is no file gone.py"),
         (("gone.module:report",), "There is no module 'gone.module'"),

@@ -1,5 +1,6 @@
 """What the crash tests share: one ledger, and what undisturbed runs give."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from everstep.testing.ledger import Ledger, Mode
 from tests.crash.hooks import Hooks
-from tests.crash.nursery import Nursery
+from tests.crash.nursery import KILLED, Nursery
 from tests.crash.trial import Expected, Trial
 
 READ_SECONDS = 0.2
@@ -23,6 +24,7 @@ def ledger(place: Path) -> Iterator[Ledger]:
     with Ledger.start(place / "ledger") as ledger:
         ledger.behave("charge", Mode(loses=1, fails=1))
         ledger.behave("remit", Mode(loses=1, honours_keys=False))
+        ledger.behave("reserve", Mode(delay=0.04))
         ledger.behave("slow_look", Mode(delay=READ_SECONDS))
         ledger.behave("quick_look", Mode(delay=0.01))
         yield ledger
@@ -42,6 +44,25 @@ def hooks(place: Path) -> Iterator[Hooks]:
 @pytest.fixture(scope="session")
 def notified(place: Path, ledger: Ledger, hooks: Hooks, nursery: Nursery) -> Expected:
     return Expected.of(hooks.trial(place, ledger, nursery))
+
+
+@pytest.fixture(scope="session")
+def looping(place: Path, ledger: Ledger) -> Expected:
+    """A loop with checkpoints."""
+    return Expected.of(Trial.new(place, ledger, "loop"))
+
+
+@pytest.fixture(scope="session")
+def mending(place: Path, ledger: Ledger, looping: Expected) -> "Counter[str]":
+    """The points that a recovery passes which finds its newest checkpoint damaged."""
+    trial = Trial.new(place, ledger, "loop")
+    assert trial.run(at="checkpoint.recorded:6") == KILLED, trial.output()
+    trial.damages = 1
+    trial.run_to_the_end()
+    passed = trial.passed()
+    problems = trial.finish(looping)
+    assert not problems, "\n".join(problems)
+    return passed
 
 
 @pytest.fixture(scope="session")

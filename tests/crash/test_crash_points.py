@@ -16,6 +16,9 @@ from tests.crash.trial import KILLED, Expected, Trial, all_of, told
 FIRST_KILL = "store.commit.written:8"
 """Where the first process of a recovery is killed: in the middle of the run, with steps under way."""
 
+CUT_OFF = "transaction.written:1"
+"""Where a process is killed in the middle of an atomic step."""
+
 
 def spread(passes: int, most: int) -> list[int]:
     """Return the first, the second, the last and some in between."""
@@ -68,7 +71,7 @@ def kill_everywhere(place: Path, ledger: Ledger, undisturbed: Expected, most: in
         trial.run_to_the_end()
         return trial.finish(undisturbed)
 
-    FIGURES.points = POINTS
+    FIGURES.points = set(POINTS)
     problems = all_of(one, cases(undisturbed.points, most))
     assert not problems, told(problems)
 
@@ -103,10 +106,43 @@ def test_a_recovery_survives_a_kill_at_every_crash_point(
     assert not problems, told(problems)
 
 
-def test_every_crash_point_of_the_table_is_passed_by_a_workload(
-    undisturbed: Expected, recovering: Counter[str], notified: Expected
+@pytest.fixture(scope="module")
+def refused(place: Path, ledger: Ledger) -> Expected:
+    """What becomes of an atomic step that was cut off, and fails when it is done again."""
+    trial = Trial.new(place, ledger, "refused")
+    assert kill_at(trial, *split(CUT_OFF)), trial.output()
+    trial.run_to_the_end()
+    expected = Expected(trial.results(), trial.applied(), trial.passed())
+    assert not expected.applied
+    problems = trial.finish(expected)
+    assert not problems, told(problems)
+    return expected
+
+
+def test_a_step_that_is_ruled_out_survives_a_kill_at_every_point_of_that(
+    place: Path, ledger: Ledger, refused: Expected
 ) -> None:
-    never = POINTS - set(undisturbed.points) - set(recovering) - set(notified.points)
+    def one(name: str) -> list[str]:
+        trial = Trial.new(place, ledger, "refused")
+        if not kill_at(trial, *split(CUT_OFF)) or not kill_at(trial, name, 1):
+            return [f"{name} did not fire"]
+        trial.run_to_the_end()
+        return trial.finish(refused)
+
+    problems = all_of(one, sorted(name for name in refused.points if name.startswith("transaction.")))
+    assert not problems, told(problems)
+
+
+def test_every_crash_point_of_the_table_is_passed_by_a_workload(
+    undisturbed: Expected,
+    recovering: Counter[str],
+    refused: Expected,
+    looping: Expected,
+    mending: Counter[str],
+    notified: Expected,
+) -> None:
+    passed = set(undisturbed.points) | set(refused.points) | set(looping.points) | set(notified.points)
+    never = POINTS - passed - set(recovering) - set(mending)
     assert not never, f"no workload passes {sorted(never)}"
 
 

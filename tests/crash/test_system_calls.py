@@ -39,6 +39,7 @@ def strace() -> None:
 
 def store_files(trial: Trial) -> list[str]:
     names = ("store.db", "store.db-wal", "store.db-journal", "store.db-shm", "store.db-live", "")
+    names += ("shop.db", "shop.db-journal")
     return [part for name in names for part in ("-P", str(trial.folder / name))]
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+import apsw
+
 from everstep.errors import StoreUnusable
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import RunHistory, Violation, check, export_histories
@@ -47,6 +49,8 @@ class Trial:
     """Where its processes come from, if they need not be started one by one."""
     settings: dict[str, str] = field(default_factory=dict)
     """More of their environment."""
+    damages: int = 0
+    """How many checkpoints each process finds damaged."""
     faults: list[str] = field(default_factory=list)
     snapshots: list[list[RunHistory]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -99,6 +103,8 @@ class Trial:
         environment = {**os.environ, **self.settings, "WORKLOAD_LEASE": str(lease), "EVERSTEP_CRASH_COUNT": str(points)}
         if at:
             environment["EVERSTEP_CRASH_AT"] = at
+        if self.damages:
+            environment["WORKLOAD_DAMAGE"] = str(self.damages)
         if traced_by:
             environment["WORKLOAD_TRACED_BY"] = json.dumps(list(traced_by))
         return environment
@@ -133,7 +139,7 @@ class Trial:
     def take_snapshot(self) -> None:
         """Keep and judge what a kill has left behind, before anybody goes on."""
         histories = self.histories(copied=True)
-        self.judge(check(histories, journal=self.journal(), ledger=self.book.entries(), settled=False, reads=READS))
+        self.judge(check(histories, journal=self.journal(), ledger=self.effects(), settled=False, reads=READS))
         self.snapshots.append(histories)
 
     def journal(self) -> list[dict[str, Any]]:
@@ -144,7 +150,11 @@ class Trial:
         return {line["run"]: (line["value"], line["published"]) for line in self.journal() if line["verb"] == "result"}
 
     def applied(self) -> Counter[str]:
-        return Counter(entry["effect"] for entry in self.book.entries() if entry["kind"] == "applied")
+        return Counter(entry["effect"] for entry in self.effects() if entry["kind"] == "applied")
+
+    def effects(self) -> list[dict[str, Any]]:
+        """Return the ledger's entries, and those that the databases of atomic steps have on themselves."""
+        return [*self.book.entries(), *entries_in(self.folder)]
 
     # -- the verdict ----------------------------------------------------------------------------------------------
     def judge(self, violations: Iterable[Violation]) -> None:
@@ -158,7 +168,7 @@ class Trial:
         """Judge the end: every rule, the result and the effects of an undisturbed run. Returns what is wrong."""
         histories = self.histories()
         earlier = [history for snapshot in self.snapshots for history in snapshot]
-        accounts: dict[str, Any] = {"journal": self.journal(), "ledger": self.book.entries(), "faults": self.faults}
+        accounts: dict[str, Any] = {"journal": self.journal(), "ledger": self.effects(), "faults": self.faults}
         self.judge(check(histories, earlier=earlier, **accounts))
         self.problems += [
             f"{history.row.id} is {history.row.status}" for history in histories if history.row.status != "completed"
@@ -172,6 +182,25 @@ class Trial:
         if not self.problems:
             shutil.rmtree(self.folder)
         return [f"{self.folder.name} ({', '.join(self.faults)}): {problem}" for problem in self.problems]
+
+
+def entries_in(folder: Path) -> list[dict[str, Any]]:
+    """Return what atomic steps have written, as a ledger would have it. Copies are read: nothing is tidied up."""
+    entries: list[dict[str, Any]] = []
+    with TemporaryDirectory(dir=folder) as copies:
+        for name in ("shop.db", "store.db"):
+            for file in (name, f"{name}-wal", f"{name}-journal"):
+                if (folder / file).exists():
+                    shutil.copy(folder / file, copies)
+            if not (Path(copies) / name).exists():
+                continue
+            connection = apsw.Connection(str(Path(copies) / name))
+            if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'applied'").fetchall():
+                for effect, key, argument, at in connection.execute("SELECT * FROM applied"):
+                    entry = {"effect": effect, "key": key, "arguments": argument, "digest": str(argument), "at": at}
+                    entries += [{**entry, "kind": "request"}, {**entry, "kind": "applied"}]
+            connection.close()
+    return entries
 
 
 def read_histories(path: Path) -> list[RunHistory]:

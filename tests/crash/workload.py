@@ -3,6 +3,8 @@
     python workload.py reference FOLDER LEDGER      one run with a bit of everything
     python workload.py reads FOLDER LEDGER          twenty slow reads
     python workload.py lanes FOLDER LEDGER          twenty quick reads whose order is chance
+    python workload.py refused FOLDER LEDGER        an atomic step that is refused when it is done again
+    python workload.py loop FOLDER LEDGER           a loop with checkpoints
     python workload.py fleet FOLDER LEDGER COUNT    many runs; any number of these processes share them
     python workload.py held FOLDER LEDGER           one run that is held, told of by a webhook, and resolved
 
@@ -16,10 +18,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import apsw
+
 import everstep
-from everstep import Done, NotDone, Retry, step, workflow
+from everstep import STORE, Done, Fatal, NotDone, Retry, step, transaction, workflow
+from everstep.stores.keys import EffectRow
 from everstep.testing.journals import ClientJournal, watch_commits
 from everstep.testing.ledger import apply, ask
 
@@ -29,6 +36,8 @@ ENTRIES = Path()
 """What the ledger has written down for this trial."""
 WATCHED = Path()
 """A file that a run remembers."""
+SHOP = Path()
+"""A database of the workload's own, beside its store."""
 READS, LANES = 20, 4
 PATIENT = Retry(attempts=6, first=0.005, factor=1.0, jitter=0.0)
 
@@ -74,6 +83,49 @@ async def pack(number: int) -> str:
     return await asyncio.to_thread(apply, LEDGER, "pack", everstep.key(), number)
 
 
+def enter(connection, effect: str, argument: int) -> str:
+    """Write down an effect in the database itself: what is there was applied."""
+    connection.execute("CREATE TABLE IF NOT EXISTS applied (effect TEXT, key TEXT, argument INTEGER, at INTEGER)")
+    now = time.time_ns() // 1000
+    connection.execute("INSERT INTO applied VALUES (?, ?, ?, ?)", (effect, everstep.key(), argument, now))
+    return f"{effect} {argument}"
+
+
+def book(connection, number: int) -> str:
+    return enter(connection, "book", number)
+
+
+async def keep(connection, number: int) -> str:
+    await asyncio.sleep(0)
+    return enter(connection, "keep", number)
+
+
+def book_once(connection, number: int) -> str:
+    if everstep.current().attempt > 1:
+        enter(connection, "book_once", number)
+        raise Fatal("not a second time")
+    return enter(connection, "book_once", number)
+
+
+@workflow
+async def reference_refused() -> str:
+    try:
+        return await asyncio.to_thread(transaction(SHOP, name="book_once")(book_once), 1)
+    except Fatal:
+        return "refused"
+
+
+@step(key="reservation:{number}")
+async def reserve(number: int) -> str:
+    """Several runs ask for it. The ledger takes its time, so that the others wait."""
+    return await asyncio.to_thread(apply, LEDGER, "reserve", everstep.key(), number)
+
+
+@workflow
+async def reference_reserving(number: int) -> str:
+    return await reserve(number)
+
+
 @workflow
 async def reference_child(number: int) -> str:
     return await pack(number)
@@ -86,7 +138,10 @@ async def reference_order(number: int) -> dict[str, str | int | list[str]]:
     large, paid = await asyncio.gather(asyncio.to_thread(compute_large, number), charge(number))
     await asyncio.sleep(0.02)
     packed = await reference_child(number)
+    reserved = await asyncio.gather(reserve(number), reference_reserving(number), reserve(number))
     remitted = await asyncio.to_thread(remit, number)
+    booked = await asyncio.to_thread(transaction(SHOP, name="book", retry=PATIENT)(book), number)
+    kept = await transaction(STORE, name="keep")(keep)(number)
     word = await everstep.receive("word", str)
     stamped = await asyncio.to_thread(stamp, word)
     try:
@@ -100,7 +155,10 @@ async def reference_order(number: int) -> dict[str, str | int | list[str]]:
         "large": len(large),
         "paid": paid,
         "packed": packed,
+        "reserved": sorted(set(reserved)),
         "remitted": remitted,
+        "booked": booked,
+        "kept": kept,
         "stamped": stamped,
         "word": word,
         "token": token,
@@ -162,6 +220,55 @@ async def reference_held(number: int) -> str:
     return await lose_track(number)
 
 
+@dataclass
+class LoopState:
+    left: int
+    done: list[str] = field(default_factory=list)
+    draws: set[float] = field(default_factory=set)
+
+
+@workflow
+async def reference_loop(turns: int) -> list[str]:
+    """Each turn does one of four things; what the code draws by chance goes on where it was, and never begins again."""
+    state = LoopState(turns, [await look_up(turns)])
+    while state.left:
+        state = await everstep.checkpoint(state)
+        number = 100 + state.left
+        match state.left % 4:
+            case 0:
+                state.done.append(await pack(number))
+            case 1:
+                state.done.append(await asyncio.to_thread(remit, number))
+            case 2:
+                state.done.append(await reference_child(number))
+            case 3:
+                await asyncio.sleep(0.01)
+                state.done.append(await look_up(number))
+        state.draws.add(everstep.random().random())
+        state.left -= 1
+    everstep.publish("draws", len(state.draws))
+    return state.done
+
+
+async def loop(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    await journalled(journal, "start", "loop-1", app.start(reference_loop, 8, id="loop-1"))
+    await note_result(app, journal, "loop-1")
+
+
+def damage_checkpoints(path: str, count: int) -> None:
+    """Garble the newest checkpoints of the loop, behind everybody's back."""
+    if os.path.exists(path):
+        connection = apsw.Connection(path)
+        try:
+            connection.execute(
+                "UPDATE checkpoints SET state = CAST(state || x'00' AS BLOB) WHERE run = 'loop-1' AND seq IN "
+                "(SELECT seq FROM checkpoints WHERE run = 'loop-1' ORDER BY seq DESC LIMIT ?)",
+                (count,),
+            )
+        finally:
+            connection.close()
+
+
 async def reference(app: everstep.App, journal: ClientJournal, count: int) -> None:
     await journalled(journal, "start", "order-1", app.start(reference_order, 7, id="order-1"))
     try:
@@ -170,6 +277,13 @@ async def reference(app: everstep.App, journal: ClientJournal, count: int) -> No
     except everstep.errors.RunEnded:
         pass  # an earlier process sent it
     await note_result(app, journal, "order-1")
+    for database in (SHOP, STORE):
+        await app.forget_markers(database, older_than=0)
+
+
+async def refused(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    await journalled(journal, "start", "refused-1", app.start(reference_refused, id="refused-1"))
+    await note_result(app, journal, "refused-1")
 
 
 async def reads(app: everstep.App, journal: ClientJournal, count: int) -> None:
@@ -229,6 +343,18 @@ async def note_result(app: everstep.App, journal: ClientJournal, run: str) -> No
     journal.note("result", run, "acknowledged", value=value, published=published)
 
 
+def look_away(app: everstep.App) -> None:
+    """See each key as free at first, as if somebody else were quicker between the look and the claim."""
+    looks: Counter[str] = Counter()
+    real = app.store.effect
+
+    def effect(key: str) -> EffectRow | None:
+        looks[key] += 1
+        return None if looks[key] <= 3 else real(key)
+
+    app.store.effect = effect  # type: ignore[method-assign]
+
+
 async def main(kind: str, folder: str, count: int) -> None:
     task = asyncio.current_task()
     assert task is not None
@@ -236,9 +362,21 @@ async def main(kind: str, folder: str, count: int) -> None:
     lease = float(os.environ.get("WORKLOAD_LEASE", "30"))
     recover = kind == "fleet"
     journal = ClientJournal(os.path.join(folder, "journal.jsonl"))
+    if damages := int(os.environ.get("WORKLOAD_DAMAGE", "0")):
+        damage_checkpoints(os.path.join(folder, "store.db"), damages)
     async with everstep.open(os.path.join(folder, "store.db"), recover=recover, lease=lease) as app:
         watch_commits(app.store, journal)
-        work = {"reference": reference, "reads": reads, "lanes": lanes, "fleet": fleet, "held": held}[kind]
+        look_away(app)
+        works = {
+            "reference": reference,
+            "refused": refused,
+            "reads": reads,
+            "lanes": lanes,
+            "loop": loop,
+            "fleet": fleet,
+            "held": held,
+        }
+        work = works[kind]
         await work(app, journal, count)
 
 
@@ -251,8 +389,9 @@ def let_trace(command: list[str]) -> None:
 
 def command(arguments: list[str]) -> int:
     """Be this program. Returns its exit status."""
-    global LEDGER, ENTRIES, WATCHED
+    global LEDGER, ENTRIES, SHOP, WATCHED
     _, kind, folder, LEDGER, *rest = arguments
+    SHOP = Path(folder) / "shop.db"
     WATCHED = Path(folder) / "watched"
     ENTRIES = Path(folder).parent / "ledger" / Path(folder).name / "ledger.jsonl"
     if "WORKLOAD_TRACED_BY" in os.environ:

@@ -282,21 +282,6 @@ def test_a_folder_is_not_a_store(tmp_path: Path) -> None:
         try_to_open(tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everything")
-@pytest.mark.parametrize("what", ["file", "folder"])
-def test_what_cannot_be_written_is_refused_with_the_reason(tmp_path: Path, what: str) -> None:
-    path = tmp_path / "runs.db"
-    try_to_open(path)
-    target = path if what == "file" else tmp_path
-    target.chmod(0o500)
-    try:
-        with pytest.raises(StoreReadOnly):
-            try_to_open(path)
-    finally:
-        target.chmod(0o700)
-    try_to_open(path)
-
-
 @scenario
 async def test_a_disk_that_becomes_read_only_is_a_clear_error_and_nothing_is_lost(machine: Machine) -> None:
     app = await machine.boot()

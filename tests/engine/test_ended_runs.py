@@ -353,6 +353,36 @@ async def test_in_a_task_group_the_failed_one_and_those_it_cancelled_are_done_ag
 
 
 @scenario
+async def test_a_retry_that_goes_back_beyond_an_earlier_one_shares_no_keys_with_it(machine: Machine) -> None:
+    @workflow
+    async def grudging() -> str:
+        error = None
+        try:
+            first = await do("a")
+        except ValueError as caught:
+            error, first = caught, ""
+        second = await do("b")
+        third = await do("c")
+        if error is not None:
+            raise error
+        return first + second + third
+
+    BROKEN.update("ab")
+    app = await machine.boot()
+    with pytest.raises(ValueError, match="b"):
+        await app.run(grudging, id="r")
+    BROKEN.discard("b")
+    with pytest.raises(ValueError, match="a"):
+        await app.run(grudging, id="r", on_existing="retry")
+    BROKEN.clear()
+    assert await app.run(grudging, id="r", on_existing="retry") == "ABC"
+    assert NOTES == ["a", "b", "b", "c", "a", "b", "c"]
+    assert KEYS[3] != KEYS[6], "what was done between the two retries no longer counts"
+    await machine.stop(app)
+    assert machine.replay("r").differences == []
+
+
+@scenario
 async def test_what_a_handler_did_after_the_failure_no_longer_counts_and_shares_no_keys(machine: Machine) -> None:
     @workflow
     async def flow() -> str:

@@ -1,11 +1,15 @@
 """What type checkers must accept, and the types they must see. Checked by `test_typing.py`, never run."""
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, assert_type
 
+import apsw
+
 import everstep
-from everstep import Live, Retry, Run, step, workflow
+from everstep import STORE, Live, Retry, Run, step, transaction, workflow
 
 
 class Client:
@@ -34,6 +38,22 @@ async def live(client: Live[Client], count: int) -> str:
     return client.name * count
 
 
+@transaction("shop.db", retry=Retry(attempts=3), timeout=5)
+def book(connection: sqlite3.Connection, amount: int, note: str = "") -> str:
+    return f"{amount} {note}"
+
+
+@transaction(STORE)
+async def keep(connection: apsw.Connection, text: str) -> int:
+    return len(text)
+
+
+class Till:
+    @transaction(Path("shop.db"))
+    def sell(self, connection: sqlite3.Connection, item: str) -> bool:
+        return bool(item)
+
+
 @workflow
 async def flow(topic: str, count: int) -> dict[str, int]:
     assert_type(await bare(count), str)
@@ -45,6 +65,10 @@ async def flow(topic: str, count: int) -> dict[str, int]:
     assert_type(await everstep.receive("word", bool, timeout=5), bool)
     assert_type(await step(bare, name="other")(1), str)
     assert_type(await asyncio.gather(bare(1), bare(2)), tuple[str, str])
+    assert_type(await asyncio.to_thread(book, 5), str)
+    assert_type(await asyncio.to_thread(book, 5, note="x"), str)
+    assert_type(await keep("text"), int)
+    assert_type(await asyncio.to_thread(Till().sell, "lamp"), bool)
     child = await other(1)
     assert_type(child, bool)
     return {topic: count}
@@ -58,6 +82,8 @@ async def other(number: int) -> bool:
 @workflow
 def plain(text: str) -> int:
     assert_type(optioned(text), list[str])
+    assert_type(book(5), str)
+    assert_type(Till().sell("lamp"), bool)
     assert_type(everstep.blocking.receive("word", str), str)
     return len(text)
 
@@ -83,3 +109,7 @@ def blocking() -> None:
     with everstep.open() as app:
         assert_type(app.start(flow, "tides", 3).result(), dict[str, int])
         assert_type(app.run(plain, "text"), int)
+
+
+def testing(connection: sqlite3.Connection) -> None:
+    assert_type(book(connection, 5, note="x"), str)

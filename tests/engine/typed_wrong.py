@@ -1,7 +1,9 @@
 """What type checkers must refuse: each line with `# refused`. Checked by `test_typing.py`, never run."""
 
+import sqlite3
+
 import everstep
-from everstep import Live, step, workflow
+from everstep import STORE, Live, step, transaction, workflow
 
 
 class Client:
@@ -22,6 +24,20 @@ async def live(client: Live[Client]) -> str:
 async def unknown_contract() -> None: ...
 
 
+@transaction("shop.db")
+def book(connection: sqlite3.Connection, amount: int) -> str:
+    return str(amount)
+
+
+@transaction(STORE)  # refused
+def wrong_connection(connection: sqlite3.Connection, amount: int) -> str:
+    return str(amount)
+
+
+@transaction(5)  # refused
+def wrong_database(connection: sqlite3.Connection) -> None: ...
+
+
 @workflow
 async def flow(topic: str, count: int) -> int:
     await bare("one")  # refused
@@ -33,7 +49,11 @@ async def flow(topic: str, count: int) -> int:
 
 @workflow
 def plain(text: str) -> int:
-    return len(text)
+    book("five")  # refused
+    book()  # refused
+    book(5, 6)  # refused
+    sold: int = book(5)  # refused
+    return len(text) + sold
 
 
 @workflow(on_existing="perhaps")  # refused

@@ -11,7 +11,19 @@ import everstep
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import EventRow
 from everstep.stores.memory import MemoryStore
-from everstep.stores.protocol import Append, Claimed, NewRun, Operation, RowChange, RunRow, StartRun, Store, Verdict
+from everstep.stores.protocol import (
+    LAST,
+    Append,
+    CheckpointRow,
+    Claimed,
+    NewRun,
+    Operation,
+    RowChange,
+    RunRow,
+    StartRun,
+    Store,
+    Verdict,
+)
 from everstep.stores.sqlite import SqliteStore
 
 
@@ -50,6 +62,12 @@ def append_to(row: RunRow, count: int = 1, status: str = "running", at: int = 10
         "row": RowChange(status, at, **change),  # type: ignore[arg-type]
     }
     return Append(**(expected | fields))
+
+
+def checkpoint_for(append: Append, place: int = -1, **columns: Any) -> CheckpointRow:
+    """Return a checkpoint for an event of an append."""
+    row = CheckpointRow(append.run, append.generation, append.events[place].seq, b"p", b"e", b"s", b"d")
+    return row._replace(**columns)
 
 
 class Harness:
@@ -95,6 +113,13 @@ class Harness:
     def end(self, id: str, status: str = "completed", **fields: Any) -> Verdict:
         """End a run."""
         return self.one(append_to(self.row(id), status=status, **fields))
+
+    def checkpoints(self, id: str, generation: int = 1) -> list[CheckpointRow]:
+        """Return the checkpoints of a run, the newest first."""
+        found: list[CheckpointRow] = []
+        while (row := self.store.checkpoint(id, generation, found[-1].seq if found else LAST)) is not None:
+            found.append(row)
+        return found
 
     def due(self, worker: str = "me", at: int = 1_000, everyone: bool = True, limit: int = 100) -> list[str]:
         """Return what is due for a worker that knows the workflow `order`."""

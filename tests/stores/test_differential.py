@@ -10,9 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everstep.model.status import STATUSES
+from everstep.stores.keys import EffectFilter, ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
+    LAST,
     Append,
+    ArchiveRow,
     Claim,
     Failed,
     HoldRow,
@@ -27,7 +30,7 @@ from everstep.stores.protocol import (
     Verdict,
 )
 from everstep.stores.sqlite import transaction
-from tests.stores.kit import HARNESSES, Harness, append_to, new_run
+from tests.stores.kit import HARNESSES, Harness, append_to, checkpoint_for, new_run
 
 TARGETS = ["t1", "t2"]
 RUNS = ["a", "b", "c", "d", "e"]
@@ -85,6 +88,29 @@ def drawn_notifying(draw: Draw) -> Operation:
     return SettleNotification(id, attempt, state, draw(times), draw(st.sampled_from(["", "HTTP 500"])))
 
 
+KEYS = ["k", "l"]
+keys = st.sampled_from(KEYS)
+calls = st.integers(1, 3)
+
+
+@st.composite
+def claims(draw: Draw) -> KeyClaim:
+    effect = draw(st.sampled_from(["repeat", "once"]))
+    return KeyClaim(
+        draw(keys), draw(calls), draw(times), "charge", draw(st.sampled_from("xy")), effect, draw(st.integers(0, 1))
+    )
+
+
+@st.composite
+def key_changes(draw: Draw) -> KeyChanges:
+    def some(strategy: st.SearchStrategy[Any]) -> list[Any]:
+        return list(draw(st.lists(strategy, max_size=2)))
+
+    outcomes = st.sampled_from([None, None, b"1", b"\x00"])
+    ends = st.builds(KeyEnd, claims(), outcomes, st.just("h"), st.booleans())
+    return KeyChanges(some(claims()), some(ends), some(st.builds(KeyWait, keys, calls)))
+
+
 def drawn_append(draw: Draw, harness: Harness) -> Append | None:
     row = harness.store.run(draw(runs))
     if row is None:
@@ -102,6 +128,8 @@ def drawn_append(draw: Draw, harness: Harness) -> Append | None:
     if draw(st.integers(0, 3)) == 0:
         fields["starts"] = draw(st.lists(new_runs(follower=row.id), max_size=3))
         fields["posts"] = draw(st.lists(posts(), max_size=2))
+    if draw(st.integers(0, 1)) == 0:
+        fields["keys"] = draw(key_changes())
     append = append_to(
         row,
         draw(st.integers(0, 3)),
@@ -115,17 +143,21 @@ def drawn_append(draw: Draw, harness: Harness) -> Append | None:
         release=draw(st.booleans()),
         **fields,
     )
+    if append.events and draw(st.booleans()):
+        places = draw(st.lists(st.integers(0, len(append.events) - 1), unique=True, max_size=3))
+        append.checkpoints = [checkpoint_for(append, place, state=draw(small_bytes)) for place in places]
+        append.checkpoints_kept = draw(st.integers(1, 3))
+    if draw(st.integers(0, 5)) == 0:
+        what, seq = draw(st.sampled_from(["checkpoints", "events"])), draw(st.integers(1, 8))
+        append.archive = [ArchiveRow(row.id, row.generation, what, seq, draw(small_bytes), "why", draw(times))]
     append.epoch += draw(st.sampled_from([0] * 9 + [1]))
     append.generation += draw(st.sampled_from([0] * 12 + [1]))
     return append
 
 
 def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
-    kind = draw(
-        st.sampled_from(
-            ["append"] * 6 + ["start", "start", "post", "post", "claim", "release", "restart"] + ["notify"] * 3
-        )
-    )
+    others = ["start", "start", "post", "post", "claim", "release", "restart", "settle", "forget", *["notify"] * 3]
+    kind = draw(st.sampled_from(["append"] * 6 + others))
     if kind == "notify":
         return drawn_notifying(draw)
     if kind == "append":
@@ -135,6 +167,10 @@ def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
     if kind == "post":
         post: Post = draw(posts())
         return post
+    if kind == "settle":
+        return SettleKey(draw(keys), draw(times), draw(st.sampled_from([None, b"2"])), "h", "ann")
+    if kind == "forget":
+        return ForgetKeys(draw(times), draw(st.integers(0, 2)))
     row = harness.store.run(draw(runs))
     if kind == "claim":
         wanted = draw(st.lists(statuses, max_size=7))
@@ -191,11 +227,16 @@ def everything(store: Store) -> dict[str, Any]:
         told[f"next {target}"] = store.next_notification(target=target)
         told[f"due {target}"] = [store.due_notifications(target=target, at=at, limit=2) for at in (5, 20, 40)]
     told["diverged"] = store.diverged(["order", "other"], 2)
+    told["keys"] = [(store.effect(key), store.waiters(key)) for key in KEYS]
+    told["effects"] = [store.effects(EffectFilter(**wanted)) for wanted in ({}, {"run": "a"}, {"state": "done"})]
     for run in RUNS:
         told[run] = [
             store.run(run),
             [store.events(run, generation) for generation in range(1, 4)],
+            [store.events(run, 1, first, last) for first, last in ((1, 1), (2, 3), (3, 99), (5, 4))],
             [store.payload(run, digest) for digest in "pq"],
+            [store.checkpoint(run, generation, before) for generation in (1, 2) for before in (3, 5, LAST)],
+            store.archived(run),
             store.inbox(run),
             store.signals(run),
             store.children(run),

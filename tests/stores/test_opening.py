@@ -20,7 +20,7 @@ from tests.stores.kit import begin_python, new_run, python
 def version(path: Path) -> object:
     connection = apsw.Connection(str(path))
     try:
-        return connection.execute("SELECT value FROM meta").fetchall()
+        return connection.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchall()
     finally:
         connection.close()
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from everstep.errors import StoreError, StoreFailed, StoreFull, StoreReadOnly, StoreUnusable
+from everstep.stores.keys import ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
@@ -63,10 +64,16 @@ def break_commit(sqlite: SqliteHarness, patch: pytest.MonkeyPatch, *, after: boo
 
 def prepared(sqlite: SqliteHarness) -> dict[str, Operation]:
     """Return one operation of each kind that will be accepted."""
-    for id in ("append", "end", "empty", "post", "claim", "release", "restart", "extra"):
+    for id in ("append", "end", "empty", "post", "claim", "release", "restart", "extra", "keyed", "ended"):
         sqlite.start(id, status="running", owner="me" if id == "release" else None)
     sqlite.end("restart")
     sqlite.one(Post("extra", "signal"))
+    claims = [KeyClaim(key, n, 2, "pay", "d", "once") for n, key in enumerate(["k", "l", "m"])]
+    sqlite.one(append_to(sqlite.row("ended"), keys=KeyChanges(claims)))
+    sqlite.one(append_to(sqlite.row("ended"), keys=KeyChanges(ends=[KeyEnd(claims[2], b"1", "h")])))
+    sqlite.one(append_to(sqlite.row("post"), keys=KeyChanges(waits=[KeyWait("k", 1)])))
+    sqlite.end("ended", "cancelled")
+    taken = KeyChanges([KeyClaim("n", 1, 2, "pay", "d", "once")], waits=[KeyWait("l", 2), KeyWait("m", 3)])
     starts = [new_run("child", follower="extra", follower_call=1)]
     sqlite.start("held", status="running")
     note = NotificationRow(id="n", hold="h", run="held", target="t")
@@ -84,18 +91,22 @@ def prepared(sqlite: SqliteHarness) -> dict[str, Operation]:
         "claim": Claim("claim", "me", 1, ["running"]),
         "release": Release("release", 0, "queued"),
         "restart": RestartRun(0, new_run("restart", generation=2)),
+        "keyed": append_to(sqlite.row("keyed"), keys=taken),
+        "settle": SettleKey("k", 70, b"1", "h", "ann"),
+        "free": SettleKey("l", 71, by="ann"),
         "hold": append_to(sqlite.row("hold"), status="held", hold=hold, notifications=[told]),
         "take": TakeNotification("n", 1, "me", 10, 50),
     }
 
 
 def tables(sqlite: SqliteHarness) -> dict[str, list[Any]]:
-    names = ["runs", "events", "payloads", "signals", "followers", "holds", "notifications"]
+    names = ["runs", "events", "payloads", "signals", "followers", "holds", "effects", "waiters", "notifications"]
     connection = sqlite.sqlite._reader._connection
     return {name: connection.execute(f"SELECT * FROM {name} ORDER BY 1, 2, 3").fetchall() for name in names}
 
 
-KINDS = ["append", "end", "empty", "extra", "start", "post", "claim", "release", "restart", "hold", "take"]
+KINDS = ["append", "end", "empty", "extra", "start", "post", "claim", "release", "restart", "keyed", "settle", "free"]
+KINDS += ["hold", "take"]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
@@ -113,6 +124,15 @@ def test_an_unknown_commit_is_read_back_and_never_done_twice(
     assert sqlite.do(*[operations[kind] for kind in kinds]) == wanted
     assert tables(sqlite) == tables(undisturbed)
     undisturbed.close()
+
+
+def test_forgetting_again_after_an_unknown_commit_forgets_nothing_more(
+    sqlite: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(sqlite)
+    break_commit(sqlite, monkeypatch, after=True)
+    sqlite.one(ForgetKeys(99))
+    assert [row[0] for row in tables(sqlite)["effects"]] == ["k", "l"], "what is under way stays"
 
 
 def test_what_was_so_before_does_not_tell_that_a_commit_was_done(

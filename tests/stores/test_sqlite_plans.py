@@ -34,9 +34,11 @@ MAY_SCAN = {
     "counts": "a figure for people, from an index alone",
     "workers": "few rows",
     "what_it_is": "the schema",
+    "effects": "a list for people, by the index of its order",
+    "forget_effects": "the oldest, by the index of their order",
 }
 
-TABLES = "runs|signals|events|payloads|holds|followers|workers|notifications|told"
+TABLES = "runs|signals|events|payloads|checkpoints|archive|holds|followers|workers|effects|waiters|notifications|told"
 SCAN = re.compile(rf"SCAN ({TABLES})\b(?: USING (?:COVERING )?INDEX (\w+))?")
 
 

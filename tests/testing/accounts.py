@@ -8,6 +8,7 @@ import msgspec
 from everstep.model import events as ev
 from everstep.model.digests import chain_next, chain_start, step_key
 from everstep.model.events import EventRow
+from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import Delivery, RunRow
 from everstep.testing.checker import RunHistory, Violation, check
 
@@ -130,3 +131,40 @@ class Accounts:
             settled=self.settled,
             now=self.now,
         )
+
+
+KEY = "invoice:7"
+
+
+def owner(run: str, *more: Line, effect: str = "once", keys: list[EffectRow] | None = None, **row: Any) -> RunHistory:
+    """Return the history of a run whose step has the key, and what became of it."""
+    started: list[Line] = [
+        ("run_started", "", 0, ev.RunStarted("pay", "", 1, "3.11", "0d" * 16)),
+        ("step_started", "pay", 1, ev.StepStarted(1, "ee", effect, key=KEY)),
+    ]
+    made = history(run, [*started, *more], **row)
+    made.keys, made.entropy = keys or [], "0e" * 16
+    return made
+
+
+def key_row(run: str, state: Any = "under-way", **fields: Any) -> EffectRow:
+    """Return the key's row."""
+    owned = {"run": run, "generation": 1, "call": 1, "seq": 2, "step": "pay", "effect": "once", "arguments": "ee"}
+    return EffectRow(**{"key": KEY, "state": state, **owned, **fields})
+
+
+def paid(value: str = '["p"]', **fields: Any) -> Line:
+    return ("step_completed", "pay", 5, ev.StepCompleted(1, raw(value), **fields))
+
+
+def sharer(run: str, owner: str, value: str = '["p"]', **fields: Any) -> RunHistory:
+    """Return the history of a run that shares the key's outcome."""
+    shared = ev.StepShared(1, raw(value), run=owner, seq=2, **fields)
+    lines: list[Line] = [
+        ("run_started", "", 0, ev.RunStarted("pay", "", 1, "3.11", "0f" * 16)),
+        ("key_taken", "pay", 2, ev.KeyTaken(1, KEY, "ee", "once", run=owner, seq=2)),
+        ("step_shared", "pay", 6, shared),
+    ]
+    made = history(run, lines)
+    made.entropy = "0e" * 16
+    return made

@@ -6,9 +6,22 @@ from collections.abc import Callable
 import pytest
 
 from everstep.model import events as ev
+from everstep.model.digests import shared_key
 from everstep.stores.protocol import Delivery
 from everstep.testing.checker import RULES, RunHistory, check
-from tests.testing.accounts import START, Accounts, Line, entry, history, raw
+from tests.testing.accounts import (
+    KEY,
+    START,
+    Accounts,
+    Line,
+    entry,
+    history,
+    key_row,
+    owner,
+    paid,
+    raw,
+    sharer,
+)
 
 
 def planted(rule: str) -> Callable[[Callable[[Accounts], None]], Callable[[Accounts], None]]:
@@ -169,6 +182,18 @@ def an_effect_is_applied_twice(accounts: Accounts) -> None:
 
 
 @planted("D3")
+def an_atomic_step_is_applied_by_two_attempts(accounts: Accounts) -> None:
+    accounts.child[1] = ("step_started", "pack", 64, ev.StepStarted(1, "dd", "atomic"))
+    accounts.ledger.append(entry("applied", "order.4", "pack", 67))
+
+
+@planted("D3")
+def a_failed_atomic_step_has_happened(accounts: Accounts) -> None:
+    accounts.child[1] = ("step_started", "pack", 64, ev.StepStarted(1, "dd", "atomic"))
+    accounts.child[2] = ("step_failed", "pack", 68, ev.StepFailed(1))
+
+
+@planted("D3")
 def a_completed_step_was_never_applied(accounts: Accounts) -> None:
     del accounts.ledger[2]
 
@@ -263,6 +288,74 @@ def a_command_is_missing(accounts: Accounts) -> None:
     accounts.parent[12] = ("signal_awaited", "", 71, ev.SignalAwaited(6, "word", "str"))
 
 
+@planted("D8")
+def two_runs_have_one_key(accounts: Accounts) -> None:
+    accounts.more += [owner("a", keys=[key_row("a")]), owner("b", keys=[key_row("b")])]
+
+
+@planted("D8")
+def an_action_was_done_twice_under_one_key(accounts: Accounts) -> None:
+    accounts.more += [owner("a", paid(), keys=[key_row("a", "done")]), owner("b", paid())]
+
+
+@planted("D8")
+def what_is_done_is_begun_again(accounts: Accounts) -> None:
+    accounts.more += [owner("a", paid(), keys=[key_row("a", "done")]), owner("b", keys=[key_row("b")])]
+
+
+@planted("D8")
+def a_step_is_begun_without_its_key(accounts: Accounts) -> None:
+    accounts.more.append(owner("a"))
+
+
+@planted("D8")
+def the_key_of_a_failed_step_is_not_free(accounts: Accounts) -> None:
+    accounts.more.append(owner("a", ("step_failed", "pay", 5, ev.StepFailed(1)), keys=[key_row("a")]))
+
+
+@planted("D8")
+def the_key_of_a_repeatable_step_is_not_free_when_its_run_has_ended(accounts: Accounts) -> None:
+    end: Line = ("run_cancelled", "", 9, ev.RunCancelled())
+    accounts.more.append(owner("a", end, effect="repeat", keys=[key_row("a", effect="repeat")]))
+
+
+@planted("D8")
+def the_table_has_an_outcome_that_no_history_has(accounts: Accounts) -> None:
+    accounts.more.append(owner("a", keys=[key_row("a", "done")]))
+
+
+@planted("D8")
+def a_step_shares_what_nobody_did(accounts: Accounts) -> None:
+    accounts.more += [owner("a", keys=[key_row("a")]), sharer("b", "a")]
+
+
+@planted("D8")
+def a_step_shares_another_outcome(accounts: Accounts) -> None:
+    accounts.more += [owner("a", paid(), keys=[key_row("a", "done")]), sharer("b", "a", '["q"]')]
+
+
+@planted("D8")
+def a_step_shares_although_it_has_the_key_itself(accounts: Accounts) -> None:
+    shared: Line = ("step_shared", "pay", 6, ev.StepShared(1, raw('["p"]'), run="gone", seq=2))
+    accounts.more.append(owner("a", shared))
+
+
+@planted("D8")
+def a_step_that_waits_for_its_key_is_completed(accounts: Accounts) -> None:
+    made = sharer("b", "gone")
+    lines: list[Line] = [(e.kind, e.step, 0, ev.decode_body(e.kind, e.body)) for e in made.events[:2]]
+    accounts.more.append(history("b", [*lines, ("step_completed", "pay", 5, ev.StepCompleted(1, attempt=0))]))
+
+
+@planted("D3")
+def an_action_is_applied_twice_under_one_key(accounts: Accounts) -> None:
+    failed: Line = ("step_failed", "pay", 5, ev.StepFailed(1))
+    accounts.more += [owner("a", failed), owner("b", paid(), keys=[key_row("b", "done")])]
+    key = shared_key("0e" * 16, KEY, "pay", "ee", 0)
+    for kind in ("request", "applied", "request", "applied"):
+        accounts.ledger.append({**entry(kind, "order", "charge", 3), "effect": "pay", "key": key})
+
+
 def test_accounts_that_agree_break_no_rule() -> None:
     assert Accounts().check() == []
 
@@ -272,6 +365,33 @@ def test_a_planted_bug_is_caught_by_its_rule(rule: str, plant: Callable[[Account
     accounts = Accounts()
     plant(accounts)
     assert rule in {violation.rule for violation in accounts.check()}
+
+
+def test_one_key_in_many_runs_is_sound() -> None:
+    failed: Line = ("step_failed", "pay", 5, ev.StepFailed(1))
+    fallen_back = paid(fallback=True)
+    histories = [
+        owner("failed", failed),
+        owner("fallen back", fallen_back),
+        owner("stopped", ("run_cancelled", "", 9, ev.RunCancelled()), effect="repeat"),
+        owner("done", paid(), keys=[key_row("done", "done")]),
+        sharer("shares", "done"),
+        sharer("shares with one that was deleted", "gone"),
+        sharer("was told by a person", "failed", by="ann"),
+    ]
+    key = shared_key("0e" * 16, KEY, "pay", "ee", 0)
+    ledger = [{**entry(kind, "order", "charge", 3), "effect": "pay", "key": key} for kind in ("request", "applied")]
+    assert check(histories, ledger=[*ledger, ledger[0]]) == []
+    in_doubt = owner("in doubt", ("run_cancelled", "", 9, ev.RunCancelled()), keys=[key_row("in doubt")])
+    assert check([in_doubt]) == []
+    lines: list[Line] = [("run_started", "", 0, ev.RunStarted("pay", "", 1, "3.11", "0d" * 16))]
+    lines.append(("key_taken", "pay", 1, ev.KeyTaken(1, KEY, "ee", "once", run="failed", seq=2)))
+    lines.append(("key_taken", "pay", 3, ev.KeyTaken(1, KEY, "ee", "once", again=True)))
+    lines.append(("step_started", "pay", 4, ev.StepStarted(1, "ee", "once", because="freed", key=KEY)))
+    lines.append(("attempt_failed", "pay", 5, ev.AttemptFailed(1, 1, START)))
+    lines.append(("step_started", "pay", 5, ev.StepStarted(1, "ee", "once", attempt=2, because="retry", key=KEY)))
+    lines.append(paid(attempt=2))
+    assert check([history("waited", lines)]) == []
 
 
 def test_every_rule_has_a_planted_bug() -> None:

@@ -1,5 +1,6 @@
 """Timelines in the terminal: a row for each step, timer, signal and child, with a bar over time."""
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,7 @@ MARKS: Final = {
 COMPRESSED_FROM: Final = 10_000_000
 """Shorter runs (microseconds) are drawn to scale, whatever they wait for."""
 NAME_CHARACTERS_MAX: Final = 28
+_FIRST_TEXT: Final = re.compile(r'\[\["((?:[^"\\]|\\.)*)"')
 WAITING: Final = {"timer": ("◷", "blue"), "signal": ("✉", "magenta"), "child": ("▸", "cyan")}
 STYLES: Final = {"completed": "green", "failed": "red", "crashed": "green", "cancelled": "yellow", "open": "cyan"}
 STATUS_STYLES: Final = {
@@ -137,6 +139,11 @@ def bar_of(row: Row, scale: Scale, now: int) -> "Text":
 
 
 def _fill_attempts(row: Row, fill: Callable[[int, int, str, str], None], now: int) -> None:
+    began = row.attempts[0].started_at if row.attempts else row.ended_at or now
+    if began > row.started_at:  # until then another step had its key
+        fill(row.started_at, began, "┄", "dim")
+    if not row.attempts:
+        return
     for attempt, following in zip(row.attempts, [*row.attempts[1:], None], strict=True):
         end = attempt.ended_at or now
         if following is not None or attempt.due:
@@ -169,7 +176,9 @@ def remark_of(row: Row) -> "Text":
         parts.append((error_line(row.attempts[-1].error), "red"))
     if row.note:
         parts.append((row.note, "dim" if row.kind != "note" else ""))
-    if row.state == "completed" and row.value and row.kind != "note":
+    if file := file_of(row):
+        parts.append((file, ""))
+    elif row.state == "completed" and row.value and row.kind != "note":
         parts.append((f"→ {row.value}", "dim"))
     from rich.text import Text
 
@@ -177,6 +186,12 @@ def remark_of(row: Row) -> "Text":
     for part, style in parts:
         text.append(" · " if text else "", style="dim").append(shortened(clean(part), 120), style=style)
     return text
+
+
+def file_of(row: Row) -> str:
+    """Return which file a file effect is about, and "" for any other row. Its arguments may be cut off after that."""
+    found = _FIRST_TEXT.match(row.arguments) if row.name.startswith("files.") else None
+    return found.group(1) if found else ""
 
 
 def times(count: int) -> str:

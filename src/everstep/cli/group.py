@@ -25,7 +25,7 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
             "resolve": "resolving",
         },
     ),
-    ("Looking closer", {"history": "listing"}),
+    ("Looking closer", {"history": "listing", "effects": "effects"}),
     ("Acting on runs", {"signal": "acting", "cancel": "acting", "retry": "acting", "hold": "acting"}),
     ("Checking", {"verify": "verifying", "replay": "replaying"}),
     ("The store", {"doctor": "doctor", "migrate": "migrating"}),

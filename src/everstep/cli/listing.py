@@ -130,6 +130,7 @@ def _print_events(store: Store, row: RunRow, generation: int) -> None:
         before = event.at
         time = f"{local_time(event.at):%H:%M:%S.%f}"[:-3]
         style = "red" if "failed" in event.kind or event.kind == "run_held" else ""
+        style = "magenta" if event.kind.startswith("checkpoint_") else style
         cells = [styled(event.seq), styled(time, "dim"), styled(after, "dim"), styled(event.kind, style)]
         rows.append([*cells, styled(shortened(event.step, 32), "bold"), styled(_gist(event.body), "dim")])
     add_fitted(table, rows, out.width)
@@ -142,7 +143,10 @@ def _gist(body: dict[str, Any]) -> str:
     """Return what is worth a line of an event's body."""
     parts: list[str] = []
     for name, value in body.items():
-        if name in ("entropy", "arguments", "semantics", "python", "call", "number", "early") or value in ("", None):
+        if name in ("entropy", "arguments", "semantics", "python", "call", "number", "early", "digest") or value in (
+            "",
+            None,
+        ):
             continue
         if name == "preview":
             parts.insert(0, arguments_text(str(value)))

@@ -212,6 +212,8 @@ Said = tuple[str, str, str] | None
 def _step_started(event: EventRow, body: Any, timeline: Timeline) -> Said:
     if body.because == "crash":
         return "↻", f"{event.step} was cut off; attempt {body.attempt} begins", "yellow"
+    if body.because == "freed":
+        return "↻", f"{event.step} begins: its key {body.key} is free", "yellow"
     if body.because == "person":
         return "↻", f"{event.step}: attempt {body.attempt}, because somebody wanted it", "yellow"
     if body.attempt > 1:
@@ -229,6 +231,10 @@ def _step_ended(event: EventRow, body: Any, timeline: Timeline) -> Said:
     return MARKS["failed"][0], f"{event.step}{took}  {why}", "red"
 
 
+def _step_shared(event: EventRow, body: Any, timeline: Timeline) -> Said:
+    return MARKS["completed"][0], f"{event.step}  was done by {body.run}", "green"
+
+
 def _attempt_failed(event: EventRow, body: Any, timeline: Timeline) -> Said:
     row = next((one for one in reversed(timeline.rows) if one.kind == "step" and one.name == event.step), None)
     error = row.attempts[-1].error if row is not None and row.attempts else None
@@ -242,6 +248,10 @@ def _published(event: EventRow, body: Any, timeline: Timeline) -> Said:
     return "◆", f"{body.name} = {shortened(timeline.published.get(body.name, ''), 120)}", "magenta"
 
 
+def _checkpoint_damaged(event: EventRow, body: Any, timeline: Timeline) -> Said:
+    return "✗", f"the checkpoint at event {body.checkpoint} was passed over: {body.why}", "yellow"
+
+
 def _child_ended(event: EventRow, body: Any, timeline: Timeline) -> Said:
     mark = "✓" if body.status == "completed" else "✗"
     return mark, f"child run {body.run} {body.status}", "green" if mark == "✓" else "red"
@@ -251,10 +261,14 @@ _LINES: dict[str, Any] = {
     "step_started": _step_started,
     "step_completed": _step_ended,
     "step_failed": _step_ended,
+    "step_shared": _step_shared,
+    "key_taken": lambda event, body, _: ("…", f"{event.step}: run {body.run or '?'} has its key {body.key}", "dim"),
     "attempt_failed": _attempt_failed,
     "value_published": _published,
     "child_started": lambda event, body, _: ("▸", f"child run {body.run} ({body.workflow})", "cyan"),
     "child_ended": _child_ended,
+    "checkpoint_taken": lambda event, body, _: ("◆", f"checkpoint {body.number}", "dim"),
+    "checkpoint_damaged": _checkpoint_damaged,
     "signal_received": lambda event, body, _: ("✉", f"signal {body.name} arrived", "magenta"),
     "signal_rejected": lambda event, body, _: ("✗", f"signal {body.name} was rejected: {body.why}", "red"),
     "cancel_requested": lambda event, body, _: ("⊘", f"cancel requested {body.reason}".rstrip(), "yellow"),

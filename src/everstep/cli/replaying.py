@@ -12,7 +12,7 @@ from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.cli.verifying import every_run
 from everstep.codec import Codec
 from everstep.engine import asyncio_parts
-from everstep.engine.history import load_verified
+from everstep.engine.past import load_past
 from everstep.engine.resume import is_supported, replay
 from everstep.engine.workflow import DECLARED
 from everstep.errors import Damaged, NotDecodable
@@ -58,8 +58,9 @@ def _replay_one(store: Store, row: RunRow) -> dict[str, Any]:
     if not is_supported(row):
         return facts | {"verdict": "made by a newer release"}
     try:
-        history = load_verified(store, row)
-        replayed = replay(store, Codec(), row, DECLARED.named(row.workflow), history, quiet=True)
+        past = load_past(store, row)
+        workflow = DECLARED.named(row.workflow)
+        replayed = replay(store, Codec(), row, workflow, past.events, past.checkpoint, quiet=True)
     except Damaged as damage:
         return facts | {"verdict": "damaged", "problem": str(damage)}
     except NotDecodable as error:

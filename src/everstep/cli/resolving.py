@@ -22,7 +22,11 @@ from everstep.stores.protocol import HoldRow
 @click.option("--done", metavar="JSON", help="A step in doubt did happen, and this is its outcome.")
 @click.option("--not-done", is_flag=True, help="A step in doubt did not happen: do it again.")
 @click.option("--probe", is_flag=True, help="Ask the outside again about a step in doubt.")
-@click.option("--accept", is_flag=True, help="Keep the recorded outcomes although the arguments are others now.")
+@click.option(
+    "--accept",
+    is_flag=True,
+    help="The outside, or the arguments, are others now and that is right: remember this, keep all outcomes, go on.",
+)
 @click.option("--retry", is_flag=True, help="Try again what the run was held for.")
 @click.option("--skip", metavar="JSON", help="Take this value as the step's outcome.")
 @click.option("--cancel", is_flag=True, help="End the run as cancelled.")
@@ -104,7 +108,7 @@ def say_who_goes_on(run: str, url: str | None, *, is_served: bool) -> None:
     if is_served:
         text = "A worker that knows its workflow takes it up at once."
     else:
-        text = f"No worker is there: start `{line_to_paste('worker', 'FILE', url=url)}`, or say `everstep run …` again."
+        text = f"No worker is there: start `{line_to_paste('worker', 'FILE', url=url)}`, or start your program again."
     console().print(styled(f"  {text}", "dim"))
 
 

@@ -102,6 +102,7 @@ def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
     facts["holds"] = [hold_facts(hold, url) for hold in store.holds(run=row.id)]
     facts["children"] = [{"id": child.id, "status": child.status} for child in store.children(row.id)]
     facts["patches"] = timeline.patches
+    facts["checkpoints"] = timeline.checkpoints
     facts["result"] = payload_json(row.outcome or b"[null]") if row.status == "completed" else None
     facts["error"] = timeline.error
     return facts
@@ -127,6 +128,10 @@ def _waits(row: RunRow, timeline: Timeline, url: str | None) -> list[dict[str, A
     if row.wake_at is not None:
         waits.append({"timer": row.wake_at})
     waits += [{"child": one.name} for one in timeline.rows if one.kind == "child" and one.state == "open"]
+    for one in timeline.steps:
+        if one.awaited_key and one.state == "open":
+            line = line_to_paste("effects", "--key", one.awaited_key, url=url)
+            waits.append({"key": one.awaited_key, "step": one.name, "run": one.awaited_run, "command": line})
     return waits
 
 
@@ -174,6 +179,8 @@ def _heading(row: RunRow, timeline: Timeline, now: int, place: str) -> "Renderab
     if timeline.crashes:
         facts.append(f"{len(timeline.crashes)} crashes survived")
     facts.append(f"{row.head_seq} events")
+    if timeline.checkpoints:
+        facts.append(f"{len(timeline.checkpoints)} checkpoints, the newest at event {timeline.checkpoints[-1]}")
     return Group(first, styled(" · ".join(facts), "dim"), styled(place, "dim"))
 
 
@@ -236,4 +243,8 @@ def _draw_wait(wait: dict[str, Any], now: int) -> list[Any]:
     if "timer" in wait:
         left = duration(max(0, wait["timer"] - now) / 1e6)
         return [styled("◷ ", "blue").append(f"waits until {moment(wait['timer'], now)} ({left} left)")]
+    if "key" in wait:
+        whose = f", which run {clean(wait['run'])} has" if wait["run"] else ""
+        text = styled("⚿ ", "cyan").append(f"{clean(wait['step'])} waits for the key {clean(wait['key'])}{whose}:")
+        return [text, styled(f"  {wait['command']}", "bold")]
     return [styled("▸ ", "cyan").append(f"waits for the child run {clean(wait['child'])}")]

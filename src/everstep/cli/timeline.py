@@ -50,6 +50,9 @@ class Row(msgspec.Struct, kw_only=True):
     deadline: int | None = None
     attempts: list[AttemptView] = []
     error: dict[str, Any] | None = None
+    awaited_key: str = ""
+    """The key that the step waits for, and the run that has it."""
+    awaited_run: str = ""
 
     @property
     def crashes(self) -> int:
@@ -76,6 +79,8 @@ class Timeline:
         self.crashes: list[Crash] = []
         self.published: dict[str, str] = {}
         self.patches: dict[str, bool] = {}
+        self.checkpoints: list[int] = []
+        """The numbers of their events."""
         self.started_at = 0
         self.last_at = 0
         self.last_seq = 0
@@ -110,7 +115,7 @@ class Timeline:
         self.last_seq = event.seq
         try:
             body = decode_body(event.kind, event.body)
-        except (msgspec.MsgspecError, KeyError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
             return
         self.last_at = max(self.last_at, event.at)
         take = getattr(self, f"_take_{event.kind}", None)
@@ -154,6 +159,8 @@ class Timeline:
         elif body.because == "crash":
             self._crashed(event, row)
         row.state, row.ended_at, row.error = "open", None, None
+        if row.awaited_key:
+            row.awaited_key = row.awaited_run = row.note = ""
         row.attempts.append(AttemptView(body.attempt, event.at, body.because))
 
     def _crashed(self, event: EventRow, row: Row) -> None:
@@ -180,6 +187,23 @@ class Timeline:
                 row.note = "by its fallback"
             elif body.key_unused and len(row.attempts) > 1:
                 row.note = "repeated, and its body never used its key"
+            elif body.adopted:
+                row.note = "adopted from its marker" if row.effect == "atomic" else "adopted from its probe"
+
+    def _take_step_shared(self, event: EventRow, body: Any) -> None:
+        row = self._end_step(event, body.call, "completed")
+        if row is not None:
+            row.value = self._value(body)
+            row.note = f"done by {body.run}" + (f", says {body.by}" if body.by else "")
+
+    def _take_key_taken(self, event: EventRow, body: Any) -> None:
+        row = self._calls.get(body.call)
+        if row is None or not body.again:
+            row = Row(kind="step", name=event.step, seq=event.seq, started_at=event.at)
+            row.effect, row.source, row.arguments = body.effect, body.source, body.preview
+            self._new(row, body.call)
+        row.note = f"waits for the key {body.key}" + (f" of run {body.run}" if body.run else "")
+        row.awaited_key, row.awaited_run = body.key, body.run
 
     def _take_step_failed(self, event: EventRow, body: Any) -> None:
         row = self._end_step(event, body.call, "failed")
@@ -196,6 +220,8 @@ class Timeline:
         if row is None:
             return None
         row.state, row.ended_at = state, event.at
+        if row.awaited_key:
+            row.awaited_key = row.awaited_run = row.note = ""
         if row.attempts and row.attempts[-1].ended_at is None:
             row.attempts[-1].ended_at, row.attempts[-1].outcome = event.at, state
         return row
@@ -284,6 +310,13 @@ class Timeline:
 
     def _take_value_published(self, event: EventRow, body: Any) -> None:
         self.published[body.name] = self._value(body)
+
+    def _take_checkpoint_taken(self, event: EventRow, body: Any) -> None:
+        self.checkpoints.append(event.seq)
+        self._note(event, "checkpoint", f"{body.number}, {body.size} bytes")
+
+    def _take_checkpoint_damaged(self, event: EventRow, body: Any) -> None:
+        self._note(event, "checkpoint", f"the one at event {body.checkpoint} was passed over: {body.why}", "failed")
 
     def _take_patched(self, event: EventRow, body: Any) -> None:
         self.patches[body.name] = body.value

@@ -14,6 +14,7 @@ from everstep.effects.witnesses import from_subject, with_changes
 from everstep.engine.drift import readable_difference
 from everstep.engine.history import Recorded, load_verified, verified
 from everstep.engine.journal import restore_payload
+from everstep.engine.past import damaged_checkpoints
 from everstep.errors import Damaged
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunFilter, RunRow, Store
@@ -149,6 +150,8 @@ def _verify_generation(store: Store, row: RunRow, generation: int) -> int:
     recorded = verified(events, row)
     for event in recorded:
         _verify_payload(store, row, event)
+    for seq, why, _ in damaged_checkpoints(store, row, recorded):
+        raise Damaged(f"The checkpoint at event {seq} of run {row.id} is damaged: {why}.", row.head_seq)
     return len(recorded)
 
 

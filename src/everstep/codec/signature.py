@@ -138,6 +138,14 @@ class Signature:
             raise TypeError(f"{name}() {wrong}")
         return tuple(placed), {name: rest[name] for name in sorted(rest)}
 
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by the names of the parameters, with the defaults of those not given."""
+        if self._signature is None:
+            return dict(kwargs)
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
     def _mistake(self, placed: int, named: dict[str, Any]) -> str:
         """Return what is wrong with a call, or an empty text. `inspect` itself is mistaken about some before 3.13."""
         if self._signature is None:

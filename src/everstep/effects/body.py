@@ -1,14 +1,25 @@
 """What the body of a step may ask for: its key, its attempt, its heartbeat."""
 
+from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.effects.surroundings import require
 from everstep.errors import Misuse
 from everstep.model.digests import step_key
 
 if TYPE_CHECKING:
+    from everstep.codec import Codec
     from everstep.effects.step import Step
+    from everstep.stores.protocol import Store
+
+
+class Means(NamedTuple):
+    """What an atomic step needs of the app that runs it."""
+
+    store: "Store"
+    codec: "Codec"
+    now: Callable[[], int]
 
 
 class StepBody:
@@ -29,9 +40,17 @@ class StepBody:
         self.details = details
         self.key_used = False
 
+    def idempotency_key(self) -> str:
+        """Return what `everstep.key()` does."""
+        return step_key(self.entropy, self.step, self.arguments)
+
     def take_heartbeat(self, details: Any) -> None:
         """Note how far the body is. May be called on any thread."""
         raise AssertionError("an attempt that runs takes heartbeats")
+
+    def means(self) -> Means:
+        """Return what an atomic step needs of the app."""
+        raise AssertionError("an attempt that runs knows its app")
 
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A step called by another step's body is the plain function: the outer step's contract covers it."""
@@ -39,6 +58,8 @@ class StepBody:
             raise Misuse(
                 f"{step.name} ({step.effect}) was called inside the step {self.step}: call it in the workflow."
             )
+        if step.key is not None:
+            raise Misuse(f"{step.name} has a key and was called inside the step {self.step}: call it in the workflow.")
         return step.function(*args, **kwargs)
 
     def call_workflow(self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
@@ -47,10 +68,15 @@ class StepBody:
 
 
 def key() -> str:
-    """Return the idempotency key of the step whose body this is: the same in every attempt, and in no other step."""
+    """Return the idempotency key of the step whose body this is: the same in every attempt, and in no other step.
+
+    For a step with `key=` it derives from that key and the store's own random bits: all steps of the store that do this
+    action present the same one to its receiver, whichever run they belong to. It is another one after the action was
+    done and then compensated, or freed by hand.
+    """
     body: StepBody = require("everstep.key()", StepBody)
     body.key_used = True
-    return step_key(body.entropy, body.step, body.arguments)
+    return body.idempotency_key()
 
 
 def heartbeat(details: Any = None) -> None:

@@ -5,9 +5,10 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from types import MethodType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, ClassVar, Literal, TypeVar, overload
 
 from everstep.codec import Signature, register
+from everstep.effects.keying import KeyMaker
 from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse
 from everstep.model.contracts import Effect
@@ -19,6 +20,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 class Step:
     """A declared step. Called in a workflow it is a durable call; called anywhere else it is the plain function."""
+
+    effects: ClassVar[tuple[Effect, ...]] = ("read", "repeat", "once")
+    database: Any = None
+    """Where an atomic step writes."""
 
     def __init__(
         self,
@@ -34,13 +39,18 @@ class Step:
         probe_for: float = 600.0,
         settle: float = 0.0,
         not_done: type[BaseException] | Iterable[type[BaseException]] = (),
+        key: str | Callable[..., str] | None = None,
     ) -> None:
         if not callable(function):
             raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
-        if effect not in ("read", "repeat", "once"):
-            raise Misuse(f'effect={effect!r}: a step is "read", "repeat" or "once".')
+        if effect not in self.effects:
+            raise Misuse(
+                f'effect={effect!r}: a step is "read", "repeat" or "once"; "atomic" is @everstep.transaction(database).'
+            )
         if effect != "once" and (probe is not None or not_done or settle):
             raise Misuse(f'probe=, settle= and not_done= are for effect="once", not for effect={effect!r}.')
+        if effect == "read" and key is not None:
+            raise Misuse('key= is for effects, not for effect="read": a read changes nothing that could happen twice.')
         if probe_for < 0 or settle < 0:
             raise Misuse("probe_for= and settle= are numbers of seconds.")
         if timeout is not None and not timeout > 0:
@@ -55,6 +65,7 @@ class Step:
         self.probe_for = probe_for
         self.settle = settle
         self.not_done: tuple[type[BaseException], ...] = (not_done,) if isinstance(not_done, type) else tuple(not_done)
+        self.key = KeyMaker(key, function, self.name) if key is not None else None
         self.is_async = is_async_callable(function)
         self.signature = Signature(function)
         for error in raises:
@@ -71,7 +82,7 @@ class Step:
         """Bind a step that is a method: `self` reaches the body and is not encoded."""
         if instance is None or not hasattr(self.function, "__get__"):
             return self
-        bound = object.__new__(Step)
+        bound = object.__new__(type(self))
         bound.__dict__.update(self.__dict__)
         bound.function = self.function.__get__(instance, owner)
         bound.signature = self._method_signature
@@ -116,6 +127,7 @@ def step(
     probe_for: float = ...,
     settle: float = ...,
     not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
+    key: str | Callable[..., str] | None = ...,
 ) -> F: ...
 @overload
 def step(
@@ -130,6 +142,7 @@ def step(
     probe_for: float = ...,
     settle: float = ...,
     not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
+    key: str | Callable[..., str] | None = ...,
 ) -> Callable[[F], F]: ...
 def step(function: Any = None, /, **options: Any) -> Any:
     """Make a function a step: its outcome is recorded once and never recomputed.
@@ -147,6 +160,9 @@ def step(function: Any = None, /, **options: Any) -> Any:
         question may take as long, but no more than 60 seconds (and 10 in any case).
     settle: seconds to wait before the first question, for receivers that list late.
     not_done: exception types that mean that the effect certainly did not happen, so that `retry` may apply.
+    key: your own key for what the action is, unique across all runs of the store: a format string over the parameters,
+        such as `"invoice:{invoice.id}"`, or a function of the arguments. A second step with the same key and arguments
+        gets the first one's outcome and does not run; with other arguments: `everstep.errors.KeyConflict`.
     fallback: a value, or a function of the same arguments, that takes the place of a failed step's outcome.
 
     Use it as `@step`, as `@step(effect="read")`, or in place on a function of somebody else's:

@@ -60,6 +60,16 @@ def persons_line(frame: FrameType | None) -> str:
     return ""
 
 
+def persons_functions(frame: FrameType | None) -> tuple[CodeType, ...]:
+    """Return the functions of a person's that have called each other up to this frame, the innermost first."""
+    found: list[CodeType] = []
+    while frame is not None and frame.f_code.co_filename != _LOOP:
+        if not frame.f_code.co_filename.startswith(_NOT_A_PERSONS):
+            found.append(frame.f_code)
+        frame = frame.f_back
+    return tuple(found)
+
+
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _LOOP: Final = os.path.join(_PACKAGE, "engine", "loop.py")
 _NOT_A_PERSONS: Final = (_PACKAGE, os.path.join(os.path.dirname(inspect.__file__), "asyncio", ""))

@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -33,12 +33,20 @@ class Covered(NamedTuple):
 
 
 class Witness:
-    """Something outside that can be observed."""
+    """Something outside that can be observed.
 
-    def __init__(self, subject: str, observe: Callable[[], Any], covered: Covered | None = None) -> None:
+    `recipe` is how it was made, in plain data, if it can be made again from that: see `made_again`.
+    """
+
+    def __init__(self, subject: str, observe: Callable[[], Any], recipe: Sequence[Any] | None = None) -> None:
         self.subject = subject
         self.observe = observe
-        self.covered = covered
+        self.recipe = recipe
+
+    @property
+    def covered(self) -> Covered | None:
+        """With a folder: which files it covers."""
+        return Covered(*self.recipe[1:]) if self.recipe is not None and self.recipe[0] == "directory" else None
 
     def __repr__(self) -> str:
         return f"<witness {self.subject}>"
@@ -94,7 +102,7 @@ def file_subject(path: str) -> str:
 def file(path: str | os.PathLike[str]) -> Witness:
     """The content of a file, or that it is not there."""
     name = os.fspath(path)
-    return Witness(file_subject(name), lambda: file_fact(read_file(name)))
+    return Witness(file_subject(name), lambda: file_fact(read_file(name)), ("file", name))
 
 
 def directory(path: str | os.PathLike[str], pattern: str = "**/*") -> Witness:
@@ -108,7 +116,7 @@ def directory(path: str | os.PathLike[str], pattern: str = "**/*") -> Witness:
         files = {str(one.relative_to(root)): one for one in found if not one.name.endswith(".everstep")}
         return {"exists": True, "files": {name: _digest_of(one) for name, one in files.items()}}
 
-    return Witness(f"directory:{os.fspath(path)}:{pattern}", observe, Covered(os.fspath(path), pattern))
+    return Witness(f"directory:{os.fspath(path)}:{pattern}", observe, ("directory", os.fspath(path), pattern))
 
 
 def with_changes(fact: dict[str, Any], covered: Covered, changes: Mapping[str, str | None]) -> dict[str, Any]:
@@ -173,7 +181,7 @@ def sql(database: str | os.PathLike[str] | Callable[[], Any], query: str, *param
         return _rows(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True), query, parameters)
 
     given = f" {parameters!r}" if parameters else ""
-    return Witness(f"sql:{name or f'{path}:{query}{given}'}", observe)
+    return Witness(f"sql:{name or f'{path}:{query}{given}'}", observe, ("sql", name, path, query, *parameters))
 
 
 def _rows(connection: Any, query: str, parameters: tuple[Any, ...]) -> list[list[Any]]:
@@ -202,12 +210,12 @@ def http(url: str, *, header: str = "ETag", json: str = "", timeout: float = 30.
             value = value[int(part)] if isinstance(value, list) else value.get(part)
         return value
 
-    return Witness(f"http:{url}:{json or header}", observe)
+    return Witness(f"http:{url}:{json or header}", observe, ("http", url, header, json, timeout))
 
 
 def env(name: str) -> Witness:
     """The value of an environment variable, or that it is not set."""
-    return Witness(f"env:{name}", lambda: os.environ.get(name))
+    return Witness(f"env:{name}", lambda: os.environ.get(name), ("env", name))
 
 
 def from_subject(subject: str) -> Witness | None:
@@ -219,6 +227,18 @@ def from_subject(subject: str) -> Witness | None:
         path, _, pattern = rest.rpartition(":")
         return directory(path, pattern)
     return env(rest) if kind == "env" else None
+
+
+def made_again(recipe: Sequence[Any]) -> Witness:
+    """Return the witness that was made by this recipe: for a run that goes on without the code that made it."""
+    kind, *given = recipe
+    if kind == "http":
+        url, header, field, timeout = given
+        return http(url, header=header, json=field, timeout=timeout)
+    if kind == "sql":
+        name, *rest = given
+        return sql(*rest, name=name)
+    return {"file": file, "directory": directory, "env": env}[kind](*given)
 
 
 def value(name: str, function: Callable[[], Any]) -> Witness:

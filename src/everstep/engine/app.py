@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
-from everstep.engine import operations
+from everstep.engine import key_operations, operations
 from everstep.engine.clock import microseconds
 from everstep.engine.driving import Driving
 from everstep.engine.existing import existing_run
@@ -14,6 +14,7 @@ from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow
 from everstep.errors import Misuse, StoreError
 from everstep.model.ids import checked_run_id
 from everstep.model.status import STATUSES
+from everstep.stores.keys import STATES, EffectFilter, EffectRow, EffectState
 from everstep.stores.protocol import Existing, HoldRow, RunFilter, RunRow, StartRun, Verdict
 
 R = TypeVar("R")
@@ -214,6 +215,52 @@ class App(Driving):
         if resolution != "cancel":
             self._want_if_declared(run)
         return Run(self, run)
+
+    async def forget_markers(self, database: Any, *, older_than: float = 30 * 86400.0) -> int:
+        """Delete the markers of atomic steps whose runs have ended, and return how many there were.
+
+        database: as in `@everstep.transaction(database)`.
+        older_than: seconds that a marker is kept at least. Keep them longer than your oldest backup of the store: a
+            run that is restored from it is told by its markers what has happened since.
+        """
+        from everstep.effects.databases import database_of
+        from everstep.engine.markers import forget_markers
+
+        return await forget_markers(self, database_of(database), older_than)
+
+    async def effects(
+        self,
+        *,
+        prefix: str = "",
+        run: str | None = None,
+        step: str | None = None,
+        state: EffectState | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> Sequence[EffectRow]:
+        """Return the keys of effects (`key=`), those that changed last first. State: `under-way`, `done` or `free`."""
+        if state is not None:
+            checked_choice("state", state, STATES)
+        wanted = EffectFilter(prefix=prefix, run=run, step=step, state=state, limit=limit, offset=offset)
+        return await self.read(self.store.effects, wanted)
+
+    async def free_key(self, key: str, *, note: str = "", by: str = "") -> None:
+        """Free a key by hand: its action may be done again, and is another one to its receiver if it had been done.
+
+        Raises `KeyConflict` while a run that has not ended may still settle it.
+        """
+        await key_operations.free(self, key, note, by)
+
+    async def settle_key(self, key: str, value: Any = None, *, note: str = "", by: str = "") -> None:
+        """Say what came of an action whose run has ended without knowing: `value` is its outcome for all who ask."""
+        await key_operations.settle(self, key, value, note, by)
+
+    async def forget_keys(self, *, older_than: float) -> int:
+        """Delete keys that are done or free and have not changed for so many seconds. Returns how many.
+
+        Until then a key is kept, also when its run was deleted. A forgotten one may be used again for anything.
+        """
+        return await key_operations.forget(self, self.clock.now() - microseconds(older_than))
 
     def _want_if_declared(self, run: str) -> None:
         row = self.store.run(run)

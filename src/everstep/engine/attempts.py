@@ -1,25 +1,24 @@
 """The attempts at the open steps of one run: begun, failed, retried, given a fallback, or handed to a person."""
 
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from everstep.effects.atomic import Settled, Undecided
 from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
 from everstep.engine.crossing import KEPT
 from everstep.engine.doubts import Doubts
 from everstep.engine.holding import exhausted_report
-from everstep.engine.replay import DOUBT, FALLBACK, NEVER, Attempts
+from everstep.engine.keys import Keys
+from everstep.engine.replay import DOUBT, FALLBACK, KEY, NEVER, Attempts
 from everstep.errors import Fatal, NotDone, NotEncodable
 from everstep.model import events as ev
-from everstep.model.contracts import may_run_again, needs_intent
+from everstep.model.contracts import EXPENSIVE_SECONDS, may_run_again, needs_intent
 from everstep.model.crash_points import crash_point
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
-
-EXPENSIVE_SECONDS: Final = 0.05
-"""An outcome that took longer than this is durable before workflow code sees it."""
 
 
 class StepAttempts:
@@ -28,6 +27,7 @@ class StepAttempts:
     def __init__(self, driver: "Driver", known: dict[int, Attempts]) -> None:
         self.bodies = Bodies(driver, self)
         self.doubts = Doubts(driver, self, known)
+        self.keys = Keys(driver, self, known)
         self.starting: set[int] = set()
         """Calls whose intent is not durable yet."""
         self.restarts = 0
@@ -55,12 +55,15 @@ class StepAttempts:
     # -- beginning -------------------------------------------------------------------------------------------------
     def begin(self, call: StepCall) -> None:
         """The code asked for a step: record that, and start it when it is allowed."""
+        if call.keyed is not None:
+            self.keys.begin(call)
+            return
         if self._driver.execution.kept is not None and self._take_kept(call):
             return
-        seq = self._record_start(call, call.body())
+        seq = self.record_start(call, call.body())
         if not call.cancelled:
             self._known[call.call] = Attempts(1, by=self._driver.app.worker)
-            self._start_when_allowed(call, seq)
+            self.start_when_allowed(call, seq)
 
     def _take_kept(self, call: StepCall) -> bool:
         """An effect that was done before the run was retried is not done again: its outcome is this call's.
@@ -75,33 +78,40 @@ class StepAttempts:
             return False
         body = call.body()
         body.because = KEPT
-        self._record_start(call, body)
+        self.record_start(call, body)
         given = ev.StepCompleted(call.call, outcome.value, outcome.ref, 1, adopted=True)
         self._driver.deliver("step_completed", call.step, given)
         return True
 
-    def _record_start(self, call: StepCall, body: ev.StepStarted) -> int:
+    def record_start(self, call: StepCall, body: ev.StepStarted) -> int:
         """An effect that must not happen twice keeps its arguments, and who began it, for whoever has to settle it."""
         if not may_run_again(call.target.effect):
             body.by = self._driver.app.worker
             body.whole, body.ref = self._driver.journal.pack(call.arguments.payload)
+            if call.target.database is not None:
+                body.database = call.target.database.name
         return self._driver.record("step_started", call.step, body)
 
     def settle_open(self, call: StepCall) -> None:
         """A step was begun and its outcome is not recorded: its contract says what to do.
 
-        `read` and `repeat`: run it again, with the same key. `once`: it is in doubt.
+        `read` and `repeat`: run it again, with the same key. `once`: it is in doubt. `atomic`: its next attempt begins
+        with its marker, unless the code names another database by now.
         """
         attempts = self._known.setdefault(call.call, Attempts(attempt=1))
+        if call.keyed is not None:
+            self.keys.take_up(call)
         if attempts.due == DOUBT:
             self.doubts.go_on(call)
-        elif attempts.due is None and not may_run_again(call.target.effect):
+        elif attempts.due is None and call.target.effect == "once":
             self.doubts.begin(call, None)
+        elif attempts.due is None and attempts.database and attempts.database != call.target.database.name:
+            self.doubts.begin(call, None, because="database")
         elif attempts.due is None:
             self.begin_again(call.call, "crash")
         elif attempts.due == FALLBACK:
             self._start_fallback(call, self._driver.saver.durable)
-        elif attempts.due != NEVER:
+        elif attempts.due not in (NEVER, KEY):
             self._driver.deadlines.add(attempts.due, "attempt", call.call)
 
     def begin_again(self, number: int, because: str = "") -> None:
@@ -112,32 +122,40 @@ class StepAttempts:
         if still:
             self.doubts.hold(call, f"it was said that it has not happened, but {still}")
             return
-        if call.target.effect == "once" and (call.future.is_cancel_wanted or self._driver.end_wanted):
-            self._settle_as_not_done(call)
+        is_unwanted = call.future.is_cancel_wanted or self._driver.end_wanted
+        must_look = call.target.effect == "atomic" and self.was_cut_off(number, coming=True)
+        if is_unwanted and not may_run_again(call.target.effect) and not must_look:
+            self.settle_as_not_done(call)
             return
         self.restarts += because == "crash"
+        because = because or ("person" if attempts.by_person else "retry")
+        crash_point("attempt.again")
+        if call.keyed is not None:
+            self.keys.begin_again(call, because)
+            return
         body = call.body()
-        body.because = because or ("person" if attempts.by_person else "retry")
+        body.because = because
         attempts.attempt += 1
         attempts.due = None
         attempts.by_person = False
         attempts.by = self._driver.app.worker
         body.attempt = attempts.attempt
-        crash_point("attempt.again")
-        self._start_when_allowed(call, self._record_start(call, body))
+        self.start_when_allowed(call, self.record_start(call, body))
 
-    def _settle_as_not_done(self, call: StepCall) -> None:
+    def settle_as_not_done(self, call: StepCall) -> None:
         """It did not happen, and meanwhile the code was cancelled: it is not done any more."""
         attempts = self._known.pop(call.call)
+        if call.keyed is not None:
+            self.keys.settle(call, None)
         error = NotDone(f"{call.step} has not happened, and was cancelled before another attempt.")
         raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
         self._driver.deliver("step_failed", call.step, ev.StepFailed(call.call, raw, ref, attempts.attempt))
 
     def _start_fallback(self, call: StepCall, seq: int) -> None:
         """The fallback acts in the step's place, so it starts when that it has to, event `seq`, may be relied upon."""
-        self._start_when_allowed(call, seq, fallback=True)
+        self.start_when_allowed(call, seq, fallback=True)
 
-    def _start_when_allowed(self, call: StepCall, seq: int, *, fallback: bool = False) -> None:
+    def start_when_allowed(self, call: StepCall, seq: int, *, fallback: bool = False) -> None:
         """A read may start at once. Anything else starts when its intent, and all before it, is durable."""
         if needs_intent(call.target.effect) and seq > self._driver.saver.durable:
             self.starting.add(call.call)
@@ -156,6 +174,11 @@ class StepAttempts:
         attempts = self._known[call.call]
         self.bodies.start(call, attempts.attempt, attempts.details, fallback=fallback)
 
+    def was_cut_off(self, call: int, *, coming: bool = False) -> bool:
+        """Whether an attempt before the newest one (or the coming one) did not end by failing, as far as is known."""
+        attempts = self._known[call]
+        return attempts.attempt - 1 + coming > attempts.failures
+
     def is_due_later(self, call: int) -> bool:
         """Whether a step waits for the time of its next attempt."""
         attempts = self._known.get(call)
@@ -164,6 +187,7 @@ class StepAttempts:
     def forget(self, call: int) -> None:
         """The code no longer waits for this step."""
         self.bodies.cancel(call)
+        self.keys.forget(call)
         self._known.pop(call, None)
 
     # -- ending ----------------------------------------------------------------------------------------------------
@@ -183,6 +207,8 @@ class StepAttempts:
         if call.call not in driver.execution.steps:
             return
         attempts = self._known.pop(call.call)
+        if call.keyed is not None:
+            self.keys.settle(call, None if attempt.fallback else payload)
         raw, ref = driver.journal.pack(payload)
         body = ev.StepCompleted(call.call, raw, ref, attempts.attempt)
         if seconds >= 0.001:
@@ -191,6 +217,17 @@ class StepAttempts:
             body.fallback = True
         if attempts.attempt > 1:
             body.key_unused = call.target.effect == "repeat" and not attempt.key_used
+        driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
+
+    def settled(self, attempt: Attempt, settled: Settled, seconds: float) -> None:
+        """An atomic step has happened, in this attempt or in an earlier one."""
+        call, driver = attempt.call, self._driver
+        self.bodies.finish(attempt)
+        if call.call not in driver.execution.steps:
+            return
+        attempts = self._known.pop(call.call)
+        raw, ref = driver.journal.pack(settled.payload)
+        body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, round(seconds, 3), adopted=settled.adopted)
         driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
 
     def failed(self, attempt: Attempt, error: BaseException, seconds: float, *, final: bool = False) -> None:
@@ -202,6 +239,9 @@ class StepAttempts:
             return
         if call.target.effect == "once" and not attempt.fallback and not _is_certain(call, error):
             self.doubts.begin(call, error)
+            return
+        if isinstance(error, Undecided) and call.target.effect == "atomic":
+            self.doubts.begin(call, error.error, because="commit" if error.is_lasting else "error")
             return
         attempts = self._known[call.call]
         attempts.failures += 1
@@ -221,6 +261,8 @@ class StepAttempts:
                 driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
                 return
         del self._known[call.call]
+        if call.keyed is not None:
+            self.keys.settle(call, None)
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
         body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3))
         driver.deliver("step_failed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)

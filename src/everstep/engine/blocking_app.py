@@ -11,6 +11,7 @@ from everstep.engine.handles import Run, Verification
 from everstep.engine.history import Event
 from everstep.engine.workflow import OnExisting
 from everstep.model.status import Status
+from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow, RunRow
 
 R = TypeVar("R")
@@ -117,6 +118,26 @@ class BlockingApp:
     def resolve(self, run: str, resolution: str, **options: Any) -> "BlockingRun[Any]":
         """See `App.resolve`."""
         return BlockingRun(self, self.wait(self._app.resolve(run, resolution, **options)))
+
+    def forget_markers(self, database: Any, **options: Any) -> int:
+        """See `App.forget_markers`."""
+        return self.wait(self._app.forget_markers(database, **options))
+
+    def effects(self, **filter: Any) -> Sequence[EffectRow]:
+        """See `App.effects`."""
+        return self.wait(self._app.effects(**filter))
+
+    def free_key(self, key: str, *, note: str = "", by: str = "") -> None:
+        """See `App.free_key`."""
+        self.wait(self._app.free_key(key, note=note, by=by))
+
+    def settle_key(self, key: str, value: Any = None, *, note: str = "", by: str = "") -> None:
+        """See `App.settle_key`."""
+        self.wait(self._app.settle_key(key, value, note=note, by=by))
+
+    def forget_keys(self, *, older_than: float) -> int:
+        """See `App.forget_keys`."""
+        return self.wait(self._app.forget_keys(older_than=older_than))
 
 
 class BlockingRun(Generic[T]):

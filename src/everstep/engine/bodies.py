@@ -8,9 +8,11 @@ import time
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Final
 
-from everstep.effects.body import StepBody
+from everstep.effects.atomic import Settled
+from everstep.effects.body import Means, StepBody
 from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
+from everstep.engine import transacting
 from everstep.engine.commands import StepCall
 from everstep.errors import StepTimedOut
 from everstep.model.contracts import may_run_again
@@ -47,8 +49,14 @@ class Attempt(StepBody):
         self.fallback = fallback
         self.task: asyncio.Task[None] | None = None
 
+    def idempotency_key(self) -> str:
+        return self.call.idempotency_key()
+
     def take_heartbeat(self, details: Any) -> None:
         self._bodies.take_heartbeat(self.call.call, details)
+
+    def means(self) -> Means:
+        return self._bodies.means()
 
 
 class Bodies:
@@ -72,13 +80,20 @@ class Bodies:
         context.run(CURRENT.set, running)
         self.running[call.call] = running
         target = call.target
-        if target.is_async or target.timeout is not None or fallback:
+        if target.effect == "atomic" and not fallback:
+            transacting.start(driver, self, running, context, cut_off=self._attempts.was_cut_off(call.call))
+        elif target.is_async or target.timeout is not None or fallback:
             # Not through the loop's factory: a body must not start before its turn, whatever the application likes.
             running.task = asyncio.Task(self._perform(running), loop=app.loop, name=call.step, context=context)
         else:
             began = time.monotonic()
             body = functools.partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)
             app.threads.start(driver.run, body, lambda value, error: self._end(running, value, error, began), call.call)
+
+    def means(self) -> Means:
+        """Return what an atomic step needs of the app."""
+        app = self._driver.app
+        return Means(app.store, app.codec, app.clock.now)
 
     async def _perform(self, attempt: Attempt) -> None:
         """Run the body to its end, whatever that is, and tell the driver."""
@@ -108,6 +123,19 @@ class Bodies:
             self._attempts.completed(attempt, value, time.monotonic() - began)
         else:
             self._attempts.failed(attempt, error, time.monotonic() - began)
+
+    def settle(self, attempt: Attempt, settled: Settled | None, error: BaseException | None, seconds: float) -> None:
+        """An attempt at an atomic step is settled."""
+        crash_point("body.after")
+        if self.running.get(attempt.call.call) is not attempt:
+            return
+        if settled is None:
+            assert error is not None
+            self._attempts.failed(attempt, error, seconds)
+        elif settled.refused is not None:
+            self._attempts.failed(attempt, settled.refused, seconds, final=True)
+        else:
+            self._attempts.settled(attempt, settled, seconds)
 
     async def _call_within(self, attempt: Attempt, seconds: float) -> Any:
         try:

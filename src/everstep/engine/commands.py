@@ -10,7 +10,7 @@ from everstep.effects.step import Step
 from everstep.engine.loop import Timer, WorkflowFuture, WorkflowLoop
 from everstep.engine.workflow import Workflow
 from everstep.model import events as ev
-from everstep.model.digests import digest_of
+from everstep.model.digests import digest_of, step_key
 
 if TYPE_CHECKING:
     from everstep.engine.execution import Execution
@@ -57,14 +57,32 @@ class Command:
         return ""
 
 
+class Keyed:
+    """The key of a step with `key=`, and the idempotency key that its body presents once the key is the step's."""
+
+    __slots__ = ("key", "presented")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.presented = ""
+
+
 class StepCall(Command):
     """A call of a step, from the code's request to its outcome."""
 
     kind = "step_started"
-    __slots__ = ("arguments", "call", "cancelled", "entropy", "future", "source", "step", "target")
+    __slots__ = ("arguments", "call", "cancelled", "entropy", "future", "keyed", "source", "step", "target")
 
     def __init__(
-        self, call: int, step: str, target: Step, arguments: Arguments, entropy: str, future: "CallFuture", source: str
+        self,
+        call: int,
+        step: str,
+        target: Step,
+        arguments: Arguments,
+        entropy: str,
+        future: "CallFuture",
+        source: str,
+        keyed: Keyed | None = None,
     ) -> None:
         self.call = call
         self.step = step
@@ -74,7 +92,18 @@ class StepCall(Command):
         """What its key hangs on: the entropy in force when the code asked for it."""
         self.future = future
         self.source = source
+        self.keyed = keyed
         self.cancelled = False
+
+    def idempotency_key(self) -> str:
+        """Return what `everstep.key()` is in the step's body."""
+        if self.keyed is not None:
+            return self.keyed.presented
+        return step_key(self.entropy, self.step, self.arguments.digest)
+
+    def follow(self, recorded: str) -> None:
+        """Go on with the key that the history has: a step that was begun without one has none."""
+        self.keyed = Keyed(recorded) if recorded else None
 
     def body(self) -> ev.StepStarted:
         target = self.target
@@ -86,10 +115,14 @@ class StepCall(Command):
     def digest(self) -> str:
         return self.arguments.digest
 
-    def compare(self, recorded: ev.StepStarted) -> tuple[str, bool]:
+    def compare(self, recorded: ev.StepStarted | ev.KeyTaken) -> tuple[str, bool]:
         if recorded.effect != self.target.effect:
             return "contract", False
-        return ("", False) if recorded.arguments == self.arguments.digest else ("arguments", True)
+        if recorded.arguments != self.arguments.digest:
+            return "arguments", True
+        if recorded.key and (self.keyed is None or recorded.key != self.keyed.key):
+            return "key", False
+        return "", False
 
 
 class CancelStep(Command):

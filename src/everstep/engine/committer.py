@@ -146,9 +146,12 @@ class Committer:
         self._stalled.clear()
         entries, self._queue = self._queue, deque()
         self._queued.clear()
+        stalled = {entry[0] for entry in batch if not isinstance(entry, _Request)}
         for entry in entries:
             if isinstance(entry, _Request):
                 batch.append(entry)
+            elif entry in stalled:
+                self.ready(entry, waited_for=True)  # its next unit is made when the verdict on this one is known
             elif (unit := entry.unit()) is not None:
                 batch.append((entry, unit))
         if self._flush_later is not None:

@@ -5,9 +5,10 @@ comes there again. A `once` step among it has happened all the same. So a retry 
 allows it; then its outcome is kept, and given to the next call of the same step with the same arguments.
 """
 
-from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from everstep.engine.history import Recorded, load_verified
 from everstep.errors import CrossesOnce, Damaged
@@ -33,7 +34,7 @@ def crossed_by(store: Store, run: str, history: Sequence[Recorded], voids: int) 
     found: list[Crossed] = []
     for event in history[voids - 1 :]:
         kind, body = event.kind, event.body
-        if kind == "step_started" and body.attempt == 1 and body.because != KEPT and not may_run_again(body.effect):
+        if kind == "step_started" and body.attempt == 1 and _must_be_kept(body):
             begun[body.call] = event.step
         elif kind == "step_completed" and body.call in begun:
             found.append(Crossed(run, begun.pop(body.call), event.seq))
@@ -42,6 +43,11 @@ def crossed_by(store: Store, run: str, history: Sequence[Recorded], voids: int) 
         elif kind == "child_started":
             found += _done_by(store, body.run)
     return [*found, *(Crossed(run, step, 0) for step in begun.values())]
+
+
+def _must_be_kept(body: ev.StepStarted) -> bool:
+    """Tell whether a begun step must not happen twice. One with a key of its own is guarded by that."""
+    return body.because != KEPT and not body.key and not may_run_again(body.effect)  # type: ignore[arg-type]
 
 
 def _done_by(store: Store, child: str) -> list[Crossed]:
@@ -76,25 +82,37 @@ def _text(one: Crossed, run: str) -> str:
     return f"{one.step}{whose} (event {one.seq or '?'})"
 
 
+class KeptOutcome(msgspec.Struct, omit_defaults=True):
+    """The outcome of an effect that a retry went back over. `retried` is the number of that retry's event."""
+
+    retried: int
+    step: str
+    arguments: str
+    value: msgspec.Raw = ev.NO_PAYLOAD
+    ref: str = ""
+
+
 class Kept:
-    """Outcomes of effects that a retry went back over, until the code asks for them again."""
+    """Outcomes of effects that retries went back over, until the code asks for them again."""
 
-    def __init__(self) -> None:
-        self._outcomes: dict[tuple[str, str], deque[ev.StepCompleted]] = {}
+    def __init__(self, outcomes: Sequence[KeptOutcome] = ()) -> None:
+        self.outcomes = list(outcomes)
 
-    def add(self, step: str, arguments: str, outcome: ev.StepCompleted) -> None:
-        """Keep an outcome."""
-        self._outcomes.setdefault((_name(step), arguments), deque()).append(outcome)
+    def add(self, outcomes: Sequence[KeptOutcome]) -> None:
+        """Keep outcomes."""
+        self.outcomes += outcomes
 
-    def take(self, step: str, arguments: str) -> ev.StepCompleted | None:
-        """Return the outcome of the same step with the same arguments, once."""
-        outcomes = self._outcomes.get((_name(step), arguments))
-        if outcomes is None:
-            return None
-        outcome = outcomes.popleft()
-        if not outcomes:
-            del self._outcomes[_name(step), arguments]
-        return outcome
+    def take(self, step: str, arguments: str) -> KeptOutcome | None:
+        """Return the first outcome of the same step with the same arguments, once."""
+        for outcome in self.outcomes:
+            if (outcome.step, outcome.arguments) == (_name(step), arguments):
+                self.outcomes.remove(outcome)
+                return outcome
+        return None
+
+    def forget_since(self, voids: int) -> None:
+        """A later retry goes back over an earlier one as well, and keeps all that has happened since itself."""
+        self.outcomes = [outcome for outcome in self.outcomes if outcome.retried < voids]
 
 
 def _name(step: str) -> str:
@@ -102,15 +120,15 @@ def _name(step: str) -> str:
     return step.partition("#")[0]
 
 
-def kept_by(history: Sequence[Recorded], retried: Any) -> list[tuple[str, str, ev.StepCompleted]]:
-    """Return step, arguments and outcome of each effect that a retry was allowed to go back over."""
-    wanted = set(retried.crossed)
+def kept_by(events: Sequence[Recorded], retried: Recorded) -> list[KeptOutcome]:
+    """Return the outcomes of the effects that a retry was allowed to go back over, from the events that it voids."""
+    wanted = set(retried.body.crossed)
     started: dict[int, Recorded] = {}
     found = []
-    for event in history[retried.voids - 1 :]:
+    for event in events:
         if event.kind == "step_started" and event.body.attempt == 1:
             started[event.body.call] = event
         elif event.seq in wanted:
-            begun = started[event.body.call]
-            found.append((begun.step, begun.body.arguments, event.body))
+            begun, body = started[event.body.call], event.body
+            found.append(KeptOutcome(retried.seq, _name(begun.step), begun.body.arguments, body.value, body.ref))
     return found

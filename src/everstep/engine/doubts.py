@@ -2,7 +2,8 @@
 
 A `once` step comes into doubt when a crash cut it off, or when it raised something that does not say whether the effect
 happened. Its probe is asked, with patience; without a probe, or when the probe does not know in time, a person is.
-Nothing is done again while an earlier attempt may still act.
+Nothing is done again while an earlier attempt may still act. An `atomic` step comes into doubt only when its database
+cannot be asked; its marker is its probe, and what may still act cannot commit a second time.
 """
 
 import asyncio
@@ -22,7 +23,6 @@ from everstep.engine.replay import DOUBT, Attempts
 from everstep.errors import NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
-from everstep.model.digests import step_key
 
 if TYPE_CHECKING:
     from everstep.engine.attempts import StepAttempts
@@ -62,18 +62,19 @@ class Doubts:
         self._attempts = attempts
         self._known = known
 
-    def begin(self, call: StepCall, error: BaseException | None, *, happened: bool = False) -> None:
+    def begin(self, call: StepCall, error: BaseException | None, *, happened: bool = False, because: str = "") -> None:
         """An attempt ended, or was cut off, in a way that does not say whether its effect happened.
 
         Or it did happen, and its outcome cannot be stored.
         """
         driver, attempts = self._driver, self._known[call.call]
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error) if error is not None else b"")
-        because = "outcome" if happened else "crash" if error is None else "error"
+        because = because or ("outcome" if happened else "crash" if error is None else "error")
         if error is not None:
             driver.app.threads.note_left_behind(driver.run, call.call)
         driver.record("step_doubted", call.step, ev.StepDoubted(call.call, attempts.attempt, because, raw, ref))
         attempts.due, attempts.doubted_at, attempts.happened = DOUBT, driver.journal.at, happened
+        attempts.because = because
         driver.saver.save(waited_for=False)
         self.go_on(call)
 
@@ -82,6 +83,12 @@ class Doubts:
         attempts = self._known[call.call]
         if attempts.happened:
             self.hold(call, "it happened, but its outcome cannot be stored", is_done=True)
+            return
+        if attempts.because == "commit":
+            self.hold(call, "its database failed while it was committed, so that nothing may be assumed")
+            return
+        if attempts.because == "database":
+            self.hold(call, f"it was begun in {attempts.database}; the code names {call.target.database.name} now")
             return
         if call.target.probe is None:
             self.hold(call, "it has no probe that could ask the outside")
@@ -133,7 +140,7 @@ class Doubts:
     async def _ask(self, call: StepCall, asked: Attempt) -> None:
         args, kwargs = call.arguments.args, call.arguments.kwargs
         probe: Any = call.target.probe
-        key = step_key(asked.entropy, asked.step, asked.arguments)
+        key = call.idempotency_key()
         try:
             if is_async_callable(probe):
                 answer = await probe(key, *args, **kwargs)
@@ -173,6 +180,8 @@ class Doubts:
             return
         attempts = self._known.pop(call.call)
         self._note(call, attempts, "done")
+        if call.keyed is not None:
+            self._attempts.keys.settle(call, payload)
         raw, ref = driver.journal.pack(payload)
         body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, adopted=True)
         driver.deliver("step_completed", call.step, body, expensive=True)
@@ -181,7 +190,7 @@ class Doubts:
         """It did not happen, so it may be done again: unless the earlier attempt may still act."""
         attempts = self._known[call.call]
         self._note(call, attempts, "not-done")
-        still = self.may_still_act(call)
+        still = self.may_still_act(call) if call.target.effect == "once" else ""
         if still and attempts.by == self._driver.app.worker and call.target.is_async:
             self._ask_later(call, Unknown(still))  # what it left behind on threads ends in its time
         elif still:

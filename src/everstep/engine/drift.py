@@ -131,21 +131,34 @@ async def _observed(app: "Surrounding", run: str, taken: "Taken") -> Any:
 
 
 def readable_difference(before: Any, after: Any) -> str:
-    """Return a difference as a person reads it: for texts the diff itself, else both values."""
+    """Return a difference as a person reads it: of texts, folders and several rows a diff, else both values."""
     old, new = _text_of(before), _text_of(after)
+    if _are_rows(before) and _are_rows(after) and max(len(before), len(after)) > 1:
+        old, new = _lines_of(before), _lines_of(after)
     if old is not None and new is not None:
         both = old.splitlines(), new.splitlines()
         from difflib import unified_diff
 
         lines = unified_diff(*both, "as remembered", "as it is now", lineterm="", n=2)
-        return "\n".join(lines)[:20_000]
+        if difference := "\n".join(lines)[:20_000]:  # none if only the end of a line differs
+            return difference
     return f"remembered {_short(before)}, now {_short(after)}"
 
 
 def _text_of(fact: Any) -> str | None:
     if isinstance(fact, dict) and "exists" in fact:
+        if isinstance(files := fact.get("files"), dict):  # of a folder: a line for each file
+            return "".join(f"{name}  {str(digest)[:12]}\n" for name, digest in files.items())
         return fact.get("text") if fact["exists"] else ""
     return fact if isinstance(fact, str) and "\n" in fact else None
+
+
+def _are_rows(fact: Any) -> bool:
+    return isinstance(fact, list) and all(isinstance(row, list) for row in fact)
+
+
+def _lines_of(rows: list[list[Any]]) -> str:
+    return "".join(", ".join(map(repr, row)) + "\n" for row in rows)
 
 
 def _short(value: Any) -> str:

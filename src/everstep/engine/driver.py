@@ -23,7 +23,9 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from everstep.codec import Codec
+from everstep.engine import checkpointing
 from everstep.engine.attempts import StepAttempts
+from everstep.engine.checkpoints import TakeCheckpoint
 from everstep.engine.children import Children
 from everstep.engine.clock import Alarm, Clock, microseconds, set_alarm
 from everstep.engine.commands import (
@@ -45,6 +47,7 @@ from everstep.engine.inbox import Inbox
 from everstep.engine.journal import Journal
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.notifying import Notifier
+from everstep.engine.past import DamagedCheckpoint
 from everstep.engine.replay import Replayed
 from everstep.engine.saver import Saver
 from everstep.engine.threads import Threads
@@ -52,6 +55,7 @@ from everstep.errors import NotDecodable, RunTimedOut, StoreError
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.status import Status
+from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import HoldRow, RowChange, RunRow, Store
 
 log = logging.getLogger("everstep.run")
@@ -102,6 +106,9 @@ class Surrounding(Protocol):
     def let_go(self, driver: "Driver", error: BaseException | None = None) -> None:
         """The run has ended, is held, or is not ours any more."""
 
+    def keys_changed(self, changes: KeyChanges) -> None:
+        """A run has changed keys of effects. Whoever waits for them has that in its inbox."""
+
 
 class Driver:
     """Takes one claimed run as far as it can go."""
@@ -116,6 +123,7 @@ class Driver:
         self.journal = journal
         self.deadlines = Deadlines(self)
         self.attempts = StepAttempts(self, replayed.attempts)
+        self._waiting_for_keys = self.attempts.keys.waiting
         self.inbox = Inbox(self)
         self.children = Children(self)
         self.saver = Saver(self)
@@ -128,13 +136,20 @@ class Driver:
         self.end_wanted = False
         """Whether the run is to end without its code, as soon as no effect is under way or in doubt."""
         self.status: Status = "running"
-        self._published = replayed.published
+        self.published = replayed.published
         self._publishes = False
         self._alarm: Alarm | None = None
         self._alarm_at: int | None = None
         self._unapplied: deque[tuple[int, bool, str, Any, int]] = deque()
         self._applying = False
         self._retried = replayed.retried
+        self.accepted = replayed.accepted
+        self.clock_started = clock_started
+        self.first_checkpoint: tuple[int, bytes] | None = None
+        """The number and the digest of the first checkpoint's event."""
+        self.damaged_checkpoints: Sequence[DamagedCheckpoint] = ()
+        """Those that recovery had to pass over."""
+        self.execution.unapplied = self._unapplied
         self._end_recorded: tuple[str, ev.Body, bytes | None] | None = None
         self._set_deadlines(replayed, clock_started)
 
@@ -171,6 +186,8 @@ class Driver:
         With `look` the inbox comes next, before any deadline: whatever arrived before a timer was due comes first.
         """
         self._applying = True
+        if self.damaged_checkpoints:
+            checkpointing.report_damage(self)
         new = {command.call for command in self.fresh if isinstance(command, (StepCall, ChildCall))}
         for call in [call for number, call in self.execution.steps.items() if number not in new]:
             if not self.is_over:  # a step in doubt may have put the run on hold
@@ -181,7 +198,7 @@ class Driver:
         if not (self.is_over or self.end_wanted):  # else nobody would do it, and it would look begun
             self._perform(self.fresh)
         self._applying = False
-        if self._unapplied:  # an outcome that was kept
+        if self._unapplied:
             self._apply_outcomes()
         if look:
             self.ring()
@@ -246,6 +263,9 @@ class Driver:
                 self._perform_other(command)
 
     def _perform_other(self, command: Command) -> None:
+        if isinstance(command, TakeCheckpoint):
+            checkpointing.record(self, command)
+            return
         if isinstance(command, StartTimer):
             timer = command.timer
             timer.deadline = max(self.app.clock.now(), self.journal.at) + timer.duration
@@ -255,7 +275,7 @@ class Driver:
         elif isinstance(command, ChildCall):
             self.children.start(command)
         elif isinstance(command, PublishValue):
-            self._published[command.name] = msgspec.Raw(command.payload)
+            self.published[command.name] = msgspec.Raw(command.payload)
             self._publishes = True
         elif isinstance(command, CancelChild):
             self.children.cancel(command.target.run)
@@ -358,6 +378,12 @@ class Driver:
         if not self.is_over:
             self._record_end(*self._end_recorded)
 
+    def take_back_row(self, change: RowChange, events: int) -> None:
+        """What the row was to say, beside so many events, was not written."""
+        self._publishes = self._publishes or change.published is not None
+        if not change.progress:
+            self.attempts.restarts += events
+
     def put_on_hold(self, report: HoldReport) -> None:
         """Stop here and ask a person, once no body runs any more that must not be cut off."""
         if self.is_over:
@@ -375,6 +401,8 @@ class Driver:
     def come_to_rest(self) -> None:
         """Say how the run is, set the alarm, and if the code can never go on, say that too."""
         if self._applying or self.stopped or self.ending or self.hold:
+            return
+        if self._waiting_for_keys and self.attempts.keys.withdraw_cancelled():
             return
         if self._hold_wanted is not None:
             self.put_on_hold(self._hold_wanted)
@@ -397,6 +425,8 @@ class Driver:
             self._set_alarm()
 
     def _set_alarm(self) -> None:
+        if self.stopped:  # a run that remembers facts leaves memory as soon as it rests
+            return
         wake_at = self.wake_at() if self.deadlines.are_any else None
         if wake_at == self._alarm_at:
             return
@@ -429,7 +459,7 @@ class Driver:
         if not self._publishes:
             return None
         self._publishes = False
-        return msgspec.json.encode(self._published)
+        return msgspec.json.encode(self.published)
 
     def stop(self) -> None:
         """Leave memory. Nothing is recorded; the code is unwound."""
@@ -443,7 +473,8 @@ class Driver:
         self._unapplied.clear()
         self.execution.evict()
         # They point back here: see Execution.evict.
-        del self.attempts.bodies, self.attempts.doubts, self.attempts, self.inbox, self.saver, self.children
+        del self.attempts.bodies, self.attempts.doubts, self.attempts.keys
+        del self.attempts, self.inbox, self.saver, self.children
 
     def ended_as(self) -> Status | None:
         """Return the status in which the run left this process for good: an end, or held; None if it just left."""

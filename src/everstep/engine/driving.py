@@ -8,7 +8,8 @@ import random
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
@@ -32,6 +33,7 @@ from everstep.errors import Misuse, StoreError, UnknownWorkflow
 from everstep.model.crash_points import crash_point
 from everstep.model.events import CancelRequested, decode_body
 from everstep.model.status import ENDED, Status
+from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import (
     Accepted,
     Claim,
@@ -95,6 +97,8 @@ class Driving:
         self.worker = ""
         self._workflows = workflows
         self._has_children = False
+        self._awaited_keys: set[str] = set()
+        """Keys that runs of this process wait for, or waited for."""
         self._resting: OrderedDict[str, Driver] = OrderedDict()
         self._taking_up: set[str] = set()
         self._comparing: set[str] = set()
@@ -224,6 +228,17 @@ class Driving:
             return
         log.warning("Run %s is held (%s); `everstep holds` says why and what can be done.", hold.run, hold.reason)
         self.notifier.tell(hold)
+
+    @contextmanager
+    def setting_aside(self, run: str) -> Iterator[None]:
+        """Within the block a run that is claimed here is not taken up: something else is done with it."""
+        is_new = run not in self._taking_up
+        self._taking_up.add(run)
+        try:
+            yield
+        finally:
+            if is_new:
+                self._taking_up.discard(run)
 
     async def take_up_run(self, run: str, statuses: Sequence[Status] = CLAIMABLE) -> bool:
         """Claim a run if it is free, and drive it. Returns whether it is driven here now."""
@@ -410,8 +425,8 @@ class Driving:
         if status is not None:
             crash_point("run.ended")
             self.watchers.tell(driver.run, status, outcome)
-            if self._has_children:
-                self.pump.nudge()  # a run of ours may follow this one, and has its end in its inbox now
+            if self._has_children or self._awaited_keys:
+                self.pump.nudge()  # a run of ours may follow this one, or wait for its keys, and was told in its inbox
         elif driver.run in self.watchers:
             self.wanted.add(driver.run)
 
@@ -419,6 +434,14 @@ class Driving:
         """Tell whoever waits for a run that it has ended, and whoever follows it to look into its inbox."""
         self.watchers.tell(run, status, None)
         self.pump.nudge()
+
+    def keys_changed(self, changes: KeyChanges) -> None:
+        """A run has changed keys: whoever waits for them in this process has that in its inbox now."""
+        ended = {end.claim.key for end in changes.ends} & self._awaited_keys
+        if changes.waits or ended:
+            self.pump.nudge()
+        self._awaited_keys -= ended
+        self._awaited_keys |= {wait.key for wait in changes.waits}
 
     # -- small helpers ---------------------------------------------------------------------------------------------
     def workflows(self) -> Sequence[str]:

@@ -6,9 +6,11 @@ since. Live and replay are the same code: replay compares the commands with reco
 
 import asyncio
 import functools
+import itertools
 import random
+import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextvars import Context
 from types import FrameType
 from typing import Any, TypeVar
@@ -19,6 +21,7 @@ from everstep.codec import ANY, Codec
 from everstep.effects.step import Step, declared_name
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
 from everstep.effects.witnesses import Judge, Taken, Witness
+from everstep.engine.checkpoints import Checkpoints, EnginePart, KeptFact
 from everstep.engine.commands import (
     CallFuture,
     CancelChild,
@@ -26,6 +29,7 @@ from everstep.engine.commands import (
     ChangeWitness,
     ChildCall,
     Command,
+    Keyed,
     PublishValue,
     ReleaseWitness,
     StartTimer,
@@ -52,6 +56,8 @@ from everstep.model.contracts import may_run_again
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
 
+_RANDOM = struct.Struct("<625I")
+"""The state of a `random.Random`."""
 PayloadLookup = Callable[[str], bytes]
 _C = TypeVar("_C")
 
@@ -81,6 +87,9 @@ class Execution:
         """The facts that the run remembers, by subject."""
         self.kept: Kept | None = None
         """Outcomes that a retry went back over, for calls that are the same."""
+        self.checkpoints: Checkpoints | None = None
+        self.unapplied: Collection[Any] = ()
+        """Outcomes that are recorded, and that the code has not seen yet: the driver's own list."""
         self.new_patches: list[str] = []
         self.failures: dict[int, tuple[BaseException, int]] = {}
         """Failures that the code was told of, by their identity, with the calls that failed."""
@@ -126,6 +135,8 @@ class Execution:
     def apply(self, kind: str, body: Any, at: int) -> None:
         """Apply one outcome and let the code run until it can only wait."""
         self.loop.now = at
+        if self.checkpoints is not None:
+            self.checkpoints.saw(kind, body, self.steps)
         _APPLY[kind](self, body)
         self.loop.drain()
 
@@ -147,7 +158,7 @@ class Execution:
             return calls.pop(body.call, None)
         return calls.pop(body.call)
 
-    def _step_completed(self, body: ev.StepCompleted) -> None:
+    def _step_completed(self, body: ev.StepCompleted | ev.StepShared) -> None:
         call = self.steps.pop(body.call, None) if body.early else self.steps.pop(body.call)
         if call is None:
             return
@@ -157,7 +168,8 @@ class Execution:
             future.target = None  # they point at each other, and a circle would wait for the garbage collector
             if not (future.is_cancel_wanted and future.cancel_if_wanted()):
                 value = self.codec.decode(payload, call.target.signature.result)
-                future.set_result(self._as_declared(value, call.target) if body.adopted else value)
+                is_adopted = body.__class__ is ev.StepCompleted and body.adopted
+                future.set_result(self._as_declared(value, call.target) if is_adopted else value)
 
     def _as_declared(self, value: Any, step: Step) -> Any:
         """A person gives plain JSON for an outcome: make it what the step says that it returns, if it can be that."""
@@ -269,11 +281,12 @@ class Execution:
             raise Evicted
         name = step.name
         arguments = self.codec.encode_arguments(step.signature, args, kwargs, name)
+        keyed = Keyed(step.key.make(step.signature, arguments)) if step.key is not None else None
         visit = self._visits[name] = self._visits.get(name, 0) + 1
         self._calls = number = self._calls + 1
         future = CallFuture(self.loop, self)
         called = name if visit == 1 else f"{name}#{visit}"
-        call = future.target = StepCall(number, called, step, arguments, self.entropy, future, source)
+        call = future.target = StepCall(number, called, step, arguments, self.entropy, future, source, keyed)
         self.steps[number] = call
         self._issued.append(call)
         return future
@@ -383,6 +396,36 @@ class Execution:
             self._random = random.Random(derived_key(self.entropy, "#random"))
         return self._random
 
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+    def remembered(self, number: int, numbers: int) -> EnginePart:
+        """Return what a resume needs beside the code's state to go on from here."""
+        part = EnginePart(number, self._calls, numbers, self.loop.now, self.entropy, self.branch, dict(self._visits))
+        if self._random is not None:
+            _, words, part.gauss = self._random.getstate()
+            part.random = _RANDOM.pack(*words)
+        part.signals = self.receiving.unreceived()
+        part.facts = {subject: KeptFact.of(taken) for subject, taken in self.witnesses.items()}
+        part.kept = self.kept.outcomes[:] if self.kept is not None else []
+        return part
+
+    def go_on_from(self, part: EnginePart, known: Mapping[str, Taken]) -> None:
+        """Restore what was remembered. `known` are the facts whose witnesses the code itself has made by now."""
+        self._calls, self._visits = part.calls, dict(part.visits)
+        self.entropy, self.branch = part.entropy, part.branch
+        self.loop.now, self.loop.numbers = part.now, itertools.count(part.numbers)
+        if part.random:
+            self._random = random.Random(0)
+            self._random.setstate((3, _RANDOM.unpack(part.random), part.gauss))
+        self.receiving.restore(part.signals)
+        self.witnesses.clear()
+        for subject, kept in part.facts.items():
+            if subject not in known and kept.recipe is None:
+                raise NotDecodable(
+                    f"the run remembers {subject}, which the code no longer expects before it comes here"
+                )
+            self.witnesses[subject] = kept.taken(known.get(subject))
+        self.kept = Kept(part.kept) if part.kept else None
+
     # -- leaving memory --------------------------------------------------------------------------------------------
     def evict(self) -> None:
         """Unwind the code: every command raises `Evicted`, nothing is recorded."""
@@ -426,6 +469,7 @@ def current_execution(what: str) -> Execution:
 
 _APPLY: dict[str, Callable[[Execution, Any], None]] = {
     "step_completed": Execution._step_completed,
+    "step_shared": Execution._step_completed,
     "step_failed": Execution._step_failed,
     "timer_fired": Execution._timer_fired,
     "signal_received": Execution._signal_received,

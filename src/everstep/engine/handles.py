@@ -6,6 +6,7 @@ import msgspec
 
 from everstep.engine.drift import find_drift
 from everstep.engine.history import Event, Recorded, load_verified, public_events
+from everstep.engine.past import damaged_checkpoints
 from everstep.engine.resume import replay
 from everstep.engine.workflow import DECLARED
 from everstep.errors import (
@@ -78,7 +79,7 @@ class Run(Generic[T]):
             return RunHeld(f"The run {self.id} is held.")
         hold = holds[-1]
         return RunHeld(
-            f"The run {self.id} is held ({hold.reason}): {hold.summary}. "
+            f"The run {self.id} is held ({hold.reason}): {hold.summary.rstrip('.')}. "
             f"See `everstep holds`; then `everstep resolve {self.id} --{hold.resolutions[0]}` or another resolution.",
             hold.id,
             hold.reason,
@@ -138,6 +139,8 @@ class Run(Generic[T]):
         except Damaged as error:
             return Verification(False, row.head_seq, error.last_good, str(error))
         found = Verification(True, len(history), row.head_seq)
+        for seq, why, _ in await self._app.read(damaged_checkpoints, self._app.store, row, history):
+            found.sound, found.problem = False, f"The checkpoint at event {seq} of run {row.id} is damaged: {why}."
         if outside and row.status not in ENDED:
             await self._compare_outside(row, history, found)
         return found

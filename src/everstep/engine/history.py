@@ -58,11 +58,11 @@ def load_verified(store: Store, row: RunRow) -> list[Recorded]:
     """Return the run's history, or raise `Damaged` with the number of the last event that can be believed."""
     with without_collections(row.head_seq):
         history = verified(store.events(row.id, row.generation), row)
-    _compare_with_row(history, row)
+    compare_with_row(history, row)
     return history
 
 
-def _compare_with_row(history: Sequence[Recorded], row: RunRow) -> None:
+def compare_with_row(history: Sequence[Recorded], row: RunRow) -> None:
     """Raise `Damaged` if the row tells another story than the history: of another workflow, or another end."""
     started, last = history[0].body, history[-1]
     if (started.workflow, started.semantics) != (row.workflow, row.semantics):
@@ -81,12 +81,23 @@ def _compare_with_row(history: Sequence[Recorded], row: RunRow) -> None:
 
 def verified(events: Sequence[EventRow], row: RunRow) -> list[Recorded]:
     """Return the events with their bodies, after checking numbers, digests, bodies and the head in the run's row."""
-    digest = chain_start(row.id, row.generation)
+    recorded, digest = chained(events, row, chain_start(row.id, row.generation))
+    if not recorded or recorded[0].kind != "run_started":
+        raise Damaged(f"The history of run {row.id} does not begin with run_started.", 0)
+    compare_with_head(row, len(recorded), digest)
+    return recorded
+
+
+def chained(events: Sequence[EventRow], row: RunRow, digest: bytes, first: int = 1) -> tuple[list[Recorded], bytes]:
+    """Return the events with their bodies, after checking that each follows the one before, and the last digest.
+
+    `digest` is the one before the first of them, whose number is `first`.
+    """
     recorded: list[Recorded] = []
     append, new_tuple, decoders, last_at = recorded.append, tuple.__new__, BODY_DECODERS, 0
-    expected = 0
+    expected = first
     try:
-        for expected, (seq, kind, step, at, body, own) in enumerate(events, 1):
+        for expected, (seq, kind, step, at, body, own) in enumerate(events, first):
             if seq != expected:
                 raise Damaged(
                     f"Event {expected} of run {row.id} is missing: {seq} follows {expected - 1}.", expected - 1
@@ -96,17 +107,19 @@ def verified(events: Sequence[EventRow], row: RunRow) -> list[Recorded]:
                 raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
             append(new_tuple(Recorded, (seq, kind, step, at, decoders[kind](body))))
             last_at = at
-    except (msgspec.MsgspecError, KeyError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
         raise Damaged(f"Event {expected} of run {row.id} cannot be read.", expected - 1) from None
-    if not recorded or recorded[0].kind != "run_started":
-        raise Damaged(f"The history of run {row.id} does not begin with run_started.", 0)
-    if len(recorded) != row.head_seq or digest != row.head_digest:
+    return recorded, digest
+
+
+def compare_with_head(row: RunRow, last: int, digest: bytes) -> None:
+    """Raise `Damaged` if the run's row names another head than the last event is."""
+    if last != row.head_seq or digest != row.head_digest:
         raise Damaged(
-            f"The history of run {row.id} ends at event {len(recorded)}, but its row says {row.head_seq}"
-            + (", with another digest." if len(recorded) == row.head_seq else "."),
-            min(len(recorded), row.head_seq),
+            f"The history of run {row.id} ends at event {last}, but its row says {row.head_seq}"
+            + (", with another digest." if last == row.head_seq else "."),
+            min(last, row.head_seq),
         )
-    return recorded
 
 
 def public_events(events: Sequence[EventRow]) -> list[Event]:

@@ -11,7 +11,7 @@ from everstep.engine.commands import Difference, StepCall
 from everstep.engine.greenlets import frame_behind
 from everstep.engine.telling import example_of
 from everstep.errors import Damaged
-from everstep.model.digests import step_key
+from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
         "the step does not run",
         "not-done": "it did not happen: do it again, in a new attempt with the same key",
         "probe": "ask the outside again: if it happened, its outcome is taken; if not, it is done again",
-        "cancel": "end the run as cancelled, without its code; whether the effect happened stays open",
+        "cancel": "end the run as cancelled, without its code; whether the effect happened stays open, and if the step "
+        "has a key, that stays taken until somebody settles it (`everstep effects`)",
     },
     "exhausted": {
         "retry": "give the step a fresh set of attempts",
@@ -104,7 +105,7 @@ def _without_arguments(text: str) -> str:
 
 
 def _verb(text: str) -> str:
-    verbs = ("fail:", "return", "raise", "wait", "stop", "publish", "receive")
+    verbs = ("fail", "return", "raise", "wait", "stop", "publish", "receive")
     return text if text.startswith(verbs) else f"ask for {text}"
 
 
@@ -126,15 +127,24 @@ def in_doubt_report(
     facts = {
         "call": call.call,
         "attempts": attempts.attempt,
-        "key": step_key(call.entropy, call.step, call.arguments.digest),
+        "key": call.idempotency_key(),
         "arguments": call.arguments.payload[:ARGUMENTS_BYTES_MAX].decode("utf-8", "replace"),
         "worker": attempts.by,
         **account,
         "source": call.source,
         "example": example_of(call.target.signature.annotations.get("return")),
     }
+    if call.keyed is not None:
+        facts["effect"] = call.keyed.key
     without = ["not-done", "probe"] if is_done else [] if call.target.probe is not None else ["probe"]
     return HoldReport("in-doubt", summary, step=call.step, facts=facts, without=without)
+
+
+def key_damaged_report(call: StepCall, row: EffectRow, damage: Damaged) -> HoldReport:
+    """The outcome that a step should share cannot be read."""
+    summary = f"{call.step} shares the outcome kept under its key, and that is damaged: {damage}"
+    facts = {"call": call.call, "effect": row.key, "owner": row.run}
+    return HoldReport("stuck", summary, step=call.step, facts=facts)
 
 
 def exhausted_report(call: StepCall, attempt: int, error: BaseException) -> HoldReport:

@@ -35,7 +35,8 @@ class Inbox:
     def take(self, deliveries: Sequence[Delivery], *, fire: bool = True) -> None:
         """Take deliveries into the history. A timer that was due before one arrived comes first.
 
-        Without `fire` the code has ended and only the cancels matter: nothing is due, and nothing comes to rest.
+        Without `fire` the code has ended and only the cancels matter: nothing is due. Nothing comes to rest here: what
+        is due by now comes first, and a run that remembers facts would leave memory before.
         """
         driver = self._driver
         for delivery in deliveries:
@@ -50,8 +51,6 @@ class Inbox:
             driver.journal.consumed.append(delivery.number)
             crash_point("delivery.taken")
             _TAKE[delivery.kind](self, delivery)
-        if fire:
-            driver.come_to_rest()
 
     def _signal(self, delivery: Delivery) -> None:
         raw, ref = self._driver.journal.pack(delivery.value)
@@ -76,6 +75,10 @@ class Inbox:
         body = ev.ChildEnded(call, delivery.name, end.status, delivery.number, raw, ref)
         self._driver.deliver("child_ended", "", body)
 
+    def _key(self, delivery: Delivery) -> None:
+        self._driver.saver.save(waited_for=False)
+        self._driver.attempts.keys.woken(int(delivery.id))
+
     def _hold(self, delivery: Delivery) -> None:
         self._driver.put_on_hold(msgspec.json.decode(delivery.value, type=HoldReport))
 
@@ -85,4 +88,5 @@ _TAKE: Final[dict[str, Callable[[Inbox, Delivery], None]]] = {
     "cancel": Inbox._cancel,
     "child": Inbox._child,
     "hold": Inbox._hold,
+    "key": Inbox._key,
 }

@@ -11,6 +11,7 @@ from everstep.effects.body import StepBody
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line
 from everstep.effects.witnesses import Judge, Witness
+from everstep.engine.checkpoints import KEPT_MIN, take_checkpoint
 from everstep.engine.commands import CallFuture
 from everstep.engine.execution import current_execution
 from everstep.engine.workflow import checked_choice, workflow_of
@@ -88,6 +89,26 @@ async def expect(witness: Witness, *, on_drift: Literal["hold", "fail", "ignore"
 def release(witness: Witness) -> None:
     """Remember a fact no longer: from now on it may change."""
     current_execution("everstep.release()").release_witness(witness.subject, persons_line(sys._getframe(1)))
+
+
+async def checkpoint(state: T, *, every: int | None = None, keep: int = KEPT_MIN) -> T:
+    """Record the state of a long loop, and return it: after a crash the run goes on from the newest one.
+
+        state = State(todo=urls)
+        while state.todo:
+            state = await everstep.checkpoint(state)
+            ...
+
+    The first call of a run that goes on returns the newest recorded state, whatever it is given. So all that the loop
+    needs must be in the state, or be computed before the first call. Nothing else may be under way. In an `except` or
+    `finally` block nothing is recorded.
+
+    every: after how many steps (children, timers and signals count too) it is recorded again. By default after every
+        effect, every step that took a while, and everything else that is not just a quick `read`.
+    keep: how many of the newest are kept, in case that one is damaged; at least 3.
+    """
+    value: T = take_checkpoint(current_execution("everstep.checkpoint()"), state, every, keep, sys._getframe(1))
+    return value
 
 
 def patched(name: str) -> bool:

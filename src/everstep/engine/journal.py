@@ -8,7 +8,8 @@ import msgspec
 from everstep.errors import Damaged
 from everstep.model.digests import chain_next, digest_of
 from everstep.model.events import NO_PAYLOAD, Body, EventRow, encode_body
-from everstep.stores.protocol import NewRun, Post
+from everstep.stores.keys import KeyChanges
+from everstep.stores.protocol import Append, ArchiveRow, CheckpointRow, NewRun, Post
 
 INLINE_BYTES_MAX: Final = 8 * 1024
 """A larger payload is kept beside the event, compressed, once per run."""
@@ -32,6 +33,10 @@ class Journal:
         self.consumed: list[int] = []
         self.starts: list[NewRun] = []
         self.posts: list[Post] = []
+        self.keys: KeyChanges | None = None
+        self.checkpoints: list[CheckpointRow] = []
+        self.checkpoints_kept = 0
+        self.archive: list[ArchiveRow] = []
 
     def record(self, kind: str, step: str, body: Body, at: int) -> int:
         """Append an event and return its number. Its time is never before its predecessor's."""
@@ -43,6 +48,39 @@ class Journal:
         self.digest = digest = chain_next(self.digest, seq, kind, step, at, encoded)
         self.unsaved.append(_new_tuple(EventRow, (seq, kind, step, at, encoded, digest)))
         return seq
+
+    def key_changes(self) -> KeyChanges:
+        """Return what is written about keys together with the events that are recorded now."""
+        if self.keys is None:
+            self.keys = KeyChanges()
+        return self.keys
+
+    def take_back(self, unit: Append, count: int) -> None:
+        """A unit was refused: its first `count` events, and all that belongs to it, are not saved yet after all."""
+        self.unsaved = [*unit.events[:count], *self.unsaved]
+        self.payloads, self.consumed = [*unit.payloads, *self.payloads], [*unit.consumed, *self.consumed]
+        self.starts, self.posts = [*unit.starts, *self.starts], [*unit.posts, *self.posts]
+        self.checkpoints, self.archive = [*unit.checkpoints, *self.checkpoints], [*unit.archive, *self.archive]
+        if unit.keys is not None:
+            newer = self.keys or KeyChanges()
+            self.keys = KeyChanges(
+                [*unit.keys.claims, *newer.claims], [*unit.keys.ends, *newer.ends], [*unit.keys.waits, *newer.waits]
+            )
+
+    def rewrite(self, before: bytes, changed: dict[int, tuple[str, Body]]) -> None:
+        """Record something else under the numbers of unsaved events, and chain them anew.
+
+        before: the digest of the event before the unsaved ones. Nobody else has seen what is rewritten here.
+        """
+        digest, events = before, self.unsaved
+        self.unsaved = []
+        for event in events:
+            kind, body = event.kind, event.body
+            if event.seq in changed:
+                kind, body = changed[event.seq][0], encode_body(changed[event.seq][1])
+            digest = chain_next(digest, event.seq, kind, event.step, event.at, body)
+            self.unsaved.append(EventRow(event.seq, kind, event.step, event.at, body, digest))
+        self.digest = digest
 
     def pack(self, payload: bytes) -> tuple[msgspec.Raw, str]:
         """Return a payload as it stands in a body: itself, or the digest under which it is kept."""
@@ -65,9 +103,18 @@ class Journal:
 
 def store_payload(payload: bytes) -> tuple[bytes, str]:
     """Return a payload as it is stored beside events, and its digest."""
+    return packed(payload), digest_of(payload).hex()
+
+
+def packed(payload: bytes) -> bytes:
+    """Return a payload as it is stored: compressed, if that makes it shorter."""
     compressed = zlib.compress(payload, 1)
-    stored = b"z" + compressed if len(compressed) < len(payload) else b"r" + payload
-    return stored, digest_of(payload).hex()
+    return b"z" + compressed if len(compressed) < len(payload) else b"r" + payload
+
+
+def unpacked(stored: bytes) -> bytes:
+    """Return a payload from what `packed` made of it. Raises `zlib.error`."""
+    return _decompress(stored[1:]) if stored[:1] == b"z" else bytes(stored[1:])
 
 
 def restore_payload(stored: bytes | None, digest: str) -> bytes:
@@ -75,7 +122,7 @@ def restore_payload(stored: bytes | None, digest: str) -> bytes:
     if stored is None:
         raise Damaged(f"The payload {digest} is missing.")
     try:
-        payload = _decompress(stored[1:]) if stored[:1] == b"z" else bytes(stored[1:])
+        payload = unpacked(stored)
     except zlib.error as error:
         raise Damaged(f"The payload {digest} does not decompress: {error}.") from None
     if digest_of(payload).hex() != digest:

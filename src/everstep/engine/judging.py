@@ -34,7 +34,7 @@ async def compare_outside(driver: "Driver") -> None:
         judge = driver.execution.witnesses[one.subject].judge
         if judge is not None:
             await _judge(driver, one, judge)
-    drifted = [one for one in drifted if one.on_drift in ("hold", "fail")]
+    drifted = [one for one in drifted if one.on_drift not in ("ignore", "accept")]  # nobody to judge: hold
     failing = next((one for one in drifted if one.on_drift == "fail"), None)
     if failing is not None and not driver.attempts.has_unsettled():
         driver.fail_with(Drift(f"{failing.subject} is not as the run remembers it.", failing.subject))

@@ -79,10 +79,11 @@ async def cancel(app: "App", run: str, reason: str, *, grace: float, now: bool, 
 
 
 async def _end_here(app: "App", row: RunRow, reason: str, by: str) -> bool:
-    claimed = await _claim(app, row.id, ("queued", "running", "waiting"))
-    if claimed is None:
-        return False  # somebody drives it: the inbox reaches them
-    return await end_claimed(app, claimed, ev.CancelRequested(reason=reason, by=by, now=True))
+    with app.setting_aside(row.id):
+        claimed = await _claim(app, row.id, ("queued", "running", "waiting"))
+        if claimed is None:
+            return False  # somebody drives it: the inbox reaches them
+        return await end_claimed(app, claimed, ev.CancelRequested(reason=reason, by=by, now=True))
 
 
 async def end_claimed(app: "Driving", row: RunRow, request: ev.CancelRequested) -> bool:
@@ -163,13 +164,14 @@ async def hold(app: "App", run: str, note: str, by: str) -> None:
         if row.status in ENDED:
             raise RunEnded(f"The run {run} has ended ({row.status}), so it cannot be held.", row.status)
         return
-    claimed = await _claim(app, run, ("queued", "running", "waiting"))
-    if claimed is None:
-        await _post(app, Post(run, "hold", value=msgspec.json.encode(report), at=app.clock.now()), "held")
-        return
-    unit = hold_unit(app, claimed, report)
-    _expect_accepted(await app.committer.submit(unit), run)
-    app.held(unit.hold)
+    with app.setting_aside(run):
+        claimed = await _claim(app, run, ("queued", "running", "waiting"))
+        if claimed is not None:
+            unit = hold_unit(app, claimed, report)
+            _expect_accepted(await app.committer.submit(unit), run)
+            app.held(unit.hold)
+            return
+    await _post(app, Post(run, "hold", value=msgspec.json.encode(report), at=app.clock.now()), "held")
 
 
 async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, value: Any, note: str, by: str) -> None:
@@ -193,6 +195,8 @@ async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, va
     _expect_accepted(await app.committer.submit(unit), run)
     for post in unit.posts:
         app.wake(post.run)
+    if unit.keys is not None:
+        app.keys_changed(unit.keys)
     app.watchers.look_again(run)
 
 

@@ -37,9 +37,9 @@ class Pump:
         self._next_sweep = 0
         self._next_renewal = 0
         self._next_wake: int | None = None
-        self._is_more = False
-        """Whether the last look found more than there was room for: nobody else says when there is room again."""
         self._diverged_tried = False
+        self._has_more = False
+        """Whether the last look found more than there was room for: then the next turn looks again."""
         self._suspect = ""
         self._is_idle = False
         self._left_alone: set[str] = set()
@@ -79,8 +79,8 @@ class Pump:
     async def _pause(self) -> None:
         """Wait for a nudge, or for the next poll. With nothing to look after, only for a nudge or the lease."""
         app = self.app
-        idle = not (app.recover or app.drivers or app.wanted or app.watchers or self._next_wake is not None)
-        idle = idle and not self._is_more
+        busy = app.drivers or app.wanted or app.watchers or self._has_more or self._next_wake is not None
+        idle = not (app.recover or busy)
         self._is_idle = idle
         seconds = app.lease / 3 if idle else POLL_SECONDS
         try:
@@ -104,7 +104,7 @@ class Pump:
                 self._bury(at)
         changed = app.store.changed()
         wake = self._next_wake is not None and at >= self._next_wake
-        if nudged or changed or wake or self._is_more or (sweep and (app.recover or app.wanted)):
+        if nudged or changed or wake or self._has_more or (sweep and (app.recover or app.wanted)):
             await self._look(at)
         if changed or nudged or sweep:
             app.notifier.look()
@@ -151,7 +151,7 @@ class Pump:
             names = app.workflows()
             due = app.store.due(at=at, workflows=names, worker=app.worker, everyone=app.recover, limit=room)
             await self._take_due(due)
-        self._is_more = room <= 0 or len(due) >= room
+        self._has_more = len(due) >= room  # without room, perhaps
         self._next_wake = app.store.next_wake(worker=app.worker, everyone=app.recover)
         if self._next_wake is not None and self._next_wake <= at and room > 0 and not due:
             self._next_wake = at + microseconds(SWEEP_SECONDS)  # one that this worker cannot take up

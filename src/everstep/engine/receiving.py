@@ -10,6 +10,8 @@ from everstep.engine.commands import AwaitSignal, RejectSignal
 from everstep.errors import NotDecodable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from everstep.engine.execution import Execution
     from everstep.engine.loop import WorkflowFuture
 
@@ -61,6 +63,25 @@ class Receiving:
                 continue
             waiting.popleft()
             command.future.set_result(value)
+
+    def awaited(self) -> list[str]:
+        """Return the names that the code waits for now."""
+        return [name for name, waiting in self._waiting.items() if any(not one.future.done() for one in waiting)]
+
+    def unreceived(self) -> list[tuple[str, int, msgspec.Raw]]:
+        """Return what has arrived and nobody has received: names, numbers and values."""
+        return [
+            (name, number, msgspec.Raw(payload))
+            for name, arrived in self._arrived.items()
+            for number, payload in arrived
+        ]
+
+    def restore(self, signals: "Iterable[tuple[str, int, msgspec.Raw]]") -> None:
+        """Let just this have arrived, and let nobody wait."""
+        self._waiting.clear()
+        self._arrived.clear()
+        for name, number, payload in signals:
+            self._arrived.setdefault(name, deque()).append((number, bytes(payload)))
 
     def forget_stale(self) -> None:
         """Drop receives that the code no longer waits for, so that a run at rest knows what it waits for."""

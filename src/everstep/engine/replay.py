@@ -11,14 +11,16 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.engine.commands import Command, Difference, EndRun, StartTimer
-from everstep.engine.crossing import Kept, kept_by
+from everstep.engine.checkpoints import Checkpoint, Checkpoints, Jump
+from everstep.engine.commands import Command, Difference, EndRun, StartTimer, StepCall
+from everstep.engine.crossing import KEPT, Kept, kept_by
 from everstep.engine.execution import OUTCOMES, Execution
 from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded
 from everstep.engine.judging import note_judgement
 from everstep.engine.loop import SpinningWorkflow
 from everstep.errors import NotDecodable
+from everstep.model.contracts import may_run_again
 from everstep.model.events import ENDS
 
 COMMANDS: Final = frozenset(
@@ -33,14 +35,19 @@ COMMANDS: Final = frozenset(
         "witness_taken",
         "witness_changed",
         "witness_released",
+        "checkpoint_taken",
     }
 )
 NEVER: Final = -1
 """The due time of an attempt that waits for a person."""
 FALLBACK: Final = -2
 """The due time of an attempt that is never made: the step's fallback takes its place."""
+FIRST: Final = ("", KEPT)
+"""Why a step was begun for the first time: the code asked for it. (What has another reason came later.)"""
 DOUBT: Final = -3
 """The due time of an attempt about which nobody knows yet whether the one before it happened."""
+KEY: Final = -4
+"""The due time of an attempt that is not made before the step gets its key, which another one has."""
 
 
 class Attempts(msgspec.Struct, gc=False):
@@ -52,11 +59,17 @@ class Attempts(msgspec.Struct, gc=False):
     details: bytes = b""
     by_person: bool = False
     by: str = ""
-    """The worker that began the last attempt (with `once`)."""
+    """The worker that began the last attempt (with `once` and `atomic`)."""
+    database: str = ""
+    """Where the last attempt was to write (with `atomic`)."""
     doubted_at: int = 0
+    because: str = ""
+    """Why it is in doubt."""
     happened: bool = False
     """Whether it surely happened, and only its outcome is missing."""
     probes: int = 0
+    round: int = 0
+    """With `key=`: the round of the key in which it was begun."""
 
 
 class Replayed(msgspec.Struct):
@@ -74,6 +87,10 @@ class Replayed(msgspec.Struct):
     """Whether the run was ever retried."""
     spins: bool = False
     """Whether the code did not come to rest."""
+    accepted: dict[int, str] = {}
+    """The differences that a person has accepted."""
+    first_checkpoint: int = 0
+    """The number of the first checkpoint's event, if there is one."""
 
 
 def first_run(execution: Execution, started: Recorded) -> Replayed:
@@ -86,10 +103,20 @@ def first_run(execution: Execution, started: Recorded) -> Replayed:
 
 
 class Replay:
-    """One replay of one history."""
+    """One replay of one history.
 
-    def __init__(self, execution: Execution, history: Sequence[Recorded]) -> None:
+    With a checkpoint, the history lacks what lies between the event of the first checkpoint and that of this one.
+    """
+
+    def __init__(self, execution: Execution, history: Sequence[Recorded], checkpoint: Checkpoint | None = None) -> None:
         self.history = history
+        self._checkpoint = checkpoint
+        self._is_in_flight = checkpoint is not None
+        """Whether the checkpoint's event is still ahead."""
+        self._left_out = max(0, checkpoint.seq - checkpoint.part.first - 1) if checkpoint is not None else 0
+        self._first_checkpoint = checkpoint.part.first if checkpoint is not None else 0
+        self._retried = 0
+        """How often the run was retried, as far as the look ahead has come."""
         self.execution = execution
         self.differences: list[Difference] = []
         self.attempts: dict[int, Attempts] = {}
@@ -102,7 +129,6 @@ class Replay:
         """Outcomes that arrived between a failure and its retry. What follows from them is recorded after the retry."""
         self._branches: dict[int, tuple[int, str]] = {}
         self._reopened: dict[int, set[int]] = {}
-        self._kinds = set(map(itemgetter(1), history))
         self._position = 0
         self._look_ahead()
 
@@ -127,13 +153,20 @@ class Replay:
             self.attempts,
             self.published,
             self.cancel_at,
-            "run_retried" in self._kinds,
+            self._retried > 0,
+            accepted=self._accepted,
+            first_checkpoint=self._first_checkpoint,
         )
 
     # -- looking ahead ---------------------------------------------------------------------------------------------
     def _look_ahead(self) -> None:
         """Find what later events say about earlier ones: patches, accepted differences, failures that were retried."""
-        if self._kinds.isdisjoint(("patched", "run_resolved", "run_retried")):
+        checkpoint, taken = self._checkpoint, []
+        if checkpoint is not None:
+            self.execution.patches.update(checkpoint.part.patches)
+            self._accepted.update(checkpoint.part.accepted)
+        kinds = set(map(itemgetter(1), self.history))
+        if kinds.isdisjoint(("patched", "run_resolved", "run_retried", "checkpoint_taken")):
             return
         for event in self.history:
             if event.kind == "patched":
@@ -142,6 +175,17 @@ class Replay:
                 self._accepted.update(event.body.accepted)
             elif event.kind == "run_retried":
                 self._void_before(event)
+            elif event.kind == "checkpoint_taken":
+                taken.append(event)
+                if checkpoint is not None and event.seq == checkpoint.seq:
+                    self._retried = checkpoint.part.branch  # also those that are left out
+        if taken := [event for event in taken if event.seq not in self._void]:
+            self._first_checkpoint = self._first_checkpoint or taken[0].seq
+            self.execution.checkpoints = Checkpoints({event.body.number for event in taken}, checkpoint)
+
+    def _place(self, seq: int) -> int:
+        """Return where an event stands in the history that is here."""
+        return seq - 1 if seq <= self._first_checkpoint else seq - 1 - self._left_out
 
     def _void_before(self, retried: Recorded) -> None:
         """What the code did between a failure and its retry no longer counts; what arrived from outside still does.
@@ -150,12 +194,15 @@ class Replay:
         """
         begun_after: set[int] = set()
         reopened = self._reopened[retried.seq] = {retried.body.call}
-        self._branches[retried.body.voids] = (len(self._reopened), retried.body.entropy)
-        for event in self.history[retried.body.voids - 1 : retried.seq - 1]:
+        self._retried += 1
+        # An earlier retry within what this one voids began a branch that no longer counts, nor do its keys.
+        self._branches = {seq: one for seq, one in self._branches.items() if seq < retried.body.voids}
+        self._branches[retried.body.voids] = (self._retried, retried.body.entropy)
+        for event in self.history[self._place(retried.body.voids) : self._place(retried.seq)]:
             kind, call = event.kind, getattr(event.body, "call", 0)
             if kind in ENDS or event.seq == retried.body.voids or kind == "cancel_requested":
                 self._void.add(event.seq)
-            elif kind in COMMANDS or (kind == "step_started" and event.body.attempt == 1):
+            elif kind in COMMANDS or _asks_for_step(event):
                 self._void.add(event.seq)
                 begun_after.add(call)
             elif call in begun_after:
@@ -174,8 +221,8 @@ class Replay:
         """
         for event in reversed(self.history):
             if event.kind in OUTCOMES or event.kind == "run_started":
-                return int(event.seq) - 1
-            if event.kind in COMMANDS or event.kind in ENDS or event.kind == "step_started":
+                return self._place(event.seq)
+            if event.kind in COMMANDS or event.kind in ENDS or event.kind in ("step_started", "key_taken"):
                 return len(self.history)
         return len(self.history)
 
@@ -195,6 +242,8 @@ class Replay:
             event = history[position]
             if position == last:
                 self.execution.replaying = self.execution.loop.quiet = False
+            if self._is_in_flight and self._flies_over(event):
+                continue
             if branches and event.seq in branches:
                 self.execution.branch, self.execution.entropy = branches[event.seq]
             if void and event.seq in void:
@@ -214,6 +263,10 @@ class Replay:
         if event.kind == "run_started":
             self.execution.begin(event.body, event.at)
             self._queue.extend(self.execution.take_commands())
+        elif event.kind == "key_taken":
+            self.attempts.setdefault(event.body.call, Attempts()).due = KEY
+            if not event.body.again:
+                self._match(event)
         elif event.kind in ENDS:
             self._match_end(event)
         else:
@@ -233,7 +286,7 @@ class Replay:
         except KeyError:
             self._add(event, "outcome", _recorded_text(event), None)
             return
-        if kind == "step_completed" or kind == "step_failed":  # a tuple would be built for each event
+        if kind == "step_completed" or kind == "step_failed" or kind == "step_shared":  # a tuple costs more
             self.attempts.pop(body.call, None)
         self._queue.extend(self.execution.take_commands())
 
@@ -247,21 +300,54 @@ class Replay:
             self._add(event, "missing call", _recorded_text(event), None)
             return
         command = self._queue.popleft()
-        if command.kind != event.kind:
+        if command.kind != event.kind and not (event.kind == "key_taken" and isinstance(command, StepCall)):
             self._add(event, "kind", _recorded_text(event), command)
             return
         if command.step != event.step:
             self._add(event, "callee", _recorded_text(event), command)
             return
         what, acceptable = command.compare(event.body)
+        if acceptable and event.kind == "step_started" and not may_run_again(event.body.effect):
+            acceptable = self._is_settled(event.body.call)
         if what and not (acceptable and self._accepted.get(event.seq) == command.digest()):
             self._add(event, what, _recorded_text(event), command, acceptable)
-        if event.kind == "step_started":
-            return
-        if isinstance(command, StartTimer):
+        if isinstance(command, StepCall):
+            if command.keyed is not None or event.body.key:
+                command.follow(event.body.key)
+        elif isinstance(command, StartTimer):
             command.timer.deadline = event.body.deadline
         elif event.kind == "value_published":
             self.published[event.body.name] = msgspec.Raw(self.execution.payload(event.body.value, event.body.ref))
+
+    def _is_settled(self, call: int) -> bool:
+        """Whether a step has an outcome. Without one its effect is open, under a key that its arguments are part of."""
+        outcomes = ("step_completed", "step_failed")
+        return any(one.kind in outcomes and one.body.call == call and one.seq not in self._void for one in self.history)
+
+    # -- jumping to a checkpoint -----------------------------------------------------------------------------------
+    def _flies_over(self, event: Recorded) -> bool:
+        """Tell whether an event lies between the jump and the checkpoint, or is the checkpoint's own.
+
+        What the code asked for before the jump is compared; nothing else that happened until the checkpoint matters,
+        for all of it is in the checkpoint.
+        """
+        checkpoints, newest = self.execution.checkpoints, self._checkpoint
+        assert checkpoints is not None
+        assert newest is not None
+        if checkpoints.unreadable:
+            now = f"fail: its state does not decode any more: {checkpoints.unreadable}"
+            self.differences.append(Difference(newest.seq, "state", f"checkpoint {newest.part.number}", now))
+            return True
+        if not checkpoints.has_jumped:
+            return False
+        if not isinstance(self._queue[0], Jump):
+            return not (event.kind in COMMANDS or (event.kind == "step_started" and event.body.attempt == 1))
+        if event.seq == newest.seq:
+            self._queue.popleft()
+            self._is_in_flight = False
+            self.attempts.clear()
+            self.published = dict(newest.part.published)
+        return True
 
     def _match_end(self, event: Recorded) -> None:
         self.execution.ended = True
@@ -270,16 +356,17 @@ class Replay:
 
     def _begin_attempt(self, event: Recorded) -> None:
         body = event.body
-        if body.attempt == 1:
-            self.attempts[body.call] = Attempts(1, by=body.by)
+        if body.attempt == 1 and body.because in FIRST:
+            self.attempts[body.call] = Attempts(1, by=body.by, database=body.database, round=body.round)
             self._match(event)
-            if body.because and self.execution.kept is not None:  # a first attempt has a reason if it was not made
+            if body.because and self.execution.kept is not None:
                 self.execution.kept.take(event.step, body.arguments)
             return
         attempts = self.attempts.setdefault(body.call, Attempts())
-        attempts.attempt, attempts.by = body.attempt, body.by
+        attempts.attempt, attempts.by, attempts.database = body.attempt, body.by, body.database
         attempts.due = None
         attempts.by_person = False
+        attempts.round = body.round
 
     def _note(self, event: Recorded) -> None:
         kind, body = event.kind, event.body
@@ -292,6 +379,7 @@ class Replay:
         elif kind == "step_doubted" and attempts is not None:
             attempts.due, attempts.doubted_at, attempts.probes = DOUBT, event.at, 0
             attempts.happened = body.because == "outcome"
+            attempts.because = body.because
         elif kind == "probe_answered" and attempts is not None:
             attempts.probes += 1
         elif kind == "run_resolved":
@@ -313,14 +401,16 @@ class Replay:
             attempts.due, attempts.by_person = at, True
         elif resolution == "probe":
             attempts.due, attempts.doubted_at, attempts.probes = DOUBT, at, 0
+            attempts.because = ""
 
     def _retry(self, event: Recorded) -> None:
         """A person's retry: what failed is open again, with all its attempts."""
         self.execution.ended = False
-        if event.body.crossed:
+        if event.body.crossed or self.execution.kept is not None:
+            voids = event.body.voids
             kept = self.execution.kept = self.execution.kept or Kept()
-            for outcome in kept_by(self.history, event.body):
-                kept.add(*outcome)
+            kept.forget_since(voids)
+            kept.add(kept_by(self.history[self._place(voids) : self._place(event.seq)], event))
         self.cancel_at = 0
         for call in self._reopened[event.seq] & self.execution.steps.keys():
             attempts = self.attempts.setdefault(call, Attempts())
@@ -360,12 +450,19 @@ class Replay:
         return "wait"
 
 
+def _asks_for_step(event: Recorded) -> bool:
+    """Tell whether an event records that the code asked for a step, and not what became of that."""
+    if event.kind == "key_taken":
+        return not event.body.again
+    return event.kind == "step_started" and event.body.attempt == 1 and event.body.because in FIRST
+
+
 def _recorded_text(event: Recorded) -> str:
     """Return a recorded event as a person would say it."""
     body, kind = event.body, event.kind
     if kind == "run_started":
         return f"start of {body.workflow}"
-    if kind == "step_started":
+    if kind in ("step_started", "key_taken"):
         return f"step {event.step}({body.preview}) [{body.effect}]"
     if kind == "timer_started":
         return f"timer of {body.duration / 1e6:g} s"
@@ -375,6 +472,8 @@ def _recorded_text(event: Recorded) -> str:
         return f"child run {body.run} of {body.workflow}({body.preview})"
     if kind == "value_published":
         return f"publish {body.name!r}"
+    if kind == "checkpoint_taken":
+        return f"checkpoint {body.number}"
     if kind in ENDS:
         return {"run_completed": "return", "run_failed": "raise an error", "run_cancelled": "stop, cancelled"}[kind]
     return f"{kind} {event.step}".strip()

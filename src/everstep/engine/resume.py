@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from everstep.engine.checkpoints import Checkpoint
 from everstep.engine.children import outlives_not
 from everstep.engine.clock import microseconds
 from everstep.engine.driver import Driver, Surrounding
@@ -16,7 +17,9 @@ from everstep.engine.execution import Execution
 from everstep.engine.history import Recorded, load_verified, without_collections
 from everstep.engine.holding import HoldReport, damaged_report, diverged_report, poisoned_report, stuck_report
 from everstep.engine.journal import Journal, restore_payload
+from everstep.engine.keys import key_end
 from everstep.engine.loop import SpinningWorkflow
+from everstep.engine.past import Past, load_past
 from everstep.engine.replay import Replay, Replayed, first_run
 from everstep.engine.workflow import Workflow
 from everstep.errors import Damaged, NotDecodable
@@ -38,8 +41,8 @@ def take_up(
     if row.deaths >= DEATHS_MAX:
         return poisoned_report(row.deaths)
     try:
-        history = events if events is not None else load_verified(app.store, row)
-        replayed = replay(app.store, app.codec, row, workflow, history)
+        past = Past(events) if events is not None else load_past(app.store, row)
+        replayed = replay(app.store, app.codec, row, workflow, past.events, past.checkpoint)
     except Damaged as error:
         return damaged_report(error)
     except NotDecodable as error:
@@ -50,16 +53,21 @@ def take_up(
     if replayed.differences:
         replayed.execution.evict()
         return diverged_report(replayed.differences)
-    journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, history[-1].at)
+    journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, past.events[-1].at)
     stored = replayed.execution.lookup
     replayed.execution.lookup = lambda digest: journal.undurable.get(digest) or stored(digest)
-    return Driver(app, row, replayed, journal, _clock_started_at(history))
+    driver = Driver(app, row, replayed, journal, _clock_started_at(past))
+    driver.damaged_checkpoints = past.damaged
+    if first := replayed.first_checkpoint:
+        driver.first_checkpoint = (first, app.store.events(row.id, row.generation, first, first)[0].digest)
+    return driver
 
 
 def would_go_on(app: Surrounding, row: RunRow, workflow: Workflow) -> bool:
     """Tell whether the code as it is now matches a run's history. Changes nothing."""
     try:
-        replayed = replay(app.store, app.codec, row, workflow, load_verified(app.store, row), quiet=True)
+        past = load_past(app.store, row)
+        replayed = replay(app.store, app.codec, row, workflow, past.events, past.checkpoint, quiet=True)
     except (Damaged, NotDecodable):
         return False
     replayed.execution.evict()
@@ -67,9 +75,16 @@ def would_go_on(app: Surrounding, row: RunRow, workflow: Workflow) -> bool:
 
 
 def replay(
-    store: Store, codec: Any, row: RunRow, workflow: Workflow, history: list[Recorded], *, quiet: bool = False
+    store: Store,
+    codec: Any,
+    row: RunRow,
+    workflow: Workflow,
+    history: list[Recorded],
+    checkpoint: Checkpoint | None = None,
+    *,
+    quiet: bool = False,
 ) -> Replayed:
-    """Replay a run's code against its history."""
+    """Replay a run's code against its history; with a checkpoint, against the parts of it that `load_past` returns."""
 
     def lookup(digest: str) -> bytes:
         return restore_payload(store.payload(row.id, digest), digest)
@@ -78,15 +93,17 @@ def replay(
     if len(history) == 1 and not quiet:
         return first_run(execution, history[0])
     with without_collections(len(history)):
-        return Replay(execution, history).go(quiet=quiet)
+        return Replay(execution, history, checkpoint).go(quiet=quiet)
 
 
-def _clock_started_at(history: list[Recorded]) -> int:
+def _clock_started_at(past: Past) -> int:
     """Return when the run's time began: at its start and after its delay, or at its newest retry."""
-    for event in reversed(history):
+    for event in reversed(past.events):
         if event.kind == "run_retried":
             return int(event.at)
-    return int(history[0].at) + microseconds(history[0].body.delay)
+        if past.checkpoint is not None and event.seq == past.checkpoint.seq:
+            return past.checkpoint.part.clock_started
+    return int(past.events[0].at) + microseconds(past.events[0].body.delay)
 
 
 def is_supported(row: RunRow) -> bool:
@@ -99,7 +116,7 @@ def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
     at = max(app.clock.now(), row.updated_at)
     if report.reason != "damaged":
         try:
-            at = max(at, load_verified(app.store, row)[-1].at)
+            at = max(at, load_past(app.store, row).events[-1].at)
         except Damaged as error:
             report = damaged_report(error)
     hold = report.row(row.id, at, app.randomness)
@@ -134,6 +151,7 @@ def bare_unit(
         posts=journal.posts,
         hold=hold,
         release=True,
+        keys=journal.keys,
     )
 
 
@@ -159,11 +177,21 @@ def resolve_unit(
         # Early: there may be outcomes before it that the code has not seen, and commands that follow from those.
         outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True, adopted=True)
         journal.record("step_completed", hold.step, outcome, journal.at)
+        _end_key(journal, history, outcome.call, payload if resolution == "done" else None)
     elif resolution == "cancel":
         _record_cancelled(row.id, journal, history)
         status = "cancelled"
     resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
     return bare_unit(row, journal, RowChange(status, journal.at, None, row.current_step), hold=resolved)
+
+
+def _end_key(journal: Journal, history: Sequence[Recorded], call: int, payload: bytes | None) -> None:
+    """If a step that a person settled has a key: what was done is shared from now on; what was skipped frees it."""
+    for event in reversed(history):
+        if event.kind == "step_started" and event.body.call == call:
+            if event.body.key:
+                journal.key_changes().ends.append(key_end(event, payload))
+            return
 
 
 def cancelled_unit(app: Surrounding, row: RunRow, request: ev.CancelRequested, consumed: Sequence[int] = ()) -> Append:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from everstep.errors import StoreError
 from everstep.model.crash_points import crash_point
+from everstep.model.events import Body
 from everstep.model.status import ENDED, Status, may_become
 from everstep.stores.protocol import Accepted, Append, Failed, Refused, Verdict
 
@@ -46,7 +47,8 @@ class Saver:
     def all_is_durable(self) -> bool:
         """Whether nothing is left to write or to wait for."""
         journal = self._driver.journal
-        return not (self._waiters or journal.unsaved or journal.consumed) and self.durable == journal.seq
+        unwritten = self._waiters or journal.unsaved or journal.consumed or journal.keys is not None
+        return not unwritten and self.durable == journal.seq
 
     @property
     def status_is_durable(self) -> bool:
@@ -61,7 +63,8 @@ class Saver:
             return None
         journal = driver.journal
         wake_at = driver.wake_at() if driver.status == "waiting" else None
-        if not journal.unsaved and not journal.consumed and self._written == (driver.status, wake_at):
+        unchanged = not journal.unsaved and not journal.consumed and self._written == (driver.status, wake_at)
+        if unchanged and journal.keys is None:
             return None
         seq, digest = self._sent
         row = driver.row_change(wake_at)
@@ -77,10 +80,16 @@ class Saver:
         if driver.hold is not None:
             unit.hold, unit.release = driver.hold, True
             unit.notifications = driver.app.notifier.rows(driver.hold)
+        if journal.checkpoints or journal.archive:
+            unit.checkpoints, unit.checkpoints_kept = journal.checkpoints, journal.checkpoints_kept
+            unit.archive = journal.archive
+            journal.checkpoints, journal.archive = [], []
         if journal.payloads or journal.consumed or journal.starts or journal.posts:
             unit.payloads, unit.consumed = journal.payloads, journal.consumed
             unit.starts, unit.posts = journal.starts, journal.posts
             journal.payloads, journal.consumed, journal.starts, journal.posts = [], [], [], []
+        if journal.keys is not None:
+            unit.keys, journal.keys = journal.keys, None
         before, _ = self._written
         assert row.status == before or may_become(before, row.status), f"{before} does not lead to {row.status}"
         self._sent = (journal.seq, journal.digest)
@@ -100,6 +109,8 @@ class Saver:
                 self.durable = events[-1].seq
             for digest, _ in unit.payloads:
                 driver.journal.undurable.pop(digest, None)
+            if unit.keys is not None:
+                driver.app.keys_changed(unit.keys)
             while waiters and waiters[0][0] <= self.durable:
                 waiters.popleft()[1]()
             self._durable_status = (row.status, row.wake_at)
@@ -109,6 +120,8 @@ class Saver:
                 driver.app.rested(driver)
         elif isinstance(verdict, Refused) and verdict.why == "inbox":
             self._take_back_end(unit)
+        elif isinstance(verdict, Refused) and verdict.why == "key":
+            self._take_back_claims(unit, verdict.calls)
         elif isinstance(verdict, Failed) and not isinstance(verdict.error, StoreError):
             driver.app.hold_unstorable(driver, verdict.error)
         elif isinstance(verdict, Failed):
@@ -124,12 +137,30 @@ class Saver:
     def _take_back_end(self, unit: Append) -> None:
         """A cancel arrived before the end was durable: the end is taken back and the cancel comes first."""
         journal = self._driver.journal
-        journal.unsaved = list(unit.events[:-1])
-        journal.payloads, journal.consumed = list(unit.payloads), list(unit.consumed)
-        journal.starts, journal.posts = list(unit.starts), list(unit.posts)
+        self._take_back(unit, len(unit.events) - 1)
         last = unit.events[-2] if len(unit.events) > 1 else None
         journal.seq = last.seq if last else unit.expected_seq
         journal.digest = last.digest if last else unit.expected_digest
-        self._sent = (unit.expected_seq, unit.expected_digest)
-        self._written = ("running", None)  # the end was refused, so the store does not have it
         self._driver.take_back_end()
+
+    def _take_back_claims(self, unit: Append, calls: tuple[int, ...]) -> None:
+        """Other steps have keys that this unit claims: those steps do not begin, and the rest of it stands."""
+        crash_point("key.refused")
+        self._take_back(unit, len(unit.events))
+        claims = unit.keys.claims if unit.keys is not None else []
+        self._driver.attempts.keys.lost([claim for claim in claims if claim.call in calls])
+        if not self._driver.stopped:
+            self.save(waited_for=bool(self._waiters))
+
+    def _take_back(self, unit: Append, count: int) -> None:
+        """A unit was refused, so the store does not have it: its first `count` events are written again."""
+        driver = self._driver
+        driver.journal.take_back(unit, count)
+        driver.take_back_row(unit.row, count)
+        self._sent = (unit.expected_seq, unit.expected_digest)
+        self._written = self._durable_status
+
+    def rewrite(self, changed: dict[int, tuple[str, Body]]) -> None:
+        """Record something else under the numbers of unsaved events. What waited for the old ones waits no more."""
+        self._driver.journal.rewrite(self._sent[1], changed)
+        self._waiters = deque(waiter for waiter in self._waiters if waiter[0] not in changed)

@@ -6,6 +6,9 @@ Effect = Literal["read", "repeat", "once", "atomic"]
 
 EFFECTS: Final[tuple[Effect, ...]] = ("read", "repeat", "once", "atomic")
 
+EXPENSIVE_SECONDS: Final = 0.05
+"""An outcome that took longer than this is durable before workflow code sees it."""
+
 
 def needs_intent(effect: Effect) -> bool:
     """Tell whether `step_started` must be durable before the body starts. Reads change nothing, so they need not."""
@@ -13,5 +16,8 @@ def needs_intent(effect: Effect) -> bool:
 
 
 def may_run_again(effect: Effect) -> bool:
-    """Tell whether recovery may run a begun step again without asking anybody."""
+    """Tell whether a begun step may just be run again, whatever became of the attempt before.
+
+    A `once` step is settled first, by its probe or a person, and an `atomic` one by its marker.
+    """
     return effect in ("read", "repeat")

@@ -29,6 +29,15 @@ def chain_next(previous: bytes, seq: int, kind: str, step: str, at: int, body: b
     return blake2b(previous + header + body, digest_size=DIGEST_BYTES).digest()
 
 
+def checkpoint_digest(run: str, generation: int, seq: int, previous: bytes, engine: bytes, state: bytes) -> bytes:
+    """Return the digest of a checkpoint: of all that is kept, of its place, and of the chain before its event.
+
+    The lengths of the parts stand in the header, so that no two different checkpoints have the same bytes.
+    """
+    header = f"{run}\0{generation} {seq} {len(previous)} {len(engine)} ".encode()
+    return blake2b(header + previous + engine + state, digest_size=DIGEST_BYTES, person=b"everstep/point").digest()
+
+
 def step_key(entropy: str, step: str, arguments: str) -> str:
     """Return the idempotency key of a step: the same in each attempt, and in no other step of any run.
 
@@ -36,6 +45,15 @@ def step_key(entropy: str, step: str, arguments: str) -> str:
     and the n-th call of a step be another one than before.
     """
     return derived_key(entropy, f"{step}\0{arguments}")
+
+
+def shared_key(store: str, key: str, step: str, arguments: str, round: int) -> str:
+    """Return the idempotency key of a step with `key=`: the same for this action in every run of a store.
+
+    `store` is the store's own random value, so that two stores share none. `round` goes up when an action that was done
+    is compensated, or its key is freed by hand: what is done after that is another action to its receiver.
+    """
+    return derived_key(store, f"{key}\0{step}\0{arguments}\0{round}")
 
 
 def derived_key(entropy: str, name: str) -> str:

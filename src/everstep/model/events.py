@@ -4,12 +4,13 @@ A *command* event records something that workflow code asked for; replay compare
 An *outcome* event is news for workflow code; replay applies it. A *note* tells a reader or recovery something and
 never reaches workflow code.
 
-    commands   step_started (first attempt)  step_cancelled  timer_started  signal_awaited  signal_rejected
-               child_started  child_cancelled  value_published  witness_taken  witness_changed  witness_released
-               run_completed  run_failed  run_cancelled
-    outcomes   run_started  step_completed  step_failed  timer_fired  signal_received  child_ended  cancel_requested
-    notes      step_started (later attempts)  attempt_failed  step_doubted  probe_answered  heartbeat  patched
-               drift_judged  run_held  run_resolved  run_retried
+    commands   step_started (first attempt)  key_taken (first time)  step_cancelled  timer_started
+               signal_awaited  signal_rejected  child_started  child_cancelled  value_published  witness_taken
+               witness_changed  witness_released  checkpoint_taken  run_completed  run_failed  run_cancelled
+    outcomes   run_started  step_completed  step_shared  step_failed  timer_fired  signal_received  child_ended
+               cancel_requested
+    notes      step_started (later attempts)  key_taken (later)  attempt_failed  step_doubted  probe_answered
+               heartbeat  patched  checkpoint_damaged  drift_judged  run_held  run_resolved  run_retried
 """
 
 from collections.abc import Callable
@@ -21,8 +22,10 @@ EventKind = Literal[
     "run_started",
     "step_started",
     "step_completed",
+    "step_shared",
     "step_failed",
     "step_cancelled",
+    "key_taken",
     "attempt_failed",
     "heartbeat",
     "step_doubted",
@@ -40,6 +43,8 @@ EventKind = Literal[
     "witness_changed",
     "witness_released",
     "drift_judged",
+    "checkpoint_taken",
+    "checkpoint_damaged",
     "patched",
     "cancel_requested",
     "run_held",
@@ -110,13 +115,20 @@ class StepStarted(Body):
     attempt: int = 1
     because: str = ""
     """Why there is another attempt: `retry` (its policy), `crash` (the last was cut off), `person` (a retried run),
-    `not-done` (a probe or a person said that the last one did not happen). And why there is none: `kept` (the step was
-    done before its run was retried, and its outcome is given again)."""
+    `not-done` (a probe or a person said that the last one did not happen). Or why the first one comes only now:
+    `freed` (somebody else had the step's key). Or why there is none: `kept` (the step was done before its run was
+    retried, and its outcome is given again)."""
     by: str = ""
-    """With `once`: the worker that runs it, so that it is known later whether it can still act."""
+    """With `once` and `atomic`: the worker that runs it, so that it is known later whether it can still act."""
     whole: msgspec.Raw = NO_PAYLOAD
-    """With `once`: the arguments themselves."""
+    """With `once` and `atomic`: the arguments themselves."""
     ref: str = ""
+    database: str = ""
+    """With `atomic`: the database that it writes to, so that its marker is looked for in the right one."""
+    key: str = ""
+    """With `key=`: the key, which is this step's from this event on."""
+    round: int = 0
+    """With `key=`: how often the key was freed after its action had been done."""
 
 
 class StepCompleted(Outcome):
@@ -130,7 +142,22 @@ class StepCompleted(Outcome):
     key_unused: bool = False
     fallback: bool = False
     adopted: bool = False
-    """A probe or a person gave the outcome; the body did not."""
+    """A probe, a person or the marker of an earlier attempt gave the outcome; this attempt's body did not."""
+
+
+class StepShared(Outcome):
+    """A step has the outcome of another one with the same key and arguments, and did not run itself.
+
+    `run`, `generation` and `seq` name the `step_started` of the one that ran. `by`: who gave the outcome by hand.
+    """
+
+    call: int
+    value: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+    run: str = ""
+    generation: int = 1
+    seq: int = 0
+    by: str = ""
 
 
 class StepFailed(Outcome):
@@ -141,6 +168,25 @@ class StepFailed(Outcome):
     ref: str = ""
     attempt: int = 1
     seconds: float = 0.0
+
+
+class KeyTaken(Body):
+    """A step does not begin, for another one has its key. `run`, `generation` and `seq` name that one's start.
+
+    What follows is its outcome (`step_shared`), a `KeyConflict` (`step_failed`), or, when the key is free, its own
+    `step_started`. `again`: the step was in the history before.
+    """
+
+    call: int
+    key: str
+    arguments: str
+    effect: str = "repeat"
+    preview: str = ""
+    source: str = ""
+    run: str = ""
+    generation: int = 1
+    seq: int = 0
+    again: bool = False
 
 
 class AttemptFailed(Body):
@@ -161,7 +207,8 @@ class StepDoubted(Body):
     """A `once` step is in doubt: it was begun, and nobody knows whether its effect happened.
 
     `because` is `crash` (cut off), `error` (it raised something that does not say), or `outcome` (it did happen, and
-    what it returned cannot be stored).
+    what it returned cannot be stored). An `atomic` step is in doubt only when its database cannot be asked (`error`),
+    has failed while it was written to (`commit`), or is another one by now (`database`).
     """
 
     call: int
@@ -328,6 +375,29 @@ class DriftJudged(Body):
     ref: str = ""
 
 
+class CheckpointTaken(Body):
+    """The code's state was recorded, so that recovery can start from here instead of the beginning."""
+
+    call: int
+    number: int
+    """Which call of `checkpoint` it was, counted from 1, also those that were not recorded."""
+    digest: str
+    """The digest of the checkpoint itself, which is kept beside the history."""
+    size: int = 0
+    """The bytes of the state."""
+    source: str = ""
+
+
+class CheckpointDamaged(Body):
+    """A checkpoint was damaged or missing, so recovery started from an older one, or from the beginning."""
+
+    checkpoint: int
+    """The number of its event."""
+    why: str = ""
+    archived: bool = False
+    """Whether there was a row, which is in the archive now."""
+
+
 class Patched(Body):
     """What `patched(name)` answers in this run, from now on."""
 
@@ -412,8 +482,10 @@ BODIES: Final[dict[str, type[Body]]] = {
     "run_started": RunStarted,
     "step_started": StepStarted,
     "step_completed": StepCompleted,
+    "step_shared": StepShared,
     "step_failed": StepFailed,
     "step_cancelled": StepCancelled,
+    "key_taken": KeyTaken,
     "attempt_failed": AttemptFailed,
     "heartbeat": Heartbeat,
     "step_doubted": StepDoubted,
@@ -431,6 +503,8 @@ BODIES: Final[dict[str, type[Body]]] = {
     "witness_changed": WitnessChanged,
     "witness_released": WitnessReleased,
     "drift_judged": DriftJudged,
+    "checkpoint_taken": CheckpointTaken,
+    "checkpoint_damaged": CheckpointDamaged,
     "patched": Patched,
     "cancel_requested": CancelRequested,
     "run_held": RunHeld,
@@ -450,5 +524,8 @@ BODY_DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
 
 
 def decode_body(kind: str, body: bytes) -> Any:
-    """Return an event's body as its kind's struct. Raises `msgspec.MsgspecError` or `KeyError` on damage."""
+    """Return an event's body as its kind's struct.
+
+    Raises `msgspec.MsgspecError`, `UnicodeDecodeError` or `KeyError` on damage.
+    """
     return BODY_DECODERS[kind](body)

@@ -6,6 +6,7 @@ from typing import Final
 from everstep.errors import Misuse
 
 RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,199}")
+KEY: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,500}")
 NAME: Final = re.compile(r"[^\s#\x00-\x1f\x7f]{1,200}")
 
 
@@ -24,6 +25,15 @@ def checked_name(name: object, what: str) -> str:
     if isinstance(name, str) and NAME.fullmatch(name):
         return name
     raise Misuse(f"{str(name)[:80]!r} is not a name for a {what}: use 1 to 200 characters without spaces and '#'.")
+
+
+def checked_key(key: object, step: str) -> str:
+    """Return a step's own key if it is one."""
+    if isinstance(key, str) and KEY.fullmatch(key):
+        return key
+    if not isinstance(key, str):
+        raise Misuse(f"The key of {step} is a {type(key).__name__}. A key is a text.")
+    raise Misuse(f"The key of {step} has {len(key)} characters. It needs 1 to 500, without control characters.")
 
 
 def child_id(parent: str, generation: int, call: int, branch: int = 0) -> str:

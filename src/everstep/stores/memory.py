@@ -3,19 +3,27 @@
 It is also the reference: short, obvious, and what every other store is compared with.
 """
 
-import threading
+import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from typing import Any, Final
 
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED
+from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, SettleKey, may_settle, newest_first
+from everstep.stores.memory_keys import MemoryKeys
 from everstep.stores.memory_notifications import MemoryNotifications
+from everstep.stores.memory_workers import MemoryWorkers
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
+    LAST,
     Accepted,
     Append,
+    ArchiveRow,
+    CheckpointRow,
     Claim,
     Claimed,
     Delivery,
@@ -35,30 +43,34 @@ from everstep.stores.protocol import (
     RunRow,
     StartRun,
     Verdict,
-    WorkerRow,
     check_events,
     child_value,
     pages,
 )
 
+_numbers: Final = itertools.count(1)
 
-class MemoryStore:
+
+class MemoryStore(MemoryWorkers):
     """A store in plain dicts under one lock. For tests; nothing survives the process."""
 
     def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
+        super().__init__()
         self.url = "memory:"
         self.is_new = True
+        self.entropy = os.urandom(16).hex()
         self._clock = clock or (lambda: time.time_ns() // 1000)
-        self._lock = threading.RLock()
-        self._runs: dict[str, RunRow] = {}
         self._events: dict[tuple[str, int], list[EventRow]] = {}
         self._payloads: dict[tuple[str, str], bytes] = {}
+        self._checkpoints: dict[tuple[str, int], dict[int, CheckpointRow]] = {}
+        self._archive: list[ArchiveRow] = []
         self._signals: dict[int, Delivery] = {}
         self._followers: set[tuple[str, str, int]] = set()
         self._holds: dict[str, HoldRow] = {}
         self._notifications = MemoryNotifications()
-        self._workers: dict[str, WorkerRow] = {}
-        self._dead: set[str] = set()
+        self._keys = MemoryKeys(self._tell_of_key)
+        self._beside: tuple[str, Any] | None = None
+        """A SQLite database in memory for what atomic steps write: its name, and a connection that keeps it alive."""
 
     def now(self) -> int:
         """Return the store's clock."""
@@ -66,6 +78,17 @@ class MemoryStore:
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
+
+    def connect(self) -> Any:
+        """Return a new connection to a database in memory that belongs to this store."""
+        import apsw
+
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
+        with self._lock:
+            if self._beside is None:
+                name = f"file:/everstep-{next(_numbers)}?vfs=memdb"
+                self._beside = name, apsw.Connection(name, flags=flags)
+        return apsw.Connection(self._beside[0], flags=flags)
 
     # -- writing ------------------------------------------------------------------------------------------------
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
@@ -93,6 +116,10 @@ class MemoryStore:
                     return Accepted() if self._notifications.take(operation, self._workers) else Refused("taken")
                 case SettleNotification():
                     return Accepted() if self._notifications.settle(operation) else Refused("taken")
+                case SettleKey():
+                    return self._settle_key(operation)
+                case ForgetKeys():
+                    return Forgotten(self._keys.forget(operation))
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this operation only
             return Failed(error)
 
@@ -155,9 +182,27 @@ class MemoryStore:
         if hold is not None:
             self._hold(hold)
             self._notifications.add(operation.notifications)
+        if operation.keys is not None:
+            self._keys.apply(operation.keys, row.id, row.generation, operation.row.at)
+        if operation.checkpoints:
+            self._keep_checkpoints(operation)
+        self._archive_rows(operation.archive)
         if ended:
             self._end(row, operation.row.at)
         return Accepted()
+
+    def _keep_checkpoints(self, operation: Append) -> None:
+        kept = self._checkpoints.setdefault((operation.run, operation.generation), {})
+        for new in operation.checkpoints:
+            kept.setdefault(new.seq, new)
+        for seq in sorted(kept)[: -operation.checkpoints_kept]:
+            del kept[seq]
+
+    def _archive_rows(self, rows: Sequence[ArchiveRow]) -> None:
+        for row in rows:
+            self._archive.append(row)
+            if row.what == "checkpoints":
+                self._checkpoints.get((row.run, row.generation), {}).pop(row.seq, None)
 
     def _refusal(self, operation: Append, row: RunRow | None) -> Refused | None:
         if row is None:
@@ -169,6 +214,8 @@ class MemoryStore:
         cancels = [d.number for d in self._pending(row.id) if d.kind == "cancel"]
         if operation.row.status in ENDED and not set(cancels) <= set(operation.consumed):
             return Refused("inbox")
+        if operation.keys is not None and (calls := self._keys.lost(operation.keys, row.id, row.generation)):
+            return Refused("key", calls)
         return None
 
     def _move(self, row: RunRow, operation: Append, ended: bool) -> None:
@@ -199,6 +246,7 @@ class MemoryStore:
         for entry in sorted(entry for entry in self._followers if entry[0] == row.id):
             self._followers.remove(entry)
             self._tell(entry[1], row.id, entry[2], child_value(row.status, row.outcome), at)
+        self._keys.end_run(row.id, row.generation, at)
         self._settle_inbox(row.id)
 
     def _settle_inbox(self, run: str) -> None:
@@ -208,6 +256,22 @@ class MemoryStore:
     def _tell(self, follower: str, run: str, call: int, value: bytes, at: int) -> None:
         if follower in self._runs:
             self._deliver(Post(run=follower, kind="child", name=run, id=str(call), value=value, at=at))
+
+    def _tell_of_key(self, run: str, key: str, call: int, at: int) -> None:
+        """A run that has ended no longer cares."""
+        row = self._runs.get(run)
+        if row is not None and row.status not in ENDED:
+            self._deliver(Post(run=run, kind="key", name=key, id=str(call), at=at))
+
+    def _settle_key(self, settle: SettleKey) -> Verdict:
+        there = self._keys.rows.get(settle.key)
+        owner = self._runs.get(there.run) if there is not None else None
+        is_unfinished = owner is not None and owner.status not in ENDED
+        is_active = is_unfinished and owner is not None and there is not None and owner.generation == there.generation
+        if why := may_settle(there, settle, owner_is_active=is_active):
+            return Refused(why)
+        self._keys.settle(settle)
+        return Accepted()
 
     def _hold(self, hold: HoldRow) -> None:
         if hold.resolved_at is None:
@@ -224,8 +288,8 @@ class MemoryStore:
             self._notifications.drop(hold.id)
 
     def _post(self, post: Post) -> Verdict:
-        # A call comes again in a later generation, so the id of a `child` delivery does not make it a duplicate.
-        if post.id and post.kind != "child":
+        # A call comes again, so the id of a `child` or `key` delivery does not make it a duplicate.
+        if post.id and post.kind not in ("child", "key"):
             for there in self._signals.values():
                 if (there.run, there.kind, there.id) == (post.run, post.kind, post.id):
                     return Posted(there.number, duplicate=True)
@@ -296,10 +360,22 @@ class MemoryStore:
             statuses = [row.status for row in self._runs.values()]
             return {status: statuses.count(status) for status in sorted(set(statuses))}
 
-    def events(self, run: str, generation: int) -> list[EventRow]:
-        """Return a history."""
+    def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
+        """Return a history, or a part of it."""
         with self._lock:
-            return list(self._events.get((run, generation), ()))
+            return [event for event in self._events.get((run, generation), ()) if first <= event.seq <= last]
+
+    def checkpoint(self, run: str, generation: int, before: int = LAST) -> CheckpointRow | None:
+        """Return the newest checkpoint whose event stands before this number."""
+        with self._lock:
+            kept = self._checkpoints.get((run, generation), {})
+            newest = max((seq for seq in kept if seq < before), default=None)
+            return None if newest is None else kept[newest]
+
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was damaged in this run, in the order in which it was found."""
+        with self._lock:
+            return [row for row in self._archive if row.run == run]
 
     def payload(self, run: str, digest: str) -> bytes | None:
         """Return a payload that was stored beside the history."""
@@ -339,6 +415,21 @@ class MemoryStore:
         with self._lock:
             is_open = {hold.id for hold in self._holds.values() if hold.resolved_at is None}.__contains__
             return deepcopy(self._notifications.listed(run, undelivered_only, is_open))
+
+    def effect(self, key: str) -> EffectRow | None:
+        """Return who has a key, and its outcome."""
+        with self._lock:
+            return deepcopy(self._keys.rows.get(key))
+
+    def effects(self, filter: EffectFilter) -> list[EffectRow]:
+        """Return keys, those that changed last first."""
+        with self._lock:
+            return deepcopy(newest_first(list(self._keys.rows.values()), filter))
+
+    def waiters(self, key: str) -> list[tuple[str, int]]:
+        """Return who waits for a key: runs and their calls."""
+        with self._lock:
+            return self._keys.waiting_for(key)
 
     # -- finding work --------------------------------------------------------------------------------------------
     def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
@@ -390,57 +481,6 @@ class MemoryStore:
     def changed(self) -> bool:
         """Return False: nobody else can write here."""
         return False
-
-    # -- workers -------------------------------------------------------------------------------------------------
-    def register_worker(
-        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = ()
-    ) -> WorkerRow:
-        """Enter a worker. It lives until `leave` or `kill_worker`."""
-        with self._lock:
-            if worker in self._workers and worker not in self._dead:
-                raise Misuse(f"There is a live worker {worker} already.")
-            self._workers.pop(worker, None)
-            self._dead.discard(worker)
-            taken = {row.place for row in self._workers.values()}
-            place = next(place for place in range(1, len(taken) + 2) if place not in taken)
-            row = WorkerRow(worker, place, pid, host, self.now(), lease_until, list(targets))
-            self._workers[worker] = row
-            return deepcopy(row)
-
-    def kill_worker(self, worker: str) -> None:
-        """For tests: let a worker's process be gone, so that `bury_dead` finds it."""
-        self._dead.add(worker)
-
-    def renew(self, worker: str, lease_until: int) -> bool:
-        """Prolong a worker's lease; False if it had been buried."""
-        with self._lock:
-            if worker not in self._workers:
-                return False
-            self._workers[worker].lease_until = lease_until
-            return True
-
-    def workers(self) -> list[WorkerRow]:
-        """Return all workers, by their places."""
-        with self._lock:
-            return deepcopy(sorted(self._workers.values(), key=lambda row: row.place))
-
-    def bury_dead(self, at: int) -> list[str]:
-        """Remove killed workers."""
-        with self._lock:
-            buried = [row.id for row in self.workers() if row.id in self._dead]
-            for worker in buried:
-                del self._workers[worker]
-            self._dead.clear()
-            return buried
-
-    def leave(self, worker: str) -> None:
-        """Give back all runs of a worker and remove it."""
-        with self._lock:
-            for row in self._runs.values():
-                if row.owner == worker:
-                    row.owner = None
-                    row.status = "queued" if row.status == "running" else row.status
-            self._workers.pop(worker, None)
 
 
 def urgency(row: RunRow) -> tuple[int, int, str]:

@@ -7,24 +7,29 @@ its lease changes nothing, whatever it still believes.
 
 All times are microseconds since 1970, by the store's clock (`now`).
 
-The inbox of a run is its rows in `signals`: messages (kind `signal`), `cancel`, `hold`, and the ends of other runs that
-it follows (kind `child`). They are numbered per store in the order of arrival.
+The inbox of a run is its rows in `signals`: messages (kind `signal`), `cancel`, `hold`, the ends of other runs that
+it follows (kind `child`), and the news that a key which it waits for has changed (kind `key`). They are numbered per
+store in the order of arrival.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.status import Status
+from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, KeyChanges, SettleKey
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.
 
-DeliveryKind = Literal["signal", "cancel", "hold", "child"]
+LAST: Final = 2**63 - 1
+"""Greater than the number of any event."""
+
+DeliveryKind = Literal["signal", "cancel", "hold", "child", "key"]
 
 
 class RunRow(msgspec.Struct, kw_only=True, gc=False):
@@ -89,7 +94,7 @@ class NewRun(msgspec.Struct, gc=False):
 class Post(msgspec.Struct, gc=False):
     """Something for a run's inbox. With an `id`, a second one of the same kind and id is not delivered again.
 
-    The id of a `child` delivery is a call, which comes again in a later generation, so it does not count here.
+    The id of a `child` or `key` delivery is a call, which comes again, so it does not count here.
     """
 
     run: str
@@ -111,6 +116,33 @@ class Delivery(msgspec.Struct):
     value: bytes
     at: int
     state: Literal["pending", "consumed", "undelivered"] = "pending"
+
+
+class CheckpointRow(NamedTuple):
+    """A checkpoint as it is stored: whoever reads it verifies it. `seq` is that of its event, which has its digest."""
+
+    run: str
+    generation: int
+    seq: int
+    previous: bytes
+    """The digest of the event before its own: the chain goes on from there."""
+    engine: bytes
+    """What the engine remembers beside the code's state."""
+    state: bytes
+    digest: bytes
+    complete: int = 1
+
+
+class ArchiveRow(NamedTuple):
+    """A damaged row of another table (`what` names which), kept whole as JSON. Nothing reads it by itself."""
+
+    run: str
+    generation: int
+    what: str
+    seq: int
+    row: bytes
+    why: str
+    at: int
 
 
 class HoldRow(msgspec.Struct, kw_only=True):
@@ -162,6 +194,9 @@ class Append(msgspec.Struct, kw_only=True, gc=False):
     JSON `{"status": …, "outcome": <the outcome's payload or null>}`. An append that ends the run also tells all
     followers, marks pending inbox rows `undelivered`, sets `ended_at`,
     and gives the lease back. `payloads` are stored once per run by digest.
+    `keys`: with a claim of a key that another step has, the append is `Refused("key")`, naming the calls that did not
+    get theirs. An end settles a key and tells whoever waits for it; so does an append that ends the run, for its steps
+    under way that may be repeated.
     What `starts`, `posts` and ends deliver to a run that has ended already is kept as `undelivered`: nobody hears a
     verdict on it, so it stays visible. What they deliver to a run that is not there is dropped.
     """
@@ -183,6 +218,12 @@ class Append(msgspec.Struct, kw_only=True, gc=False):
     """With a new hold: who is to be told of it. When a hold is resolved, its pending ones are dropped."""
     release: bool = False
     """Give the lease back (owner becomes None)."""
+    keys: KeyChanges | None = None
+    checkpoints: Sequence[CheckpointRow] = ()
+    """New checkpoints, whose events are among `events`. Of all that the run has, the newest `checkpoints_kept` stay."""
+    checkpoints_kept: int = 3
+    archive: Sequence[ArchiveRow] = ()
+    """Damaged rows. A checkpoint (`what` is `checkpoints`) is moved there from its table."""
 
 
 class Claim(msgspec.Struct, gc=False):
@@ -212,7 +253,18 @@ class Release(msgspec.Struct, gc=False):
     status: Status
 
 
-Operation = StartRun | RestartRun | Append | Post | Claim | Release | TakeNotification | SettleNotification
+Operation = (
+    StartRun
+    | RestartRun
+    | Append
+    | Post
+    | Claim
+    | Release
+    | SettleKey
+    | ForgetKeys
+    | TakeNotification
+    | SettleNotification
+)
 
 
 class Accepted(NamedTuple):
@@ -228,7 +280,9 @@ class Existing(NamedTuple):
 class Refused(NamedTuple):
     """The operation was not done and changed nothing."""
 
-    why: Literal["fenced", "head", "inbox", "missing", "taken"]
+    why: Literal["fenced", "head", "inbox", "missing", "key", "taken"]
+    calls: tuple[int, ...] = ()
+    """With `key`: the calls whose keys others have."""
 
 
 class Posted(NamedTuple):
@@ -262,7 +316,7 @@ class Failed(NamedTuple):
     error: Exception
 
 
-Verdict = Accepted | Existing | Refused | Posted | NotPosted | Claimed | NotClaimed | Failed
+Verdict = Accepted | Existing | Refused | Posted | NotPosted | Claimed | NotClaimed | Failed | Forgotten
 
 
 class RunFilter(msgspec.Struct, kw_only=True):
@@ -297,6 +351,8 @@ class Store(Protocol):
     url: str
     is_new: bool
     """Whether this call created the store."""
+    entropy: str
+    """128 random bits of the store's own, from which the keys of shared actions derive."""
 
     # -- writing ---------------------------------------------------------------------------------------------------
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
@@ -312,6 +368,13 @@ class Store(Protocol):
         """Return the store's clock."""
         ...
 
+    def connect(self) -> Any:
+        """Return a new connection to the store's database, for an atomic step that writes tables of its own there.
+
+        It waits for nobody: `BEGIN IMMEDIATE` raises at once while somebody else writes. Whoever asks closes it.
+        """
+        ...
+
     # -- reading ---------------------------------------------------------------------------------------------------
     def run(self, id: str) -> RunRow | None: ...
 
@@ -321,7 +384,17 @@ class Store(Protocol):
         """Return how many runs there are in each status."""
         ...
 
-    def events(self, run: str, generation: int) -> list[EventRow]: ...
+    def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
+        """Return a history, or the part of it between two numbers, both included."""
+        ...
+
+    def checkpoint(self, run: str, generation: int, before: int = LAST) -> CheckpointRow | None:
+        """Return the newest checkpoint whose event stands before this number."""
+        ...
+
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was damaged in this run, in the order in which it was found."""
+        ...
 
     def payload(self, run: str, digest: str) -> bytes | None: ...
 
@@ -339,6 +412,18 @@ class Store(Protocol):
 
     def notifications(self, *, run: str | None = None, undelivered_only: bool = True) -> list[NotificationRow]:
         """Return notifications, oldest first. Undelivered: pending or given up, of a hold that is open."""
+        ...
+
+    def effect(self, key: str) -> EffectRow | None:
+        """Return who has a key, and its outcome."""
+        ...
+
+    def effects(self, filter: EffectFilter) -> list[EffectRow]:
+        """Return keys, those that changed last first."""
+        ...
+
+    def waiters(self, key: str) -> list[tuple[str, int]]:
+        """Return who waits for a key: runs and their calls."""
         ...
 
     # -- finding work ----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from everstep.testing.histories import RULES, RunHistory, Violation, export_histories
 from everstep.testing.rules_history import HistoryJudge
+from everstep.testing.rules_keys import judge_keys
 from everstep.testing.rules_outside import (
     judge_children,
     judge_clients,
@@ -55,6 +56,7 @@ def check(
     found += judge_prefixes(histories, earlier)
     found += judge_inboxes(judges)
     found += judge_children(judges)
+    found += judge_keys(judges)
     found += judge_effects(judges, ledger, faults=faults, reads=reads)
     found += judge_clients(histories, lines, settled=settled)
     found += judge_epochs(histories, lines)

@@ -14,14 +14,19 @@ from everstep.errors import StoreError
 from everstep.stores.protocol import Busy, Store
 
 METHODS: Final = (
+    "archived",
     "bury_dead",
     "changed",
+    "checkpoint",
     "children",
     "commit",
+    "connect",
     "counts",
     "diverged",
     "due",
     "due_notifications",
+    "effect",
+    "effects",
     "events",
     "holds",
     "inbox",
@@ -37,6 +42,7 @@ METHODS: Final = (
     "run",
     "runs",
     "signals",
+    "waiters",
     "workers",
 )
 """Every method that can fail. (`close` is how a process ends, and cannot.)"""

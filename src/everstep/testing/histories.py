@@ -6,9 +6,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from everstep.model.events import EventRow
+from everstep.stores.keys import EffectFilter, EffectRow
 from everstep.stores.protocol import Delivery, RunFilter, RunRow, Store
 
 PAGE: Final = 500
+KEYS_MAX: Final = 1_000_000
 
 RULES: Final[dict[str, str]] = {
     "L1": "an acknowledged start is in the store, and ends or waits once a worker lives",
@@ -23,6 +25,7 @@ RULES: Final[dict[str, str]] = {
     "D5": "epochs never go down along a history and have one owner each",
     "D6": "there is one run for an id",
     "D7": "all requests of one step carry the same key and the same arguments",
+    "D8": "a key has one owner at a time and one outcome, which all who share it were given",
     "R1": "commands and outcomes follow each other as the code gave them",
 }
 """What "nothing lost, nothing doubled" means, rule by rule."""
@@ -48,6 +51,10 @@ class RunHistory(msgspec.Struct):
     generation: int
     events: Sequence[EventRow]
     signals: Sequence[Delivery] = ()
+    keys: Sequence[EffectRow] = ()
+    """The keys that steps of this generation have, or had last."""
+    entropy: str = ""
+    """The store's own random bits."""
 
     @property
     def is_newest(self) -> bool:
@@ -63,8 +70,9 @@ def export_histories(store: Store) -> list[RunHistory]:
         offset += len(page)
         for row in page:
             signals = store.signals(row.id)
-            histories += [
-                RunHistory(row, generation, store.events(row.id, generation), signals)
-                for generation in range(1, row.generation + 1)
-            ]
+            keys = store.effects(EffectFilter(run=row.id, limit=KEYS_MAX))
+            for generation in range(1, row.generation + 1):
+                events = store.events(row.id, generation)
+                own = [key for key in keys if key.generation == generation]
+                histories.append(RunHistory(row, generation, events, signals, own, store.entropy))
     return histories

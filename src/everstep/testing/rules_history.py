@@ -1,11 +1,11 @@
 """The rules that one history can break by itself. One pass, whatever its length."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
 
-from everstep.model.digests import chain_next, chain_start, step_key
+from everstep.model.digests import chain_next, chain_start, shared_key, step_key
 from everstep.model.events import ENDS, EventRow, decode_body
 from everstep.model.status import ENDED, Status
 from everstep.testing.histories import RunHistory, Violation
@@ -38,6 +38,31 @@ class Call(msgspec.Struct):
     """Whether it was not done, for an earlier branch had done it."""
     adopted: bool = False
     """Whether the outcome was given by a probe, a person, or an earlier branch."""
+    number: int = 0
+    checkpoint: int = 0
+    own_key: str = ""
+    """With `key=`: the key that it has, or had."""
+    round: int = 0
+    waits: bool = False
+    """Whether it does not have its key, or no longer."""
+    is_void: bool = False
+    """Whether a retry made it void."""
+    was_done: bool = False
+    """Whether its outcome is that of its effect, and not of a fallback or a person who skipped it."""
+    value: tuple[bytes, str] = (b"", "")
+    is_skipped: bool = False
+
+
+class Shared(msgspec.Struct):
+    """An outcome that a step took over from another one."""
+
+    seq: int
+    key: str
+    run: str
+    generation: int
+    owner_seq: int
+    by: str
+    value: tuple[bytes, str]
 
 
 class HistoryJudge:
@@ -52,11 +77,13 @@ class HistoryJudge:
         """Also those that a retry made void."""
         self.consumed: dict[int, int] = {}
         """Inbox numbers, and the events that took them."""
+        self.shared: list[Shared] = []
         self.ended_by: EventRow | None = None
         self._signal_ids: set[str] = set()
         self._subjects: set[str] = set()
         self._entropy = ""
         self._last_call = 0
+        self._last_checkpoint = 0
         self._at = 0
         self._event: EventRow
         self._go()
@@ -76,7 +103,7 @@ class HistoryJudge:
             self._at = event.at
             try:
                 body = decode_body(event.kind, event.body)
-            except (msgspec.MsgspecError, KeyError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
                 self._broken("L5", "it cannot be read")
                 continue
             self._judge(event, body)
@@ -115,6 +142,7 @@ class HistoryJudge:
         if call != self._last_call + 1:
             self._broken("R1", f"is call {call}, and the one before was {self._last_call}")
         self._last_call = call
+        new.number = call
         self.calls[call] = new
         self.every_call.append(new)
         return new
@@ -124,13 +152,13 @@ class HistoryJudge:
 
     def _step_started(self, body: Any) -> None:
         event = self._event
-        if body.attempt == 1:
+        if body.attempt == 1 and not body.because:
             key = step_key(self._entropy, event.step, body.arguments)
             new = Call(event.kind, event.seq, event.step, key, body.effect, body.arguments, 1)
             if body.call in self.calls and body.call <= self._last_call:
                 self._broken("L3", "begins a call again at its first attempt")
             new.kept = body.because == "kept"
-            self._begin(body.call, new)
+            self._own(self._begin(body.call, new), body)
             return
         call = self._known(body.call)
         if call is None:
@@ -144,6 +172,40 @@ class HistoryJudge:
         if event.at < call.due:
             self._broken("L4", "comes before its back-off was over")
         call.attempt, call.due = body.attempt, 0
+        self._own(call, body)
+
+    def _own(self, call: Call, body: Any) -> None:
+        """A step with a key begins, so the key is its own."""
+        if not body.key:
+            return
+        if call.own_key not in ("", body.key):
+            self._broken("D8", f"has another key than before ({call.own_key})")
+        name = call.step.partition("#")[0]
+        call.key = shared_key(self.history.entropy, body.key, name, body.arguments, body.round)
+        call.own_key, call.round, call.waits = body.key, body.round, False
+
+    def _key_taken(self, body: Any) -> None:
+        event = self._event
+        if not body.again:
+            new = Call("step_started", event.seq, event.step, "", body.effect, body.arguments)
+            call: Call | None = self._begin(body.call, new)
+        else:
+            call = self._known(body.call)
+        if call is None:
+            return
+        if call.outcome:
+            self._broken("L3", f"asks for its key after its outcome (event {call.outcome_seq})")
+        call.own_key, call.waits = body.key, True
+
+    def _step_shared(self, body: Any) -> None:
+        call = self._settle(body.call)
+        if call is None:
+            return
+        if not call.waits:
+            self._broken("D8", "takes over an outcome, and no other step had its key")
+        value = (bytes(body.value), body.ref)
+        seq = self._event.seq
+        self.shared.append(Shared(seq, call.own_key, body.run, body.generation, body.seq, body.by, value))
 
     def _timer_started(self, body: Any) -> None:
         self._begin(body.call, Call(self._event.kind, self._event.seq, deadline=body.deadline))
@@ -163,6 +225,22 @@ class HistoryJudge:
             self._broken("R1", f"is about {body.subject}, which the run never remembered")
         if body.decision not in ("hold", "fail", "ignore", "accept"):
             self._broken("R1", f"decides {body.decision!r}, which is no decision")
+
+    def _checkpoint_taken(self, body: Any) -> None:
+        if body.number <= self._last_checkpoint:
+            self._broken("R1", f"is checkpoint {body.number}, and the one before was {self._last_checkpoint}")
+        if any(not call.outcome and not call.cancelled for call in self._under_way()):
+            self._broken("R1", "stands where something else is under way")
+        self._last_checkpoint = body.number
+        self._begin(body.call, Call(self._event.kind, self._event.seq, checkpoint=body.number))
+
+    def _under_way(self) -> Iterator[Call]:
+        """Give the calls since the last checkpoint that have an outcome sooner or later."""
+        for call in reversed(self.calls.values()):
+            if call.kind == "checkpoint_taken":
+                return
+            if call.kind in ("step_started", "child_started"):
+                yield call
 
     def _step_cancelled(self, body: Any) -> None:
         self._other_command(body)
@@ -191,6 +269,15 @@ class HistoryJudge:
             call.adopted = getattr(body, "adopted", False)
         if call is not None and body.attempt != call.attempt:
             self._broken("L3", f"is of attempt {body.attempt}, and the last one begun is {call.attempt}")
+        if call is not None and self._event.kind == "step_completed":
+            if call.waits:
+                self._broken("D8", "ends a step that does not have its key")
+            call.was_done = not (body.fallback or call.is_skipped)
+            call.value = (bytes(body.value), body.ref)
+
+    def _run_resolved(self, body: Any) -> None:
+        if body.resolution == "skip" and body.call in self.calls:
+            self.calls[body.call].is_skipped = True
 
     def _attempt_failed(self, body: Any) -> None:
         call = self._known(body.call)
@@ -238,17 +325,25 @@ class HistoryJudge:
             if call.seq >= body.voids and is_effect and call.outcome_seq not in body.crossed:
                 self._broken("L3", f"forgets {call.step} ({call.effect}), which was begun in event {call.seq}")
         self._entropy = body.entropy
+        for call in self.calls.values():
+            call.is_void = call.seq >= body.voids
+            call.waits = call.waits or bool(call.own_key and not call.outcome and call.effect == "repeat")
         self.calls = {number: call for number, call in self.calls.items() if call.seq < body.voids}
         self._last_call = max(self.calls, default=0)
+        self._last_checkpoint = max((call.checkpoint for call in self.calls.values()), default=0)
         for call in self.calls.values():
             if call.outcome_seq == body.voids:
                 call.outcome, call.outcome_seq, call.due = "", 0, 0
+                call.waits = bool(call.own_key)
 
 
 _JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
     "run_started": HistoryJudge._run_started,
     "step_started": HistoryJudge._step_started,
     "step_completed": HistoryJudge._step_ended,
+    "step_shared": HistoryJudge._step_shared,
+    "key_taken": HistoryJudge._key_taken,
+    "run_resolved": HistoryJudge._run_resolved,
     "step_failed": HistoryJudge._step_ended,
     "step_cancelled": HistoryJudge._step_cancelled,
     "attempt_failed": HistoryJudge._attempt_failed,
@@ -265,6 +360,7 @@ _JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
     "witness_changed": HistoryJudge._other_command,
     "witness_released": HistoryJudge._other_command,
     "drift_judged": HistoryJudge._drift_judged,
+    "checkpoint_taken": HistoryJudge._checkpoint_taken,
     "cancel_requested": HistoryJudge._cancel_requested,
     "run_retried": HistoryJudge._run_retried,
 }

@@ -35,15 +35,21 @@ def judge_effects(
         (applied if entry["kind"] == "applied" else requests)[entry["key"]].append(entry)
     found = [violation for key, asked in requests.items() for violation in _one_question(key, asked)]
     known: dict[str, tuple[HistoryJudge, Call]] = {}
+    actions: dict[str, list[tuple[str, Call]]] = defaultdict(list)
     reads = set(reads)
     for judge in judges:
         for call in judge.every_call:
-            if call.kind == "step_started" and _effect_of(call) in effects:
+            if call.kind == "step_started" and call.key and _effect_of(call) in effects:
                 known[call.key] = (judge, call)
+                if call.own_key:
+                    actions[call.key].append((judge.run, call))
                 if call.effect == "read":
                     reads.add(_effect_of(call))
     for key, (judge, call) in known.items():
-        found += _one_step(judge.run, call, requests[key], applied[key], faults)
+        if len(actions[key]) > 1:
+            found += _one_action(actions[key], requests[key], applied[key])
+        else:
+            found += _one_step(judge.run, call, requests[key], applied[key], faults)
     for key, asked in requests.items():
         if key not in known and asked[0]["effect"] not in reads:
             found.append(
@@ -75,6 +81,8 @@ def _one_step(
         found.append(Violation("D3", run, call.seq, f"{call.step} ({call.effect}) was applied {len(applied)} times"))
     if len(applied) < least:
         found.append(Violation("D3", run, call.outcome_seq, f"{call.step} is completed and was never applied"))
+    if call.effect == "atomic" and call.outcome == "step_failed" and applied:
+        found.append(Violation("D3", run, call.outcome_seq, f"{call.step} (atomic) has failed and was applied"))
     if was_done and not requests:
         found.append(Violation("D3", run, call.outcome_seq, f"{call.step} is completed and was never asked for"))
     if call.outcome and not call.cancelled and "zombie" not in faults:
@@ -82,6 +90,18 @@ def _one_step(
         if late:
             found.append(Violation("L3", run, call.outcome_seq, f"{call.step} was requested again after its outcome"))
     return found
+
+
+def _one_action(
+    steps: Sequence[tuple[str, Call]], requests: Sequence[Entry], applied: Sequence[Entry]
+) -> list[Violation]:
+    """Several steps had one key, one after the other, and did one action."""
+    run, call = next(((run, call) for run, call in steps if call.was_done), steps[0])
+    if len(applied) > 1:
+        return [Violation("D3", run, call.seq, f"{call.step} was applied {len(applied)} times under one key")]
+    if call.was_done and not (requests and applied):
+        return [Violation("D3", run, call.outcome_seq, f"{call.step} is completed and was never applied")]
+    return []
 
 
 def judge_inboxes(judges: Sequence[HistoryJudge]) -> list[Violation]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from everstep.model.status import ENDED
+from everstep.stores.keys import ForgetKeys, SettleKey
 from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import Append, Claim, Operation, Post, Release, StartRun, check_events
 
@@ -11,6 +12,8 @@ from everstep.stores.protocol import Append, Claim, Operation, Post, Release, St
 def is_simple(append: Append) -> bool:
     """Tell whether an append changes nothing but its own run. (An end may yet concern followers and an inbox.)"""
     if append.starts or append.posts or append.hold is not None or not append.events:
+        return False
+    if append.keys is not None or append.archive:
         return False
     return not (append.consumed and append.row.status in ENDED)
 
@@ -37,6 +40,8 @@ class Batch:
         self.starts: list[StartRun] = []
         self.others: list[tuple[int, Operation]] = []
         self.followed: list[Append] = []
+        self.has_keys = False
+        """Whether any operation is about keys of effects."""
         self._places: dict[str, int] = {}
         for place, operation in enumerate(operations):
             match operation:
@@ -49,6 +54,7 @@ class Batch:
                     self.starts.append(operation)
                 case _:
                     self.others.append((place, operation))
+                    self.has_keys |= isinstance(operation, SettleKey) or getattr(operation, "keys", None) is not None
 
     def ending_runs(self) -> list[str]:
         """Return the runs that simple appends end."""
@@ -99,8 +105,8 @@ def _runs_mentioned(operation: Operation) -> Iterator[str]:
                 yield post.run
         case Post() | Claim() | Release():
             yield operation.run
-        case TakeNotification() | SettleNotification():
-            pass  # about a hold, whose run they leave alone
+        case SettleKey() | ForgetKeys() | TakeNotification() | SettleNotification():
+            pass
         case _:
             yield operation.new.row.id
             yield operation.new.follower or ""

@@ -5,10 +5,10 @@ all of it was done: then the verdicts stand that were reached within it. If it w
 a transaction of its own, and one that fails again has the verdict `Failed`.
 
 What is read back: for an `Append`, `StartRun` or `RestartRun` the digest of its last event; for a `Post` the row with
-its number; for a `Claim` the epoch and owner; for a notification that was taken, who took it for which attempt. A
-`Release`, an append without events and a settled notification write nothing that only they could have written, so they
-tell nothing; doing them again changes nothing either: the epoch, the expected head or the attempt guards the second
-try.
+its number; for a `Claim` the epoch and owner; for a `SettleKey` its row; for a notification that was taken, who took it
+for which attempt. A `Release`, a `ForgetKeys`, an append without events and a settled notification write nothing that
+only they could have written, so they tell nothing; doing them again changes nothing either: the epoch, the expected
+head or the attempt guards the second try.
 """
 
 import threading
@@ -20,6 +20,7 @@ import apsw
 
 from everstep.errors import StoreError, StoreFailed, StoreFull
 from everstep.model.crash_points import crash_point
+from everstep.stores.keys import ForgetKeys, SettleKey
 from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
@@ -221,14 +222,19 @@ class Writer:
                 return self._row("delivery_at", verdict.number) == wanted
             case Claim(), Claimed():
                 return self._row("lease_of_run", operation.run) == (verdict.row.epoch, operation.worker)
+            case SettleKey(), Accepted():
+                row = self._row("effect", operation.key)
+                return bool(row) and (row[11], row[12], row[13]) == (operation.at, operation.by, operation.note)
             case TakeNotification(), Accepted():
                 claim = self._row("notification_claim", operation.id)
                 return claim == (operation.attempt, operation.worker, operation.until)
-            case ((Post() | Claim() | Release() | TakeNotification() | SettleNotification()), _):
+            case ((Post() | Claim() | Release() | SettleKey() | ForgetKeys()), _):
+                return False
+            case ((TakeNotification() | SettleNotification()), _):
                 return False
             case _, Accepted():
-                row, event = operation.new.row, operation.new.event
-                return self._row("event_digest", row.id, row.generation, event.seq) == (event.digest,)
+                new, event = operation.new.row, operation.new.event
+                return self._row("event_digest", new.id, new.generation, event.seq) == (event.digest,)
         return False
 
     def _row(self, name: str, *parameters: Any) -> Row:

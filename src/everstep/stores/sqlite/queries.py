@@ -21,8 +21,9 @@ def sql_text(*names: str) -> str:
 
 
 @cache
-def _all() -> dict[str, str]:
-    parts = _NAME.split(sql_text("queries.sql"))[1:]
+def statements(file: str) -> dict[str, str]:
+    """Return the statements of a file of this package by their names."""
+    parts = _NAME.split(sql_text(file))[1:]
     # Comments are for readers; without them a cached statement is found quicker.
     return {name: _without_comments(part) for name, part in zip(parts[::2], parts[1::2], strict=True)}
 
@@ -34,12 +35,12 @@ def _without_comments(part: str) -> str:
 
 def query(name: str) -> str:
     """Return a statement by its name."""
-    return _all()[name]
+    return statements("queries.sql")[name]
 
 
 def names() -> list[str]:
     """Return the names of all statements."""
-    return list(_all())
+    return list(statements("queries.sql"))
 
 
 @cache

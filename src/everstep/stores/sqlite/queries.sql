@@ -70,6 +70,28 @@ INSERT INTO events (run, generation, seq, kind, step, at, body, digest) VALUES {
 -- A payload is named by its digest, so one that is there is the same.
 INSERT INTO payloads (run, digest, value) VALUES {rows:3} ON CONFLICT DO NOTHING;
 
+-- name: keep_checkpoints
+-- In one transaction with their events. A place that is taken already can only be taken by a damaged row: it stays, and
+-- whoever recovers finds that it is not the one that its event speaks of.
+INSERT INTO checkpoints (run, generation, seq, previous, engine, state, digest, complete) VALUES {rows:8}
+ON CONFLICT DO NOTHING;
+
+-- name: drop_checkpoints
+-- All but the newest few. Recovery would use the newest; the others are there in case that it is damaged.
+DELETE FROM checkpoints WHERE run = ?1 AND generation = ?2 AND seq < (
+    SELECT min(seq) FROM (
+        SELECT seq FROM checkpoints WHERE run = ?1 AND generation = ?2 ORDER BY seq DESC LIMIT ?3
+    )
+);
+
+-- name: archive
+-- Nothing that was damaged is overwritten or lost.
+INSERT INTO archive (run, generation, what, seq, row, why, at) VALUES {rows:7};
+
+-- name: remove_checkpoint
+-- In one transaction with its copy in the archive.
+DELETE FROM checkpoints WHERE run = ? AND generation = ? AND seq = ?;
+
 -- name: create_runs
 -- An id that exists is left alone; the number of changes tells.
 INSERT INTO runs (id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at,
@@ -102,11 +124,15 @@ SELECT digest FROM events WHERE run = ? AND generation = ? AND seq = ?;
 -- ------------------------------------------------------------------------------------------------------- inbox
 
 -- name: entangled
--- Of runs about to end: those whose end concerns others, because they are followed or have something in their inbox.
+-- Of runs about to end: those whose end concerns others, because they are followed (1), have something in their inbox
+-- (0), or have keys whose effects are under way (2).
 SELECT run, 1 FROM followers WHERE run IN (SELECT value FROM json_each(?1))
 UNION ALL
 SELECT run, 0 FROM signals INDEXED BY signals_pending
-WHERE state = 'pending' AND run IN (SELECT value FROM json_each(?1));
+WHERE state = 'pending' AND run IN (SELECT value FROM json_each(?1))
+UNION ALL
+SELECT run, 2 FROM effects INDEXED BY effects_run
+WHERE state = 'under-way' AND run IN (SELECT value FROM json_each(?1));
 
 -- name: consume
 -- Numbers of another run are left alone.
@@ -122,19 +148,20 @@ UPDATE signals INDEXED BY signals_pending SET state = 'undelivered' WHERE run = 
 
 -- name: post
 -- Into the inbox of a run that has not ended, unless the same kind and id is there. (Not ON CONFLICT: that would use up
--- a number.) The id of a `child` delivery is a call, which comes again in a later generation.
+-- a number.) The id of a `child` or `key` delivery is a call, which comes again.
 INSERT INTO signals (run, kind, name, id, value, at, state)
 SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'pending' FROM runs
 WHERE runs.id = ?1 AND runs.status NOT IN ('completed', 'failed', 'cancelled')
     AND NOT EXISTS (
         SELECT 1 FROM signals AS there
-        WHERE there.run = ?1 AND there.kind = ?2 AND there.id = ?4 AND there.id <> '' AND there.kind <> 'child'
+        WHERE there.run = ?1 AND there.kind = ?2 AND there.id = ?4 AND there.id <> ''
+            AND there.kind NOT IN ('child', 'key')
     )
 RETURNING number;
 
 -- name: duplicate
 -- The delivery that stands for a second one with its kind and id.
-SELECT number FROM signals WHERE run = ?1 AND kind = ?2 AND id = ?3 AND id <> '' AND kind <> 'child';
+SELECT number FROM signals WHERE run = ?1 AND kind = ?2 AND id = ?3 AND id <> '' AND kind NOT IN ('child', 'key');
 
 -- name: deliver
 -- For deliveries whose sender does not hear a verdict: what comes too late is kept as undelivered, so it is visible.
@@ -163,6 +190,85 @@ DELETE FROM followers WHERE run IN (SELECT value FROM json_each(?));
 -- name: stop_following
 -- What an old generation followed must not be taken for news about the new one's calls.
 DELETE FROM followers WHERE follower = ?;
+
+-- -------------------------------------------------------------------------------------------------------- keys
+
+-- name: store_entropy
+-- Random bits of the store's own; never changed.
+SELECT value FROM meta WHERE name = 'entropy';
+
+-- name: effect
+-- Who has a key: what decides about a claim, and what a second step shares.
+SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
+    outcome
+FROM effects WHERE key = ?;
+
+-- name: write_effect
+-- Whether a key may be changed in this way was decided a moment ago, in the same transaction.
+INSERT INTO effects (key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by,
+    note, digest, outcome)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET
+    state = excluded.state, run = excluded.run, generation = excluded.generation, call = excluded.call,
+    seq = excluded.seq, step = excluded.step, effect = excluded.effect, arguments = excluded.arguments,
+    round = excluded.round, begun_at = excluded.begun_at, changed_at = excluded.changed_at, by = excluded.by,
+    note = excluded.note, digest = excluded.digest, outcome = excluded.outcome;
+
+-- name: delete_effect
+-- A key that was never done and is free again leaves nothing behind.
+DELETE FROM effects WHERE key = ?;
+
+-- name: effects_under_way
+-- The keys that a run's steps have as it ends.
+SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
+    outcome
+FROM effects INDEXED BY effects_run WHERE run = ? AND generation = ? AND state = 'under-way' ORDER BY key;
+
+-- name: effects
+-- A list for people, those that changed last first. ?1: what the keys begin with.
+SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
+    outcome
+FROM effects INDEXED BY effects_changed
+WHERE substr(key, 1, length(?1)) = ?1 AND (?2 IS NULL OR run = ?2) AND (?3 IS NULL OR step = ?3)
+    AND (?4 IS NULL OR state = ?4)
+ORDER BY changed_at DESC, key LIMIT ?5 OFFSET ?6;
+
+-- name: forget_effects
+-- The oldest first. What is under way is never forgotten.
+DELETE FROM effects WHERE key IN (
+    SELECT key FROM effects INDEXED BY effects_changed
+    WHERE changed_at < ?1 AND state <> 'under-way' ORDER BY changed_at, key LIMIT ?2
+);
+
+-- name: wait_for_key
+-- Whoever waits is told when the key changes, once.
+INSERT INTO waiters (key, run, call) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: waiters
+-- For a reader.
+SELECT run, call FROM waiters WHERE key = ? ORDER BY run, call;
+
+-- name: awaited_keys
+-- Whether anybody waits for any of these keys.
+SELECT key FROM waiters WHERE key IN (SELECT value FROM json_each(?)) LIMIT 1;
+
+-- name: tell_waiters
+-- Into the inboxes of those who wait for a key; a run that has ended no longer cares.
+INSERT INTO signals (run, kind, name, id, value, at, state)
+SELECT waiters.run, 'key', waiters.key, CAST(waiters.call AS TEXT), x'', ?2, 'pending'
+FROM waiters JOIN runs ON runs.id = waiters.run
+WHERE waiters.key = ?1 AND runs.status NOT IN ('completed', 'failed', 'cancelled')
+ORDER BY waiters.run, waiters.call;
+
+-- name: tell_of_key
+-- The same to one that would wait for a key which is not under way.
+INSERT INTO signals (run, kind, name, id, value, at, state)
+SELECT ?1, 'key', ?2, ?3, x'', ?4, 'pending'
+FROM runs WHERE runs.id = ?1 AND runs.status NOT IN ('completed', 'failed', 'cancelled');
+
+-- name: forget_waiters
+-- They have been told.
+DELETE FROM waiters WHERE key = ?;
 
 -- ------------------------------------------------------------------------------------------------------- holds
 
@@ -462,12 +568,24 @@ SELECT status, count(*) FROM runs INDEXED BY runs_status GROUP BY status ORDER B
 -- many seconds. The bytes go through TEXT unchanged, for SQLite does not look into it.
 SELECT CAST(json_group_array(json_array(seq, kind, step, at, length(body), length(digest))) AS BLOB),
     CAST(group_concat(CAST(body AS TEXT), '') AS BLOB), CAST(group_concat(CAST(digest AS TEXT), '') AS BLOB)
-FROM (SELECT seq, kind, step, at, body, digest FROM events WHERE run = ? AND generation = ? ORDER BY seq);
+FROM (
+    SELECT seq, kind, step, at, body, digest FROM events
+    WHERE run = ? AND generation = ? AND seq BETWEEN ? AND ? ORDER BY seq
+);
 
 -- name: events
 -- Row by row, for a history that is too long for one value, or whose texts are damaged.
 SELECT seq, CAST(kind AS BLOB), CAST(step AS BLOB), at, body, digest FROM events
-WHERE run = ? AND generation = ? ORDER BY seq;
+WHERE run = ? AND generation = ? AND seq BETWEEN ? AND ? ORDER BY seq;
+
+-- name: checkpoint
+-- The newest one before an event.
+SELECT run, generation, seq, previous, engine, state, digest, complete FROM checkpoints
+WHERE run = ? AND generation = ? AND seq < ? ORDER BY seq DESC LIMIT 1;
+
+-- name: archived
+-- What was damaged, in the order in which it was found.
+SELECT run, generation, what, seq, row, why, at FROM archive INDEXED BY archive_run WHERE run = ? ORDER BY id;
 
 -- name: payload
 -- A large value that is not in the event itself.

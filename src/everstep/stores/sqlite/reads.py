@@ -9,11 +9,21 @@ import msgspec
 
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
+from everstep.stores.keys import EffectFilter, EffectRow
 from everstep.stores.notifications import NotificationRow
-from everstep.stores.protocol import Delivery, HoldRow, RunFilter, RunRow, WorkerRow
+from everstep.stores.protocol import (
+    LAST,
+    ArchiveRow,
+    CheckpointRow,
+    Delivery,
+    HoldRow,
+    RunFilter,
+    RunRow,
+    WorkerRow,
+)
 from everstep.stores.sqlite.connections import translated
 from everstep.stores.sqlite.queries import query
-from everstep.stores.sqlite.rows import Row, as_json, hold_row, notification_row, run_row, worker_row
+from everstep.stores.sqlite.rows import Row, as_json, effect_row, hold_row, notification_row, run_row, worker_row
 
 
 class Reader:
@@ -80,13 +90,13 @@ class Reader:
         """Return how many runs there are in each status that any run has."""
         return dict(self._all("counts"))
 
-    def events(self, run: str, generation: int) -> list[EventRow]:
-        """Return a history, as it is stored: whoever reads it verifies it."""
+    def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
+        """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
         try:
-            ((facts, bodies, digests),) = self._all("events_packed", run, generation)
+            ((facts, bodies, digests),) = self._all("events_packed", run, generation, first, last)
             entries = msgspec.json.decode(facts)
         except (msgspec.MsgspecError, UnicodeDecodeError, apsw.TooBigError):
-            return self._events_singly(run, generation)
+            return self._events_singly(run, generation, first, last)
         events: list[EventRow] = []
         body_at = digest_at = 0
         for seq, kind, step, at, body_bytes, digest_bytes in entries:
@@ -97,12 +107,21 @@ class Reader:
             digest_at += digest_bytes
         return events
 
-    def _events_singly(self, run: str, generation: int) -> list[EventRow]:
+    def _events_singly(self, run: str, generation: int, first: int, last: int) -> list[EventRow]:
         return [
             # A damaged text becomes another text, so the chain of digests ends just before it.
             EventRow(seq, kind.decode("utf-8", "replace"), step.decode("utf-8", "replace"), at, body, digest)
-            for seq, kind, step, at, body, digest in self._all("events", run, generation)
+            for seq, kind, step, at, body, digest in self._all("events", run, generation, first, last)
         ]
+
+    def checkpoint(self, run: str, generation: int, before: int) -> CheckpointRow | None:
+        """Return the newest checkpoint before an event."""
+        rows = self._all("checkpoint", run, generation, before)
+        return CheckpointRow(*rows[0]) if rows else None
+
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was damaged, in the order in which it was found."""
+        return [ArchiveRow(*row) for row in self._all("archived", run)]
 
     def payload(self, run: str, digest: str) -> bytes | None:
         """Return a payload that was stored beside the history."""
@@ -124,6 +143,25 @@ class Reader:
         else:
             rows = self._all("holds_open" if open_only else "holds_all")
         return [hold_row(row) for row in rows]
+
+    def entropy(self) -> str:
+        """Return the random bits of the store's own."""
+        rows = self._all("store_entropy")
+        return str(rows[0][0]) if rows else ""
+
+    def effect(self, key: str) -> EffectRow | None:
+        """Return who has a key, and its outcome."""
+        rows = self._all("effect", key)
+        return effect_row(rows[0]) if rows else None
+
+    def effects(self, filter: EffectFilter) -> list[EffectRow]:
+        """Return keys, those that changed last first."""
+        wanted = (filter.prefix, filter.run, filter.step, filter.state, filter.limit, filter.offset)
+        return [effect_row(row) for row in self._all("effects", *wanted)]
+
+    def waiters(self, key: str) -> list[tuple[str, int]]:
+        """Return who waits for a key: runs and their calls."""
+        return [(run, call) for run, call in self._all("waiters", key)]
 
     def workers(self) -> list[WorkerRow]:
         """Return all workers, by their places."""

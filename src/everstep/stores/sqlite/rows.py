@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from everstep.stores.keys import EffectRow
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import Append, HoldRow, RunRow, WorkerRow
 
@@ -113,6 +114,33 @@ def change_values(append: Append, ended: bool) -> Row:
         ended or append.release,
         bool(append.events) and row.progress,
     )
+
+
+def effect_values(row: EffectRow) -> Row:
+    """Return a key's columns in their order in the table."""
+    return (
+        row.key,
+        row.state,
+        row.run,
+        row.generation,
+        row.call,
+        row.seq,
+        row.step,
+        row.effect,
+        row.arguments,
+        row.round,
+        row.begun_at,
+        row.changed_at,
+        row.by,
+        row.note,
+        row.digest,
+        row.outcome,
+    )
+
+
+def effect_row(values: Row) -> EffectRow:
+    """Return a key from its columns in their order in the table."""
+    return EffectRow(**dict(zip(EffectRow.__struct_fields__, values, strict=True)))
 
 
 def hold_row(values: Row) -> HoldRow:

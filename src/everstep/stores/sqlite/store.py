@@ -3,17 +3,40 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
+from weakref import WeakSet
+
+import apsw
 
 from everstep.model.crash_points import crash_point
 from everstep.model.events import EventRow
+from everstep.stores.keys import EffectFilter, EffectRow
 from everstep.stores.notifications import NotificationRow
-from everstep.stores.protocol import Delivery, HoldRow, Operation, RunFilter, RunRow, Verdict, WorkerRow
+from everstep.stores.protocol import (
+    LAST,
+    ArchiveRow,
+    CheckpointRow,
+    Delivery,
+    HoldRow,
+    Operation,
+    RunFilter,
+    RunRow,
+    Verdict,
+    WorkerRow,
+)
 from everstep.stores.sqlite.commits import Writer
-from everstep.stores.sqlite.connections import Durability, Patience
+from everstep.stores.sqlite.connections import Durability, Patience, connect
 from everstep.stores.sqlite.liveness import LiveLocks
 from everstep.stores.sqlite.opening import open_file
 from everstep.stores.sqlite.reads import Reader
 from everstep.stores.sqlite.workers import Workers
+
+_open_here: Final["WeakSet[SqliteStore]"] = WeakSet()
+
+
+def is_open_here(path: str) -> bool:
+    """Tell whether a file, by its real path, is open as a store in this process."""
+    return any(store.path == path for store in list(_open_here))
 
 
 class SqliteStore:
@@ -42,7 +65,11 @@ class SqliteStore:
         )
         self._writer = Writer(writing, patience, self.path)
         self._reader = Reader(reading, self.path)
+        self.entropy = self._reader.entropy()
         self._workers = Workers(self._writer, LiveLocks(self.path + "-live"))
+        self._durability: Durability = durability
+        self._vfs = vfs
+        _open_here.add(self)
 
     def close(self) -> None:
         """Close the store. Workers that did not leave count as dead from now on."""
@@ -51,10 +78,18 @@ class SqliteStore:
         crash_point("store.close.before")
         self._writer.close()
         crash_point("store.close.after")
+        _open_here.discard(self)
 
     def now(self) -> int:
         """Return the store's clock."""
         return self._clock()
+
+    def connect(self) -> apsw.Connection:
+        """Return a new connection to the file, for an atomic step."""
+        patience = Patience()
+        patience.is_patient = False
+        flags = apsw.SQLITE_OPEN_READWRITE
+        return connect(self.path, durability=self._durability, patience=patience, flags=flags, vfs=self._vfs)
 
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations in one durable transaction, each accepted or refused by itself."""
@@ -77,9 +112,17 @@ class SqliteStore:
         """Return how many runs there are in each status that any run has."""
         return self._reader.counts()
 
-    def events(self, run: str, generation: int) -> list[EventRow]:
-        """Return a history, as it is stored: whoever reads it verifies it."""
-        return self._reader.events(run, generation)
+    def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
+        """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
+        return self._reader.events(run, generation, first, last)
+
+    def checkpoint(self, run: str, generation: int, before: int = LAST) -> CheckpointRow | None:
+        """Return the newest checkpoint whose event stands before this number, as it is stored."""
+        return self._reader.checkpoint(run, generation, before)
+
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was damaged in this run, in the order in which it was found."""
+        return self._reader.archived(run)
 
     def payload(self, run: str, digest: str) -> bytes | None:
         """Return a payload that was stored beside the history."""
@@ -104,6 +147,18 @@ class SqliteStore:
     def notifications(self, *, run: str | None = None, undelivered_only: bool = True) -> list[NotificationRow]:
         """Return notifications, oldest first."""
         return self._reader.notifications(run=run, undelivered_only=undelivered_only)
+
+    def effect(self, key: str) -> EffectRow | None:
+        """Return who has a key, and its outcome."""
+        return self._reader.effect(key)
+
+    def effects(self, filter: EffectFilter) -> list[EffectRow]:
+        """Return keys, those that changed last first."""
+        return self._reader.effects(filter)
+
+    def waiters(self, key: str) -> list[tuple[str, int]]:
+        """Return who waits for a key: runs and their calls."""
+        return self._reader.waiters(key)
 
     # -- finding work -------------------------------------------------------------------------------------------
     def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:

@@ -12,10 +12,12 @@ from typing import Final
 import apsw
 
 from everstep.model.status import ENDED
+from everstep.stores.keys import ForgetKeys, SettleKey
 from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
     Append,
+    ArchiveRow,
     Claim,
     Claimed,
     Existing,
@@ -35,6 +37,7 @@ from everstep.stores.protocol import (
     child_value,
 )
 from everstep.stores.sqlite.batch import Batch, is_simple, keeps_running
+from everstep.stores.sqlite.keys import KeyTable
 from everstep.stores.sqlite.queries import batches, query
 from everstep.stores.sqlite.rows import (
     Row,
@@ -47,6 +50,8 @@ from everstep.stores.sqlite.rows import (
 )
 
 ACCEPTED: Final = Accepted()
+WITH_KEYS: Final = 2
+"""What `entangled` says of a run whose steps have keys."""
 JOIN_ROWS_MIN = 4
 """Joining `runs` with a list of rows costs as much as this many plain updates."""
 
@@ -57,13 +62,18 @@ class Transaction:
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         self._cursor = connection.cursor()
+        self._keys = KeyTable(connection)
 
     # -- a whole batch --------------------------------------------------------------------------------------------
     def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
         """Do a batch with few statements, or return None if some would be refused; then roll back."""
         batch = Batch(operations)
+        if batch.has_keys and self._keys.concern_others(operations):
+            return None
         if ends := batch.ending_runs():
             entangled = self._all("entangled", (as_json(ends),))
+            if any(kind == WITH_KEYS for _, kind in entangled):
+                return None
             batch.set_apart({run for run, _ in entangled}, {run for run, is_followed in entangled if not is_followed})
         if not self._write_simple(batch):
             return None
@@ -119,6 +129,10 @@ class Transaction:
                 return self._take_notification(operation)
             case SettleNotification():
                 return self._settle_notification(operation)
+            case SettleKey():
+                return self._keys.settle(operation)
+            case ForgetKeys():
+                return self._keys.forget(operation)
 
     def _append(self, append: Append) -> Verdict:
         check_events(append)
@@ -145,10 +159,15 @@ class Transaction:
         if append.hold is not None:
             self._hold(append.hold)
             self._insert("add_notifications", 10, [notification_values(row) for row in append.notifications])
+        if append.keys is not None:
+            self._keys.apply(append.keys, append.run, append.generation, append.row.at)
+        if append.archive:
+            self._archive(append.archive)
         if ended:
             told = (0, append.run, child_value(append.row.status, append.row.outcome), append.row.at)
             self._insert("tell_followers", 4, [told])
             self._run("forget_followers", (as_json([append.run]),))
+            self._keys.end_run(append.run, append.generation, append.row.at)
             self._run("settle_inbox", (append.run,))
         return ACCEPTED
 
@@ -165,6 +184,8 @@ class Transaction:
             cancels = {number for (number,) in self._all("pending_cancels", (append.run,))}
             if not cancels <= set(append.consumed):
                 return Refused("inbox")
+        if append.keys is not None and (calls := self._keys.lost(append.keys, append.run, append.generation)):
+            return Refused("key", calls)
         return None
 
     def _start(self, new: NewRun) -> Verdict:
@@ -287,6 +308,21 @@ class Transaction:
         payloads = [(a.run, digest, value) for a in appends for digest, value in a.payloads]
         payloads += [(new.row.id, digest, value) for new in news for digest, value in new.payloads]
         self._insert("keep_payloads", 3, payloads)
+        for append in appends:
+            if append.checkpoints:
+                self._keep_checkpoints(append)
+
+    def _keep_checkpoints(self, append: Append) -> None:
+        """Insert new checkpoints, and drop those that are too old by now."""
+        self._insert("keep_checkpoints", 8, append.checkpoints)
+        self._run("drop_checkpoints", (append.run, append.generation, append.checkpoints_kept))
+
+    def _archive(self, rows: Sequence[ArchiveRow]) -> None:
+        """Move damaged rows to where they can do no harm."""
+        self._insert("archive", 7, rows)
+        for row in rows:
+            if row.what == "checkpoints":
+                self._run("remove_checkpoint", (row.run, row.generation, row.seq))
 
     def _consume(self, append: Append) -> None:
         if append.consumed:

@@ -6,6 +6,9 @@ CREATE TABLE meta (
     value ANY
 ) STRICT, WITHOUT ROWID;
 
+-- What the keys of shared actions derive from, so that no two stores share one.
+INSERT INTO meta (name, value) VALUES ('entropy', lower(hex(randomblob(16))));
+
 -- The columns that grow large stand last, so that reading the others does not follow their overflow pages.
 CREATE TABLE runs (
     id TEXT NOT NULL PRIMARY KEY,
@@ -68,6 +71,34 @@ CREATE TABLE payloads (
     PRIMARY KEY (run, digest)
 ) STRICT;
 
+-- Where recovery may start instead of at the beginning: the newest few of each run. Each is written in one transaction
+-- with its event, which has its digest. `previous` is the digest of the event before that one.
+CREATE TABLE checkpoints (
+    run TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    previous BLOB NOT NULL,
+    engine BLOB NOT NULL,
+    state BLOB NOT NULL,
+    digest BLOB NOT NULL,
+    complete INTEGER NOT NULL,
+    PRIMARY KEY (run, generation, seq)
+) STRICT;
+
+-- Whole rows of other tables (`what` names which) that were damaged, for whoever wants to know. Nothing reads it by itself.
+CREATE TABLE archive (
+    id INTEGER PRIMARY KEY,
+    run TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    what TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    row BLOB NOT NULL,
+    why TEXT NOT NULL,
+    at INTEGER NOT NULL
+) STRICT;
+
+CREATE INDEX archive_run ON archive (run);
+
 -- AUTOINCREMENT: a number is in histories as consumed, so it must never come back for another delivery.
 CREATE TABLE signals (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -82,8 +113,8 @@ CREATE TABLE signals (
 
 CREATE INDEX signals_run ON signals (run);
 CREATE INDEX signals_pending ON signals (run) WHERE state = 'pending';
--- A `child` delivery has its call as id, which comes again in a later generation, so it is not meant here.
-CREATE UNIQUE INDEX signals_id ON signals (run, kind, id) WHERE id <> '' AND kind <> 'child';
+-- A `child` or `key` delivery has its call as id, which comes again, so it is not meant here.
+CREATE UNIQUE INDEX signals_id ON signals (run, kind, id) WHERE id <> '' AND kind NOT IN ('child', 'key');
 
 -- Who is told of a run's end, once: the row goes when that has happened.
 CREATE TABLE followers (
@@ -94,6 +125,38 @@ CREATE TABLE followers (
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX followers_follower ON followers (follower);
+
+-- The keys of effects: who has one, and the outcome that all who ask for it share. They outlive their runs. With a rowid,
+-- for an outcome may be large.
+CREATE TABLE effects (
+    key TEXT NOT NULL PRIMARY KEY,
+    state TEXT NOT NULL,
+    run TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    call INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    step TEXT NOT NULL,
+    effect TEXT NOT NULL,
+    arguments TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    begun_at INTEGER NOT NULL,
+    changed_at INTEGER NOT NULL,
+    by TEXT NOT NULL,
+    note TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    outcome BLOB
+) STRICT;
+
+CREATE INDEX effects_run ON effects (run, state);
+CREATE INDEX effects_changed ON effects (changed_at, key);
+
+-- Who is told when a key changes, once: the row goes when that has happened.
+CREATE TABLE waiters (
+    key TEXT NOT NULL,
+    run TEXT NOT NULL,
+    call INTEGER NOT NULL,
+    PRIMARY KEY (key, run, call)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE holds (
     id TEXT NOT NULL PRIMARY KEY,
@@ -144,4 +207,14 @@ CREATE TABLE workers (
     started_at INTEGER NOT NULL,
     lease_until INTEGER NOT NULL,
     targets TEXT NOT NULL DEFAULT '[]'
+) STRICT;
+
+-- Named as in any other database that atomic steps write to: one code serves all of them.
+CREATE TABLE everstep_markers (
+    key TEXT NOT NULL PRIMARY KEY,
+    run TEXT NOT NULL,
+    step TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    outcome BLOB,
+    at INTEGER NOT NULL
 ) STRICT;

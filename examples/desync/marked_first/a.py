@@ -1,0 +1,2 @@
+def fetch(item):
+    return {"lamp": 40, "chair": 180}[item]

@@ -1,0 +1,5 @@
+from a import fetch
+
+
+def total(items):
+    return sum(fetch(item) for item in items)

@@ -1,0 +1,5 @@
+from a import fetch
+
+
+def invoice(item):
+    return f"{item}: {fetch(item)}"

@@ -1,0 +1,151 @@
+"""What recovery starts from: a run's newest valid checkpoint with the events that go with it, or its whole history.
+
+With a checkpoint, the events up to the first one are read, for the code is replayed up to there, and those from the
+newest on; what lies between is not. The chain of digests of the newer part begins with the digest that the checkpoint
+has, and its own event, which is in that chain, has the digest of the checkpoint: so each confirms the other.
+
+A checkpoint that is damaged, or missing, is passed over for the next older one; if there is none, the whole history is
+replayed. None is ever used in part.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from everstep.engine.checkpoints import KEPT_MIN, Checkpoint, decode_part
+from everstep.engine.history import (
+    Recorded,
+    chained,
+    compare_with_head,
+    compare_with_row,
+    load_verified,
+    without_collections,
+)
+from everstep.engine.journal import unpacked
+from everstep.model.digests import chain_start, checkpoint_digest
+from everstep.model.events import EventRow, decode_body
+from everstep.stores.protocol import CheckpointRow, RunRow, Store
+
+
+class DamagedCheckpoint(NamedTuple):
+    """A checkpoint that cannot be used. `row` is None if it is missing."""
+
+    seq: int
+    why: str
+    row: CheckpointRow | None = None
+
+
+class Past(NamedTuple):
+    """What a run's code is replayed against."""
+
+    events: list[Recorded]
+    checkpoint: Checkpoint | None = None
+    damaged: Sequence[DamagedCheckpoint] = ()
+
+
+class _Unfit(Exception):
+    """A checkpoint cannot be used. The reason, or nothing if it is not damaged but belongs to what a retry voided."""
+
+
+def load_past(store: Store, row: RunRow) -> Past:
+    """Return what a run's code is to be replayed against, verified; raise `Damaged` if nothing is sound enough."""
+    passed_over: dict[int, DamagedCheckpoint | None] = {}
+    for found in _checkpoints_of(store, row) if row.head_seq > 1 else ():
+        try:
+            events, checkpoint = _load_from(store, row, found)
+        except _Unfit as unfit:
+            passed_over[found.seq] = DamagedCheckpoint(found.seq, str(unfit), found) if unfit.args else None
+            continue
+        return Past(events, checkpoint, _all_damaged(events, checkpoint.seq, passed_over))
+    events = load_verified(store, row)
+    return Past(events, None, _all_damaged(events, 0, passed_over))
+
+
+def damaged_checkpoints(store: Store, row: RunRow, history: Sequence[Recorded]) -> list[DamagedCheckpoint]:
+    """Return those of a run's checkpoints that cannot be used, given its whole verified history."""
+    seen: dict[int, DamagedCheckpoint | None] = {}
+    taken = {event.seq: event.body.digest for event in history if event.kind == "checkpoint_taken"}
+    for found in _checkpoints_of(store, row):
+        seen[found.seq] = None
+        try:
+            _opened(found, row)
+            if taken.get(found.seq) != found.digest.hex():
+                raise _Unfit("its event speaks of another one")
+        except _Unfit as unfit:
+            seen[found.seq] = DamagedCheckpoint(found.seq, str(unfit), found)
+    return _all_damaged(history, 0, seen)
+
+
+def _checkpoints_of(store: Store, row: RunRow) -> Iterator[CheckpointRow]:
+    """Give a run's checkpoints, the newest first. Each is read only when it is needed."""
+    found = store.checkpoint(row.id, row.generation)
+    while found is not None:
+        yield found
+        found = store.checkpoint(row.id, row.generation, found.seq)
+
+
+def _load_from(store: Store, row: RunRow, found: CheckpointRow) -> tuple[list[Recorded], Checkpoint]:
+    """Return the events that go with a checkpoint. Raises `_Unfit` if it, and `Damaged` if they cannot be used."""
+    checkpoint = _opened(found, row)
+    first = checkpoint.part.first
+    newer = store.events(row.id, row.generation, found.seq)
+    if not _confirms(newer, found):
+        raise _Unfit("its event speaks of another one")
+    older = store.events(row.id, row.generation, 1, min(first, found.seq - 1))
+    with without_collections(len(older) + len(newer)):
+        events, digest = chained(older, row, chain_start(row.id, row.generation))
+        if digest != (checkpoint.part.first_digest if first < found.seq else found.previous):
+            raise _Unfit("the history has another beginning than it knows")
+        tail, digest = chained(newer, row, found.previous, found.seq)
+    compare_with_head(row, tail[-1].seq, digest)
+    if any(event.kind == "run_retried" and event.body.voids <= found.seq for event in tail):
+        raise _Unfit
+    events += tail
+    compare_with_row(events, row)
+    return events, checkpoint
+
+
+def _opened(found: CheckpointRow, row: RunRow) -> Checkpoint:
+    """Return what a checkpoint holds, once it is sure that nothing of it is damaged."""
+    if found.complete != 1:
+        raise _Unfit("it is not marked as complete")
+    place = (row.id, row.generation, found.seq)
+    if checkpoint_digest(*place, found.previous, found.engine, found.state) != found.digest:
+        raise _Unfit("it does not match its digest")
+    try:
+        part = decode_part(unpacked(found.engine))
+        return Checkpoint(found.seq, part, unpacked(found.state))
+    except (zlib.error, msgspec.MsgspecError) as error:
+        raise _Unfit(f"it cannot be read ({type(error).__name__})") from None
+
+
+def _confirms(newer: Sequence[EventRow], found: CheckpointRow) -> bool:
+    """Tell whether the event of a checkpoint is there and speaks of just this one."""
+    if not newer or (newer[0].seq, newer[0].kind) != (found.seq, "checkpoint_taken"):
+        return False
+    try:
+        return bool(decode_body(newer[0].kind, newer[0].body).digest == found.digest.hex())
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+
+
+def _all_damaged(
+    events: Sequence[Recorded], used: int, seen: dict[int, DamagedCheckpoint | None]
+) -> list[DamagedCheckpoint]:
+    """Return the damaged checkpoints that were seen, and those newer than the one used that should be there.
+
+    The newest few are always kept, so one of them that is not there is missing: unless it was noted before, or a retry
+    voided it.
+    """
+    noted = {event.body.checkpoint for event in events if event.kind == "checkpoint_damaged"}
+    voided = [(event.body.voids, event.seq) for event in events if event.kind == "run_retried"]
+    newest = [event.seq for event in events if event.kind == "checkpoint_taken" and event.seq > used][-KEPT_MIN:]
+    damaged = [one for one in seen.values() if one is not None]
+    damaged += [
+        DamagedCheckpoint(seq, "it is missing")
+        for seq in newest
+        if seq not in seen and seq not in noted and not any(voids <= seq < retried for voids, retried in voided)
+    ]
+    return sorted(damaged)

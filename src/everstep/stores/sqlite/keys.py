@@ -1,0 +1,115 @@
+"""Keys of effects, inside an open transaction. The rules stand in `everstep.stores.keys`."""
+
+from collections.abc import Sequence
+
+import apsw
+
+from everstep.model.status import ENDED
+from everstep.stores.keys import (
+    EffectRow,
+    ForgetKeys,
+    Forgotten,
+    KeyChanges,
+    SettleKey,
+    claimed_row,
+    ended_row,
+    ends_key,
+    ends_with_its_run,
+    freed_row,
+    may_claim,
+    may_settle,
+    settled_by_hand,
+)
+from everstep.stores.protocol import Accepted, Append, Operation, Refused
+from everstep.stores.sqlite.queries import query
+from everstep.stores.sqlite.rows import Row, as_json, effect_row, effect_values
+
+
+class KeyTable:
+    """The tables `effects` and `waiters` within a transaction, which the caller begins and ends."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection = connection
+        self._cursor = connection.cursor()
+
+    def concern_others(self, operations: Sequence[Operation]) -> bool:
+        """Tell whether operations may tell other runs of a key. Then it matters what is done before and after."""
+        ended: list[str] = []
+        for operation in operations:
+            if isinstance(operation, SettleKey):
+                return True
+            if isinstance(operation, Append) and operation.keys is not None:
+                ended += [end.claim.key for end in operation.keys.ends]
+        return bool(ended) and bool(self._all("awaited_keys", as_json(ended)))
+
+    def lost(self, changes: KeyChanges, run: str, generation: int) -> tuple[int, ...]:
+        """Return the calls that would not get their keys."""
+        taken: set[str] = set()
+        calls: list[int] = []
+        for claim in changes.claims:
+            owner = (run, generation, claim.call)
+            if claim.key in taken or not may_claim(self._effect(claim.key), claim, owner):
+                calls.append(claim.call)
+            else:
+                taken.add(claim.key)
+        return tuple(calls)
+
+    def apply(self, changes: KeyChanges, run: str, generation: int, at: int) -> None:
+        """Do what an append wants: claims, then ends, then waits."""
+        for claim in changes.claims:
+            self._write(claimed_row(claim, (run, generation, claim.call), self._effect(claim.key), at))
+        for end in changes.ends:
+            owner, there = (run, generation, end.claim.call), self._effect(end.claim.key)
+            if ends_key(there, end, owner):
+                self._change(end.claim.key, ended_row(there, end, owner, at), at)
+        for wait in changes.waits:
+            row = self._effect(wait.key)
+            if row is not None and row.state == "under-way":
+                self._run("wait_for_key", wait.key, run, wait.call)
+            else:
+                self._run("tell_of_key", run, wait.key, str(wait.call), at)
+
+    def end_run(self, run: str, generation: int, at: int) -> None:
+        """Free what the run's steps had under way and anybody may do again."""
+        for values in self._all("effects_under_way", run, generation):
+            row = effect_row(values)
+            if ends_with_its_run(row):
+                self._change(row.key, freed_row(row, at), at)
+
+    def settle(self, settle: SettleKey) -> Accepted | Refused:
+        """Do what a person decided, or refuse it."""
+        row = self._effect(settle.key)
+        owner = self._all("run_head", row.run) if row is not None else []
+        is_active = row is not None and bool(owner) and owner[0][0] == row.generation and owner[0][4] not in ENDED
+        if why := may_settle(row, settle, owner_is_active=is_active):
+            return Refused(why)
+        assert row is not None
+        self._change(row.key, settled_by_hand(row, settle), settle.at)
+        return Accepted()
+
+    def forget(self, forget: ForgetKeys) -> Forgotten:
+        """Delete old keys."""
+        self._run("forget_effects", forget.before, forget.limit)
+        return Forgotten(self._connection.changes())
+
+    def _change(self, key: str, row: EffectRow | None, at: int) -> None:
+        if row is None:
+            self._run("delete_effect", key)
+        else:
+            self._write(row)
+        self._run("tell_waiters", key, at)
+        self._run("forget_waiters", key)
+
+    def _write(self, row: EffectRow) -> None:
+        self._run("write_effect", *effect_values(row))
+
+    def _effect(self, key: str) -> EffectRow | None:
+        rows = self._all("effect", key)
+        return effect_row(rows[0]) if rows else None
+
+    def _run(self, name: str, *parameters: object) -> None:
+        self._cursor.execute(query(name), parameters)
+
+    def _all(self, name: str, *parameters: object) -> list[Row]:
+        rows: list[Row] = self._cursor.execute(query(name), parameters).fetchall()
+        return rows

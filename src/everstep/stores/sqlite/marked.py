@@ -1,0 +1,86 @@
+"""A transaction in a SQLite file that a step's body and its marker share.
+
+The same for a connection of the standard library and one of APSW: what differs is how they are opened.
+"""
+
+import contextlib
+from typing import Any
+
+from everstep.model.markers import Marker
+from everstep.stores.sqlite.guard import WENT_ON, Guard
+from everstep.stores.sqlite.queries import statements
+
+
+class MarkedTransaction:
+    """An open transaction. It belongs to the thread that opened it; only `interrupt` may be called from another."""
+
+    def __init__(self, connection: Any, *, is_store: bool) -> None:
+        self.connection = connection
+        self._guard = Guard(self._is_open, is_store=is_store)
+
+    def begin(self) -> None:
+        """Begin it as a writer, so that nobody else writes before it ends."""
+        self.connection.execute("BEGIN IMMEDIATE")
+        self._execute("create_markers")
+
+    # -- the body -------------------------------------------------------------------------------------------------
+    def lend(self) -> Any:
+        """Return the connection for the body. From now on it can neither commit nor roll back."""
+        if hasattr(self.connection, "set_commit_hook"):
+            self.connection.set_commit_hook(lambda: True)  # whatever would be committed is rolled back instead
+        self.connection.set_authorizer(self._guard)
+        return self.connection
+
+    def take_back(self, *, returned: bool) -> str:
+        """Take the connection back. Returns what the body did to the transaction that it must not, or an empty text."""
+        try:
+            is_lost = returned and not self.connection.in_transaction
+            self.connection.set_authorizer(None)
+            if hasattr(self.connection, "set_commit_hook"):
+                self.connection.set_commit_hook(None)
+        except Exception as error:  # noqa: BLE001 - each library has its own error for a closed connection
+            return f"its body closed the connection ({error})"
+        return self._guard.broke or (WENT_ON if is_lost else "")
+
+    def _is_open(self) -> bool:
+        return bool(self.connection.in_transaction)
+
+    # -- the marker -----------------------------------------------------------------------------------------------
+    def read_marker(self, key: str) -> Marker | None:
+        """Return the marker under a key."""
+        for row in self._execute("read_marker", key):
+            return Marker(*row)
+        return None
+
+    def write_marker(self, marker: Marker) -> None:
+        """Write a marker. There is none with an outcome under its key: that was asked in this transaction."""
+        cursor = self._execute("write_marker", *marker)
+        changed = self.connection.changes() if hasattr(self.connection, "changes") else cursor.rowcount
+        assert changed == 1, "a marker with an outcome is never replaced"
+
+    def marked_runs(self, before: int) -> list[str]:
+        """Return the runs all of whose markers are from before a time."""
+        return [run for (run,) in self._execute("marked_runs", before).fetchall()]
+
+    def forget_markers(self, run: str, before: int) -> int:
+        """Delete the markers of a run from before a time, and return how many there were."""
+        cursor = self._execute("forget_markers", run, before)
+        return int(self.connection.changes() if hasattr(self.connection, "changes") else cursor.rowcount)
+
+    def _execute(self, name: str, *parameters: Any) -> Any:
+        return self.connection.execute(statements("markers.sql")[name], parameters)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def commit(self) -> None:
+        """Make everything durable. An error does not say whether that has happened."""
+        self.connection.execute("COMMIT")
+
+    def close(self) -> None:
+        """Close the connection. What is not committed is rolled back: here, or by whoever opens the file next."""
+        with contextlib.suppress(Exception):  # what cannot be rolled back now is found and undone later
+            self.connection.close()
+
+    def interrupt(self) -> None:
+        """Stop the statement that runs, if one does. May be called from any thread."""
+        with contextlib.suppress(Exception):  # it is closed already
+            self.connection.interrupt()

@@ -1,0 +1,117 @@
+"""What the tests of checkpoints share: stores that keep every checkpoint ever taken, and two ways to the same place."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from everstep.codec import Codec
+from everstep.engine.past import Past, load_past
+from everstep.engine.replay import Replayed
+from everstep.engine.resume import replay
+from everstep.engine.workflow import Workflow
+from everstep.model.events import EventRow
+from everstep.stores.memory import MemoryStore
+from everstep.stores.protocol import Append, CheckpointRow, RunRow, Store
+from tests.engine.lives import RUN, cut
+
+
+class KeepingStore(MemoryStore):
+    """A store that remembers every checkpoint it was ever given."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.every: list[CheckpointRow] = []
+        self.read: list[int] = []
+        """The numbers of the events that anybody has read."""
+
+    def _keep_checkpoints(self, operation: Append) -> None:
+        self.every += operation.checkpoints
+        super()._keep_checkpoints(operation)
+
+    def events(self, run: str, generation: int, *bounds: int) -> list[EventRow]:
+        found = super().events(run, generation, *bounds)
+        self.read += [event.seq for event in found]
+        return found
+
+    def put(self, rows: Iterable[CheckpointRow]) -> None:
+        """Let just these be there, whatever they say: behind everybody's back."""
+        self._checkpoints.clear()
+        for row in rows:
+            self._checkpoints.setdefault((row.run, row.generation), {})[row.seq] = row
+
+
+def cut_with_checkpoints(store: KeepingStore, count: int, kept: int = 3) -> MemoryStore:
+    """Return another store with the first events of the run and the checkpoints that were there by then."""
+    other = cut(store, count)
+    rows = sorted(row for row in store.every if row.seq <= count)[-kept:]
+    other._checkpoints[RUN, store.run(RUN).generation] = {row.seq: row for row in rows}  # type: ignore[union-attr]
+    return other
+
+
+def recovered(store: Store, workflow: Any, run: str = RUN) -> tuple[Past, Replayed]:
+    """Replay as a recovery does: from the newest checkpoint, if there is one."""
+    row = existing(store, run)
+    past = load_past(store, row)
+    assert isinstance(workflow, Workflow)
+    return past, replay(store, Codec(), row, workflow, past.events, past.checkpoint, quiet=True)
+
+
+def replayed_whole(store: Store, workflow: Any, run: str = RUN) -> Replayed:
+    """Replay everything from the beginning."""
+    row = existing(store, run)
+    past = load_past(without_checkpoints(store), row)
+    assert past.checkpoint is None
+    assert isinstance(workflow, Workflow)
+    return replay(store, Codec(), row, workflow, past.events, quiet=True)
+
+
+class without_checkpoints:  # it reads as a verb
+    """A store as it is, but for its checkpoints."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def checkpoint(self, *where: Any) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def existing(store: Store, run: str) -> RunRow:
+    row = store.run(run)
+    assert row is not None
+    return row
+
+
+def account(replayed: Replayed) -> dict[str, Any]:
+    """Return everything that a replay leads to: two that lead to the same place have the same account."""
+    execution = replayed.execution
+    loop = execution.loop
+    return {
+        "differences": replayed.differences,
+        "asks": [(type(one).__name__, one.kind, one.step, one.call, one.text()) for one in replayed.fresh],
+        "attempts": {
+            call: msgspec.structs.asdict(one) for call, one in replayed.attempts.items() if call in execution.steps
+        },
+        "published": {name: bytes(value) for name, value in replayed.published.items()},
+        "cancel": (replayed.cancel_at, execution.cancel, replayed.retried),
+        "calls": execution._calls,
+        "visits": execution._visits,
+        "random": execution._random and execution._random.getstate(),
+        "keys": (execution.entropy, execution.branch),
+        "patches": (execution.patches, execution.new_patches),
+        "facts": {one: (taken.payload, taken.on_drift) for one, taken in execution.witnesses.items()},
+        "signals": [(name, number, bytes(value)) for name, number, value in execution.receiving.unreceived()],
+        "waits for": execution.receiving.awaited(),
+        "open steps": {number: (call.step, call.entropy) for number, call in execution.steps.items()},
+        "open children": {number: call.run for number, call in execution.children.items()},
+        "timers": {number: (one.duration, one.deadline) for number, one in loop.timers.items()},
+        "clock": loop.now,
+        "numbers": repr(loop.numbers),
+        "tasks": {number: task.get_name() for number, task in loop.tasks.items()},
+        "ended": execution.ended,
+        "checkpoint": execution.checkpoints.number if execution.checkpoints is not None else 0,
+        "first checkpoint": replayed.first_checkpoint,
+    }
