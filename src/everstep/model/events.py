@@ -14,9 +14,24 @@ never reaches workflow code.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
+
+from everstep.model.event_base import NO_PAYLOAD, Body, EventRow, Outcome
+from everstep.model.witness_events import DriftJudged, WitnessChanged, WitnessReleased, WitnessTaken
+
+__all__ = [
+    "NO_PAYLOAD",
+    "Body",
+    "DriftJudged",
+    "EventRow",
+    "Outcome",
+    "WitnessChanged",
+    "WitnessReleased",
+    "WitnessTaken",
+]
+"""What others import from here although it stands elsewhere."""
 
 EventKind = Literal[
     "run_started",
@@ -54,37 +69,6 @@ EventKind = Literal[
     "run_failed",
     "run_cancelled",
 ]
-
-NO_PAYLOAD: Final = msgspec.Raw(b"")
-
-
-class EventRow(NamedTuple):
-    """An event as it is stored. `at` is microseconds since 1970; `body` is JSON of the kind's body below."""
-
-    seq: int
-    kind: str
-    step: str
-    at: int
-    body: bytes
-    digest: bytes
-
-
-class Body(msgspec.Struct, omit_defaults=True, gc=False):
-    """The base of all bodies.
-
-    `call` numbers the commands of a run in the order in which its code gave them; an outcome names the call it is for.
-    A payload stands in the body itself, or, when it is large, in `payloads` under the digest in `ref`.
-    """
-
-
-class Outcome(Body, kw_only=True):
-    """The base of all news for workflow code.
-
-    `early`: it was recorded before the code had come to rest after the event before it, so the commands that follow
-    from that earlier event stand behind this one.
-    """
-
-    early: bool = False
 
 
 class RunStarted(Body):
@@ -322,56 +306,6 @@ class ValuePublished(Body):
     call: int
     name: str
     value: msgspec.Raw = NO_PAYLOAD
-    ref: str = ""
-
-
-class WitnessTaken(Body):
-    """The run remembers a fact about the outside, and is held when it no longer holds (or as `on_drift` says).
-
-    `on_drift` is `hold`, `fail`, `ignore`, or the name of the function that decides.
-    """
-
-    call: int
-    subject: str
-    on_drift: str = "hold"
-    fact: msgspec.Raw = NO_PAYLOAD
-    ref: str = ""
-    source: str = ""
-
-
-class WitnessChanged(Body):
-    """The run itself changed a file: folders that it remembers, and that have it, are remembered with it.
-
-    `digest` is that of the new content; empty if the file is gone, `folder` if a folder was made there.
-    """
-
-    call: int
-    path: str
-    digest: str = ""
-    source: str = ""
-
-
-class WitnessReleased(Body):
-    """The run no longer cares about a fact."""
-
-    call: int
-    subject: str
-    source: str = ""
-
-
-class DriftJudged(Body):
-    """A function decided what a drifted fact means (`expect(…, on_drift=function)`).
-
-    `decision` is `accept` (`fact` is remembered from now on), `ignore` (while the fact stays so), `hold` or `fail`.
-    """
-
-    subject: str
-    decision: str
-    by: str = ""
-    """The function's name."""
-    why: str = ""
-    """If it could not decide: what went wrong."""
-    fact: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
 
 

@@ -152,7 +152,7 @@ class HistoryJudge:
 
     def _step_started(self, body: Any) -> None:
         event = self._event
-        if body.attempt == 1 and not body.because:
+        if body.attempt == 1 and body.because in ("", "kept"):
             key = step_key(self._entropy, event.step, body.arguments)
             new = Call(event.kind, event.seq, event.step, key, body.effect, body.arguments, 1)
             if body.call in self.calls and body.call <= self._last_call:
@@ -322,6 +322,7 @@ class HistoryJudge:
         self.ended_by = None
         for call in self.calls.values():
             is_effect = call.effect in ("once", "atomic") and call.outcome != "step_failed" and not call.kept
+            is_effect = is_effect and not call.own_key  # which is guarded by that
             if call.seq >= body.voids and is_effect and call.outcome_seq not in body.crossed:
                 self._broken("L3", f"forgets {call.step} ({call.effect}), which was begun in event {call.seq}")
         self._entropy = body.entropy
