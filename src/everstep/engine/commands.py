@@ -353,6 +353,28 @@ class TakeWitness(Command):
         return ("", False) if recorded.subject == self.subject else ("witness", False)
 
 
+class ChangeWitness(Command):
+    """The code changed a file, which folders that it remembers may have."""
+
+    kind = "witness_changed"
+    __slots__ = ("call", "content", "path", "source")
+
+    def __init__(self, call: int, path: str, content: str | None, source: str) -> None:
+        self.call = call
+        self.path = path
+        self.content = content
+        self.source = source
+
+    def body(self) -> ev.WitnessChanged:
+        return ev.WitnessChanged(self.call, self.path, self.content or "", self.source)
+
+    def text(self) -> str:
+        return f"change of {self.path}"
+
+    def compare(self, recorded: ev.WitnessChanged) -> tuple[str, bool]:
+        return ("", False) if recorded.path == self.path else ("path", False)
+
+
 class ReleaseWitness(Command):
     """The code no longer cares about a fact."""
 

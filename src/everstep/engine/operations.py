@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from everstep.codec import ANY
+from everstep.engine.crossing import crossed_by, refuse_crossing
 from everstep.engine.diagnosis import diagnose
 from everstep.engine.history import Recorded, load_verified
 from everstep.engine.holding import asked_report, damaged_report
@@ -98,7 +99,9 @@ async def end_claimed(app: "Driving", row: RunRow, request: ev.CancelRequested) 
     try:
         unit = cancelled_unit(app, row, request, consumed)
     except Damaged as error:
-        await app.committer.submit(hold_unit(app, row, damaged_report(error, diagnose(app.store, row))))
+        unit = hold_unit(app, row, damaged_report(error, diagnose(app.store, row)))
+        if isinstance(await app.committer.submit(unit), Accepted):
+            app.held(unit.hold)
         raise
     verdict = await app.committer.submit(unit)
     if not isinstance(verdict, Accepted):
@@ -110,7 +113,7 @@ async def end_claimed(app: "Driving", row: RunRow, request: ev.CancelRequested) 
     return True
 
 
-async def retry(app: "App", run: str, by: str) -> None:
+async def retry(app: "App", run: str, by: str, *, across_once: bool = False) -> None:
     """Let a failed run go on from what failed. If that was a child run, the child is retried first."""
     row = existing_row(app, run)
     if row.status != "failed":
@@ -118,15 +121,17 @@ async def retry(app: "App", run: str, by: str) -> None:
     history = load_verified(app.store, row)
     refuse_retry(run, Account(history))
     voids, call, child = _what_failed(history)
+    crossed = crossed_by(app.store, run, history, voids)
+    refuse_crossing(run, crossed, across_once=across_once)
     if child:
         child_row = app.store.run(child)
         if child_row is not None and child_row.status == "failed":
-            await retry(app, child, by)
+            await retry(app, child, by, across_once=across_once)
     claimed = await _claim(app, run, ("failed",))
     if claimed is None:
         raise RunActive(f"The run {run} was retried by somebody else just now.")
     journal, _ = journal_of(app, claimed)
-    body = ev.RunRetried(voids, new_entropy(app.randomness), call, by)
+    body = ev.RunRetried(voids, new_entropy(app.randomness), call, by, [one.seq for one in crossed if one.run == run])
     journal.record("run_retried", "", body, journal.at)
     _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, RowChange("queued", journal.at))), run)
 
@@ -170,7 +175,9 @@ async def hold(app: "App", run: str, note: str, by: str) -> None:
     with app.setting_aside(run):
         claimed = await _claim(app, run, ("queued", "running", "waiting"))
         if claimed is not None:
-            _expect_accepted(await app.committer.submit(hold_unit(app, claimed, report)), run)
+            unit = hold_unit(app, claimed, report)
+            _expect_accepted(await app.committer.submit(unit), run)
+            app.held(unit.hold)
             return
     await _post(app, Post(run, "hold", value=msgspec.json.encode(report), at=app.clock.now()), "held")
 
@@ -260,7 +267,12 @@ def _one_hold(app: "App", run: str, hold: str | None) -> HoldRow:
         return chosen[0]
     listed = ", ".join(f"{one.id} ({one.reason})" for one in holds) or "none"
     if hold is None:
-        raise HoldConflict(f"The run {run} has {len(holds)} open holds: {listed}. Name one with --hold.")
+        hint = "Name one with --hold." if holds else "There is nothing to resolve."
+        raise HoldConflict(f"The run {run} has {len(holds)} open holds: {listed}. {hint}")
+    for one in app.store.holds(run=run, open_only=False):
+        if one.id == hold and one.resolved_at is not None:
+            by = f" by {one.by}" if one.by else ""
+            raise HoldConflict(f"Hold {hold} was resolved already ({one.resolution}{by}). Open: {listed}.")
     raise HoldConflict(f"The run {run} has no open hold {hold}. Open: {listed}.")
 
 

@@ -146,7 +146,9 @@ def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
         except Damaged as error:
             report = damaged_report(error, diagnose(app.store, row))
     hold = report.row(row.id, at, app.randomness)
-    return held(row, hold, at, damaged=report.reason == "damaged")
+    unit = held(row, hold, at, damaged=report.reason == "damaged")
+    unit.notifications = app.notifier.rows(hold)
+    return unit
 
 
 def held(row: RunRow, hold: HoldRow, at: int, *, damaged: bool) -> Append:
@@ -207,7 +209,7 @@ def resolve_unit(
     if resolution in ("skip", "done"):
         raw, ref = journal.pack(payload)
         # Early: there may be outcomes before it that the code has not seen, and commands that follow from those.
-        outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True)
+        outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True, adopted=True)
         outcome.skipped = resolution == "skip"
         undone = next((one.body.compensates for one in reversed(history) if _is_start_of(one, outcome.call)), 0)
         if undone and not outcome.skipped:

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 
 from everstep.stores.keys import EffectRow
-from everstep.stores.protocol import Append, HoldRow, RunRow
+from everstep.stores.notifications import NotificationRow
+from everstep.stores.protocol import Append, HoldRow, RunRow, WorkerRow
 
 Row = tuple[Any, ...]
 
@@ -178,3 +179,31 @@ def hold_row(values: Row) -> HoldRow:
         note=values[11],
         workflow=values[12],
     )
+
+
+def notification_values(row: NotificationRow) -> Row:
+    """Return a notification's columns in their order in the table."""
+    facts = (row.id, row.hold, row.run, row.target, row.state, row.attempts, row.next_at, row.claimed_by)
+    return (*facts, row.last_error, row.created_at)
+
+
+def notification_row(values: Row) -> NotificationRow:
+    """Return a notification from its columns in their order in the table."""
+    return NotificationRow(
+        id=values[0],
+        hold=values[1],
+        run=values[2],
+        target=values[3],
+        state=values[4],
+        attempts=values[5],
+        next_at=values[6],
+        claimed_by=values[7],
+        last_error=values[8],
+        created_at=values[9],
+    )
+
+
+def worker_row(values: Row) -> WorkerRow:
+    """Return a worker from its columns in their order in the table."""
+    id, place, pid, host, started_at, lease_until, targets = values
+    return WorkerRow(id, place, pid, host, started_at, lease_until, _decode_texts(targets))
