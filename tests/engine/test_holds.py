@@ -264,7 +264,7 @@ async def exhausted(machine: Machine) -> Any:
     hold = machine.hold("r")
     assert (hold.id, hold.step) == (caught.value.hold, "flaky")
     assert "OSError" in hold.summary
-    assert hold.resolutions == ["retry", "skip", "cancel", "rollback"]
+    assert hold.resolutions == ["retry", "skip", "cancel"]
     assert NOTES == ["f", "f"]
     return app
 

@@ -1,7 +1,7 @@
 """What a history knows about an attempt in doubt: who began it and when, and how that was found out."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from everstep.engine.driver import Driver
 
 ERROR_CHARACTERS_MAX = 300
+UNSEEN: Final = ("repaired", "restored")
+"""Why a step is in doubt of which the history knows nothing: a part of the history is lost."""
 
 
 def account_of(driver: "Driver", call: int) -> dict[str, Any]:
@@ -31,13 +33,16 @@ def account_of(driver: "Driver", call: int) -> dict[str, Any]:
 def told_by(events: Iterable[EventRow], call: int) -> dict[str, Any]:
     """Return what events say about the last attempt at a step."""
     account: dict[str, Any] = {}
-    last_at = 0
+    last_at = started = 0
     for event in events:
         if event.kind in ("step_started", "step_doubted"):
             body = decode_body(event.kind, event.body)
             if body.call == call and event.kind == "step_started":
                 account = {"worker": body.by, **process_of(body.by), "began_at": event.at}
+                started = event.seq
             elif body.call == call:
+                if body.because in UNSEEN and event.seq == started + 1:
+                    account = {"worker": ""}  # it was asked about first, and nobody here has begun it
                 account |= {"because": body.because, "doubted_at": event.at}
                 if body.because == "crash":
                     account["last_sign_at"] = last_at

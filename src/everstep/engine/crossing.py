@@ -29,20 +29,31 @@ class Crossed(NamedTuple):
 
 
 def crossed_by(store: Store, run: str, history: Sequence[Recorded], voids: int) -> list[Crossed]:
-    """Return the effects that happened, or may have, in what no longer counts from the event `voids` on."""
+    """Return the effects that happened, or may have, in what no longer counts from the event `voids` on.
+
+    Not those that a compensation has undone: they may happen again.
+    """
     begun: dict[int, str] = {}
-    found: list[Crossed] = []
+    undoing: dict[int, int] = {}
+    done: dict[int, Crossed] = {}
+    children: list[Crossed] = []
     for event in history[voids - 1 :]:
         kind, body = event.kind, event.body
-        if kind == "step_started" and body.attempt == 1 and _must_be_kept(body):
+        if kind == "step_started" and body.compensates:
+            undoing[body.call] = body.compensates
+        elif kind == "step_started" and body.attempt == 1 and _must_be_kept(body):
             begun[body.call] = event.step
         elif kind == "step_completed" and body.call in begun:
-            found.append(Crossed(run, begun.pop(body.call), event.seq))
+            step = begun.pop(body.call)
+            if not (body.skipped or body.fallback):  # else it has not happened
+                done[body.call] = Crossed(run, step, event.seq)
+        elif kind == "step_completed" and body.call in undoing and not body.skipped:
+            done.pop(undoing[body.call], None)
         elif kind == "step_failed":  # it has certainly not happened, or failed for good
             begun.pop(body.call, None)
         elif kind == "child_started":
-            found += _done_by(store, body.run)
-    return [*found, *(Crossed(run, step, 0) for step in begun.values())]
+            children += _done_by(store, body.run)
+    return [*done.values(), *children, *(Crossed(run, step, 0) for step in begun.values())]
 
 
 def _must_be_kept(body: ev.StepStarted) -> bool:

@@ -398,7 +398,7 @@ class Driver:
             self._hold_wanted = self._hold_wanted or report
             return
         report = self._hold_wanted or report  # the first; a step in doubt is found again when that is resolved
-        report = compensating.while_undoing(report, self.execution)
+        report = compensating.with_undoing(report, self)
         self.attempts.bodies.cancel_all()
         self.hold = report.row(self.run, self.app.clock.now(), self.app.randomness)
         self.record("run_held", report.step, ev.RunHeld(self.hold.id, report.reason, report.summary))

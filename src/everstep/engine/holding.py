@@ -91,9 +91,17 @@ class HoldReport(msgspec.Struct):
     consequences: dict[str, str] = {}
     """What a resolution means here, where that is another thing than usual."""
 
+    def offers(self, resolution: str) -> bool:
+        """Tell whether something is among the answers."""
+        return resolution in CONSEQUENCES[self.reason] and resolution not in self.without
+
+    def but_not(self, resolution: str) -> "HoldReport":
+        """Return the same without an answer."""
+        return msgspec.structs.replace(self, without=[*self.without, resolution])
+
     def row(self, run: str, at: int, randomness: random.Random) -> HoldRow:
         """Return the hold as it is stored."""
-        resolutions = [one for one in CONSEQUENCES[self.reason] if one not in self.without]
+        resolutions = [one for one in CONSEQUENCES[self.reason] if self.offers(one)]
         consequences = {one: self.consequences.get(one) or CONSEQUENCES[self.reason][one] for one in resolutions}
         report = msgspec.json.encode({**self.facts, "consequences": consequences})
         return HoldRow(

@@ -19,6 +19,7 @@ from everstep.engine.repairing import repair
 from everstep.engine.resume import bare_unit, cancelled_unit, hold_unit, is_delayed, journal_of, resolve_unit
 from everstep.engine.rollback import Account, refuse_retry, refuse_rollback
 from everstep.engine.starting import new_entropy
+from everstep.engine.telling import consequence_of, report_of
 from everstep.errors import Damaged, HoldConflict, Misuse, RunActive, RunEnded, UnknownRun
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
@@ -186,7 +187,8 @@ async def rollback(app: "App", run: str, note: str, *, by: str, uncompensated: b
     """Let what a run did be undone. An unfinished run stops for that; an ended one is taken up once more."""
     row = existing_row(app, run)
     if row.status == "held":
-        await resolve(app, run, "rollback", hold=None, value=None, note=note, by=by, uncompensated=uncompensated)
+        how = {"uncompensated": uncompensated, "by_verb": True}
+        await resolve(app, run, "rollback", hold=None, value=None, note=note, by=by, **how)
         return
     request = ev.RollbackRequested(by=by, note=note, uncompensated=uncompensated)
     if row.status in ENDED:
@@ -225,14 +227,16 @@ async def resolve(
     note: str,
     by: str,
     uncompensated: bool = False,
+    by_verb: bool = False,
 ) -> None:
     """Write down what a person decided, and let the run go on (or end)."""
     existing_row(app, run)
     chosen = _one_hold(app, run, hold)
-    if resolution not in chosen.resolutions:
+    if resolution not in chosen.resolutions and not (by_verb and resolution in _by_verb(chosen)):
+        hint = f" (`everstep {resolution} {run}` says why.)" if resolution in _by_verb(chosen) else ""
         raise HoldConflict(
             f"{resolution!r} does not resolve hold {chosen.id} ({chosen.reason}). "
-            f"Possible: {', '.join(f'{one} ({_consequence(chosen, one)})' for one in chosen.resolutions)}."
+            f"Possible: {', '.join(f'{one} ({_consequence(chosen, one)})' for one in chosen.resolutions)}.{hint}"
         )
     if resolution == "repair":
         await repair(app, run, note=note, by=by)
@@ -255,8 +259,12 @@ async def resolve(
 
 
 def _consequence(hold: HoldRow, resolution: str) -> str:
-    consequences = msgspec.json.decode(hold.report).get("consequences", {})
-    return str(consequences.get(resolution, ""))
+    return consequence_of(report_of(hold), resolution)
+
+
+def _by_verb(hold: HoldRow) -> list[str]:
+    """Return what would resolve a hold and is not among its answers, for it would be refused, or do nothing."""
+    return list(report_of(hold).get("by_verb", ()))
 
 
 def _one_hold(app: "App", run: str, hold: str | None) -> HoldRow:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from everstep.engine.accounts import UNSEEN
 from everstep.engine.checkpoints import Checkpoint, Checkpoints, Jump
 from everstep.engine.commands import ChildCall, Command, Difference, EndRun, StartTimer, StepCall
 from everstep.engine.crossing import Kept, kept_by
@@ -32,9 +33,6 @@ DOUBT: Final = -3
 """The due time of an attempt about which nobody knows yet whether the one before it happened."""
 KEY: Final = -4
 """The due time of an attempt that is not made before the step gets its key, which another one has."""
-
-UNSEEN: Final = ("repaired", "restored")
-"""Why a step is in doubt of which the history knows nothing: a part of the history is lost."""
 
 
 class Attempts(msgspec.Struct, gc=False):

@@ -5,6 +5,7 @@ Whatever does not agree puts the run on hold, and nothing else is changed.
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from everstep.engine.checkpoints import Checkpoint
 from everstep.engine.children import outlives_not
 from everstep.engine.clock import microseconds
-from everstep.engine.compensating import note_compensated
+from everstep.engine.compensating import note_compensated, offering_rollback
 from everstep.engine.diagnosis import diagnose
 from everstep.engine.driver import Driver
 from everstep.engine.execution import Execution
@@ -30,7 +31,7 @@ from everstep.engine.keys import key_end
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.past import Past, load_past
 from everstep.engine.replay import Replay, Replayed, first_run
-from everstep.engine.rollback import Account, refuse_what_is_left
+from everstep.engine.rollback import Account, left_by_children, refuse_what_is_left
 from everstep.engine.surrounding import Surrounding
 from everstep.engine.workflow import Workflow
 from everstep.errors import Damaged, NotDecodable
@@ -141,14 +142,22 @@ def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
         try:
             history = load_verified(app.store, row)
             at = max(at, history[-1].at)
-            if Account(history).is_undone:
-                report = msgspec.structs.replace(report, without=[*report.without, "rollback"])
+            account = Account(history)
+            if account.is_undone:
+                report = report.but_not("rollback")
+            else:
+                left = partial(_all_that_stays, app, row.id, account)
+                report = offering_rollback(report, row.id, account.undoable, left)
         except Damaged as error:
             report = damaged_report(error, diagnose(app.store, row))
     hold = report.row(row.id, at, app.randomness)
     unit = held(row, hold, at, damaged=report.reason == "damaged")
     unit.notifications = app.notifier.rows(hold)
     return unit
+
+
+def _all_that_stays(app: Surrounding, run: str, account: Account) -> list[str]:
+    return account.uncompensated or left_by_children(app.store, run)
 
 
 def held(row: RunRow, hold: HoldRow, at: int, *, damaged: bool) -> Append:

@@ -418,13 +418,15 @@ SELECT attempts, claimed_by, next_at FROM notifications WHERE id = ?;
 
 -- name: due_notifications
 -- Of one target: others' may be many, and wait for somebody who knows them.
-SELECT id, hold, run, target, state, attempts, next_at, claimed_by, last_error, created_at
+SELECT CAST(id AS BLOB), CAST(hold AS BLOB), CAST(run AS BLOB), CAST(target AS BLOB), CAST(state AS BLOB), attempts,
+    next_at, CAST(claimed_by AS BLOB), CAST(last_error AS BLOB), created_at
 FROM notifications INDEXED BY notifications_due
 WHERE state = 'pending' AND target = ?1 AND next_at <= ?2 ORDER BY next_at, id LIMIT ?3;
 
 -- name: abandoned_notifications
 -- Taken by a worker that died before it could say how it went. At most as many as are sent at once.
-SELECT id, hold, run, target, state, attempts, next_at, claimed_by, last_error, created_at
+SELECT CAST(id AS BLOB), CAST(hold AS BLOB), CAST(run AS BLOB), CAST(target AS BLOB), CAST(state AS BLOB), attempts,
+    next_at, CAST(claimed_by AS BLOB), CAST(last_error AS BLOB), created_at
 FROM notifications INDEXED BY notifications_claimed
 WHERE state = 'pending' AND claimed_by IS NOT NULL AND target = ?1 AND next_at > ?2
     AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = claimed_by)
@@ -436,20 +438,23 @@ SELECT min(next_at) FROM notifications INDEXED BY notifications_due WHERE state 
 
 -- name: notifications_undelivered
 -- For people: few, whatever was delivered before.
-SELECT told.id, told.hold, told.run, told.target, told.state, told.attempts, told.next_at, told.claimed_by,
-    told.last_error, told.created_at
+SELECT CAST(told.id AS BLOB), CAST(told.hold AS BLOB), CAST(told.run AS BLOB), CAST(told.target AS BLOB),
+    CAST(told.state AS BLOB), told.attempts, told.next_at, CAST(told.claimed_by AS BLOB), CAST(told.last_error AS BLOB),
+    told.created_at
 FROM notifications AS told INDEXED BY notifications_undelivered CROSS JOIN holds ON holds.id = told.hold
 WHERE told.state IN ('pending', 'given up') AND holds.resolved_at IS NULL ORDER BY told.created_at, told.id;
 
 -- name: notifications_all
 -- For a reader who wants the delivered ones as well.
-SELECT id, hold, run, target, state, attempts, next_at, claimed_by, last_error, created_at
+SELECT CAST(id AS BLOB), CAST(hold AS BLOB), CAST(run AS BLOB), CAST(target AS BLOB), CAST(state AS BLOB), attempts,
+    next_at, CAST(claimed_by AS BLOB), CAST(last_error AS BLOB), created_at
 FROM notifications ORDER BY created_at, id;
 
 -- name: notifications_of_run
 -- ?2: only the undelivered ones.
-SELECT told.id, told.hold, told.run, told.target, told.state, told.attempts, told.next_at, told.claimed_by,
-    told.last_error, told.created_at
+SELECT CAST(told.id AS BLOB), CAST(told.hold AS BLOB), CAST(told.run AS BLOB), CAST(told.target AS BLOB),
+    CAST(told.state AS BLOB), told.attempts, told.next_at, CAST(told.claimed_by AS BLOB), CAST(told.last_error AS BLOB),
+    told.created_at
 FROM notifications AS told INDEXED BY notifications_run CROSS JOIN holds ON holds.id = told.hold
 WHERE told.run = ?1 AND (NOT ?2 OR (told.state IN ('pending', 'given up') AND holds.resolved_at IS NULL))
 ORDER BY told.created_at, told.id;
@@ -492,7 +497,7 @@ SELECT run, kind, name, id, value, at FROM signals WHERE number = ?;
 
 -- name: workers
 -- Few rows: one for each living worker.
-SELECT id, place, pid, host, started_at, lease_until, targets FROM workers ORDER BY place;
+SELECT id, place, pid, host, started_at, lease_until, CAST(targets AS BLOB) FROM workers ORDER BY place;
 
 -- name: enter_worker
 -- Committed only when the worker's liveness lock is held, so nobody can bury it in between.

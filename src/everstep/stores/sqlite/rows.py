@@ -188,22 +188,26 @@ def notification_values(row: NotificationRow) -> Row:
 
 
 def notification_row(values: Row) -> NotificationRow:
-    """Return a notification from its columns in their order in the table."""
+    """Return a notification from its columns in their order in the table. A damaged one keeps nobody from others."""
     return NotificationRow(
-        id=values[0],
-        hold=values[1],
-        run=values[2],
-        target=values[3],
-        state=values[4],
+        id=text(values[0]),
+        hold=text(values[1]),
+        run=text(values[2]),
+        target=text(values[3]),
+        state=text(values[4]),  # type: ignore[arg-type]  # one of them, unless damaged
         attempts=values[5],
         next_at=values[6],
-        claimed_by=values[7],
-        last_error=values[8],
+        claimed_by=None if values[7] is None else text(values[7]),
+        last_error=text(values[8]),
         created_at=values[9],
     )
 
 
 def worker_row(values: Row) -> WorkerRow:
-    """Return a worker from its columns in their order in the table."""
-    id, place, pid, host, started_at, lease_until, targets = values
-    return WorkerRow(id, place, pid, host, started_at, lease_until, _decode_texts(targets))
+    """Return a worker from its columns in their order in the table. Damaged targets are none."""
+    id, place, pid, host, started_at, lease_until, listed = values
+    try:
+        targets = _decode_texts(listed)
+    except (UnicodeDecodeError, msgspec.MsgspecError):
+        targets = []
+    return WorkerRow(id, place, pid, host, started_at, lease_until, targets)
