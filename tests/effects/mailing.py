@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import everstep
-from everstep import Done, NotDone, step, workflow
+from everstep import Done, Fatal, NotDone, Retry, step, workflow
 from everstep.testing.ledger import apply
 
 LEDGER = os.environ.get("LEDGER_URL", "")
@@ -44,3 +44,44 @@ def mailing(to: str, text: str) -> str:
 @workflow
 def mailing_probed(to: str, text: str) -> str:
     return send_probed(to, text)
+
+
+def recall(number: str, to: str, text: str) -> None:
+    apply(LEDGER, "recall", everstep.key(), [number])
+
+
+def unbook(number: str, city: str) -> None:
+    die_if("unbooking")
+    if Path("closed").exists():
+        raise ConnectionError("closed today")
+    apply(LEDGER, "unbook", everstep.key(), [city])
+
+
+undo_booking = step(unbook, name="unbook", effect="once", not_done=(ConnectionError,), retry=Retry(then="hold"))
+
+
+@step(effect="once", compensate=undo_booking)
+def book(city: str) -> str:
+    return apply(LEDGER, "book", everstep.key(), [city])
+
+
+send_recallable = step(send, name="send_mail", effect="once", compensate=step(recall, effect="once"))
+
+
+@step
+def check() -> None:
+    if Path("fail").exists():
+        raise Fatal("no such place")
+
+
+@workflow
+def travelling(to: str, text: str) -> str:
+    book("Oslo")
+    check()
+    return send_recallable(to, text)
+
+
+@workflow
+def mailing_later(to: str, text: str) -> str:
+    everstep.blocking.sleep(2.0)
+    return send_mail(to, text)

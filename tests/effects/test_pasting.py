@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from everstep.stores.sqlite import SqliteStore
@@ -56,6 +57,13 @@ class Desk:
     def applied(self) -> list[dict[str, Any]]:
         return [entry for entry in self.book.entries() if entry["kind"] == "applied"]
 
+    def effects(self) -> list[str]:
+        return [entry["effect"] for entry in self.applied()]
+
+    def commands(self) -> dict[str, str]:
+        """Return the commands that `everstep holds` prints, by the answer that each gives."""
+        return {answer_in(command): command for command in COMMAND.findall(self.shell("everstep holds"))}
+
     def row(self) -> tuple[str, Any]:
         store = SqliteStore(self.folder / "everstep.db", create=False)
         try:
@@ -75,6 +83,10 @@ class Desk:
             return list(check(export_histories(store), ledger=self.book.entries(), settled=True))
         finally:
             store.close()
+
+
+def answer_in(command: str) -> str:
+    return command.split("--")[-1].split()[0]
 
 
 def killed_inside(desk: Desk, place: str, workflow: str) -> int:
@@ -147,8 +159,8 @@ def test_after_a_kill_inside_a_step_each_printed_command_ends_the_run_as_it_prom
     }
     for command in commands:
         answer = command.split("--")[-1].split()[0]
-        consequence = page[page.index(command) + len(command) :].strip().splitlines()[0].strip()
-        assert consequence == facts["resolutions"][answer]["consequence"]
+        printed = " ".join(page[page.index(command) + len(command) :].split())
+        assert printed.startswith(facts["resolutions"][answer]["consequence"])
         other = desk.copied(mail_ledger, answer)
         with Worker(other):
             other.shell(command)
@@ -200,3 +212,146 @@ def test_a_command_stays_on_one_line_however_long_it_is(tmp_path: Path, mail_led
     assert all(command.endswith(f"--url '{url}'") for command in commands)
     desk.shell(commands[-1])
     assert desk.row()[0] == "cancelled"
+
+
+# -- holds that come of undoing, of damage and of a backup -----------------------------------------------------------
+RUN = "everstep run app.py:{} '\"ann@example.org\"' '\"Tides come and go.\"' --id m-1"
+
+
+def ended(desk: Desk, command: str) -> tuple[str, list[str]]:
+    """Paste a command beside a worker: how the run ends then, and what has happened outside."""
+    with Worker(desk):
+        desk.shell(command)
+        status, _ = wait_for_end(desk)
+    assert desk.violations() == [], command
+    return status, desk.effects()
+
+
+def held_again(desk: Desk, command: str) -> None:
+    """Paste a command beside a worker, which leads to another question."""
+    before = {one["id"] for one in json.loads(desk.shell("everstep holds --json"))}
+    with Worker(desk):
+        desk.shell(command)
+        until = time.monotonic() + 30
+        while {one["id"] for one in json.loads(desk.shell("everstep holds --json"))} in (before, set()):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+
+
+def desk_in(folder: Path, ledger: Ledger) -> Desk:
+    return Desk(folder / "desk", ledger, f"{folder.name}-desk".replace("_", "-"))
+
+
+def all_ended(desk: Desk, ledger: Ledger, prefix: str = "") -> dict[str, tuple[str, list[str]]]:
+    """Paste each printed command, on a desk of its own."""
+    return {
+        answer: ended(desk.copied(ledger, f"{prefix}{answer}"), command) for answer, command in desk.commands().items()
+    }
+
+
+def test_a_step_in_doubt_that_can_be_undone_offers_a_rollback_which_ends_the_run_after_one_more_question(
+    tmp_path: Path, mail_ledger: Ledger
+) -> None:
+    desk = desk_in(tmp_path, mail_ledger)
+    killed_inside(desk, "after", "travelling")
+    desk.shell(RUN.format("travelling"), status=3)
+    commands = desk.commands()
+    assert list(commands) == ["done", "not-done", "cancel", "rollback"]
+    asked = desk.copied(mail_ledger, "asked")
+    held_again(asked, commands.pop("rollback"))
+    assert all_ended(asked, mail_ledger, "asked-") == {
+        "done": ("cancelled", ["book", "send_mail", "recall", "unbook"]),
+        "not-done": ("cancelled", ["book", "send_mail", "unbook"]),
+        "cancel": ("cancelled", ["book", "send_mail"]),
+    }
+    assert ended(desk.copied(mail_ledger, "done"), commands["done"]) == ("completed", ["book", "send_mail"])
+    assert ended(desk.copied(mail_ledger, "cancel"), commands["cancel"]) == ("cancelled", ["book", "send_mail"])
+
+
+def test_a_compensation_in_doubt_is_told_with_commands_that_end_the_run(tmp_path: Path, mail_ledger: Ledger) -> None:
+    desk = desk_in(tmp_path, mail_ledger)
+    (desk.folder / "fail").write_text("")
+    killed_inside(desk, "unbooking", "travelling")
+    desk.shell(RUN.format("travelling"), status=3)
+    assert "the compensation of book is in doubt" in " ".join(desk.shell("everstep holds").split())
+    assert all_ended(desk, mail_ledger) == {
+        "done": ("failed", ["book"]),
+        "not-done": ("failed", ["book", "unbook"]),
+        "cancel": ("cancelled", ["book"]),
+    }
+
+
+def test_a_compensation_that_fails_for_good_is_told_with_commands_that_end_the_run(
+    tmp_path: Path, mail_ledger: Ledger
+) -> None:
+    desk = desk_in(tmp_path, mail_ledger)
+    for mark in ("fail", "closed"):
+        (desk.folder / mark).write_text("")
+    desk.shell(RUN.format("travelling"), status=3)
+    (desk.folder / "closed").unlink()
+    assert all_ended(desk, mail_ledger) == {
+        "retry": ("failed", ["book", "unbook"]),
+        "skip": ("failed", ["book"]),
+        "cancel": ("cancelled", ["book"]),
+    }
+
+
+def spoil(desk: Desk) -> tuple[int, bytes]:
+    """Flip a bit in the newest event. Returns its number, and what stood there."""
+    connection = apsw.Connection(str(desk.folder / "everstep.db"))
+    ((seq, body),) = connection.execute("SELECT seq, body FROM events ORDER BY seq DESC LIMIT 1")
+    connection.execute("UPDATE events SET body = ? WHERE seq = ?", (bytes([body[0] ^ 1]) + body[1:], seq))
+    connection.close()
+    return seq, body
+
+
+def test_a_damaged_run_is_told_with_commands_that_end_it(tmp_path: Path, mail_ledger: Ledger) -> None:
+    """After a repair the step that may have been begun in what is lost is asked about."""
+    desk = desk_in(tmp_path, mail_ledger)
+    killed_inside(desk, "after", "mailing")
+    seq, body = spoil(desk)
+    desk.shell(RUN.format("mailing"), status=3)
+    commands = desk.commands()
+    assert list(commands) == ["retry", "repair"]
+    put_right = desk.copied(mail_ledger, "right")
+    connection = apsw.Connection(str(put_right.folder / "everstep.db"))
+    connection.execute("UPDATE events SET body = ? WHERE seq = ?", (body, seq))
+    connection.close()
+    held_again(put_right, commands["retry"])
+    assert list(put_right.commands()) == ["done", "not-done", "cancel"], "it goes on where it was"
+    repaired = desk.copied(mail_ledger, "repaired")
+    held_again(repaired, commands["repair"])
+    page = " ".join(repaired.shell("everstep holds").split())
+    assert "send_mail may have happened in the part of the history that was archived" in page
+    assert "died:" not in page, "nobody knows who began it"
+    commands = repaired.commands()
+    assert list(commands) == ["done", "not-done", "accept", "cancel"]
+    assert ended(repaired.copied(mail_ledger, "done"), commands["done"]) == ("completed", ["send_mail"])
+    assert ended(repaired.copied(mail_ledger, "cancel"), commands["cancel"]) == ("cancelled", ["send_mail"])
+
+
+def test_after_a_restore_the_question_comes_with_commands_that_end_the_run(tmp_path: Path, mail_ledger: Ledger) -> None:
+    desk = desk_in(tmp_path, mail_ledger)
+    waiting = subprocess.Popen(
+        ["sh", "-c", f"exec {RUN.format('mailing_later')}"],
+        cwd=desk.folder,
+        env=desk.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    until = time.monotonic() + 30
+    while "timer_started" not in desk.shell("everstep history m-1 --json || true"):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    waiting.kill()
+    waiting.wait(30)
+    desk.shell("everstep restored")
+    desk.shell(RUN.format("mailing_later"), status=3)
+    commands = desk.commands()
+    assert list(commands) == ["accept", "done", "not-done", "cancel"]
+    assert all_ended(desk, mail_ledger) == {
+        "accept": ("completed", ["send_mail"]),
+        "done": ("completed", []),
+        "not-done": ("completed", ["send_mail"]),
+        "cancel": ("cancelled", []),
+    }

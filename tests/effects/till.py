@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ def die_if(place: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if f"stop {place}" == KILL:
         os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.5)  # it may reach another thread first, and this one a moment later
 
 
 def sell(connection: Any, item: str) -> str:
