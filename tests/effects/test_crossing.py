@@ -7,7 +7,8 @@ import pytest
 
 import everstep
 from everstep import NotDone, step, workflow
-from everstep.errors import CrossesOnce
+from everstep.errors import CompensationBegun, CrossesOnce, Uncompensated
+from everstep.stores.keys import EffectFilter
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine, scenario
 
@@ -366,3 +367,154 @@ def test_the_checker_finds_a_retry_that_forgets_a_payment(tmp_path: Any) -> None
     store.close()
     assert [violation.rule for violation in found] == ["L3"]
     assert "forgets pay (once)" in str(found[0])
+
+
+# -- undoing, keys ---------------------------------------------------------------------------------------------------
+async def refund(outcome: str, what: str) -> None:
+    PAID.append((f"refund {what}", everstep.key()))
+
+
+@step(effect="once", compensate=step(refund, name="crossing.refund", effect="once"))
+async def pay_refundable(what: str) -> str:
+    PAID.append((what, everstep.key()))
+    return what
+
+
+@workflow
+async def cleaning_child() -> str:
+    await pay_refundable("child's")
+    return await load("child")
+
+
+@workflow
+async def cleaning() -> str:
+    try:
+        return await load("a")
+    except ValueError:
+        try:
+            await cleaning_child()
+        except ValueError:
+            pass
+        raise
+
+
+@scenario
+async def test_what_a_child_has_undone_itself_is_no_reason_to_refuse_and_happens_again(machine: Machine) -> None:
+    BROKEN.update({"a", "child"})
+    app = await machine.boot()
+    with pytest.raises(ValueError, match="a"):
+        await app.run(cleaning, id="r")
+    assert paid() == ["child's", "refund child's"]
+    BROKEN.discard("child")
+    with pytest.raises(ValueError, match="a"):
+        await app.run(cleaning, id="r", on_existing="retry")
+    assert paid() == ["child's", "refund child's", "child's"], "a new child, and what was undone happened again"
+    with pytest.raises(CrossesOnce, match="pay_refundable of r"):
+        await app.retry("r")
+
+
+@workflow
+async def undone_after() -> str:
+    try:
+        return await load("a")
+    except ValueError:
+        await pay_refundable("fine")
+        raise
+
+
+@scenario
+async def test_a_run_that_has_undone_what_it_did_is_not_retried_whatever_is_allowed(machine: Machine) -> None:
+    BROKEN.add("a")
+    app = await machine.boot()
+    with pytest.raises(ValueError, match="a"):
+        await app.run(undone_after, id="r")
+    assert paid() == ["fine", "refund fine"]
+    BROKEN.clear()
+    before = machine.dump()
+    for across_once in (False, True):
+        with pytest.raises(CompensationBegun):
+            await app.retry("r", across_once=across_once)
+    assert machine.dump() == before
+    assert await app.run(undone_after, id="r", on_existing="restart") == "a"
+
+
+@step(effect="once", key="crossing:{what}")
+async def pay_keyed(what: str) -> str:
+    PAID.append((what, everstep.key()))
+    return f"{what} {len(PAID)}"
+
+
+@workflow
+async def keyed_after() -> str:
+    try:
+        value = await load("a")
+    except ValueError:
+        await pay_keyed("one")
+        raise
+    return value + await pay_keyed("one")
+
+
+@scenario
+async def test_a_step_with_a_key_is_guarded_by_that_and_its_own_run_shares_it(machine: Machine) -> None:
+    BROKEN.add("a")
+    app = await machine.boot()
+    with pytest.raises(ValueError, match="a"):
+        await app.run(keyed_after, id="r")
+    BROKEN.clear()
+    assert await app.run(keyed_after, id="r", on_existing="retry") == "aone 1"
+    assert paid() == ["one"]
+    (effect,) = machine.store.effects(EffectFilter())
+    assert (effect.key, effect.state, effect.run) == ("crossing:one", "done", "r"), "the key is still its own"
+    assert "step_shared" in machine.kinds("r")
+    assert await sound(machine)
+
+
+@workflow
+async def kept_then_waits() -> str:
+    try:
+        value = await load("a")
+    except ValueError:
+        value = "failed"
+        await pay("refund")
+        if "handler" in BROKEN:
+            raise
+    await meets(value)
+    return await everstep.receive("word", str)
+
+
+@step(compensate=lambda outcome, value: None)
+async def meets(value: str) -> str:
+    return value
+
+
+@scenario
+async def test_a_kept_outcome_is_one_effect_for_a_rollback_before_and_after_it_is_given(machine: Machine) -> None:
+    BROKEN.update({"a", "handler"})
+    app = await machine.boot()
+    with pytest.raises(ValueError, match="a"):
+        await app.run(kept_then_waits, id="r")
+    BROKEN.discard("handler")
+    await app.retry("r", across_once=True)
+    await machine.until_status("r", "waiting")
+    assert paid() == ["refund"]
+    with pytest.raises(Uncompensated) as refused:
+        await app.rollback("r")
+    assert refused.value.steps == ["pay"]
+    await app.hold("r")
+    assert "rollback" not in machine.hold("r").resolutions
+    assert "leaves as they are: pay" in machine.report("r")["rollback"]
+
+
+@scenario
+async def test_an_outcome_that_was_kept_and_never_asked_for_again_is_an_effect_still(machine: Machine) -> None:
+    BROKEN.update({"a", "handler"})
+    app = await machine.boot()
+    with pytest.raises(ValueError, match="a"):
+        await app.run(kept_then_waits, id="r")
+    BROKEN.clear()
+    await app.retry("r", across_once=True)
+    await machine.until_status("r", "waiting")
+    with pytest.raises(Uncompensated):
+        await app.rollback("r")
+    await app.hold("r")
+    assert "rollback" not in machine.hold("r").resolutions
