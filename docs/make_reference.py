@@ -47,6 +47,7 @@ DECORATORS: Final[dict[str, type]] = {"step": Step, "transaction": TransactionSt
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Declaring": ("workflow", "step", "transaction", "STORE", "Retry", "register", "Live"),
     "Running": ("run", "open", "App", "Run"),
+    "Telling of holds": ("Webhook", "verify_webhook"),
     "Inside a workflow": (
         "receive",
         "sleep",
@@ -76,6 +77,8 @@ ENVIRONMENT: Final[dict[str, str]] = {
     "folder.",
     "EVERSTEP_CHAIN_KEY": "The chain key, at least 16 characters; or several, separated by commas: the first makes new "
     "runs, the others are still believed, and `none` stands for runs that were made without a key.",
+    "EVERSTEP_ON_HOLD": "The address of a webhook that is told when a run is held, unless `on_hold=` names another.",
+    "EVERSTEP_ON_HOLD_SECRET": "What requests to that webhook are signed with.",
     "EVERSTEP_DEBUG": "The command line shows tracebacks instead of messages.",
     "EVERSTEP_CRASH_AT": "For tests: kill this process at a crash point, `name:count` or `name:count:stop`.",
     "EVERSTEP_CRASH_COUNT": "For tests: a file that gets the name of every crash point that is passed.",
@@ -93,6 +96,9 @@ FIGURES: Final[tuple[tuple[str, str], ...]] = (
     ("engine.driving", "THREADS_MAX"),
     ("engine.journal", "INLINE_BYTES_MAX"),
     ("engine.resume", "DEATHS_MAX"),
+    ("engine.notifying", "AT_ONCE_MAX"),
+    ("engine.notifying", "MOST_SECONDS"),
+    ("engine.notifying", "GIVE_UP_SECONDS"),
 )
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         uuid,
     )
     from everstep.engine.opening import open, run  # noqa: A004  # everstep.open, as users type it
+    from everstep.engine.webhooks import Webhook, verify_webhook
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ __all__ = [
     "Retry",
     "Run",
     "Unknown",
+    "Webhook",
     "blocking",
     "checkpoint",
     "current",
@@ -73,6 +75,7 @@ __all__ = [
     "step",
     "transaction",
     "uuid",
+    "verify_webhook",
     "witness",
     "workflow",
 ]
@@ -96,6 +99,7 @@ _LATER = {
     "Run": "everstep.engine.handles",
     "open": "everstep.engine.opening",
     "run": "everstep.engine.opening",
+    **dict.fromkeys(("Webhook", "verify_webhook"), "everstep.engine.webhooks"),
     **dict.fromkeys(_INSIDE, "everstep.engine.inside"),
 }
 

@@ -16,7 +16,7 @@ from contextvars import copy_context
 from typing import Any, Literal, TypeVar, overload
 
 from everstep import files as async_files
-from everstep.effects.witnesses import Witness
+from everstep.effects.witnesses import Judge, Witness
 from everstep.engine import inside
 from everstep.engine.checkpoints import KEPT_MIN, take_checkpoint
 from everstep.engine.execution import current_execution
@@ -80,7 +80,7 @@ def checkpoint(state: T, *, every: int | None = None, keep: int = KEPT_MIN) -> T
     return value
 
 
-def expect(witness: Witness, *, on_drift: Literal["hold", "fail", "ignore"] = "hold") -> Any:
+def expect(witness: Witness, *, on_drift: Literal["hold", "fail", "ignore"] | Judge = "hold") -> Any:
     """Remember a fact about the outside, and return it: see `everstep.expect`."""
     return _wait("expect", inside.expect(witness, on_drift=on_drift))
 

@@ -13,6 +13,7 @@
     │   └── Uncompensated       a rollback would leave effects that must not happen twice
     ├── NotDecodable            stored bytes are not of the type that the code expects now
     ├── RunActive               the run has not ended, so it cannot be restarted or retried
+    ├── CrossesOnce             a retry would go back over effects that must not happen twice
     ├── RunEnded                the run has ended, so it cannot be signalled, cancelled, …
     ├── RunFailed               the run failed with an error that is not restorable here
     ├── RunCancelled            the run was cancelled
@@ -25,6 +26,7 @@
     ├── DatabaseFailed          the database of an atomic step could not be used, or refused the COMMIT
     ├── FileChanged             a file is not as a file effect expects it; it was left alone
     ├── Drift                   the outside is not as the run remembers it, and the run was to fail then
+    ├── NotGenuine              a request to a webhook's receiver is not signed with its secret, or is too old
     └── StoreError              the database
         ├── StoreFull           no room on the disk: work pauses and goes on when there is room
         ├── StoreReadOnly       the file or its folder cannot be written
@@ -131,6 +133,16 @@ class RunActive(Error):
     code: ClassVar[str] = "everstep.run.active"
 
 
+class CrossesOnce(Error):
+    """A retry would go back over `once` steps that have happened. `crossed` names them: run, step, event."""
+
+    code: ClassVar[str] = "everstep.run.crosses_once"
+
+    def __init__(self, message: str, crossed: Any = ()) -> None:
+        super().__init__(message)
+        self.crossed = list(crossed)
+
+
 class RunFailed(Error):
     """The run failed. The message names the original error's type and text."""
 
@@ -225,6 +237,12 @@ class Drift(Error):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class NotGenuine(Error):
+    """A request to the receiver of a webhook is not signed with its secret, or is too old: do not believe it."""
+
+    code: ClassVar[str] = "everstep.webhook.not_genuine"
 
 
 class HoldConflict(Misuse):

@@ -12,7 +12,7 @@ from typing import Any, Final
 from everstep.effects import files as bodies
 from everstep.effects.step import Step
 from everstep.effects.surroundings import persons_line
-from everstep.effects.witnesses import file, file_fact
+from everstep.effects.witnesses import FOLDER, file, file_fact
 from everstep.engine.execution import current_execution
 
 __all__ = ["append", "delete", "make_folder", "move", "write"]
@@ -35,13 +35,14 @@ async def _do(what: str, step: Step, *args: Any) -> Any:
 
 
 def _remember(path: str, fact: dict[str, Any], witness: bool) -> None:
-    """The run's own change of a file replaces what it remembered of it."""
+    """The run's own change of a file replaces what it remembered of it, and of the folders that it lies in."""
     execution = current_execution("everstep.files")
     seen = file(path)
     if witness:
         execution.take_witness(seen, fact, "hold", persons_line(sys._getframe(1)))
     elif seen.subject in execution.witnesses:
         execution.release_witness(seen.subject, persons_line(sys._getframe(1)))
+    execution.change_file(path, fact.get("digest"), persons_line(sys._getframe(1)))
 
 
 async def write(
@@ -83,4 +84,6 @@ async def delete(path: Path, *, witness: bool = True) -> None:
 
 async def make_folder(path: Path) -> None:
     """Make a folder and those above it, as far as they are missing."""
-    await _do("make_folder", _MAKE_FOLDER, os.fspath(path))
+    name = os.fspath(path)
+    await _do("make_folder", _MAKE_FOLDER, name)
+    current_execution("everstep.files").change_file(name, FOLDER, persons_line(sys._getframe(1)))

@@ -106,7 +106,7 @@ def test_skip_gives_an_exhausted_step_its_outcome(folder: Folder) -> None:
     done = folder.everstep("run", "app.py:exhausted", "--id", "e-1", "--json")
     assert done.status == 3
     assert done.json()["holds"][0]["reason"] == "exhausted"
-    assert "--skip JSON" in folder.everstep("holds").out
+    assert "--skip 1\n" in folder.everstep("holds").out
     assert folder.everstep("resolve", "e-1", "--skip", "41").status == 0
     assert folder.everstep("run", "app.py:exhausted", "--id", "e-1").out.strip() == "42"
 

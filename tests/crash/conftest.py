@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from everstep.testing.ledger import Ledger, Mode
+from tests.crash.hooks import Hooks
 from tests.crash.nursery import KILLED, Nursery
 from tests.crash.trial import Expected, Trial
 
@@ -36,6 +37,17 @@ def ledger(place: Path) -> Iterator[Ledger]:
 @pytest.fixture(scope="session")
 def undisturbed(place: Path, ledger: Ledger) -> Expected:
     return Expected.of(Trial.new(place, ledger))
+
+
+@pytest.fixture(scope="session")
+def hooks(place: Path) -> Iterator[Hooks]:
+    with Hooks.start(place / "hooks") as hooks:
+        yield hooks
+
+
+@pytest.fixture(scope="session")
+def notified(place: Path, ledger: Ledger, hooks: Hooks, nursery: Nursery) -> Expected:
+    return Expected.of(hooks.trial(place, ledger, nursery))
 
 
 @pytest.fixture(scope="session")

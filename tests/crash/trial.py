@@ -47,6 +47,8 @@ class Trial:
     """How many runs a fleet has."""
     nursery: Nursery | None = None
     """Where its processes come from, if they need not be started one by one."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """More of their environment."""
     damages: int = 0
     """How many checkpoints each process finds damaged."""
     faults: list[str] = field(default_factory=list)
@@ -98,7 +100,7 @@ class Trial:
     def _environment(self, *, at: str, lease: float = 30.0, traced_by: Sequence[str] = ()) -> dict[str, str]:
         points = self.folder / "points"
         points.unlink(missing_ok=True)
-        environment = {**os.environ, "WORKLOAD_LEASE": str(lease), "EVERSTEP_CRASH_COUNT": str(points)}
+        environment = {**os.environ, **self.settings, "WORKLOAD_LEASE": str(lease), "EVERSTEP_CRASH_COUNT": str(points)}
         if at:
             environment["EVERSTEP_CRASH_AT"] = at
         if self.damages:

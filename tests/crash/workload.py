@@ -7,6 +7,7 @@
     python workload.py loop FOLDER LEDGER           a loop with checkpoints
     python workload.py fleet FOLDER LEDGER COUNT    many runs; any number of these processes share them
     python workload.py saga FOLDER LEDGER           a run that fails and one that is rolled back: both are undone
+    python workload.py held FOLDER LEDGER           one run that is held, told of by a webhook, and resolved
 
 Started again it goes on. It leaves its results in its journal and exits with 0 when it has all of them.
 """
@@ -34,6 +35,8 @@ LEDGER = ""
 """The address of the ledger."""
 ENTRIES = Path()
 """What the ledger has written down for this trial."""
+WATCHED = Path()
+"""A file that a run remembers."""
 SHOP = Path()
 """A database of the workload's own, beside its store."""
 READS, LANES = 20, 4
@@ -202,6 +205,22 @@ async def reference_fleet(number: int) -> list[str]:
     return [first, paid, packed]
 
 
+@step(effect="once")
+async def lose_track(number: int) -> str:
+    raise OSError("whether it happened is not known")
+
+
+def take_it_as_it_is(remembered: object, now: object) -> str:
+    return "accept"
+
+
+@workflow
+async def reference_held(number: int) -> str:
+    await everstep.expect(everstep.witness.value("watched", WATCHED.read_text), on_drift=take_it_as_it_is)
+    await everstep.receive("go", bool)
+    return await lose_track(number)
+
+
 @dataclass
 class LoopState:
     left: int
@@ -359,6 +378,27 @@ async def fleet(app: everstep.App, journal: ClientJournal, count: int) -> None:
     await asyncio.gather(*(one(number) for number in range(count)))
 
 
+async def held(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    """The outside changes while the run waits. Its hold is resolved only when somebody was told of it."""
+    WATCHED.touch()
+    await journalled(journal, "start", "held-1", app.start(reference_held, 7, id="held-1"))
+    while "held-1" in app.drivers:
+        await asyncio.sleep(0.01)
+    WATCHED.write_text("changed")
+    try:
+        await app.signal("held-1", "go", True, id="go-1")
+    except everstep.errors.RunEnded:
+        pass  # an earlier process sent it
+    while True:
+        try:
+            await note_result(app, journal, "held-1")
+            return
+        except everstep.errors.RunHeld:
+            while app.store.notifications():
+                await asyncio.sleep(0.01)
+            await app.resolve("held-1", "done", value="it did", by="the workload")
+
+
 async def journalled(journal: ClientJournal, verb: str, run: str, asked, **facts):
     journal.note(verb, run, "asked", **facts)
     try:
@@ -408,6 +448,7 @@ async def main(kind: str, folder: str, count: int) -> None:
             "loop": loop,
             "fleet": fleet,
             "saga": saga,
+            "held": held,
         }
         work = works[kind]
         await work(app, journal, count)
@@ -422,9 +463,10 @@ def let_trace(command: list[str]) -> None:
 
 def command(arguments: list[str]) -> int:
     """Be this program. Returns its exit status."""
-    global LEDGER, ENTRIES, SHOP
+    global LEDGER, ENTRIES, SHOP, WATCHED
     _, kind, folder, LEDGER, *rest = arguments
     SHOP = Path(folder) / "shop.db"
+    WATCHED = Path(folder) / "watched"
     ENTRIES = Path(folder).parent / "ledger" / Path(folder).name / "ledger.jsonl"
     if "WORKLOAD_TRACED_BY" in os.environ:
         let_trace(json.loads(os.environ["WORKLOAD_TRACED_BY"]))

@@ -1,6 +1,7 @@
 """What the sweep damages: a file with runs that have every kind of event, large payloads, and three ways of ending."""
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ NOTES: list[str] = []
 """What bodies of steps did: an account that is not the engine's."""
 BROKEN: set[str] = set()
 ANSWERS: list[Any] = []
+TIDES: set[str] = set()
+"""Runs whose outside has changed since they looked at it."""
 
 ELSEWHERE = {"run_repaired", "run_restored", "checkpoint_damaged", "rollback_requested", "compensation_started"}
 """Kinds of events that come of damage, or that rule out what these runs do."""
@@ -87,6 +90,10 @@ async def give_up(awaitable: Any) -> None:
         pass
 
 
+def judge_tide(remembered: bool, now: bool) -> str:
+    return "accept"
+
+
 @workflow
 async def wide(name: str) -> str:
     large = await load_large(1)
@@ -97,7 +104,12 @@ async def wide(name: str) -> str:
     except ValueError:
         everstep.publish("refused", True)
     await give_up(endless())
+    await everstep.expect(tide := witness.value("tide", lambda: name in TIDES), on_drift=judge_tide)
     approved = await everstep.receive("approved", bool)
+    everstep.release(tide)
+    await everstep.expect(folder := witness.directory("own"))
+    await everstep.files.write("own/note.txt", name, witness=False)
+    everstep.release(folder)
     child = await small_child(4)
     await give_up(long_child())
     await everstep.expect(seen := witness.value("seen", lambda: 1))
@@ -131,12 +143,14 @@ async def let_pass(machine: Machine, app: everstep.App, condition: Callable[[], 
 
 async def build(machine: Machine) -> None:
     """Make the four runs, and leave the file as a process leaves it that ended in good order."""
+    Path("own").mkdir()
     app = await machine.boot()
     for run in (OPEN, DONE, FAILED, CANCELLED):
         BROKEN.update({"flaky", "code"})
         ANSWERS[:] = [Unknown("later"), Done(30)]
         await app.start(wide, run, id=run)
         await let_pass(machine, app, lambda: "signal_awaited" in machine.kinds(run))  # noqa: B023
+        TIDES.add(run)
         await app.signal(run, "approved", "perhaps")
         await app.signal(run, "approved", True, id="yes")
         await let_pass(machine, app, lambda: machine.status(run) == "failed")  # noqa: B023
@@ -169,7 +183,8 @@ def make_file(folder: Path) -> Path:
             await machine.shut()
 
     folder.mkdir(parents=True, exist_ok=True)
-    asyncio.run(main())
+    with contextlib.chdir(folder):
+        asyncio.run(main())
     NOTES.clear()
     return folder / "runs.db"
 

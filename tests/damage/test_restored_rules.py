@@ -142,7 +142,7 @@ async def test_several_at_once_make_one_question_and_one_acceptance(machine: Mac
     assert machine.kinds("r").count("step_started") == 3
     assert counts() == {}
     hold = machine.hold("r")
-    assert (hold.reason, hold.resolutions) == ("restored", ["accept", "done", "not-done", "cancel", "rollback"])
+    assert (hold.reason, hold.resolutions) == ("restored", ["accept", "done", "not-done", "cancel"])
     with pytest.raises(RunHeld, match="after the backup"):
         await worker.get("r").result()
     await worker.resolve("r", "accept", by="ann")

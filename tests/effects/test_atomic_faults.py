@@ -290,7 +290,7 @@ async def test_a_database_that_stays_away_is_a_question_for_a_person(machine: Ma
     with pytest.raises(RunHeld):
         await run.result(timeout=20)
     hold = machine.hold("r")
-    assert (hold.reason, hold.resolutions) == ("in-doubt", ["done", "not-done", "probe", "cancel", "rollback"])
+    assert (hold.reason, hold.resolutions) == ("in-doubt", ["done", "not-done", "probe", "cancel"])
     database.before_begin = lambda: None
     await app.resolve("r", "probe")
     assert await run.result(timeout=20) == "sold lamp"

@@ -228,7 +228,7 @@ async def test_another_database_than_the_one_it_was_begun_in_is_a_question_for_a
         with pytest.raises(RunHeld):
             await (await app.start(flow, id="r")).result(timeout=20)
         hold = machine.hold("r")
-        assert (hold.reason, hold.resolutions) == ("in-doubt", ["done", "not-done", "probe", "cancel", "rollback"])
+        assert (hold.reason, hold.resolutions) == ("in-doubt", ["done", "not-done", "probe", "cancel"])
         assert "old.db" in hold.summary
         assert "new.db" in hold.summary
         assert new.sales() == []

@@ -139,7 +139,7 @@ async def test_any_other_error_is_a_doubt_whatever_the_retry_policy(machine: Mac
     app = await machine.boot()
     run = await app.start(failing(error, None, retry=RETRY), id="r")
     hold = await held(machine, run)
-    assert hold.resolutions == ["done", "not-done", "cancel", "rollback"], "without a probe nobody can be asked again"
+    assert hold.resolutions == ["done", "not-done", "cancel"], "without a probe nobody can be asked again"
     assert attempts() == ["1"]
     assert [body.because for body in machine.bodies("r", "step_doubted")] == ["error"]
     assert machine.report("r")["key"] == NOTES[0].partition(" ")[2]
@@ -217,7 +217,7 @@ async def test_an_outcome_that_cannot_be_stored_is_held_as_done_without_a_value(
     app = await machine.boot()
     run = await app.start(flow, id="r")
     hold = await held(machine, run)
-    assert hold.resolutions == ["done", "cancel", "rollback"], "it happened, so it is not done again"
+    assert hold.resolutions == ["done", "cancel"], "it happened, so it is not done again"
     assert "it happened" in hold.summary
     await app.resolve("r", "done", value="receipt 7")
     assert await run.result(timeout=20) == "receipt 7"
@@ -254,7 +254,7 @@ async def test_that_it_happened_is_not_forgotten_while_another_hold_comes_first(
     await app.resolve("r", "done", value="D")
     run = app.get("r")
     hold = await held(machine, run)
-    assert hold.resolutions == ["done", "cancel", "rollback"], "its probe would say that it may be done again"
+    assert hold.resolutions == ["done", "cancel"], "its probe would say that it may be done again"
     await app.resolve("r", "done", value="P")
     assert await run.result(timeout=20) == ["D", "P"]
     assert NOTES == ["pay"]
@@ -308,7 +308,7 @@ async def test_probe_asks_the_outside_again(machine: Machine) -> None:
     app = await machine.boot()
     run = await app.start(failing(OSError("reset"), None, probe=probe, probe_for=0.0), id="r")
     hold = await held(machine, run)
-    assert hold.resolutions == ["done", "not-done", "probe", "cancel", "rollback"]
+    assert hold.resolutions == ["done", "not-done", "probe", "cancel"]
     await app.resolve("r", "probe")
     assert await run.result(timeout=20) == "paid, says the bank"
     assert [note.partition(" ")[0] for note in NOTES] == ["1", "asked", "asked"]

@@ -507,11 +507,13 @@ async def test_an_effect_that_happens_between_the_question_and_the_rollback_hold
     hold = machine.hold("r")
     assert hold.reason == "asked"
     assert "nothing undoes mail" in hold.summary
-    assert hold.resolutions == ["retry", "cancel", "rollback"]
-    assert "--allow-uncompensated" in machine.report("r")["consequences"]["rollback"]
+    assert hold.resolutions == ["retry", "cancel"], "what would be refused is no answer"
+    assert "undoes book, book#2 and leaves as they are: mail" in machine.report("r")["rollback"]
     assert machine.report("r")["by"] == "ann"
-    with pytest.raises(Uncompensated):
+    with pytest.raises(HoldConflict, match="everstep rollback r"):
         await stranger.resolve("r", "rollback")
+    with pytest.raises(Uncompensated):
+        await stranger.rollback("r")
     assert machine.status("r") == "held"
     await stranger.rollback("r", allow_uncompensated=True)
     await rolled_back(machine, stranger)

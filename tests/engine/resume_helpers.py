@@ -65,6 +65,9 @@ class Machine:
         self._apps.remove(app)
         app.draining = True
         app.committer._closed = True
+        app.notifier._is_closed = True
+        for _, sending in app.notifier._under_way.values():
+            sending.cancel()
         for task in [*app._tasks, *([app.pump._task] if app.pump._task else [])]:
             task.cancel()
         for driver in list(app.drivers.values()):

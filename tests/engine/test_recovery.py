@@ -285,7 +285,7 @@ NOT_NEEDED = (
         "leave",
         "payload",
     ),
-    *("run", "runs", "signals", "strays", *KEYS),
+    *("run", "runs", "signals", "strays", *KEYS, "due_notifications", "next_notification", "notifications"),
 )
 """What nobody asks for in this scenario."""
 

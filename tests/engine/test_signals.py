@@ -8,7 +8,9 @@ import pytest
 
 import everstep
 from everstep import step, workflow
+from everstep.engine import driving
 from everstep.errors import Misuse, RunEnded, UnknownRun
+from everstep.stores.protocol import Post
 from tests.engine.resume_helpers import Gate, Machine, Program, scenario
 
 
@@ -352,3 +354,23 @@ async def test_large_signals_come_whole(machine: Machine) -> None:
     assert len(machine.events("r")) == 4
     await machine.stop(app)
     assert machine.replay("r").differences == []
+
+
+@scenario
+async def test_more_runs_with_a_signal_than_there_is_room_for_are_all_taken_up(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have left memory, and one look finds only as many as may run at once; nothing else says look again."""
+    monkeypatch.setattr(driving, "RESTING_MAX", 0)
+
+    @workflow
+    async def waiting() -> int:
+        return await everstep.receive("word", int)
+
+    app = await machine.boot(concurrency=2)
+    runs = [await app.start(waiting, id=f"r{number}") for number in range(9)]
+    await machine.until(lambda: not app.drivers)
+    posts = [Post(run.id, "signal", "word", value=b"[7]", at=1) for run in runs]
+    await asyncio.gather(*(app.committer.submit(post) for post in posts))
+    app.pump.nudge()
+    await machine.until(lambda: all(machine.status(run.id) == "completed" for run in runs))

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import (
     Accepted,
     Claim,
@@ -149,12 +150,14 @@ def test_a_repair_of_a_run_that_is_not_as_expected_changes_nothing(harness: Harn
 def test_a_repair_resolves_the_hold_and_may_leave_the_history_as_it_is(harness: Harness) -> None:
     row = damaged_run(harness)
     hold = HoldRow(id="h", run="a", reason="damaged", created_at=1)
-    harness.one(append_to(row, 0, status="held", hold=hold))
+    told = NotificationRow(id="n", hold="h", run="a", target="t")
+    harness.one(append_to(row, 0, status="held", hold=hold, notifications=[told]))
     row = harness.row("a")
     resolved = msgspec.structs.replace(hold, resolved_at=5, resolution="repair", by="ann", note="n")
     same = msgspec.structs.replace(row, workflow="order")
     assert harness.one(RepairRun(row.epoch, "me", 9, same, 7, hold=resolved)) == Accepted()
     assert harness.store.holds(run="a") == []
+    assert [one.state for one in harness.store.notifications(undelivered_only=False)] == ["dropped"]
     assert [one.what for one in harness.store.archived("a")] == ["run"]
     assert len(harness.store.events("a", 1)) == 7
 
@@ -162,12 +165,14 @@ def test_a_repair_resolves_the_hold_and_may_leave_the_history_as_it_is(harness: 
 def test_a_held_run_is_restarted_only_with_the_resolution_of_its_hold(harness: Harness) -> None:
     row = harness.start("a", status="running")
     hold = HoldRow(id="h", run="a", reason="damaged", created_at=1)
-    harness.one(append_to(row, 0, status="held", hold=hold))
+    told = NotificationRow(id="n", hold="h", run="a", target="t")
+    harness.one(append_to(row, 0, status="held", hold=hold, notifications=[told]))
     row = claimed(harness.one(Claim("a", "me", 1, ["held"])))
     assert harness.one(RestartRun(row.epoch, new_run("a", generation=2))) == Refused("fenced")
     resolved = msgspec.structs.replace(hold, resolved_at=5, resolution="restart")
     assert harness.one(RestartRun(row.epoch, new_run("a", generation=2), resolved)) == Accepted()
     assert harness.store.holds(run="a") == []
+    assert [one.state for one in harness.store.notifications(undelivered_only=False)] == ["dropped"]
     assert harness.row("a").generation == 2
 
 

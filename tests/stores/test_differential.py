@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from everstep.model.status import ENDED, STATUSES
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import EffectFilter, ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
+from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     LAST,
     Append,
@@ -35,6 +36,7 @@ from everstep.stores.protocol import (
 from everstep.stores.sqlite import transaction
 from tests.stores.kit import HARNESSES, Harness, append_to, checkpoint_for, events_after, new_run
 
+TARGETS = ["t1", "t2"]
 RUNS = ["a", "b", "c", "d", "e"]
 WORKERS = ["w0", "w1", "w2"]
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -69,6 +71,25 @@ def new_runs(draw: Draw, follower: str | None = None) -> NewRun:
         follower_call=draw(st.integers(1, 2)),
         payloads=draw(st.lists(st.tuples(st.sampled_from(["p", "q"]), small_bytes), max_size=2)),
     )
+
+
+@st.composite
+def notifications(draw: Draw, hold: str, run: str) -> NotificationRow:
+    target = draw(st.sampled_from(TARGETS))
+    next_at, created_at = draw(times), draw(times)
+    return NotificationRow(
+        id=f"{hold}-{target}", hold=hold, run=run, target=target, next_at=next_at, created_at=created_at
+    )
+
+
+def drawn_notifying(draw: Draw) -> Operation:
+    """Take or settle a notification that may be there."""
+    id = f"{draw(st.sampled_from(['h', 'i']))}-{draw(st.sampled_from(TARGETS))}"
+    attempt = draw(st.integers(1, 3))
+    if draw(st.booleans()):
+        return TakeNotification(id, attempt, draw(st.sampled_from(WORKERS)), draw(times), draw(times))
+    state = draw(st.sampled_from(["sent", "pending", "pending", "given up"]))
+    return SettleNotification(id, attempt, state, draw(times), draw(st.sampled_from(["", "HTTP 500"])))
 
 
 KEYS = ["k", "l"]
@@ -107,6 +128,7 @@ def drawn_append(draw: Draw, harness: Harness) -> Append | None:
             created_at=draw(times),
             resolved_at=draw(maybe_times),
         )
+        fields["notifications"] = draw(st.lists(notifications(fields["hold"].id, row.id), max_size=2))
     if draw(st.integers(0, 3)) == 0:
         fields["starts"] = draw(st.lists(new_runs(follower=row.id), max_size=3))
         fields["posts"] = draw(st.lists(posts(), max_size=2))
@@ -161,7 +183,10 @@ def drawn_repair(draw: Draw, harness: Harness, row: RunRow | None) -> RepairRun 
 
 def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
     others = ["start", "start", "post", "post", "claim", "release", "restart", "settle", "forget", "repair", "mark"]
+    others += ["notify"] * 3
     kind = draw(st.sampled_from(["append"] * 6 + others))
+    if kind == "notify":
+        return drawn_notifying(draw)
     if kind == "append":
         return drawn_append(draw, harness)
     if kind == "start":
@@ -229,6 +254,10 @@ def everything(store: Store) -> dict[str, Any]:
     told: dict[str, Any] = {"counts": store.counts(), "workers": store.workers(), "strays": store.strays()}
     told["restores"] = store.restores()
     told["holds"] = [store.holds(), store.holds(open_only=False)]
+    told["notifications"] = [store.notifications(), store.notifications(undelivered_only=False)]
+    for target in TARGETS:
+        told[f"next {target}"] = store.next_notification(target=target)
+        told[f"due {target}"] = [store.due_notifications(target=target, at=at, limit=2) for at in (5, 20, 40)]
     told["diverged"] = store.diverged(["order", "other"], 2)
     told["keys"] = [(store.effect(key), store.waiters(key)) for key in KEYS]
     told["effects"] = [store.effects(EffectFilter(**wanted)) for wanted in ({}, {"run": "a"}, {"state": "done"})]
@@ -246,6 +275,7 @@ def everything(store: Store) -> dict[str, Any]:
             store.children(run),
             store.holds(run=run),
             store.archived(run),
+            store.notifications(run=run),
         ]
     for wanted in (
         {},

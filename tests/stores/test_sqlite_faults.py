@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import msgspec
 import pytest
 
 from everstep.errors import StoreError, StoreFailed, StoreFull, StoreReadOnly, StoreUnusable
 from everstep.stores.keys import ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
+from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
     Append,
@@ -20,6 +22,7 @@ from everstep.stores.protocol import (
     Claimed,
     Existing,
     Failed,
+    HoldRow,
     NewRun,
     NotPosted,
     Operation,
@@ -72,6 +75,12 @@ def prepared(sqlite: SqliteHarness) -> dict[str, Operation]:
     sqlite.end("ended", "cancelled")
     taken = KeyChanges([KeyClaim("n", 1, 2, "pay", "d", "once")], waits=[KeyWait("l", 2), KeyWait("m", 3)])
     starts = [new_run("child", follower="extra", follower_call=1)]
+    sqlite.start("held", status="running")
+    note = NotificationRow(id="n", hold="h", run="held", target="t")
+    sqlite.one(append_to(sqlite.row("held"), hold=HoldRow(id="h", run="held", reason="asked"), notifications=[note]))
+    sqlite.start("hold", status="running")
+    told = msgspec.structs.replace(note, id="m", hold="i", run="hold")
+    hold = HoldRow(id="i", run="hold", reason="asked")
     return {
         "append": append_to(sqlite.row("append"), 2),
         "end": append_to(sqlite.row("end"), status="completed"),
@@ -85,16 +94,19 @@ def prepared(sqlite: SqliteHarness) -> dict[str, Operation]:
         "keyed": append_to(sqlite.row("keyed"), keys=taken),
         "settle": SettleKey("k", 70, b"1", "h", "ann"),
         "free": SettleKey("l", 71, by="ann"),
+        "hold": append_to(sqlite.row("hold"), status="held", hold=hold, notifications=[told]),
+        "take": TakeNotification("n", 1, "me", 10, 50),
     }
 
 
 def tables(sqlite: SqliteHarness) -> dict[str, list[Any]]:
-    names = ["runs", "events", "payloads", "signals", "followers", "holds", "effects", "waiters"]
+    names = ["runs", "events", "payloads", "signals", "followers", "holds", "effects", "waiters", "notifications"]
     connection = sqlite.sqlite._reader._connection
     return {name: connection.execute(f"SELECT * FROM {name} ORDER BY 1, 2, 3").fetchall() for name in names}
 
 
 KINDS = ["append", "end", "empty", "extra", "start", "post", "claim", "release", "restart", "keyed", "settle", "free"]
+KINDS += ["hold", "take"]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
@@ -131,6 +143,16 @@ def test_what_was_so_before_does_not_tell_that_a_commit_was_done(
     break_commit(sqlite, monkeypatch, after=False)
     sqlite.do(append_to(row, 2), Release("b", 0, "queued"))
     assert sqlite.row("a").head_seq == row.head_seq + 2
+
+
+def test_a_notification_that_was_settled_by_an_unknown_commit_stays_settled(
+    sqlite: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sqlite.one(prepared(sqlite)["take"])
+    break_commit(sqlite, monkeypatch, after=True)
+    sqlite.one(SettleNotification("n", 1, "pending", 70, "HTTP 500"))
+    (note,) = [row for row in sqlite.store.notifications() if row.id == "n"]
+    assert (note.state, note.attempts, note.next_at, note.last_error) == ("pending", 1, 70, "HTTP 500")
 
 
 def test_what_keeps_failing_has_a_verdict_and_changes_nothing(

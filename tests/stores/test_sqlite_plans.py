@@ -19,12 +19,17 @@ IDLE = {
     "next_wake_owned": {"runs_owned"},
     "diverged": {"holds_diverged"},
     "holds_open": {"holds_open"},
+    "due_notifications": {"notifications_due"},
+    "abandoned_notifications": {"notifications_claimed"},
+    "next_notification": {"notifications_due"},
 }
 """The statements of an idle worker, and the partial indexes that they may walk: those without ended or waiting runs."""
 
 # Only lists for people, or a whole table that is small.
 MAY_SCAN = {
     "holds_all": "a list for people",
+    "notifications_all": "a list for people",
+    "notifications_undelivered": "a list for people, by the index of what is undelivered",
     "runs": "a list for people, by the index of its order",
     "counts": "a figure for people, from an index alone",
     "workers": "few rows",
@@ -35,10 +40,8 @@ MAY_SCAN = {
     "forget_effects": "the oldest, by the index of their order",
 }
 
-SCAN = re.compile(
-    r"SCAN (runs|signals|events|payloads|checkpoints|archive|holds|followers|workers|effects|waiters)\b"
-    r"(?: USING (?:COVERING )?INDEX (\w+))?"
-)
+TABLES = "runs|signals|events|payloads|checkpoints|archive|holds|followers|workers|effects|waiters|notifications|told"
+SCAN = re.compile(rf"SCAN ({TABLES})\b(?: USING (?:COVERING )?INDEX (\w+))?")
 
 
 def plan(sqlite: SqliteHarness, name: str) -> list[str]:

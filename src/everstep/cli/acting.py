@@ -87,12 +87,17 @@ def cancel_command(run: str, reason: str, grace: float, now: bool, url: str | No
 
 @click.command("retry")
 @click.argument("run")
+@click.option(
+    "--across-once", is_flag=True, help="Also if `once` steps have happened after the failure; they are not done again."
+)
 @store_options
-def retry_command(run: str, url: str | None, in_json: bool) -> None:
+def retry_command(run: str, across_once: bool, url: str | None, in_json: bool) -> None:
     """Let a failed run go on from what failed, as a new attempt. What was done stays done."""
     text = "goes on from what failed"
     said = {"retried": True}
-    _, is_served = _act(run, url, lambda app: app.retry(run, by=user_name()), said, text, in_json=in_json)
+    _, is_served = _act(
+        run, url, lambda app: app.retry(run, by=user_name(), across_once=across_once), said, text, in_json=in_json
+    )
     if not in_json:
         say_who_goes_on(run, url, is_served=is_served)
 

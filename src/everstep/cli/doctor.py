@@ -14,6 +14,7 @@ import msgspec
 from everstep import __version__
 from everstep.cli.migrating import file_of, schema_version
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
+from everstep.cli.notices import Notices
 from everstep.cli.opening import line_to_paste, reading, store_options
 from everstep.cli.terminal import clean, console, duration, say_json, styled
 from everstep.errors import Error
@@ -54,7 +55,7 @@ def doctor_command(url: str | None, in_json: bool) -> int:
         try:
             with reading(url) as store:
                 findings += [*about_database(path), *about_clock(store), *about_workers(store, path)]
-                findings += about_runs(store, url)
+                findings += [*about_runs(store, url), *about_notifications(store, url)]
         except Error as error:
             findings.append(Finding("store", "wrong", str(error)))
     wrong = [one for one in findings if one.verdict == "wrong"]
@@ -202,3 +203,16 @@ def about_runs(store: Store, url: str | None) -> list[Finding]:
         text = f"{len(holds)} wait for a person ({', '.join(reasons)}): {line_to_paste('holds', url=url)}"
         findings.append(Finding("holds", "warning", text))
     return findings
+
+
+def about_notifications(store: Store, url: str | None) -> list[Finding]:
+    """Count who has not been told of a hold."""
+    counts = Notices(store).counts()
+    if not counts["undelivered"]:
+        return []
+    text = f"{counts['undelivered']} undelivered"
+    if counts["unserved"]:
+        text += f", {counts['unserved']} of them without a worker that has their target"
+    if counts["given up"]:
+        text += f", {counts['given up']} given up"
+    return [Finding("notifications", "warning", f"{text}: {line_to_paste('holds', url=url)}")]

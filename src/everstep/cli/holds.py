@@ -1,16 +1,24 @@
 """`everstep holds`: the questions that runs have for a person, with what is known and the answers to paste."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-import msgspec
 
-from everstep.cli.opening import existing_run, line_to_paste, place_of, reading, store_options
-from everstep.cli.terminal import between, clean, console, say_json, styled
+from everstep.cli.notices import Notices
+from everstep.cli.opening import existing_run, place_of, reading, store_options
+from everstep.cli.terminal import arguments_text, between, clean, console, moment, say_json, styled
+from everstep.engine.telling import consequence_of, hold_facts, report_of, resolve_line
 from everstep.stores.protocol import HoldRow
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+DOUBT: Final = frozenset(
+    {"attempts", "because", "began_at", "doubted_at", "error", "host", "last_sign_at", "pid", "worker"}
+)
+"""Facts about a step in doubt that are told in sentences."""
 
 
 @click.command("holds")
@@ -21,59 +29,25 @@ def holds_command(run: str | None, all_holds: bool, url: str | None, in_json: bo
     """List what waits for a person, with the answers to choose from.
 
     A hold loses nothing: the run waits. Each comes with what is known, and for each possible answer what it means and
-    the command to paste.
+    the command to paste; and with who has not been told of it yet, if a webhook should be.
     """
     with reading(url) as store:
         if run is not None:
             existing_run(store, run)
         holds = store.holds(run=run, open_only=not all_holds)
-        now, place = store.now(), place_of(store)
+        now, place, notices = store.now(), place_of(store), Notices(store, run)
     if in_json:
-        say_json([hold_facts(hold, url) for hold in holds])
+        say_json([{**hold_facts(hold, url), "notifications": notices.facts(hold.id)} for hold in holds])
         return
     out = console()
     if not holds:
         out.print(styled(f"Nothing is held in {place}.", "dim"))
     for hold in holds:
-        out.print(draw_hold(hold, url, now))
+        out.print(draw_hold(hold, url, now, notices.lines(hold.id)), crop=False)
 
 
-def report_of(hold: HoldRow) -> dict[str, Any]:
-    """Return the facts that a hold carries."""
-    try:
-        report = msgspec.json.decode(hold.report)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    return report if isinstance(report, dict) else {}
-
-
-def hold_facts(hold: HoldRow, url: str | None) -> dict[str, Any]:
-    """Return a hold for `--json`."""
-    report = report_of(hold)
-    facts: dict[str, Any] = {"id": hold.id, "run": hold.run, "workflow": hold.workflow, "reason": hold.reason}
-    facts |= {"step": hold.step, "summary": hold.summary, "created_at": hold.created_at, "report": report}
-    facts["resolutions"] = {
-        one: {"consequence": _consequence(report, one), "command": resolve_line(hold, one, url)}
-        for one in hold.resolutions
-    }
-    if hold.resolved_at is not None:
-        facts["resolved"] = {"at": hold.resolved_at, "resolution": hold.resolution, "by": hold.by, "note": hold.note}
-    return facts
-
-
-def _consequence(report: dict[str, Any], resolution: str) -> str:
-    consequences = report.get("consequences")
-    return str(consequences.get(resolution, "")) if isinstance(consequences, dict) else ""
-
-
-def resolve_line(hold: HoldRow, resolution: str, url: str | None) -> str:
-    """Return the command that resolves a hold in one way."""
-    words = ["resolve", hold.run, "--hold", hold.id, f"--{resolution}"]
-    return line_to_paste(*words, *(["JSON"] if resolution in ("skip", "done") else []), url=url)
-
-
-def draw_hold(hold: HoldRow, url: str | None, now: int | None = None) -> "RenderableType":
-    """Return a hold as a person reads it."""
+def draw_hold(hold: HoldRow, url: str | None, now: int | None = None, notices: Sequence[str] = ()) -> "RenderableType":
+    """Return a hold as a person reads it. Print it with `crop=False`, so that its commands stay whole."""
     from rich.console import Group
     from rich.padding import Padding
 
@@ -89,35 +63,54 @@ def draw_hold(hold: HoldRow, url: str | None, now: int | None = None) -> "Render
         parts.append(Padding(draw_drift(drift), (0, 0, 0, 2)))
     else:
         parts.append(Padding(styled(hold.summary + (f"  (step {hold.step})" if hold.step else "")), (0, 0, 0, 2)))
-    facts = _other_facts(report)
+    facts = _other_facts(report, now if now is not None else hold.created_at)
     if facts:
         parts.append(Padding(styled("\n".join(facts), "dim"), (0, 0, 0, 2)))
+    if notices:
+        parts.append(Padding(styled("\n".join(notices), "yellow"), (0, 0, 0, 2)))
     if hold.resolved_at is not None:
         said = f"resolved: {hold.resolution}" + (f" by {hold.by}" if hold.by else "")
         parts.append(Padding(styled(said + (f": {hold.note}" if hold.note else ""), "green"), (0, 0, 0, 2)))
     else:
-        parts.append(Padding(_answers(hold, report, url), (0, 0, 1, 2)))
+        parts += [*_answers(hold, report, url), ""]
     return Group(*parts)
 
 
-def _answers(hold: HoldRow, report: dict[str, Any], url: str | None) -> "RenderableType":
+def _answers(hold: HoldRow, report: dict[str, Any], url: str | None) -> list[Any]:
+    """Each command on a line of its own, whatever the width: one that was broken in two could not be pasted."""
     from rich.text import Text
 
-    text = Text(overflow="fold")
+    lines: list[Any] = []
     for one in hold.resolutions:
-        text.append(f"{resolve_line(hold, one, url)}\n", style="bold")
-        text.append(f"    {clean(_consequence(report, one))}\n", style="dim")
-    text.rstrip()
-    return text
+        lines.append(Text(f"  {clean(resolve_line(hold, one, url))}", "bold", no_wrap=True, overflow="ignore"))
+        lines.append(styled(f"      {consequence_of(report, one)}", "dim"))
+    return lines
 
 
-def _other_facts(report: dict[str, Any]) -> list[str]:
-    shown = {"differences", "accepted", "consequences", "call", "drift", "facts"}
-    lines = []
+def _other_facts(report: dict[str, Any], now: int) -> list[str]:
+    shown = {"differences", "accepted", "consequences", "call", "drift", "facts", "example", "by_verb"}
+    lines: list[str] = []
+    if report.get("began_at"):
+        lines, shown = _about_doubt(report, now), shown | DOUBT
     for name, value in report.items():
         if name not in shown and value not in ("", [], {}, None):
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            text = arguments_text(text) if name == "arguments" else text
             lines.append(f"{name.replace('_', ' ')}: {text}")
+    return lines
+
+
+def _about_doubt(report: dict[str, Any], now: int) -> list[str]:
+    """Say who began a step in doubt, when, and how it is known that nobody will tell how it ended."""
+    who = f"worker {report.get('worker', '')}"
+    if report.get("pid"):
+        who = f"process {report['pid']} on {report.get('host', '')} ({who})"
+    lines = [f"begun: {moment(report['began_at'], now)} by {who}, attempt {report.get('attempts', 1)}"]
+    if report.get("because") == "crash":
+        first, last = moment(report["last_sign_at"], now), moment(report["doubted_at"], now)
+        lines.append(f"died: after {first}, its last sign of life here, and before {last}, when that was found")
+    elif report.get("error"):
+        lines.append(f"raised: {report['error']} at {moment(report['doubted_at'], now)}")
     return lines
 
 
@@ -127,7 +120,8 @@ def draw_drift(drift: Any) -> "RenderableType":
 
     text = Text(overflow="fold")
     for one in drift if isinstance(drift, list) else []:
-        text.append(f"{clean(one.get('subject', ''))}\n")
+        judged = f"  ({clean(one['judged'])})" if one.get("judged") else ""
+        text.append(f"{clean(one.get('subject', ''))}{judged}\n")
         for line in str(one.get("difference", "")).split("\n"):
             style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
             text.append(f"    {clean(line)}\n", style=style)

@@ -6,14 +6,24 @@ from typing import Final
 import click
 
 from everstep.cli.terminal import clean_lines, json_text
-from everstep.errors import Error, Misuse, RunActive, RunEnded, RunHeld, StoreReadOnly, StoreUnusable, describe
+from everstep.errors import (
+    CrossesOnce,
+    Error,
+    Misuse,
+    RunActive,
+    RunEnded,
+    RunHeld,
+    StoreReadOnly,
+    StoreUnusable,
+    describe,
+)
 
 EXIT_DONE: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_MISUSE: Final = 2
 EXIT_HELD: Final = 3
 
-_MISUSE: Final = (Misuse, RunEnded, RunActive, StoreUnusable, StoreReadOnly)
+_MISUSE: Final = (Misuse, RunEnded, RunActive, CrossesOnce, StoreUnusable, StoreReadOnly)
 """What the caller asked for cannot be done, and asking again in the same way will not help."""
 
 

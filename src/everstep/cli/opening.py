@@ -1,7 +1,6 @@
 """What commands have in common: options, opening the store that is meant, and lines to paste."""
 
 import getpass
-import shlex
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar
@@ -9,7 +8,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from everstep.engine.app import App
-from everstep.engine.opening import default_url
+from everstep.engine.opening import default_on_hold, default_url
+from everstep.engine.telling import command_line
 from everstep.errors import UnknownRun
 from everstep.model.ids import checked_run_id
 from everstep.stores.opening import open_store
@@ -41,7 +41,8 @@ def reading(url: str | None) -> Iterator[Store]:
 @asynccontextmanager
 async def acting(url: str | None) -> AsyncIterator[App]:
     """Open a store that must exist, to change something in it. Nothing is driven here."""
-    app = App(open_store(url or default_url(), create=False, migrate=False), workflows=())
+    on_hold = default_on_hold()
+    app = App(open_store(url or default_url(), create=False, migrate=False), workflows=(), on_hold=on_hold)
     await app.open()
     try:
         yield app
@@ -71,8 +72,7 @@ def existing_run(store: Store, run: str) -> RunRow:
 
 def line_to_paste(*words: str, url: str | None) -> str:
     """Return a command line as a person can paste it into this shell."""
-    named = ["--url", url] if url else []
-    return shlex.join(["everstep", *words, *named])
+    return command_line(*words, url=url)
 
 
 def user_name() -> str:

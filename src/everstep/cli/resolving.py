@@ -6,11 +6,12 @@ from typing import Any
 import click
 
 from everstep.cli.arguments import decoded_json
-from everstep.cli.holds import draw_hold, hold_facts
+from everstep.cli.holds import draw_hold
 from everstep.cli.mistakes import EXIT_FAILED
 from everstep.cli.opening import acting, existing_run, line_to_paste, store_options, user_name
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.app import App
+from everstep.engine.telling import hold_facts
 from everstep.errors import Error, HoldConflict, describe
 from everstep.stores.protocol import HoldRow
 
@@ -85,7 +86,7 @@ async def _resolve(app: App, run: str, hold: str | None, answer: dict[str, Any])
 async def _resolve_one(run: str, hold: str | None, answer: dict[str, Any], url: str | None, *, in_json: bool) -> int:
     async with acting(url) as app:
         row = existing_run(app.store, run)
-        if row.status != "held":
+        if row.status != "held" and hold is None:
             raise HoldConflict(f"The run {run} is {row.status}, not held. `everstep holds` lists what is.")
         await _resolve(app, run, hold, answer)
         row = existing_run(app.store, run)
@@ -146,7 +147,7 @@ def _print_many(
         out.print(styled("Nothing that is held matches.", "dim"))
     elif not yes:
         for hold in holds:
-            out.print(draw_hold(hold, url))
+            out.print(draw_hold(hold, url), crop=False)
         out.print(f"{len(holds)} would be resolved with {resolution}. Say it again with --yes to do so.")
     for run in done:
         out.print(styled("✓ ", "green").append(f"{run}: {resolution}"))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from everstep.cli.arguments import decoded_arguments
-from everstep.cli.holds import draw_hold, hold_facts
+from everstep.cli.holds import draw_hold
 from everstep.cli.logs import log_lines
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
 from everstep.cli.opening import line_to_paste, place_of, store_options
@@ -16,7 +16,8 @@ from everstep.cli.progress import LiveProgress, PlainProgress, Progress, SilentP
 from everstep.cli.terminal import clean, console, duration, json_text, payload_json, say_json, styled
 from everstep.cli.timeline import Timeline, error_line
 from everstep.engine.app import App
-from everstep.engine.opening import default_url
+from everstep.engine.opening import default_on_hold, default_url
+from everstep.engine.telling import hold_facts
 from everstep.engine.workflow import ON_EXISTING, Workflow
 from everstep.model.ids import checked_run_id
 from everstep.model.status import ENDED
@@ -85,7 +86,7 @@ async def _run(
     in_json: bool,
 ) -> int:
     store = open_store(url or default_url())
-    app = App(store)
+    app = App(store, on_hold=default_on_hold())
     await app.open()
     with stopping_on_signals() as stop, contextlib.ExitStack() as stack:
         if in_json:  # what the workflow prints must not spoil the JSON
@@ -187,7 +188,7 @@ def _print_end(row: RunRow, holds: list[HoldRow], url: str | None, timeline: Tim
     elif row.status == "held":
         err.print(styled("◼ ", "bold yellow").append(f"run {row.id} is held: it waits for a person"))
         for hold in holds:
-            err.print(draw_hold(hold, url))
+            err.print(draw_hold(hold, url), crop=False)
     else:
         how = "rolled back" if timeline.rolled_back else "cancelled"
         err.print(styled("⊘ ", "bold yellow").append(f"run {row.id} was {how}"))

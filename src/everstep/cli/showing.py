@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from everstep.cli.drawing import draw_timeline, status_text
-from everstep.cli.holds import draw_hold, hold_facts
+from everstep.cli.holds import draw_hold
 from everstep.cli.listing import published_of, row_facts
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
 from everstep.cli.opening import example_value, existing_run, line_to_paste, place_of, reading, store_options
@@ -27,6 +27,7 @@ from everstep.cli.terminal import (
 )
 from everstep.cli.timeline import Row, Timeline, error_line, timeline_of
 from everstep.engine.history import verify_now
+from everstep.engine.telling import hold_facts
 from everstep.errors import ChainKeyMissing, Damaged
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store
@@ -54,7 +55,7 @@ def show_command(run: str, watch: bool, url: str | None, in_json: bool) -> int:
             say_json(run_facts(store, row, timeline, url))
         else:
             out = console()
-            out.print(draw_run(store, row, timeline, url, out.width))
+            out.print(draw_run(store, row, timeline, url, out.width), crop=False)
     return EXIT_DONE
 
 
@@ -85,7 +86,7 @@ def _watch(store: Store, run: str, url: str | None, *, in_json: bool) -> int:
     if in_json:
         say_json(run_facts(store, row, timeline, url))
     else:
-        out.print(draw_run(store, row, timeline, url, out.width))
+        out.print(draw_run(store, row, timeline, url, out.width), crop=False)
     return {"completed": EXIT_DONE, "held": EXIT_HELD}.get(row.status, EXIT_FAILED)
 
 

@@ -363,6 +363,10 @@ class Timeline:
         why = "somebody wants it" if body.because == "rollback" else error_line(self._error(body))
         self._note(event, "compensation", f"{len(body.steps)} to undo, because {why}", "cancelled")
 
+    def _take_drift_judged(self, event: EventRow, body: Any) -> None:
+        text = f"{body.subject}: {body.by}() {'said ' + body.decision if not body.why else body.why}"
+        self._note(event, "drift", text, "failed" if body.decision in ("hold", "fail") else "completed")
+
     def _take_run_held(self, event: EventRow, body: Any) -> None:
         self._note(event, "held", f"{body.reason}: {body.summary}", "failed")
 

@@ -10,7 +10,7 @@ from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
 from everstep.cli.opening import existing_run, place_of, reading, store_options
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.codec import Codec
-from everstep.effects.witnesses import from_subject
+from everstep.effects.witnesses import from_subject, with_changes
 from everstep.engine.drift import readable_difference
 from everstep.engine.history import load_verified, verified, verify_payloads
 from everstep.engine.journal import restore_payload
@@ -120,7 +120,7 @@ def verification(store: Store, row: RunRow, *, outside: bool = False) -> dict[st
 def _compare_outside(store: Store, row: RunRow, facts: dict[str, Any]) -> None:
     """Compare what can be observed without the run's code with what its history remembers."""
     codec = Codec()
-    for subject, payload in remembered_facts(store, row).items():
+    for subject, taken in remembered_facts(store, row).items():
         witness = from_subject(subject)
         if witness is None:
             facts["unobserved"].append(subject)
@@ -130,25 +130,38 @@ def _compare_outside(store: Store, row: RunRow, facts: dict[str, Any]) -> None:
         except OSError as error:
             difference = f"cannot be observed: {type(error).__name__}: {error}"
         else:
-            remembered = codec.decode(payload)
+            remembered = codec.decode(taken.payload)
+            if witness.covered is not None:
+                remembered = with_changes(remembered, witness.covered, taken.changes)
             if now == remembered:
                 continue
             difference = readable_difference(remembered, now)
         facts["drift"].append({"subject": subject, "difference": difference})
 
 
-def remembered_facts(store: Store, row: RunRow) -> dict[str, bytes]:
-    """Return what a run remembers of the outside, by subject, as payloads."""
-    remembered: dict[str, bytes] = {}
+class Remembered(msgspec.Struct):
+    """A fact that a run remembers, and with a folder the run's own changes of files since."""
+
+    payload: bytes
+    changes: dict[str, str | None] = {}
+
+
+def remembered_facts(store: Store, row: RunRow) -> dict[str, Remembered]:
+    """Return what a run remembers of the outside, by subject."""
+    remembered: dict[str, Remembered] = {}
     for event in load_verified(store, row):
         body: Any = event.body
-        if event.kind == "witness_taken":
+        if event.kind == "witness_taken" or (event.kind == "drift_judged" and body.decision == "accept"):
             ref = body.ref
-            remembered[body.subject] = restore_payload(store.payload(row.id, ref), ref) if ref else bytes(body.fact)
+            payload = restore_payload(store.payload(row.id, ref), ref) if ref else bytes(body.fact)
+            remembered[body.subject] = Remembered(payload)
+        elif event.kind == "witness_changed":
+            for one in remembered.values():
+                one.changes[body.path] = body.digest or None
         elif event.kind == "witness_released":
             remembered.pop(body.subject, None)
         elif event.kind == "run_resolved":
-            remembered |= {one: bytes(fact) for one, fact in body.facts.items() if one in remembered}
+            remembered |= {one: Remembered(bytes(fact)) for one, fact in body.facts.items() if one in remembered}
     return remembered
 
 

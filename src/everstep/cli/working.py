@@ -7,7 +7,7 @@ import click
 from everstep.cli.logs import log_lines
 from everstep.cli.opening import place_of, store_options
 from everstep.cli.terminal import clean, clock_time, console, say_json_line, styled
-from everstep.engine.opening import default_url
+from everstep.engine.opening import default_on_hold, default_url
 from everstep.stores.opening import open_store
 from everstep.stores.protocol import Store
 from everstep.worker.loading import load_all, split
@@ -52,10 +52,11 @@ def worker_command(
     tell = _teller(store, in_json=in_json)
     names = sorted(workflow.name for workflow in workflows)
     detail = f"serving {', '.join(names)} from {place_of(store)}" + (" (new)" if store.is_new else "")
+    on_hold = default_on_hold()
     options = {"concurrency": concurrency, "lease": lease, "workflows": names if narrowed else None}
 
     async def work() -> int:
-        app = WorkerApp(store, tell, **options)
+        app = WorkerApp(store, tell, on_hold=on_hold, **options)
         tell(News(what="started", detail=detail))
         return await serve(app, tell, drain=drain)
 

@@ -169,7 +169,8 @@ def step(function: Any = None, /, **options: Any) -> Any:
     raises: exception types that come back as themselves after a crash.
     probe: for `once`. `probe(key, *args)` asks the outside about an attempt whose outcome is unknown, and returns
         `everstep.Done(value)`, `everstep.NotDone()` or `everstep.Unknown()`.
-    probe_for: seconds for which a probe that does not know is asked again, before a person is (default 600).
+    probe_for: seconds for which a probe that does not know is asked again, before a person is (default 600). One
+        question may take as long, but no more than 60 seconds (and 10 in any case).
     settle: seconds to wait before the first question, for receivers that list late.
     not_done: exception types that mean that the effect certainly did not happen, so that `retry` may apply.
     key: your own key for what the action is, unique across all runs of the store: a format string over the parameters,

@@ -4,17 +4,32 @@ A witness has a subject (what it is about, as text) and can observe it: the fact
 never by timestamps. Two witnesses with one subject are the same; the newer fact replaces the older.
 """
 
+import fnmatch
 import hashlib
 import inspect
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from everstep.errors import Misuse
 
 TEXT_BYTES_MAX: Final = 16 * 1024
 """A text file up to this size is remembered whole, so that a difference can be shown as a diff."""
+
+
+FOLDER: Final = "folder"
+"""In the place of a file's digest: a folder was made there."""
+Judge = Callable[[Any, Any], Any]
+"""Decides what drift means, from what was remembered and what is there now."""
+
+
+class Covered(NamedTuple):
+    """What a witness of a folder covers: the files below it that match."""
+
+    folder: str
+    pattern: str
 
 
 class Witness:
@@ -28,6 +43,11 @@ class Witness:
         self.observe = observe
         self.recipe = recipe
 
+    @property
+    def covered(self) -> Covered | None:
+        """With a folder: which files it covers."""
+        return Covered(*self.recipe[1:]) if self.recipe is not None and self.recipe[0] == "directory" else None
+
     def __repr__(self) -> str:
         return f"<witness {self.subject}>"
 
@@ -35,12 +55,22 @@ class Witness:
 class Taken:
     """A witness and the fact that the run remembers of it."""
 
-    __slots__ = ("on_drift", "payload", "witness")
+    __slots__ = ("changes", "ignored", "judge", "on_drift", "payload", "witness")
 
-    def __init__(self, witness: Witness, payload: bytes, on_drift: str) -> None:
+    def __init__(self, witness: Witness, payload: bytes, on_drift: str, judge: Judge | None = None) -> None:
         self.witness = witness
         self.payload = payload
         self.on_drift = on_drift
+        self.judge = judge
+        self.changes: dict[str, str | None] = {}
+        """With a folder: the run's own changes of files since, by path: the new digest, None if it is gone."""
+        self.ignored = b""
+        """The last fact of which the judge has said that it does not matter."""
+
+    def remember(self, payload: bytes) -> None:
+        """Remember another fact from now on."""
+        self.payload, self.ignored = payload, b""
+        self.changes.clear()
 
 
 def file_fact(data: bytes | None) -> dict[str, Any]:
@@ -87,6 +117,49 @@ def directory(path: str | os.PathLike[str], pattern: str = "**/*") -> Witness:
         return {"exists": True, "files": {name: _digest_of(one) for name, one in files.items()}}
 
     return Witness(f"directory:{os.fspath(path)}:{pattern}", observe, ("directory", os.fspath(path), pattern))
+
+
+def with_changes(fact: dict[str, Any], covered: Covered, changes: Mapping[str, str | None]) -> dict[str, Any]:
+    """Return what is remembered of a folder after the run's own changes of files in it."""
+    files, exists = dict(fact.get("files", {})), bool(fact["exists"])
+    for path, digest in changes.items():
+        name = name_within(path, covered)
+        if name is None:
+            continue
+        exists = exists or digest is not None
+        if digest == FOLDER or not _matches(name, covered.pattern):
+            continue
+        if digest is None:
+            files.pop(name, None)
+        else:
+            files[name] = digest
+    return {"exists": True, "files": files} if exists else {"exists": False}
+
+
+def name_within(path: str, covered: Covered) -> str | None:
+    """Return a file's name below a folder, as a witness of the folder has it; None if it lies elsewhere."""
+    beside, last = os.path.split(os.path.abspath(path))
+    for place in (os.path.abspath, os.path.realpath):  # its folder may be a link; the file itself stays what it is
+        name = os.path.relpath(os.path.join(place(beside), last), place(covered.folder))
+        if name.split(os.sep)[0] != os.pardir:
+            return name
+    return None
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Tell whether a name below a folder matches as in `Path.glob`. Files of our own never do."""
+    wanted = [part for part in pattern.split("/") if part not in ("", ".")]
+    return not name.endswith(".everstep") and _parts_match(name.split(os.sep), wanted)
+
+
+def _parts_match(parts: list[str], wanted: list[str]) -> bool:
+    if not wanted:
+        return not parts
+    if wanted == ["**"]:
+        return sys.version_info >= (3, 13)  # before that it meant folders only
+    if wanted[0] == "**":
+        return any(_parts_match(parts[skipped:], wanted[1:]) for skipped in range(len(parts)))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], wanted[0]) and _parts_match(parts[1:], wanted[1:])
 
 
 def _digest_of(path: Path) -> str:

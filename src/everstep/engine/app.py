@@ -178,9 +178,13 @@ class App(Driving):
         """
         await operations.cancel(self, run, reason, grace=grace, now=now, by=by)
 
-    async def retry(self, run: str, *, by: str = "") -> Run[Any]:
-        """Let a failed run go on from what failed, as a new attempt, and drive it if its workflow is declared here."""
-        await operations.retry(self, run, by)
+    async def retry(self, run: str, *, by: str = "", across_once: bool = False) -> Run[Any]:
+        """Let a failed run go on from what failed, as a new attempt, and drive it if its workflow is declared here.
+
+        across_once: also if `once` steps have happened after the failure, which otherwise raises `CrossesOnce`. If the
+            code comes to the same step with the same arguments again, it is given that outcome and does not do it.
+        """
+        await operations.retry(self, run, by, across_once=across_once)
         self._want_if_declared(run)
         return Run(self, run)
 
@@ -213,8 +217,12 @@ class App(Driving):
         note: str = "",
         by: str = "",
     ) -> Run[Any]:
-        """Resolve a run's hold: `retry`, `accept`, `skip` or `done` (with `value`), `not-done`, `probe`, `repair`,
-        `rollback` or `cancel`, as its reason allows.
+        """Resolve a run's hold in one of the ways that it names, and let the run go on, or end.
+
+        resolution: `retry`, `accept`, `skip` and `done` (both with `value`), `not-done`, `probe`, `repair`, `rollback`
+            or `cancel`, as the hold's reason allows.
+        hold: which one, if the run has more than one.
+        note, by: why, and who says so; both are kept in the history.
         """
         await operations.resolve(self, run, resolution, hold=hold, value=value, note=note, by=by)
         if resolution != "cancel":

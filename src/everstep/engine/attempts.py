@@ -9,6 +9,7 @@ from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
 from everstep.engine.compensating import note_compensated
+from everstep.engine.crossing import KEPT
 from everstep.engine.doubts import Doubts
 from everstep.engine.holding import exhausted_report
 from everstep.engine.keys import Keys
@@ -59,6 +60,8 @@ class StepAttempts:
         if call.keyed is not None:
             self.keys.begin(call)
             return
+        if self._driver.execution.kept is not None and self._take_kept(call):
+            return
         seq = self.record_start(call, call.body())
         if not call.cancelled:
             self._known[call.call] = Attempts(1, by=self._driver.app.worker)
@@ -66,6 +69,24 @@ class StepAttempts:
                 self.doubts.begin(call, None, because=self._driver.execution.caution)
             else:
                 self.start_when_allowed(call, seq)
+
+    def _take_kept(self, call: StepCall) -> bool:
+        """An effect that was done before the run was retried is not done again: its outcome is this call's.
+
+        Both events are recorded at once, so that no crash comes between them.
+        """
+        kept = self._driver.execution.kept
+        if kept is None or may_run_again(call.target.effect) or call.cancelled:
+            return False
+        outcome = kept.take(call.step, call.arguments.digest)
+        if outcome is None:
+            return False
+        body = call.body()
+        body.because = KEPT
+        self.record_start(call, body)
+        given = ev.StepCompleted(call.call, outcome.value, outcome.ref, 1, adopted=True)
+        self._driver.deliver("step_completed", call.step, given)
+        return True
 
     def record_start(self, call: StepCall, body: ev.StepStarted) -> int:
         """An effect that must not happen twice keeps its arguments, and who began it, for whoever has to settle it.

@@ -104,9 +104,9 @@ class BlockingApp:
         """See `App.cancel`."""
         self.wait(self._app.cancel(run, reason, **options))
 
-    def retry(self, run: str, *, by: str = "") -> "BlockingRun[Any]":
+    def retry(self, run: str, *, by: str = "", across_once: bool = False) -> "BlockingRun[Any]":
         """See `App.retry`."""
-        return BlockingRun(self, self.wait(self._app.retry(run, by=by)))
+        return BlockingRun(self, self.wait(self._app.retry(run, by=by, across_once=across_once)))
 
     def rollback(self, run: str, note: str = "", **options: Any) -> "BlockingRun[Any]":
         """See `App.rollback`."""

@@ -24,7 +24,9 @@ import msgspec
 
 from everstep.codec import types_of
 from everstep.effects.surroundings import persons_functions, persons_line
+from everstep.effects.witnesses import Taken, made_again
 from everstep.engine.commands import Command
+from everstep.engine.crossing import KeptOutcome
 from everstep.errors import Misuse, NotDecodable
 from everstep.model import events as ev
 from everstep.model.contracts import EXPENSIVE_SECONDS
@@ -41,12 +43,27 @@ OUTCOMES_MAX: Final = 1000
 """After so many outcomes a checkpoint is recorded even if all were quick reads, so that a resume stays quick."""
 
 
-class KeptFact(msgspec.Struct):
+class KeptFact(msgspec.Struct, omit_defaults=True):
     """A fact that the run remembers. A witness without a recipe is one that the code makes before the jump."""
 
     fact: msgspec.Raw
     on_drift: str
     recipe: list[Any] | None = None
+    changes: dict[str, str | None] = {}
+    ignored: msgspec.Raw = ev.NO_PAYLOAD
+
+    @classmethod
+    def of(cls, taken: "Taken") -> "KeptFact":
+        """Return a fact as it is kept."""
+        facts = msgspec.Raw(taken.payload), taken.on_drift, recipe_of(taken.witness)
+        return cls(*facts, dict(taken.changes), msgspec.Raw(taken.ignored) if taken.ignored else ev.NO_PAYLOAD)
+
+    def taken(self, known: "Taken | None") -> "Taken":
+        """Return the fact as the run remembers it. `known` has the witness, and the judge, that the code has made."""
+        witness, judge = (known.witness, known.judge) if known is not None else (made_again(self.recipe or ()), None)
+        taken = Taken(witness, bytes(self.fact), self.on_drift, judge)
+        taken.changes, taken.ignored = dict(self.changes), bytes(self.ignored)
+        return taken
 
 
 class EnginePart(msgspec.Struct, omit_defaults=True):
@@ -66,6 +83,8 @@ class EnginePart(msgspec.Struct, omit_defaults=True):
     facts: dict[str, KeptFact] = {}
     signals: list[tuple[str, int, msgspec.Raw]] = []
     """What has arrived and was not received yet: name, number, value."""
+    kept: list[KeptOutcome] = []
+    """Outcomes that a retry went back over, and that the code has not asked for again."""
     is_of_first_type: bool = True
     """Whether the state was of the same class as the one that the first call was given."""
     # What follows is known only when the event is recorded.
@@ -153,7 +172,7 @@ class Checkpoints:
         self._functions: tuple[CodeType, ...] = ()
         self._type: type = object
         self._types: Types
-        self._witnesses: dict[str, Witness] = {}
+        self._witnesses: dict[str, Taken] = {}
 
     def saw(self, kind: str, body: Any, steps: "dict[int, StepCall]") -> None:
         """Take note of an outcome: what has happened since the last checkpoint decides whether the next is recorded."""
@@ -171,7 +190,7 @@ class Checkpoints:
             signature = execution.workflow.signature
             self._type = type(state)
             self._types = types_of(self._type) | signature.arguments | signature.result
-            self._witnesses = {subject: taken.witness for subject, taken in execution.witnesses.items()}
+            self._witnesses = dict(execution.witnesses)
             self._functions = functions
         elif functions != self._functions:
             raise Misuse(
@@ -263,13 +282,13 @@ def _under_way(execution: "Execution") -> list[str]:
     return found + [f"task {task.get_name()}" for task in others]
 
 
-def _refuse_unknown_witnesses(execution: "Execution", known: "dict[str, Witness]", source: str) -> None:
-    """A fact that only a function of the code can observe is found again only if the code makes it before the jump."""
+def _refuse_unknown_witnesses(execution: "Execution", known: "dict[str, Taken]", source: str) -> None:
+    """A fact that needs a function of the code, to observe or to judge it, is found again only before the jump."""
     for subject, taken in execution.witnesses.items():
-        if subject not in known and recipe_of(taken.witness) is None:
+        if subject not in known and (taken.judge is not None or recipe_of(taken.witness) is None):
             raise Misuse(
-                f"{_at(source)}everstep.checkpoint() of a run that remembers {subject}, which a "
-                "run that goes on from the checkpoint could not observe again. `expect` it before the first "
+                f"{_at(source)}everstep.checkpoint() of a run that remembers {subject}, which a run that goes on from "
+                "the checkpoint could not observe again, or not judge. `expect` it before the first "
                 "checkpoint, or `release` it."
             )
 

@@ -46,3 +46,8 @@ def set_alarm(clock: Clock, loop: asyncio.AbstractEventLoop, at: int, callback: 
 def microseconds(seconds: float) -> int:
     """Return whole microseconds."""
     return round(seconds * SECOND)
+
+
+def wall_seconds() -> float:
+    """Return this machine's time in seconds since 1970, for what is compared with another machine's."""
+    return time.time()

@@ -1,7 +1,7 @@
 """Commands: what workflow code asks for. Each knows the event that records it, and how to compare itself with one."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,8 @@ from everstep.model.secrets import HIDDEN
 
 if TYPE_CHECKING:
     from everstep.engine.execution import Execution
+
+PREVIEW_BYTES: Final = 160
 
 
 class Difference(NamedTuple):
@@ -129,9 +131,9 @@ class StepCall(Command):
     def text(self) -> str:
         return f"step {self.step}({self.shown_arguments()}) [{self.target.effect}]"
 
-    def shown_arguments(self) -> str:
+    def shown_arguments(self, most: int = PREVIEW_BYTES) -> str:
         """Return the arguments as a person may see them."""
-        return HIDDEN if self.is_secret else preview_of(self.arguments)
+        return HIDDEN if self.is_secret else preview_of(self.arguments, most)
 
     def digest(self) -> str:
         return self.arguments.digest
@@ -371,6 +373,28 @@ class TakeWitness(Command):
         return ("", False) if recorded.subject == self.subject else ("witness", False)
 
 
+class ChangeWitness(Command):
+    """The code changed a file, which folders that it remembers may have."""
+
+    kind = "witness_changed"
+    __slots__ = ("call", "content", "path", "source")
+
+    def __init__(self, call: int, path: str, content: str | None, source: str) -> None:
+        self.call = call
+        self.path = path
+        self.content = content
+        self.source = source
+
+    def body(self) -> ev.WitnessChanged:
+        return ev.WitnessChanged(self.call, self.path, self.content or "", self.source)
+
+    def text(self) -> str:
+        return f"change of {self.path}"
+
+    def compare(self, recorded: ev.WitnessChanged) -> tuple[str, bool]:
+        return ("", False) if recorded.path == self.path else ("path", False)
+
+
 class ReleaseWitness(Command):
     """The code no longer cares about a fact."""
 
@@ -476,6 +500,6 @@ class CallFuture(WorkflowFuture):
         return self._cancel_wanted is not None and asyncio.Future.cancel(self, *self._cancel_wanted)
 
 
-def preview_of(arguments: Arguments) -> str:
+def preview_of(arguments: Arguments, most: int = PREVIEW_BYTES) -> str:
     """Return the bounded text of a call's arguments that the history keeps."""
-    return arguments.payload[:160].decode("utf-8", "replace")
+    return arguments.payload[:most].decode("utf-8", "replace")

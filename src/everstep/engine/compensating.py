@@ -7,13 +7,15 @@
 What comes then follows from the history alone: see `saga.py`.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from everstep.engine.holding import HoldReport
-from everstep.engine.rollback import WHAT_IS_LOST
+from everstep.engine.rollback import WHAT_IS_LOST, left_by_children
+from everstep.errors import StoreError
 from everstep.model import events as ev
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
@@ -40,7 +42,7 @@ def request_rollback(driver: "Driver", request: ev.RollbackRequested) -> None:
         return
     left = left_as_it_is(execution)
     if left and not request.uncompensated:
-        driver.put_on_hold(uncompensated_report(driver.run, left, request))
+        driver.put_on_hold(uncompensated_report(left, request))
         return
     driver.end_wanted, execution.rollback, execution.cancel = True, request, None
     driver.deliver("rollback_requested", "", request)
@@ -50,6 +52,8 @@ def left_as_it_is(execution: "Execution") -> list[str]:
     """Return the steps, done or under way, that must not happen twice and that nothing undoes."""
     open_steps = [call for call in execution.steps.values() if not may_run_again(call.target.effect)]
     left = execution.saga.uncompensated + [call.step for call in open_steps if call.target.compensate is None]
+    if execution.kept is not None:
+        left += [outcome.step for outcome in execution.kept.outcomes]
     return [*left, WHAT_IS_LOST] if execution.caution else left
 
 
@@ -90,16 +94,25 @@ def note_compensated(journal: "Journal", call: int, key: str) -> None:
 
 
 # -- asking a person ---------------------------------------------------------------------------------------------------
-def while_undoing(report: HoldReport, execution: "Execution") -> HoldReport:
-    """Return a report as it reads when what the run did is being undone: other answers, with other consequences."""
+def with_undoing(report: HoldReport, driver: "Driver") -> HoldReport:
+    """Return a report as it reads with what can be undone; or while it is being undone: other answers, consequences."""
+    execution = driver.execution
     if not execution.is_undone:
-        return report
-    report = msgspec.structs.replace(report, without=[*report.without, "rollback"])
+        left = functools.partial(_all_that_stays, driver)
+        return offering_rollback(report, driver.run, undoable_steps(execution), left)
+    report = report.but_not("rollback")
     if execution.saga.begun:
         _explain_compensation(report, execution)
     else:
         report.consequences = {**report.consequences, **WHILE_ROLLING_BACK}
     return report
+
+
+def _all_that_stays(driver: "Driver") -> list[str]:
+    try:
+        return left_as_it_is(driver.execution) or left_by_children(driver.app.store, driver.run)
+    except StoreError:
+        return []  # whoever wants the rollback is told
 
 
 def _explain_compensation(report: HoldReport, execution: "Execution") -> None:
@@ -117,15 +130,35 @@ def _explain_compensation(report: HoldReport, execution: "Execution") -> None:
         report.consequences["not-done"] = "do the compensation again, in a new attempt with the same key"
 
 
-def uncompensated_report(run: str, left: Sequence[str], request: ev.RollbackRequested) -> HoldReport:
+def uncompensated_report(left: Sequence[str], request: ev.RollbackRequested) -> HoldReport:
     """A rollback was wanted, and meanwhile something happened that it would not undo."""
     names = ", ".join(left)
     summary = f"a rollback was asked for, but nothing undoes {names}, which must not happen twice"
     facts = {"by": request.by, "note": request.note, "not_compensated": list(left)}
-    report = HoldReport("asked", summary, facts=facts)
-    report.consequences = {
-        "retry": "go on; nothing is rolled back",
-        "rollback": f"is refused as long as nothing undoes {names}; `everstep rollback {run} --allow-uncompensated` "
-        "leaves them as they are and undoes the rest",
-    }
+    return HoldReport("asked", summary, facts=facts, consequences={"retry": "go on; nothing is rolled back"})
+
+
+def offering_rollback(
+    report: HoldReport, run: str, undoable: Sequence[str], left: Callable[[], list[str]]
+) -> HoldReport:
+    """A rollback is among the answers where it would be done: something can be undone, and nothing else would stay.
+
+    Otherwise it takes the verb, which says what would stay: `everstep rollback`.
+    """
+    stays = left() if undoable else []
+    if not report.offers("rollback") or (undoable and not stays):
+        return report
+    report = report.but_not("rollback")
+    report.facts = {**report.facts, "by_verb": ["rollback"]}
+    if undoable:
+        report.facts["rollback"] = (
+            f"`everstep rollback {run} --allow-uncompensated` undoes {', '.join(undoable)} and leaves as they are: "
+            f"{', '.join(stays)}"
+        )
     return report
+
+
+def undoable_steps(execution: "Execution") -> list[str]:
+    """Return the steps, done or under way, that have a compensation."""
+    done = [one.step for one in execution.saga.completed.values()]
+    return done + [call.step for call in execution.steps.values() if call.target.compensate is not None]

@@ -7,14 +7,16 @@ cannot be asked; its marker is its probe, and what may still act cannot commit a
 """
 
 import asyncio
+import functools
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from everstep.effects.answers import Done, Unknown
 from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
+from everstep.engine.accounts import account_of
 from everstep.engine.bodies import Attempt
-from everstep.engine.clock import microseconds
+from everstep.engine.clock import Alarm, microseconds, set_alarm
 from everstep.engine.commands import StepCall
 from everstep.engine.holding import in_doubt_report
 from everstep.engine.replay import DOUBT, Attempts
@@ -32,12 +34,31 @@ MOST_SECONDS: Final = 60.0
 """A probe that does not know is asked again after 1, 2, 4 … 60 seconds."""
 
 
+QUESTION_SECONDS_MAX: Final = 60.0
+"""A probe that takes longer does not know (or longer than its `probe_for=`, but 10 seconds in any case)."""
+QUESTION_SECONDS_MIN: Final = 10.0
+
+
+class Question(NamedTuple):
+    """A probe that is running, and the alarm that ends the waiting for it."""
+
+    task: asyncio.Task[None]
+    alarm: Alarm
+
+
+def question_seconds(probe_for: float) -> float:
+    """Return how long one question to a probe may take."""
+    return min(QUESTION_SECONDS_MAX, max(QUESTION_SECONDS_MIN, probe_for))
+
+
 class Doubts:
     """The steps in doubt of one run."""
 
     def __init__(self, driver: "Driver", attempts: "StepAttempts", known: dict[int, Attempts]) -> None:
-        self.asking: dict[int, asyncio.Task[None]] = {}
+        self.asking: dict[int, Question] = {}
         """Calls whose probe is running."""
+        self._overdue: dict[int, asyncio.Task[None]] = {}
+        """Questions that were not answered in time, and whose probe has not ended."""
         self._driver = driver
         self._attempts = attempts
         self._known = known
@@ -86,16 +107,38 @@ class Doubts:
 
     # -- asking the outside ----------------------------------------------------------------------------------------
     def ask(self, number: int) -> None:
-        """Run the probe."""
+        """Run the probe. One that does not answer in time does not know; it is not asked again before it has ended."""
         driver = self._driver
         call, attempts = driver.execution.steps[number], self._known[number]
+        if self._is_overdue(number):
+            self._ask_later(call, Unknown("it has not answered the question before"))
+            return
         crash_point("probe.before")
         context: Context = driver.app.context.copy()
         asked = Attempt(
             self._attempts.bodies, driver.run, driver.execution.workflow.name, call, attempts.attempt, None, False
         )
         context.run(CURRENT.set, asked)
-        self.asking[number] = driver.app.loop.create_task(self._ask(call, asked), context=context)
+        # Not through the loop's factory: it must not begin before it is known here, whatever the application likes.
+        task = asyncio.Task(self._ask(call, asked), loop=driver.app.loop, context=context)
+        until = driver.app.clock.now() + microseconds(question_seconds(call.target.probe_for))
+        alarm = set_alarm(driver.app.clock, driver.app.loop, until, functools.partial(self._stop_waiting, call))
+        self.asking[number] = Question(task, alarm)
+
+    def _is_overdue(self, number: int) -> bool:
+        task = self._overdue.get(number)
+        if task is not None and task.done():
+            del self._overdue[number]
+        return number in self._overdue or self._driver.app.threads.is_acting(self._driver.run, -number)
+
+    def _stop_waiting(self, call: StepCall) -> None:
+        """A probe takes too long. Its answer, should it still come, is not taken."""
+        if self._driver.is_over:
+            return
+        task = self._overdue[call.call] = self.asking.pop(call.call).task
+        task.cancel()
+        seconds = question_seconds(call.target.probe_for)
+        self._ask_later(call, Unknown(f"it did not answer within {seconds:g} s"))
 
     async def _ask(self, call: StepCall, asked: Attempt) -> None:
         args, kwargs = call.arguments.args, call.arguments.kwargs
@@ -104,8 +147,8 @@ class Doubts:
         try:
             if is_async_callable(probe):
                 answer = await probe(key, *args, **kwargs)
-            else:
-                answer = await self._attempts.bodies.call_in_thread(asked, probe, (key, *args), kwargs)
+            else:  # under the call's number below zero: it can be told from the step's own body, which acts
+                answer = await self._attempts.bodies.call_in_thread(asked, probe, (key, *args), kwargs, -call.call)
         except NotDone as certain:
             answer = certain
         except asyncio.CancelledError:
@@ -115,9 +158,10 @@ class Doubts:
         except Exception as error:  # noqa: BLE001  # a probe that raises does not know
             answer = Unknown(f"{type(error).__name__}: {error}")
         crash_point("probe.after")
-        self.asking.pop(call.call, None)
-        if not self._driver.is_over and call.call in self._driver.execution.steps:
-            self._take_answer(call, answer)
+        if call.call in self.asking:  # else it comes too late; there is no other question while this one was open
+            self.asking.pop(call.call).alarm.cancel()
+            if not self._driver.is_over and call.call in self._driver.execution.steps:
+                self._take_answer(call, answer)
 
     def _take_answer(self, call: StepCall, answer: Any) -> None:
         if isinstance(answer, Done):
@@ -185,8 +229,8 @@ class Doubts:
     # -- asking a person -------------------------------------------------------------------------------------------
     def hold(self, call: StepCall, why: str, *, is_done: bool = False) -> None:
         """Put the run on hold: a person has to say whether it happened."""
-        attempts = self._known[call.call]
-        self._driver.put_on_hold(in_doubt_report(call, attempts, why, is_done=is_done))
+        attempts, account = self._known[call.call], account_of(self._driver, call.call)
+        self._driver.put_on_hold(in_doubt_report(call, attempts, why, account, is_done=is_done))
 
     def may_still_act(self, call: StepCall) -> str:
         """Say where the last attempt may still run; "" if it provably cannot act any more."""
@@ -202,8 +246,9 @@ class Doubts:
     def cancel_all(self) -> None:
         """The run leaves this process."""
         asking, self.asking = self.asking, {}
-        for task in asking.values():
-            task.cancel()
+        for question in asking.values():
+            question.alarm.cancel()
+            question.task.cancel()
 
 
 def _pause(count: int) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from everstep.effects.files import as_bytes
-from everstep.effects.witnesses import file_fact, file_subject, read_file
+from everstep.effects.witnesses import FOLDER, file_fact, file_subject, name_within, read_file, with_changes
 from everstep.engine.holding import HoldReport
 
 if TYPE_CHECKING:
@@ -30,74 +30,87 @@ class Drifted(msgspec.Struct):
     now: Any
     difference: str
     payload: bytes = b""
+    judged: str = ""
+    """What the function said that was to decide, or why it could not."""
 
 
-Intended = Callable[[Any, Any], bool]
-"""Whether a fact may be another one than it was (remembered, now), because a begun step was about to change it."""
+MayBe = Callable[[str | None, str | None], bool]
+"""Whether a file's digest may be another one than it was (remembered, now), for a begun step was about to change it."""
 
 
 async def find_drift(app: "Surrounding", execution: "Execution", *, ignored: bool = False) -> list[Drifted]:
     """Observe every fact that the run remembers and return those that are others now; `ignored` ones if wanted."""
-    intended = _intended(execution)
+    begun = _begun_changes(execution)
     drifted: list[Drifted] = []
     for subject, taken in list(execution.witnesses.items()):
         if taken.on_drift == "ignore" and not ignored:
             continue
-        found = await _compare(app, execution, subject, taken, intended.get(subject, _nothing))
-        if found is not None:
+        found = await _compare(app, execution, subject, taken, begun)
+        if found is not None and (ignored or found.payload != taken.ignored or not found.payload):
             drifted.append(found)
     return drifted
 
 
-def _nothing(remembered: Any, now: Any) -> bool:
-    return False
-
-
-def _intended(execution: "Execution") -> dict[str, Intended]:
-    """Return what files may look like because a begun step of this run was about to change them."""
-    intended: dict[str, Intended] = {}
+def _begun_changes(execution: "Execution") -> list[tuple[str, MayBe]]:
+    """Return which files begun steps of this run were about to change, and what they may look like for that."""
+    changes: list[tuple[str, MayBe]] = []
     for call in execution.steps.values():
         name, args = call.target.name, call.arguments.args
         if call.call not in execution.begun or not name.startswith("files."):
             continue
-        subject = file_subject(args[0])
         if name == "files.write":
-            intended[subject] = partial(_is_fact, file_fact(as_bytes(args[1])))
+            changes.append((args[0], partial(_is_now, file_fact(as_bytes(args[1]))["digest"])))
         elif name == "files.append":
-            intended[subject] = partial(_is_appended, args[0], as_bytes(args[1]))
+            changes.append((args[0], partial(_is_appended, args[0], as_bytes(args[1]))))
         elif name in ("files.delete", "files.move"):
-            intended[subject] = partial(_is_fact, file_fact(None))
+            changes.append((args[0], partial(_is_now, None)))
         if name == "files.move":
-            intended[file_subject(args[1])] = partial(_has_digest, args[3])
-    return intended
+            changes.append((args[1], partial(_is_now, args[3])))
+        elif name == "files.make_folder":
+            changes.append((args[0], partial(_is_now, FOLDER)))
+    return changes
 
 
-def _is_fact(fact: Any, remembered: Any, now: Any) -> bool:
-    return bool(now == fact)
+def _is_now(wanted: str | None, remembered: str | None, now: str | None) -> bool:
+    return now == wanted
 
 
-def _has_digest(digest: str, remembered: Any, now: Any) -> bool:
-    return bool(now.get("digest") == digest)
-
-
-def _is_appended(path: str, added: bytes, remembered: Any, now: Any) -> bool:
+def _is_appended(path: str, added: bytes, remembered: str | None, now: str | None) -> bool:
     data = read_file(path) or b""
     before = data[: len(data) - len(added)]
-    was = file_fact(before) if remembered["exists"] or before else file_fact(None)
+    was = file_fact(before)["digest"] if remembered is not None or before else None
     return data.endswith(added) and was == remembered
 
 
+def _as_intended(subject: str, taken: "Taken", remembered: Any, now: Any, begun: list[tuple[str, MayBe]]) -> Any:
+    """Return what is remembered, with what begun steps of the run have changed already if the outside shows that."""
+    for path, may_be in begun:
+        if file_subject(path) == subject:
+            remembered = now if may_be(remembered.get("digest"), now.get("digest")) else remembered
+        elif (covered := taken.witness.covered) is not None and (name := name_within(path, covered)) is not None:
+            files, new_files = remembered.get("files", {}), now.get("files", {})
+            if may_be(files.get(name), new_files.get(name)):
+                remembered = with_changes(remembered, covered, {path: new_files.get(name)})
+            elif now["exists"] and may_be(None, FOLDER):
+                remembered = with_changes(remembered, covered, {path: FOLDER})
+    return remembered
+
+
 async def _compare(
-    app: "Surrounding", execution: "Execution", subject: str, taken: "Taken", intended: Intended
+    app: "Surrounding", execution: "Execution", subject: str, taken: "Taken", begun: list[tuple[str, MayBe]]
 ) -> Drifted | None:
     remembered = execution.codec.decode(taken.payload)
+    if taken.changes and taken.witness.covered is not None:
+        remembered = with_changes(remembered, taken.witness.covered, taken.changes)
     try:
         payload = execution.codec.encode(await _observed(app, execution.run, taken), where=subject)
         now = execution.codec.decode(payload)
     except Exception as error:  # noqa: BLE001  # what cannot be observed cannot be relied upon
         why = f"cannot be observed: {type(error).__name__}: {error}"
         return Drifted(subject, taken.on_drift, remembered, None, why)
-    if payload == taken.payload or now == remembered or intended(remembered, now):
+    if (payload == taken.payload and not taken.changes) or now == remembered:
+        return None
+    if begun and now == _as_intended(subject, taken, remembered, now, begun):
         return None
     return Drifted(subject, taken.on_drift, remembered, now, readable_difference(remembered, now), payload)
 
@@ -157,7 +170,10 @@ def drift_report(drifted: list[Drifted]) -> HoldReport:
     """The outside is not as the run remembers it."""
     subjects = ", ".join(one.subject for one in drifted[:3]) + (" …" if len(drifted) > 3 else "")
     facts = {
-        "drift": [{"subject": one.subject, "difference": one.difference} for one in drifted],
+        "drift": [
+            {"subject": one.subject, "difference": one.difference} | ({"judged": one.judged} if one.judged else {})
+            for one in drifted
+        ],
         "facts": {one.subject: msgspec.Raw(one.payload) for one in drifted if one.payload},
     }
     without = [] if all(one.payload for one in drifted) else ["accept"]

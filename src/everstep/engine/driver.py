@@ -155,7 +155,8 @@ class Driver:
             if not self.takes_nothing:  # a step in doubt may put the run on hold
                 self.attempts.settle_open(call)
         old = [child for number, child in self.execution.children.items() if number not in new]
-        self.children.take_up(old, tell_again=self._retried)
+        if self.hold is None:
+            self.children.take_up(old, tell_again=self._retried)
         if not (self.takes_nothing or self.end_wanted):  # else nobody would do it, and it would look begun
             self._perform(self.fresh)
         self._applying = False
@@ -397,7 +398,7 @@ class Driver:
             self._hold_wanted = self._hold_wanted or report
             return
         report = self._hold_wanted or report  # the first; a step in doubt is found again when that is resolved
-        report = compensating.while_undoing(report, self.execution)
+        report = compensating.with_undoing(report, self)
         self.attempts.bodies.cancel_all()
         self.hold = report.row(self.run, self.app.clock.now(), self.app.randomness)
         self.record("run_held", report.step, ev.RunHeld(self.hold.id, report.reason, report.summary))

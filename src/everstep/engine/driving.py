@@ -18,17 +18,18 @@ from everstep.engine.chance import MachineRandom
 from everstep.engine.children import RecentEnds
 from everstep.engine.clock import Clock, StoreClock, microseconds
 from everstep.engine.committer import Committer
-from everstep.engine.drift import drift_report, find_drift
 from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
 from everstep.engine.history import Recorded
 from everstep.engine.holding import HoldReport
 from everstep.engine.inbox import cancel_in
+from everstep.engine.judging import compare_outside
+from everstep.engine.notifying import Notifier, OnHold
 from everstep.engine.pump import Pump
 from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
-from everstep.errors import ChainKeyMissing, Damaged, Drift, Misuse, StoreError, UnknownWorkflow
+from everstep.errors import ChainKeyMissing, Damaged, Misuse, StoreError, UnknownWorkflow
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED, Status
@@ -75,7 +76,7 @@ class Driving:
         codec: Codec | None = None,
         randomness: random.Random | None = None,
         workflows: Sequence[str] | None = None,
-        on_hold: Callable[[HoldRow], None] | None = None,
+        on_hold: OnHold = None,
     ) -> None:
         if lease < 1:
             raise Misuse(f"lease={lease!r}: it is a number of seconds, at least 1.")
@@ -95,7 +96,7 @@ class Driving:
         self.recent_ends = RecentEnds()
         self.watchers = Watchers(self)
         self.draining = False
-        self.on_hold = on_hold
+        self.notifier = Notifier(self, on_hold)
         self.worker = ""
         self.restores = 0
         """How often the store was restored from a backup. It cannot be while there are workers."""
@@ -105,6 +106,8 @@ class Driving:
         """Keys that runs of this process wait for, or waited for."""
         self._resting: OrderedDict[str, Driver] = OrderedDict()
         self._taking_up: set[str] = set()
+        self._comparing: set[str] = set()
+        """Those of them whose outside is being compared."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failed: BaseException | None = None
 
@@ -126,7 +129,8 @@ class Driving:
         if not self.worker:
             worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{self.randomness.getrandbits(32):08x}"
             until = self.clock.now() + microseconds(self.lease)
-            self.store.register_worker(worker, os.getpid(), socket.gethostname(), until)
+            targets = self.notifier.targets
+            self.store.register_worker(worker, os.getpid(), socket.gethostname(), until, targets)
             try:
                 self.restores = self.store.restores()  # now that it is a worker, no restore can be marked any more
             except BaseException:
@@ -144,6 +148,7 @@ class Driving:
             for driver in self.drivers.values():
                 driver.attempts.bodies.record_heartbeats()
             await self.committer.drained()
+        await self.notifier.close(send=self._failed is None)
         await self._stop_all()
         await self.committer.close()
         try:
@@ -233,11 +238,7 @@ class Driving:
         if hold is None:
             return
         log.warning("Run %s is held (%s); `everstep holds` says why and what can be done.", hold.run, hold.reason)
-        if self.on_hold is not None:
-            try:
-                self.on_hold(hold)
-            except Exception:
-                log.exception("on_hold raised")
+        self.notifier.tell(hold)
 
     @contextmanager
     def setting_aside(self, run: str) -> Iterator[None]:
@@ -271,7 +272,8 @@ class Driving:
             self.want(run)  # it may be ours by now, and nobody else would look for it
             raise
         finally:
-            self._taking_up.discard(run)
+            if run not in self._comparing:
+                self._taking_up.discard(run)
 
     async def _take_up_claimed(self, row: RunRow) -> bool:
         try:
@@ -294,10 +296,11 @@ class Driving:
             log.warning("Run %s is left for a worker that has its chain key: %s", row.id, error)
             await self._leave_alone(row)
             return False
-        if isinstance(taken, Driver) and taken.execution.witnesses:
-            taken = await self._compare_outside(taken)
         if isinstance(taken, HoldReport):
             self.spawn(self._hold(row, taken))
+        elif taken.execution.witnesses:
+            self._comparing.add(row.id)
+            self.spawn(self._compare_and_go_on(taken))
         else:
             self._go_on(taken, look=True)
         return row.id in self.drivers
@@ -312,21 +315,19 @@ class Driving:
         self.wanted.discard(run)
         self.watchers.look_again(run)
 
-    async def _compare_outside(self, driver: Driver) -> Driver | HoldReport:
-        """Compare the outside with what the run remembers of it; what differs puts the run on hold, or fails it."""
+    async def _compare_and_go_on(self, driver: Driver) -> None:
+        """Compare the outside first. That may take long, and others must be looked after meanwhile."""
         try:
-            drifted = await find_drift(self, driver.execution)
-        except BaseException:  # this process stops meanwhile
+            await compare_outside(driver)
+            self._go_on(driver, look=True)
+        except BaseException as error:
             driver.stop()
+            if not isinstance(error, asyncio.CancelledError):  # else this process stops
+                self.want(driver.run)
             raise
-        if not drifted:
-            return driver
-        failing = next((one for one in drifted if one.on_drift == "fail"), None)
-        if failing is not None:
-            driver.fail_when_settled(Drift(f"{failing.subject} is not as the run remembers it.", failing.subject))
-            return driver
-        driver.stop()
-        return drift_report(drifted)
+        finally:
+            self._comparing.discard(driver.run)
+            self._taking_up.discard(driver.run)
 
     async def _look_at_delayed(self, row: RunRow) -> None:
         """A run that has not begun is cancelled without its code; anything else waits until it begins."""
@@ -450,7 +451,7 @@ class Driving:
             log.error("The store failed; this process stops writing. %s", error)
             self.watchers.look_all_again()
             return
-        self.held(hold)
+        self.held(hold if status == "held" else None)
         if status is not None:
             crash_point("run.ended")
             self.watchers.tell(driver.run, status, outcome)

@@ -18,14 +18,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from everstep.codec import ANY, Codec
-from everstep.effects.step import Step
+from everstep.effects.step import Step, declared_name
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
-from everstep.effects.witnesses import Taken, Witness, made_again
-from everstep.engine.checkpoints import Checkpoints, EnginePart, KeptFact, recipe_of
+from everstep.effects.witnesses import Judge, Taken, Witness
+from everstep.engine.calling import as_declared, cannot_await, unwrap_to_thread
+from everstep.engine.checkpoints import Checkpoints, EnginePart, KeptFact
 from everstep.engine.commands import (
     CallFuture,
     CancelChild,
     CancelStep,
+    ChangeWitness,
     ChildCall,
     Command,
     Keyed,
@@ -35,6 +37,7 @@ from everstep.engine.commands import (
     StepCall,
     TakeWitness,
 )
+from everstep.engine.crossing import Kept
 from everstep.engine.ending import Failure, end_of
 from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
@@ -83,6 +86,8 @@ class Execution:
         self.patches: dict[str, bool] = {}
         self.witnesses: dict[str, Taken] = {}
         """The facts that the run remembers, by subject."""
+        self.kept: Kept | None = None
+        """Outcomes that a retry went back over, for calls that are the same."""
         self.checkpoints: Checkpoints | None = None
         self.unapplied: Collection[Any] = ()
         """Outcomes that are recorded, and that the code has not seen yet: the driver's own list."""
@@ -172,7 +177,9 @@ class Execution:
             payload = self.lookup(body.ref) if body.ref else body.value
             future.target = None  # they point at each other, and a circle would wait for the garbage collector
             if not (future.is_cancel_wanted and future.cancel_if_wanted()):
-                future.set_result(self.codec.decode(payload, call.target.signature.result))
+                value = self.codec.decode(payload, call.target.signature.result)
+                is_adopted = body.__class__ is ev.StepCompleted and body.adopted
+                future.set_result(as_declared(value, call.target) if is_adopted else value)
 
     def _step_failed(self, body: ev.StepFailed) -> None:
         call = self._awaited(self.steps, body)
@@ -280,7 +287,7 @@ class Execution:
         """A step called by workflow code is a durable call."""
         if step.is_async:
             if not self.workflow.is_async and in_greenlet():
-                raise _cannot_await("step", step.name, frame)
+                raise cannot_await("step", step.name, frame)
             return self._await_step(step, args, kwargs, where_is(frame))
         if in_greenlet():
             return wait_in_greenlet(self.issue_step(step, args, kwargs, where_is(frame)))
@@ -327,7 +334,7 @@ class Execution:
 
     def _call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """`asyncio.to_thread(step, …)`: the way in which an `async` workflow calls a `def` step."""
-        function, args, kwargs = _unwrap_to_thread(function, args)
+        function, args, kwargs = unwrap_to_thread(function, args)
         line = persons_line(sys._getframe(2))
         if isinstance(function, Step) and not function.is_async:
             return self.issue_step(function, args, kwargs, line or "asyncio.to_thread")
@@ -343,7 +350,7 @@ class Execution:
         """A workflow called by workflow code is a child run."""
         if workflow.is_async:
             if in_greenlet():
-                raise _cannot_await("workflow", workflow.name, frame)
+                raise cannot_await("workflow", workflow.name, frame)
             return self._await_child(workflow, args, kwargs, where_is(frame))
         if in_greenlet():
             return wait_in_greenlet(self.issue_child(workflow, args, kwargs, None, where_is(frame)))
@@ -376,12 +383,22 @@ class Execution:
         payload = self.codec.encode(value, ANY, f"publish({name!r})")
         self.issue(PublishValue(self.next_call(), name, payload, source))
 
-    def take_witness(self, witness: Witness, fact: Any, on_drift: str, source: str) -> None:
+    def take_witness(self, witness: Witness, fact: Any, on_drift: str | Judge, source: str) -> None:
         """Remember a fact about the outside. A newer fact about the same subject replaces it."""
         self.require_live()
         payload = self.codec.encode(fact, ANY, witness.subject)
-        self.witnesses[witness.subject] = Taken(witness, payload, on_drift)
-        self.issue(TakeWitness(self.next_call(), witness.subject, payload, on_drift, source))
+        judge, policy = (None, on_drift) if isinstance(on_drift, str) else (on_drift, f"{declared_name(on_drift)}()")
+        self.witnesses[witness.subject] = Taken(witness, payload, policy, judge)
+        self.issue(TakeWitness(self.next_call(), witness.subject, payload, policy, source))
+
+    def change_file(self, path: str, digest: str | None, source: str) -> None:
+        """The code changed a file itself, so the folders that it remembers are remembered with that."""
+        self.require_live()
+        covering = [taken for taken in self.witnesses.values() if taken.witness.covered is not None]
+        for taken in covering:
+            taken.changes[path] = digest
+        if covering:
+            self.issue(ChangeWitness(self.next_call(), path, digest, source))
 
     def release_witness(self, subject: str, source: str) -> None:
         """Remember a fact no longer."""
@@ -411,14 +428,12 @@ class Execution:
             _, words, part.gauss = self._random.getstate()
             part.random = _RANDOM.pack(*words)
         part.signals = self.receiving.unreceived()
-        part.facts = {
-            subject: KeptFact(msgspec.Raw(taken.payload), taken.on_drift, recipe_of(taken.witness))
-            for subject, taken in self.witnesses.items()
-        }
+        part.facts = {subject: KeptFact.of(taken) for subject, taken in self.witnesses.items()}
+        part.kept = self.kept.outcomes[:] if self.kept is not None else []
         return part
 
-    def go_on_from(self, part: EnginePart, witnesses: Mapping[str, Witness]) -> None:
-        """Restore what was remembered. `witnesses` are those that the code itself has made by now."""
+    def go_on_from(self, part: EnginePart, known: Mapping[str, Taken]) -> None:
+        """Restore what was remembered. `known` are the facts whose witnesses the code itself has made by now."""
         self._calls, self._visits = part.calls, dict(part.visits)
         self.entropy, self.branch = part.entropy, part.branch
         self.caution, self.unseen_workers = part.caution, set(part.unseen_workers)
@@ -430,12 +445,12 @@ class Execution:
         self.receiving.restore(part.signals)
         self.witnesses.clear()
         for subject, kept in part.facts.items():
-            witness = witnesses.get(subject)
-            if witness is None and kept.recipe is None:
+            if subject not in known and kept.recipe is None:
                 raise NotDecodable(
                     f"the run remembers {subject}, which the code no longer expects before it comes here"
                 )
-            self.witnesses[subject] = Taken(witness or made_again(kept.recipe or ()), bytes(kept.fact), kept.on_drift)
+            self.witnesses[subject] = kept.taken(known.get(subject))
+        self.kept = Kept(part.kept) if part.kept else None
 
     # -- leaving memory --------------------------------------------------------------------------------------------
     def abandon(self) -> None:
@@ -456,27 +471,6 @@ class Execution:
             self.loop.quiet = True
             self.main = None  # its context points back here, and a circle would wait for the garbage collector
             self.loop.forget_executor()
-
-
-def _cannot_await(what: str, name: str, frame: FrameType) -> Misuse:
-    return Misuse(
-        f"{where_is(frame)} — the {what} {name} is `async`, and this workflow is `def`, which cannot await it: "
-        f"make the workflow `async`, or {name} a `def`."
-    )
-
-
-def _unwrap_to_thread(
-    function: Callable[..., Any], args: tuple[Any, ...]
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """`asyncio.to_thread` hands over `partial(context.run, function, *args)`: return what is inside."""
-    if isinstance(function, functools.partial):
-        inner, kwargs = function.args + args, dict(function.keywords)
-        if getattr(function.func, "__name__", "") == "run" and isinstance(
-            getattr(function.func, "__self__", None), Context
-        ):
-            return inner[0], inner[1:], kwargs
-        return function.func, inner, kwargs
-    return function, args, {}
 
 
 def current_execution(what: str) -> Execution:

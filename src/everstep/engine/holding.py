@@ -9,6 +9,7 @@ import msgspec
 from everstep.effects.surroundings import persons_line, where_is
 from everstep.engine.commands import Difference, StepCall
 from everstep.engine.greenlets import frame_behind
+from everstep.engine.telling import example_of
 from everstep.errors import Damaged, StoreError
 from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 ROLLBACK: Final = "compensate what was done, the last first, and end the run as cancelled"
 
+ARGUMENTS_BYTES_MAX: Final = 2000
+"""So much of a step's arguments is shown to whoever has to say whether it happened."""
 CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
     "diverged": {
         "retry": "compare again with the code as it is then; the run goes on if it matches",
@@ -38,9 +41,10 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
         "asked about before it is done",
     },
     "in-doubt": {
-        "done": "take the given value as the step's outcome and go on; the step does not run",
-        "not-done": "do it again, in a new attempt with the same key",
-        "probe": "ask the outside again",
+        "done": "it happened: take this value (an example: put in what it returned) as the step's outcome and go on; "
+        "the step does not run",
+        "not-done": "it did not happen: do it again, in a new attempt with the same key",
+        "probe": "ask the outside again: if it happened, its outcome is taken; if not, it is done again",
         "accept": "what was lost is looked after and this step has not happened: do it, and ask no more in this run",
         "cancel": "end the run as cancelled, without its code; whether the effect happened stays open, and if the step "
         "has a key, that stays taken until somebody settles it (`everstep effects`)",
@@ -57,7 +61,7 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
     },
     "exhausted": {
         "retry": "give the step a fresh set of attempts",
-        "skip": "take the given value as the step's outcome and go on",
+        "skip": "take this value (an example: put in the right one) as the step's outcome and go on",
         "cancel": "end the run as cancelled, without its code",
         "rollback": ROLLBACK,
     },
@@ -87,9 +91,17 @@ class HoldReport(msgspec.Struct):
     consequences: dict[str, str] = {}
     """What a resolution means here, where that is another thing than usual."""
 
+    def offers(self, resolution: str) -> bool:
+        """Tell whether something is among the answers."""
+        return resolution in CONSEQUENCES[self.reason] and resolution not in self.without
+
+    def but_not(self, resolution: str) -> "HoldReport":
+        """Return the same without an answer."""
+        return msgspec.structs.replace(self, without=[*self.without, resolution])
+
     def row(self, run: str, at: int, randomness: random.Random) -> HoldRow:
         """Return the hold as it is stored."""
-        resolutions = [one for one in CONSEQUENCES[self.reason] if one not in self.without]
+        resolutions = [one for one in CONSEQUENCES[self.reason] if self.offers(one)]
         consequences = {one: self.consequences.get(one) or CONSEQUENCES[self.reason][one] for one in resolutions}
         report = msgspec.json.encode({**self.facts, "consequences": consequences})
         return HoldRow(
@@ -146,17 +158,24 @@ def damaged_report(error: Damaged, diagnosis: "Diagnosis") -> HoldReport:
     return HoldReport("damaged", str(error), facts={"last_good": diagnosis.last_good}, without=without)
 
 
-def in_doubt_report(call: StepCall, attempts: "Attempts", why: str, *, is_done: bool = False) -> HoldReport:
-    """A step was begun, and nobody knows whether its effect happened (or only its value is missing)."""
+def in_doubt_report(
+    call: StepCall, attempts: "Attempts", why: str, account: dict[str, Any], *, is_done: bool = False
+) -> HoldReport:
+    """A step was begun, and nobody knows whether its effect happened (or only its value is missing).
+
+    account: what is known about the last attempt.
+    """
     summary = _DOUBTS.get(attempts.because, "{} was begun and may or may not have happened").format(call.step)
     summary = f"{call.step}: {why}" if is_done else f"{summary}: {why}"
     facts = {
         "call": call.call,
         "attempts": attempts.attempt,
         "key": call.idempotency_key(),
-        "arguments": call.shown_arguments(),
+        "arguments": call.shown_arguments(ARGUMENTS_BYTES_MAX),
         "worker": attempts.by,
+        **account,
         "source": call.source,
+        "example": example_of(call.target.signature.annotations.get("return")),
     }
     if call.keyed is not None:
         facts["effect"] = call.keyed.key
@@ -182,7 +201,9 @@ def key_damaged_report(call: StepCall, row: EffectRow, damage: StoreError) -> Ho
 def exhausted_report(call: StepCall, attempt: int, error: BaseException) -> HoldReport:
     """A step failed as often as its policy allows."""
     summary = f"{call.step} failed {attempt} times, last with {type(error).__name__}"
-    return HoldReport("exhausted", summary, step=call.step, facts={"call": call.call, "attempts": attempt})
+    facts: dict[str, Any] = {"call": call.call, "attempts": attempt}
+    facts["example"] = example_of(call.target.signature.annotations.get("return"))
+    return HoldReport("exhausted", summary, step=call.step, facts=facts)
 
 
 def stuck_report(execution: "Execution", error: BaseException | None) -> HoldReport:

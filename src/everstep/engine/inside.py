@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, ov
 from everstep.effects.body import StepBody
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line
-from everstep.effects.witnesses import Witness
+from everstep.effects.witnesses import Judge, Witness
 from everstep.engine.checkpoints import KEPT_MIN, take_checkpoint
 from everstep.engine.commands import CallFuture
 from everstep.engine.execution import current_execution
@@ -68,15 +68,18 @@ def publish(name: str, value: Any) -> None:
     current_execution("everstep.publish()").publish(checked_name(name, "published value"), value, line)
 
 
-async def expect(witness: Witness, *, on_drift: Literal["hold", "fail", "ignore"] = "hold") -> Any:
+async def expect(witness: Witness, *, on_drift: Literal["hold", "fail", "ignore"] | Judge = "hold") -> Any:
     """Remember a fact about the outside, and return it. It is observed again before the run goes on after a stop.
 
-    on_drift: what happens if it is another one then: `hold` the run for a person (default), `fail` it with `Drift`, or
-        `ignore` it.
+    on_drift: what happens if it is another one then: `hold` the run for a person (default), `fail` it with `Drift`,
+        `ignore` it; or a function, `def` or `async def`, that is given the remembered and the new fact and returns one
+        of these, or `"accept"`: the new fact takes the old one's place. It may touch the outside; what it says is
+        recorded.
     """
     execution = current_execution("everstep.expect()")
     line = persons_line(sys._getframe(1))
-    checked_choice("on_drift", on_drift, ("hold", "fail", "ignore"))
+    if not callable(on_drift):
+        checked_choice("on_drift", on_drift, ("hold", "fail", "ignore"))
     observe = Step(witness.observe, name="everstep.observe", effect="read")
     fact = await execution.issue_step(observe, (), {}, line)
     execution.take_witness(witness, fact, on_drift, line)

@@ -12,6 +12,8 @@ from typing import Any, Final, Literal, TypeVar, TypeVarTuple, overload
 
 from everstep.engine.app import App
 from everstep.engine.blocking_app import BlockingApp
+from everstep.engine.notifying import OnHold
+from everstep.engine.webhooks import Webhook
 from everstep.engine.workflow import OnExisting
 from everstep.errors import Misuse
 from everstep.model.chains import ChainKeyOption
@@ -28,6 +30,12 @@ IMPORTING: Final = "EVERSTEP_IMPORTING"
 def default_url() -> str:
     """Return `EVERSTEP_URL`, else `sqlite:///everstep.db`."""
     return os.environ.get("EVERSTEP_URL") or DEFAULT_URL
+
+
+def default_on_hold() -> Webhook | None:
+    """Return the webhook that `EVERSTEP_ON_HOLD` and `EVERSTEP_ON_HOLD_SECRET` name, if they do."""
+    url = os.environ.get("EVERSTEP_ON_HOLD")
+    return Webhook(url, secret=os.environ.get("EVERSTEP_ON_HOLD_SECRET") or None) if url else None
 
 
 class Opening:
@@ -81,7 +89,7 @@ def open(
     lease: float = 30.0,
     durability: Literal["power", "process"] = "power",
     codec: Any = None,
-    on_hold: Callable[[Any], None] | None = None,
+    on_hold: OnHold = None,
     chain_key: ChainKeyOption = None,
     **testing: Any,
 ) -> Opening:
@@ -92,7 +100,9 @@ def open(
     lease: seconds after which a worker that does not answer loses its runs. (A dead one here loses them at once.)
     durability: `"power"` (default): every commit survives a power failure. `"process"`: it survives the death of the
         process, not of the machine.
-    on_hold: called with each hold that happens here.
+    on_hold: who is told when a run is held: a function (called here with the hold), an `everstep.Webhook` or its
+        address (told durably, by any worker that has it), or a list of these. Default: the webhook that
+        `EVERSTEP_ON_HOLD` names, if it is set.
     chain_key: a secret of at least 16 bytes, kept outside the store, with which the digests of histories are made: then
         whoever can write the store cannot forge one unnoticed. Or a list: the first makes new runs, the others are
         still believed, and `None` among them lets runs be believed that were made without a key. Or a function that
@@ -100,6 +110,7 @@ def open(
     """
     if durability not in ("power", "process"):
         raise Misuse(f'durability={durability!r}: it is "power" or "process".')
+    on_hold = default_on_hold() if on_hold is None else on_hold
     options = {"recover": recover, "lease": lease, "codec": codec, "on_hold": on_hold, **testing}
     return Opening(url, durability, options, chain_key)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from everstep.codec import ANY
+from everstep.engine.crossing import crossed_by, refuse_crossing
 from everstep.engine.diagnosis import diagnose
 from everstep.engine.history import Recorded, load_verified, refuse_without_key
 from everstep.engine.holding import asked_report, damaged_report
@@ -18,6 +19,7 @@ from everstep.engine.repairing import repair
 from everstep.engine.resume import bare_unit, cancelled_unit, hold_unit, is_delayed, journal_of, resolve_unit
 from everstep.engine.rollback import Account, refuse_retry, refuse_rollback
 from everstep.engine.starting import new_entropy
+from everstep.engine.telling import consequence_of, report_of
 from everstep.errors import Damaged, HoldConflict, Misuse, RunActive, RunEnded, UnknownRun
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
@@ -98,7 +100,9 @@ async def end_claimed(app: "Driving", row: RunRow, request: ev.CancelRequested) 
     try:
         unit = cancelled_unit(app, row, request, consumed)
     except Damaged as error:
-        await app.committer.submit(hold_unit(app, row, damaged_report(error, diagnose(app.store, row))))
+        unit = hold_unit(app, row, damaged_report(error, diagnose(app.store, row)))
+        if isinstance(await app.committer.submit(unit), Accepted):
+            app.held(unit.hold)
         raise
     verdict = await app.committer.submit(unit)
     if not isinstance(verdict, Accepted):
@@ -110,7 +114,7 @@ async def end_claimed(app: "Driving", row: RunRow, request: ev.CancelRequested) 
     return True
 
 
-async def retry(app: "App", run: str, by: str) -> None:
+async def retry(app: "App", run: str, by: str, *, across_once: bool = False) -> None:
     """Let a failed run go on from what failed. If that was a child run, the child is retried first."""
     row = existing_row(app, run)
     if row.status != "failed":
@@ -118,15 +122,17 @@ async def retry(app: "App", run: str, by: str) -> None:
     history = load_verified(app.store, row)
     refuse_retry(run, Account(history))
     voids, call, child = _what_failed(history)
+    crossed = crossed_by(app.store, run, history, voids)
+    refuse_crossing(run, crossed, across_once=across_once)
     if child:
         child_row = app.store.run(child)
         if child_row is not None and child_row.status == "failed":
-            await retry(app, child, by)
+            await retry(app, child, by, across_once=across_once)
     claimed = await _claim(app, run, ("failed",))
     if claimed is None:
         raise RunActive(f"The run {run} was retried by somebody else just now.")
     journal, _ = journal_of(app, claimed)
-    body = ev.RunRetried(voids, new_entropy(app.randomness), call, by)
+    body = ev.RunRetried(voids, new_entropy(app.randomness), call, by, [one.seq for one in crossed if one.run == run])
     journal.record("run_retried", "", body, journal.at)
     _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, RowChange("queued", journal.at))), run)
 
@@ -170,7 +176,9 @@ async def hold(app: "App", run: str, note: str, by: str) -> None:
     with app.setting_aside(run):
         claimed = await _claim(app, run, ("queued", "running", "waiting"))
         if claimed is not None:
-            _expect_accepted(await app.committer.submit(hold_unit(app, claimed, report)), run)
+            unit = hold_unit(app, claimed, report)
+            _expect_accepted(await app.committer.submit(unit), run)
+            app.held(unit.hold)
             return
     await _post(app, Post(run, "hold", value=msgspec.json.encode(report), at=app.clock.now()), "held")
 
@@ -179,7 +187,8 @@ async def rollback(app: "App", run: str, note: str, *, by: str, uncompensated: b
     """Let what a run did be undone. An unfinished run stops for that; an ended one is taken up once more."""
     row = existing_row(app, run)
     if row.status == "held":
-        await resolve(app, run, "rollback", hold=None, value=None, note=note, by=by, uncompensated=uncompensated)
+        how = {"uncompensated": uncompensated, "by_verb": True}
+        await resolve(app, run, "rollback", hold=None, value=None, note=note, by=by, **how)
         return
     request = ev.RollbackRequested(by=by, note=note, uncompensated=uncompensated)
     if row.status in ENDED:
@@ -218,14 +227,16 @@ async def resolve(
     note: str,
     by: str,
     uncompensated: bool = False,
+    by_verb: bool = False,
 ) -> None:
     """Write down what a person decided, and let the run go on (or end)."""
     existing_row(app, run)
     chosen = _one_hold(app, run, hold)
-    if resolution not in chosen.resolutions:
+    if resolution not in chosen.resolutions and not (by_verb and resolution in _by_verb(chosen)):
+        hint = f" (`everstep {resolution} {run}` says why.)" if resolution in _by_verb(chosen) else ""
         raise HoldConflict(
             f"{resolution!r} does not resolve hold {chosen.id} ({chosen.reason}). "
-            f"Possible: {', '.join(f'{one} ({_consequence(chosen, one)})' for one in chosen.resolutions)}."
+            f"Possible: {', '.join(f'{one} ({_consequence(chosen, one)})' for one in chosen.resolutions)}.{hint}"
         )
     if resolution == "repair":
         await repair(app, run, note=note, by=by)
@@ -248,8 +259,12 @@ async def resolve(
 
 
 def _consequence(hold: HoldRow, resolution: str) -> str:
-    consequences = msgspec.json.decode(hold.report).get("consequences", {})
-    return str(consequences.get(resolution, ""))
+    return consequence_of(report_of(hold), resolution)
+
+
+def _by_verb(hold: HoldRow) -> list[str]:
+    """Return what would resolve a hold and is not among its answers, for it would be refused, or do nothing."""
+    return list(report_of(hold).get("by_verb", ()))
 
 
 def _one_hold(app: "App", run: str, hold: str | None) -> HoldRow:
@@ -260,7 +275,12 @@ def _one_hold(app: "App", run: str, hold: str | None) -> HoldRow:
         return chosen[0]
     listed = ", ".join(f"{one.id} ({one.reason})" for one in holds) or "none"
     if hold is None:
-        raise HoldConflict(f"The run {run} has {len(holds)} open holds: {listed}. Name one with --hold.")
+        hint = "Name one with --hold." if holds else "There is nothing to resolve."
+        raise HoldConflict(f"The run {run} has {len(holds)} open holds: {listed}. {hint}")
+    for one in app.store.holds(run=run, open_only=False):
+        if one.id == hold and one.resolved_at is not None:
+            by = f" by {one.by}" if one.by else ""
+            raise HoldConflict(f"Hold {hold} was resolved already ({one.resolution}{by}). Open: {listed}.")
     raise HoldConflict(f"The run {run} has no open hold {hold}. Open: {listed}.")
 
 

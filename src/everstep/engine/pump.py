@@ -106,6 +106,8 @@ class Pump:
         wake = self._next_wake is not None and at >= self._next_wake
         if nudged or changed or wake or self._has_more or (sweep and (app.recover or app.wanted)):
             await self._look(at)
+        if changed or nudged or sweep:
+            app.notifier.look()
         if changed or nudged:
             app.watchers.look_at_what_is_elsewhere()
 

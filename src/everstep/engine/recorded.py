@@ -1,15 +1,37 @@
 """What recorded events say of the code that led to them."""
 
+from typing import Final
+
+from everstep.engine.crossing import KEPT
 from everstep.engine.history import Recorded
 from everstep.model.events import ENDS
 from everstep.model.secrets import HIDDEN
+
+COMMANDS: Final = frozenset(
+    {
+        "step_cancelled",
+        "timer_started",
+        "signal_awaited",
+        "signal_rejected",
+        "child_started",
+        "child_cancelled",
+        "value_published",
+        "witness_taken",
+        "witness_changed",
+        "witness_released",
+        "checkpoint_taken",
+    }
+)
+"""Events that record what the code asked for, beside steps and ends."""
+FIRST: Final = ("", KEPT)
+"""Why a step was begun for the first time: the code asked for it. (What has another reason came later.)"""
 
 
 def asks_for_step(event: Recorded) -> bool:
     """Tell whether an event records that the code asked for a step, and not what became of that."""
     if event.kind == "key_taken":
         return not event.body.again
-    return event.kind == "step_started" and event.body.attempt == 1 and not event.body.because
+    return event.kind == "step_started" and event.body.attempt == 1 and event.body.because in FIRST
 
 
 def recorded_text(event: Recorded) -> str:

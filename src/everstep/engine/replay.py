@@ -11,31 +11,20 @@ from typing import Any, Final
 
 import msgspec
 
+from everstep.engine.accounts import UNSEEN
 from everstep.engine.checkpoints import Checkpoint, Checkpoints, Jump
 from everstep.engine.commands import ChildCall, Command, Difference, EndRun, StartTimer, StepCall
+from everstep.engine.crossing import Kept, kept_by
 from everstep.engine.execution import OUTCOMES, Execution
 from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded
+from everstep.engine.judging import note_judgement
 from everstep.engine.loop import SpinningWorkflow
-from everstep.engine.recorded import asks_for_step, recorded_text
+from everstep.engine.recorded import COMMANDS, FIRST, asks_for_step, recorded_text
 from everstep.errors import NotDecodable
 from everstep.model.contracts import may_run_again
 from everstep.model.events import ENDS
 
-COMMANDS: Final = frozenset(
-    {
-        "step_cancelled",
-        "timer_started",
-        "signal_awaited",
-        "signal_rejected",
-        "child_started",
-        "child_cancelled",
-        "value_published",
-        "witness_taken",
-        "witness_released",
-        "checkpoint_taken",
-    }
-)
 NEVER: Final = -1
 """The due time of an attempt that waits for a person."""
 FALLBACK: Final = -2
@@ -44,9 +33,6 @@ DOUBT: Final = -3
 """The due time of an attempt about which nobody knows yet whether the one before it happened."""
 KEY: Final = -4
 """The due time of an attempt that is not made before the step gets its key, which another one has."""
-
-UNSEEN: Final = ("repaired", "restored")
-"""Why a step is in doubt of which the history knows nothing: a part of the history is lost."""
 
 
 class Attempts(msgspec.Struct, gc=False):
@@ -394,9 +380,11 @@ class Replay:
 
     def _begin_attempt(self, event: Recorded) -> None:
         body = event.body
-        if body.attempt == 1 and not body.because:
+        if body.attempt == 1 and body.because in FIRST:
             self.attempts[body.call] = Attempts(1, by=body.by, database=body.database, round=body.round)
             self._match(event)
+            if body.because and self.execution.kept is not None:
+                self.execution.kept.take(event.step, body.arguments)
             return
         attempts = self.attempts.setdefault(body.call, Attempts())
         attempts.attempt, attempts.by, attempts.database = body.attempt, body.by, body.database
@@ -421,9 +409,11 @@ class Replay:
         elif kind == "run_resolved":
             for subject, fact in body.facts.items():
                 if subject in self.execution.witnesses:  # not if it was taken between a failure and its retry
-                    self.execution.witnesses[subject].payload = bytes(fact)
+                    self.execution.witnesses[subject].remember(bytes(fact))
             if attempts is not None:
                 self._note_resolution(attempts, body.resolution, event.at)
+        elif kind == "drift_judged":
+            note_judgement(self.execution, body)
         elif kind == "run_retried":
             self._retry(event)
         elif kind == "run_restored" or (kind == "run_repaired" and body.lost):
@@ -455,6 +445,11 @@ class Replay:
     def _retry(self, event: Recorded) -> None:
         """A person's retry: what failed is open again, with all its attempts."""
         self.execution.ended = False
+        if event.body.crossed or self.execution.kept is not None:
+            voids = event.body.voids
+            kept = self.execution.kept = self.execution.kept or Kept()
+            kept.forget_since(voids)
+            kept.add(kept_by(self.history[self._place(voids) : self._place(event.seq)], event))
         self.cancel_at = 0
         for call in self._reopened[event.seq] & self.execution.steps.keys():
             attempts = self.attempts.setdefault(call, Attempts())

@@ -5,6 +5,7 @@ Whatever does not agree puts the run on hold, and nothing else is changed.
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from everstep.engine.checkpoints import Checkpoint
 from everstep.engine.children import outlives_not
 from everstep.engine.clock import microseconds
-from everstep.engine.compensating import note_compensated
+from everstep.engine.compensating import note_compensated, offering_rollback
 from everstep.engine.diagnosis import diagnose
 from everstep.engine.driver import Driver
 from everstep.engine.execution import Execution
@@ -30,7 +31,7 @@ from everstep.engine.keys import key_end
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.past import Past, load_past
 from everstep.engine.replay import Replay, Replayed, first_run
-from everstep.engine.rollback import Account, refuse_what_is_left
+from everstep.engine.rollback import Account, left_by_children, refuse_what_is_left
 from everstep.engine.surrounding import Surrounding
 from everstep.engine.workflow import Workflow
 from everstep.errors import ChainKeyMissing, Damaged, NotDecodable
@@ -142,14 +143,24 @@ def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
         try:
             journal, history = journal_of(app, row)
             journal.at = max(journal.at, row.updated_at)
-            if Account(history).is_undone:
-                report = msgspec.structs.replace(report, without=[*report.without, "rollback"])
+            account = Account(history)
+            if account.is_undone:
+                report = report.but_not("rollback")
+            else:
+                left = partial(_all_that_stays, app, row.id, account)
+                report = offering_rollback(report, row.id, account.undoable, left)
         except Damaged as error:
             report = damaged_report(error, diagnose(app.store, row))
     hold = report.row(row.id, journal.at, app.randomness)
     if report.reason != "damaged":
         journal.record("run_held", hold.step, ev.RunHeld(hold.id, hold.reason, hold.summary), journal.at)
-    return bare_unit(row, journal, RowChange("held", journal.at, None, row.current_step), hold=hold)
+    unit = bare_unit(row, journal, RowChange("held", journal.at, None, row.current_step), hold=hold)
+    unit.notifications = app.notifier.rows(hold)
+    return unit
+
+
+def _all_that_stays(app: Surrounding, run: str, account: Account) -> list[str]:
+    return account.uncompensated or left_by_children(app.store, run)
 
 
 def _silent_journal(row: RunRow, at: int) -> Journal:
@@ -207,7 +218,7 @@ def resolve_unit(
     if resolution in ("skip", "done"):
         raw, ref = journal.pack(payload)
         # Early: there may be outcomes before it that the code has not seen, and commands that follow from those.
-        outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True)
+        outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True, adopted=True)
         outcome.secret = _is_secret(history, outcome.call)
         outcome.skipped = resolution == "skip"
         undone = next((one.body.compensates for one in reversed(history) if _is_start_of(one, outcome.call)), 0)

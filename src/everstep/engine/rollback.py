@@ -7,6 +7,7 @@ would stay as it is.
 from collections.abc import Sequence
 from typing import Any, Final
 
+from everstep.engine.crossing import KEPT
 from everstep.engine.history import Recorded, load_verified
 from everstep.errors import CompensationBegun, Damaged, Uncompensated
 from everstep.model.contracts import may_run_again
@@ -30,13 +31,18 @@ class Account:
         """The steps that must not happen twice, happened or may have, and have no compensation."""
         self.lost = False
         """Whether what it did may be in a part of its history that is lost, and nobody has said that nothing is."""
+        self.undoable: list[str] = []
+        """The steps of any contract that happened or may have, and have a compensation that has not completed."""
         self._open: dict[int, Recorded] = {}
         self._done: dict[int, str] = {}
+        self._undoable: dict[int, str] = {}
         self._todo: set[int] = set()
         self.was_begun = False
         for event in history:
             self._take(event)
         self.compensable = list(self._done.values())
+        begun = {call: event.step for call, event in self._open.items() if event.body.compensate}
+        self.undoable = list((self._undoable | begun).values())
         self.uncompensated += [event.step for event in self._open.values() if _is_left(event.body)]
         if self.lost:
             self.uncompensated.append(WHAT_IS_LOST)
@@ -70,12 +76,26 @@ class Account:
         if body.compensates:
             self._todo.discard(body.compensates)
             self._done.pop(body.compensates, None)
-        elif outcome.skipped or outcome.fallback or may_run_again(body.effect):
+            self._undoable.pop(body.compensates, None)
+            return
+        if body.because == KEPT:
+            self._forget_kept(started.step)
+        if body.compensate and not (outcome.skipped or outcome.fallback):
+            self._undoable[call] = started.step
+        if outcome.skipped or outcome.fallback or may_run_again(body.effect):
             pass
         elif body.compensate:
             self._done[call] = started.step
         else:
             self.uncompensated.append(started.step)
+
+    def _forget_kept(self, step: str) -> None:
+        """A retried run was given an earlier outcome: it is the same effect, not another one."""
+        name = step.partition("#")[0]
+        for earlier in self.uncompensated:
+            if earlier.partition("#")[0] == name:
+                self.uncompensated.remove(earlier)
+                return
 
 
 def _is_left(started: Any) -> bool:
@@ -106,7 +126,7 @@ def refuse_rollback(store: Store, row: RunRow, account: Account, *, allowed: boo
 
 def refuse_what_is_left(store: Store, row: RunRow, account: Account, *, allowed: bool) -> None:
     """Raise if a rollback would leave effects that must not happen twice, unless that is allowed."""
-    left = [] if allowed else account.uncompensated + _left_by_children(store, row.id)
+    left = [] if allowed else account.uncompensated + left_by_children(store, row.id)
     if left:
         raise Uncompensated(
             f"A rollback of {row.id} would leave as they are: {', '.join(left)}. They must not happen twice, and "
@@ -116,7 +136,7 @@ def refuse_what_is_left(store: Store, row: RunRow, account: Account, *, allowed:
         )
 
 
-def _left_by_children(store: Store, run: str) -> list[str]:
+def left_by_children(store: Store, run: str) -> list[str]:
     """Return the effects of child runs, and of theirs: their compensations are their own."""
     left: list[str] = []
     for row in store.children(run):
@@ -126,5 +146,5 @@ def _left_by_children(store: Store, run: str) -> list[str]:
             left.append(f"whatever the run {row.id} did, whose history is damaged")
         else:
             left += [f"{step} of the run {row.id}" for step in account.uncompensated + account.compensable]
-        left += _left_by_children(store, row.id)
+        left += left_by_children(store, row.id)
     return left

@@ -79,6 +79,7 @@ class Saver:
         )
         if driver.hold is not None:
             unit.hold, unit.release = driver.hold, True
+            unit.notifications = driver.app.notifier.rows(driver.hold)
         if journal.checkpoints or journal.archive:
             unit.checkpoints, unit.checkpoints_kept = journal.checkpoints, journal.checkpoints_kept
             unit.archive = journal.archive

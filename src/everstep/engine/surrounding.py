@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from everstep.codec import Codec
 from everstep.engine.clock import Clock
 from everstep.engine.committer import Committer
+from everstep.engine.notifying import Notifier
 from everstep.engine.threads import Threads
 from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import Store
@@ -34,6 +35,7 @@ class Surrounding(Protocol):
     recent_ends: "RecentEnds"
     drivers: dict[str, "Driver"]
     draining: bool
+    notifier: Notifier
 
     def adopt(self, run: str) -> None:
         """Drive a child run that has just become durable."""

@@ -71,6 +71,10 @@ TABLE: Final[dict[str, str]] = {
     "run.replayed": "its code was replayed and nothing new was done",
     "compensation.begin": "a run has failed or is rolled back, and that its undoing begins is not recorded",
     "rollback.claimed": "an ended run was claimed to be rolled back, and that is not recorded",
+    "drift.judged": "a function has decided about drift, and its decision is not recorded",
+    "notification.taken": "a notification of a hold is taken and not sent",
+    "notification.answered": "it was sent and answered, and that is not written down",
+    "notification.settled": "that is written down",
     "run.end": "a run's code has ended and its end is not recorded",
     "run.ended": "a run's end is durable and nobody was told",
 }

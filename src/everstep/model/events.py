@@ -6,26 +6,24 @@ never reaches workflow code.
 
     commands   step_started (first attempt)  key_taken (first time)  step_cancelled  timer_started
                signal_awaited  signal_rejected  child_started  child_cancelled  value_published  witness_taken
-               witness_released  checkpoint_taken  compensation_started  run_completed  run_failed
+               witness_changed  witness_released  checkpoint_taken  compensation_started  run_completed  run_failed
                run_cancelled
     outcomes   run_started  step_completed  step_shared  step_failed  timer_fired  signal_received  child_ended
                cancel_requested  rollback_requested
     notes      step_started (later attempts)  key_taken (later)  attempt_failed  step_doubted  probe_answered
-               heartbeat  patched  checkpoint_damaged  run_held  run_resolved  run_retried  run_repaired
-               run_restored
+               heartbeat  patched  checkpoint_damaged  drift_judged  run_held  run_resolved  run_retried
+               run_repaired  run_restored
 """
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 
+from everstep.model.event_base import NO_PAYLOAD, Body, EventRow, Outcome
 from everstep.model.run_events import (
-    NO_PAYLOAD,
-    Body,
     CancelRequested,
     CompensationStarted,
-    Outcome,
     RollbackRequested,
     RunCancelled,
     RunCompleted,
@@ -37,6 +35,19 @@ from everstep.model.run_events import (
     RunRetried,
     RunStarted,
 )
+from everstep.model.witness_events import DriftJudged, WitnessChanged, WitnessReleased, WitnessTaken
+
+__all__ = [
+    "NO_PAYLOAD",
+    "Body",
+    "DriftJudged",
+    "EventRow",
+    "Outcome",
+    "WitnessChanged",
+    "WitnessReleased",
+    "WitnessTaken",
+]
+"""What others import from here although it stands elsewhere."""
 
 EventKind = Literal[
     "run_started",
@@ -60,7 +71,9 @@ EventKind = Literal[
     "child_ended",
     "value_published",
     "witness_taken",
+    "witness_changed",
     "witness_released",
+    "drift_judged",
     "checkpoint_taken",
     "checkpoint_damaged",
     "patched",
@@ -78,17 +91,6 @@ EventKind = Literal[
 ]
 
 
-class EventRow(NamedTuple):
-    """An event as it is stored. `at` is microseconds since 1970; `body` is JSON of the kind's body below."""
-
-    seq: int
-    kind: str
-    step: str
-    at: int
-    body: bytes
-    digest: bytes
-
-
 class StepStarted(Body):
     """An attempt at a step begins. For contracts other than `read` this is durable before the body starts."""
 
@@ -101,7 +103,8 @@ class StepStarted(Body):
     because: str = ""
     """Why there is another attempt: `retry` (its policy), `crash` (the last was cut off), `person` (a retried run),
     `not-done` (a probe or a person said that the last one did not happen). Or why the first one comes only now:
-    `freed` (somebody else had the step's key)."""
+    `freed` (somebody else had the step's key). Or why there is none: `kept` (the step was done before its run was
+    retried, and its outcome is given again)."""
     by: str = ""
     """With `once` and `atomic`: the worker that runs it, so that it is known later whether it can still act."""
     whole: msgspec.Raw = NO_PAYLOAD
@@ -327,25 +330,6 @@ class ValuePublished(Body):
     ref: str = ""
 
 
-class WitnessTaken(Body):
-    """The run remembers a fact about the outside, and is held when it no longer holds (or as `on_drift` says)."""
-
-    call: int
-    subject: str
-    on_drift: str = "hold"
-    fact: msgspec.Raw = NO_PAYLOAD
-    ref: str = ""
-    source: str = ""
-
-
-class WitnessReleased(Body):
-    """The run no longer cares about a fact."""
-
-    call: int
-    subject: str
-    source: str = ""
-
-
 class CheckpointTaken(Body):
     """The code's state was recorded, so that recovery can start from here instead of the beginning."""
 
@@ -398,7 +382,9 @@ BODIES: Final[dict[str, type[Body]]] = {
     "child_ended": ChildEnded,
     "value_published": ValuePublished,
     "witness_taken": WitnessTaken,
+    "witness_changed": WitnessChanged,
     "witness_released": WitnessReleased,
+    "drift_judged": DriftJudged,
     "checkpoint_taken": CheckpointTaken,
     "checkpoint_damaged": CheckpointDamaged,
     "patched": Patched,

@@ -1,28 +1,8 @@
 """The bodies of events about a run as a whole: how it begins and ends, and what happens to it in between."""
 
-from typing import Final
-
 import msgspec
 
-NO_PAYLOAD: Final = msgspec.Raw(b"")
-
-
-class Body(msgspec.Struct, omit_defaults=True, gc=False):
-    """The base of all bodies.
-
-    `call` numbers the commands of a run in the order in which its code gave them; an outcome names the call it is for.
-    A payload stands in the body itself, or, when it is large, in `payloads` under the digest in `ref`.
-    """
-
-
-class Outcome(Body, kw_only=True):
-    """The base of all news for workflow code.
-
-    `early`: it was recorded before the code had come to rest after the event before it, so the commands that follow
-    from that earlier event stand behind this one.
-    """
-
-    early: bool = False
+from everstep.model.event_base import NO_PAYLOAD, Body, Outcome
 
 
 class RunStarted(Body):
@@ -127,6 +107,8 @@ class RunRetried(Body):
     entropy: str
     call: int = 0
     by: str = ""
+    crossed: list[int] = []
+    """Outcomes of `once` steps that no longer count and did happen: each is given to the next call that is the same."""
 
 
 class RunRepaired(Body):

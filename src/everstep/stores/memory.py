@@ -18,6 +18,7 @@ from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten,
 from everstep.stores.memory_keys import MemoryKeys
 from everstep.stores.memory_repairs import MemoryRepairs
 from everstep.stores.memory_work import MemoryWork
+from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     LAST,
     Accepted,
@@ -99,6 +100,10 @@ class MemoryStore(MemoryWork):
                     return self._claim(operation)
                 case Release():
                     return self._release(operation)
+                case TakeNotification():
+                    return Accepted() if self._notifications.take(operation, self._workers) else Refused("taken")
+                case SettleNotification():
+                    return Accepted() if self._notifications.settle(operation) else Refused("taken")
                 case SettleKey():
                     return self._settle_key(operation)
                 case ForgetKeys():
@@ -171,6 +176,7 @@ class MemoryStore(MemoryWork):
                 self._deliver(post)  # Nobody hears this verdict, so what came too late stays visible.
         if hold is not None:
             self._hold(hold)
+            self._notifications.add(operation.notifications)
         if operation.keys is not None:
             self._keys.apply(operation.keys, row.id, row.generation, operation.row.at)
         if operation.checkpoints:
@@ -274,6 +280,7 @@ class MemoryStore(MemoryWork):
                 hold.by,
                 hold.note,
             )
+            self._notifications.drop(hold.id)
 
     def _post(self, post: Post) -> Verdict:
         # A call comes again, so the id of a `child` or `key` delivery does not make it a duplicate.

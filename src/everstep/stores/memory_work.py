@@ -7,6 +7,8 @@ from copy import deepcopy
 from everstep.errors import Misuse
 from everstep.model.chains import ChainKeys
 from everstep.model.events import EventRow
+from everstep.stores.memory_notifications import MemoryNotifications
+from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import CheckpointRow, Delivery, HoldRow, RunRow, WorkerRow
 
 
@@ -27,6 +29,7 @@ class MemoryWork:
         self._signals: dict[int, Delivery] = {}
         self._followers: set[tuple[str, str, int]] = set()
         self._holds: dict[str, HoldRow] = {}
+        self._notifications = MemoryNotifications()
         self._workers: dict[str, WorkerRow] = {}
         self._dead: set[str] = set()
 
@@ -88,12 +91,30 @@ class MemoryWork:
             ours = [row for row in waiting if row.owner == worker or (everyone and self._is_free(row, at))]
             return min((row.wake_at for row in ours if row.wake_at is not None), default=None)
 
+    def notifications(self, *, run: str | None = None, undelivered_only: bool = True) -> list[NotificationRow]:
+        """Return notifications, oldest first."""
+        with self._lock:
+            is_open = {hold.id for hold in self._holds.values() if hold.resolved_at is None}.__contains__
+            return deepcopy(self._notifications.listed(run, undelivered_only, is_open))
+
+    def due_notifications(self, *, target: str, at: int, limit: int) -> list[NotificationRow]:
+        """Return the pending notifications for a target that are free at a time, the longest due first."""
+        with self._lock:
+            return deepcopy(self._notifications.due(target, at, limit, self._workers))
+
+    def next_notification(self, *, target: str) -> int | None:
+        """Return the earliest `next_at` among the pending notifications for a target."""
+        with self._lock:
+            return self._notifications.next(target)
+
     def changed(self) -> bool:
         """Return False: nobody else can write here."""
         return False
 
     # -- workers -------------------------------------------------------------------------------------------------
-    def register_worker(self, worker: str, pid: int, host: str, lease_until: int) -> WorkerRow:
+    def register_worker(
+        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = ()
+    ) -> WorkerRow:
         """Enter a worker. It lives until `leave` or `kill_worker`."""
         with self._lock:
             if worker in self._workers and worker not in self._dead:
@@ -102,7 +123,7 @@ class MemoryWork:
             self._dead.discard(worker)
             taken = {row.place for row in self._workers.values()}
             place = next(place for place in range(1, len(taken) + 2) if place not in taken)
-            row = WorkerRow(worker, place, pid, host, self.now(), lease_until)
+            row = WorkerRow(worker, place, pid, host, self.now(), lease_until, list(targets))
             self._workers[worker] = row
             return deepcopy(row)
 

@@ -23,6 +23,7 @@ from everstep.model.events import EventRow
 from everstep.model.status import Status
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, KeyChanges, SettleKey
+from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.rows import (
     CheckpointRow,
     Delivery,
@@ -93,6 +94,8 @@ class Append(msgspec.Struct, kw_only=True, gc=False):
     posts: Sequence[Post] = ()
     hold: HoldRow | None = None
     """A new hold, or with `resolved_at` set the resolution of the one with this id."""
+    notifications: Sequence[NotificationRow] = ()
+    """With a new hold: who is to be told of it. When a hold is resolved, its pending ones are dropped."""
     release: bool = False
     """Give the lease back (owner becomes None)."""
     keys: KeyChanges | None = None
@@ -161,7 +164,20 @@ class MarkRestored(msgspec.Struct, gc=False):
     expected: int
 
 
-Operation = StartRun | RestartRun | Append | Post | Claim | Release | SettleKey | ForgetKeys | RepairRun | MarkRestored
+Operation = (
+    StartRun
+    | RestartRun
+    | Append
+    | Post
+    | Claim
+    | Release
+    | SettleKey
+    | ForgetKeys
+    | RepairRun
+    | MarkRestored
+    | TakeNotification
+    | SettleNotification
+)
 
 
 class Accepted(NamedTuple):
@@ -177,7 +193,7 @@ class Existing(NamedTuple):
 class Refused(NamedTuple):
     """The operation was not done and changed nothing."""
 
-    why: Literal["fenced", "head", "inbox", "missing", "key"]
+    why: Literal["fenced", "head", "inbox", "missing", "key", "taken"]
     calls: tuple[int, ...] = ()
     """With `key`: the calls whose keys others have."""
 
@@ -306,6 +322,10 @@ class Store(Protocol):
 
     def holds(self, *, run: str | None = None, open_only: bool = True) -> list[HoldRow]: ...
 
+    def notifications(self, *, run: str | None = None, undelivered_only: bool = True) -> list[NotificationRow]:
+        """Return notifications, oldest first. Undelivered: pending or given up, of a hold that is open."""
+        ...
+
     def effect(self, key: str) -> EffectRow | None:
         """Return who has a key, and its outcome."""
         ...
@@ -340,12 +360,22 @@ class Store(Protocol):
         """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
         ...
 
+    def due_notifications(self, *, target: str, at: int, limit: int) -> list[NotificationRow]:
+        """Return the pending notifications for a target that are free at a time, the longest due first."""
+        ...
+
+    def next_notification(self, *, target: str) -> int | None:
+        """Return the earliest `next_at` among the pending notifications for a target."""
+        ...
+
     def changed(self) -> bool:
         """Tell whether another process (or another store object) has written since the last call. Very cheap."""
         ...
 
     # -- workers ---------------------------------------------------------------------------------------------------
-    def register_worker(self, worker: str, pid: int, host: str, lease_until: int) -> WorkerRow:
+    def register_worker(
+        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = ()
+    ) -> WorkerRow:
         """Enter a worker and take its liveness lock, which the kernel frees when the process dies."""
         ...
 

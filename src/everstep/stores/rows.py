@@ -157,3 +157,5 @@ class WorkerRow(msgspec.Struct):
     host: str
     started_at: int
     lease_until: int
+    targets: list[str] = []
+    """Where it delivers notifications of holds to, by name."""

@@ -35,6 +35,10 @@ class Call(msgspec.Struct):
     outcome_seq: int = 0
     outcome_at: int = 0
     cancelled: bool = False
+    kept: bool = False
+    """Whether it was not done, for an earlier branch had done it."""
+    adopted: bool = False
+    """Whether the outcome was given by a probe, a person, or an earlier branch."""
     number: int = 0
     checkpoint: int = 0
     own_key: str = ""
@@ -81,6 +85,7 @@ class HistoryJudge:
         self.shared: list[Shared] = []
         self.ended_by: EventRow | None = None
         self._signal_ids: set[str] = set()
+        self._subjects: set[str] = set()
         self._entropy = ""
         self._last_call = 0
         self._last_checkpoint = 0
@@ -156,7 +161,7 @@ class HistoryJudge:
 
     def _step_started(self, body: Any) -> None:
         event = self._event
-        if body.attempt == 1 and not body.because:
+        if body.attempt == 1 and body.because in ("", "kept"):
             undone = body.compensates
             entropy = compensation_entropy(self._entropy, undone) if undone else self._entropy
             key = step_key(entropy, event.step, body.arguments)
@@ -164,6 +169,7 @@ class HistoryJudge:
             new.compensate, new.compensates = body.compensate, undone
             if body.call in self.calls and body.call <= self._last_call:
                 self._broken("L3", "begins a call again at its first attempt")
+            new.kept = body.because == "kept"
             self._own(self._begin(body.call, new), body)
             return
         call = self._known(body.call)
@@ -222,6 +228,16 @@ class HistoryJudge:
     def _other_command(self, body: Any) -> None:
         self._begin(body.call, Call(self._event.kind, self._event.seq))
 
+    def _witness_taken(self, body: Any) -> None:
+        self._other_command(body)
+        self._subjects.add(body.subject)
+
+    def _drift_judged(self, body: Any) -> None:
+        if body.subject not in self._subjects:
+            self._broken("R1", f"is about {body.subject}, which the run never remembered")
+        if body.decision not in ("hold", "fail", "ignore", "accept"):
+            self._broken("R1", f"decides {body.decision!r}, which is no decision")
+
     def _checkpoint_taken(self, body: Any) -> None:
         if body.number <= self._last_checkpoint:
             self._broken("R1", f"is checkpoint {body.number}, and the one before was {self._last_checkpoint}")
@@ -266,6 +282,8 @@ class HistoryJudge:
 
     def _step_ended(self, body: Any) -> None:
         call = self._settle(body.call)
+        if call is not None:
+            call.adopted = getattr(body, "adopted", False)
         if call is not None and body.attempt != call.attempt:
             self._broken("L3", f"is of attempt {body.attempt}, and the last one begun is {call.attempt}")
         if call is not None and self._event.kind == "step_completed":
@@ -319,6 +337,11 @@ class HistoryJudge:
     def _run_retried(self, body: Any) -> None:
         """What the code did since the event `voids` no longer counts, and its calls' numbers are given again."""
         self.ended_by = None
+        for call in self.calls.values():
+            is_effect = call.effect in ("once", "atomic") and call.outcome != "step_failed" and not call.kept
+            is_effect = is_effect and not call.own_key  # which is guarded by that
+            if call.seq >= body.voids and is_effect and call.outcome_seq not in body.crossed:
+                self._broken("L3", f"forgets {call.step} ({call.effect}), which was begun in event {call.seq}")
         self._entropy = body.entropy
         for call in self.calls.values():
             call.is_void = call.seq >= body.voids
@@ -351,8 +374,10 @@ _JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
     "child_cancelled": HistoryJudge._other_command,
     "child_ended": HistoryJudge._child_ended,
     "value_published": HistoryJudge._other_command,
-    "witness_taken": HistoryJudge._other_command,
+    "witness_taken": HistoryJudge._witness_taken,
+    "witness_changed": HistoryJudge._other_command,
     "witness_released": HistoryJudge._other_command,
+    "drift_judged": HistoryJudge._drift_judged,
     "checkpoint_taken": HistoryJudge._checkpoint_taken,
     "cancel_requested": HistoryJudge._cancel_requested,
     "rollback_requested": HistoryJudge._cancel_requested,

@@ -75,14 +75,15 @@ def _one_step(
 ) -> list[Violation]:
     found = []
     most = {"read": len(applied), "atomic": 1, "once": 1}.get(call.effect, 1)
-    least = 1 if call.outcome == "step_completed" and call.effect != "read" else 0
+    was_done = call.outcome == "step_completed" and not call.adopted  # else somebody else said so
+    least = 1 if was_done and call.effect != "read" else 0
     if len(applied) > most:
         found.append(Violation("D3", run, call.seq, f"{call.step} ({call.effect}) was applied {len(applied)} times"))
     if len(applied) < least:
         found.append(Violation("D3", run, call.outcome_seq, f"{call.step} is completed and was never applied"))
     if call.effect == "atomic" and call.outcome == "step_failed" and applied:
         found.append(Violation("D3", run, call.outcome_seq, f"{call.step} (atomic) has failed and was applied"))
-    if call.outcome == "step_completed" and not requests:
+    if was_done and not requests:
         found.append(Violation("D3", run, call.outcome_seq, f"{call.step} is completed and was never asked for"))
     if call.outcome and not call.cancelled and "zombie" not in faults:
         late = [entry for entry in requests if entry["at"] > call.outcome_at + LATE_MICROSECONDS]

@@ -8,6 +8,7 @@ import msgspec
 
 from everstep.engine.app import App
 from everstep.engine.driver import Driver
+from everstep.engine.webhooks import Webhook
 from everstep.stores.protocol import HoldRow, Store
 from everstep.worker.stopping import stopping_on_signals
 
@@ -30,8 +31,8 @@ Tell = Callable[[News], None]
 class WorkerApp(App):
     """An app that takes up whatever is free, and tells what it does."""
 
-    def __init__(self, store: Store, tell: Tell, **options: Any) -> None:
-        super().__init__(store, recover=True, on_hold=self._tell_hold, **options)
+    def __init__(self, store: Store, tell: Tell, *, on_hold: Webhook | None = None, **options: Any) -> None:
+        super().__init__(store, recover=True, on_hold=[self._tell_hold, *([on_hold] if on_hold else [])], **options)
         self._tell = tell
 
     def _tell_hold(self, hold: HoldRow) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from everstep.model.status import ENDED
 from everstep.stores.keys import ForgetKeys, SettleKey
+from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Append,
     Claim,
@@ -78,7 +79,8 @@ class Batch:
         if not entangled:
             return
         others_post = bool(with_inbox) or not all(
-            isinstance(operation, Claim | Release | StartRun) for _, operation in self.others
+            isinstance(operation, Claim | Release | StartRun | TakeNotification | SettleNotification)
+            for _, operation in self.others
         )
         apart = entangled if others_post else with_inbox
         self.others += [(self._places[append.run], append) for append in self.appends if append.run in apart]
@@ -113,7 +115,7 @@ def _runs_mentioned(operation: Operation) -> Iterator[str]:
                 yield post.run
         case Post() | Claim() | Release():
             yield operation.run
-        case SettleKey() | ForgetKeys() | MarkRestored():
+        case SettleKey() | ForgetKeys() | MarkRestored() | TakeNotification() | SettleNotification():
             pass
         case RepairRun():
             yield operation.row.id

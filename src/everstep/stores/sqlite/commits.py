@@ -5,9 +5,10 @@ all of it was done: then the verdicts stand that were reached within it. If it w
 a transaction of its own, and one that fails again has the verdict `Failed`.
 
 What is read back: for an `Append`, `StartRun` or `RestartRun` the digest of its last event; for a `Post` the row with
-its number; for a `Claim` the epoch and owner; for a `SettleKey` its row. A `Release`, a `ForgetKeys` and an append
-without events write nothing that only they could have written, so they tell nothing; doing them again changes nothing
-either: the epoch and the expected head guard the second try.
+its number; for a `Claim` the epoch and owner; for a `SettleKey` its row; for a notification that was taken, who took it
+for which attempt. A `Release`, a `ForgetKeys`, an append without events and a settled notification write nothing that
+only they could have written, so they tell nothing; doing them again changes nothing either: the epoch, the expected
+head or the attempt guards the second try.
 """
 
 import threading
@@ -20,6 +21,7 @@ import apsw
 from everstep.errors import Damaged, StoreError, StoreFailed, StoreFull
 from everstep.model.crash_points import crash_point
 from everstep.stores.keys import ForgetKeys, SettleKey
+from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
     Append,
@@ -240,7 +242,12 @@ class Writer:
                 return self._row("archived_at", operation.row.id, operation.at) != (0,)
             case MarkRestored(), Accepted():
                 return self._row("restores") == (operation.expected + 1,)
+            case TakeNotification(), Accepted():
+                claim = self._row("notification_claim", operation.id)
+                return claim == (operation.attempt, operation.worker, operation.until)
             case ((Post() | Claim() | Release() | SettleKey() | ForgetKeys() | RepairRun() | MarkRestored()), _):
+                return False
+            case ((TakeNotification() | SettleNotification()), _):
                 return False
             case ((StartRun() | RestartRun()), Accepted()):
                 new, event = operation.new.row, operation.new.event

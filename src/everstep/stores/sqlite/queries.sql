@@ -393,6 +393,81 @@ WHERE holds.resolved_at IS NULL AND holds.reason = 'diverged'
     AND runs.workflow IN (SELECT value FROM json_each(?1))
 GROUP BY holds.run ORDER BY min(holds.created_at), min(holds.id) LIMIT ?2;
 
+-- ----------------------------------------------------------------------------------------------- notifications
+
+-- name: add_notifications
+-- In one transaction with the hold that they tell of: a crash right after it loses none.
+INSERT INTO notifications (id, hold, run, target, state, attempts, next_at, claimed_by, last_error, created_at)
+VALUES {rows:10} ON CONFLICT DO NOTHING;
+
+-- name: drop_notifications
+-- The hold is resolved: nobody needs to be told any more.
+UPDATE notifications INDEXED BY notifications_hold SET state = 'dropped', claimed_by = NULL
+WHERE hold = ? AND state = 'pending';
+
+-- name: take_notification
+-- The condition and the claim in one statement. A claim ends with its time, or with the worker that made it.
+UPDATE notifications SET attempts = ?2, claimed_by = ?3, next_at = ?5
+WHERE id = ?1 AND state = 'pending' AND attempts = ?2 - 1
+    AND (next_at <= ?4
+        OR (claimed_by IS NOT NULL AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = claimed_by)));
+
+-- name: notification_sent
+-- It has arrived, whatever was believed meanwhile.
+UPDATE notifications SET state = 'sent', claimed_by = NULL, last_error = '' WHERE id = ? AND state <> 'sent';
+
+-- name: notification_not_sent
+-- Only the last attempt says what comes next, and only while the hold is open.
+UPDATE notifications SET state = ?3, next_at = ?4, last_error = ?5, claimed_by = NULL
+WHERE id = ?1 AND state = 'pending' AND attempts = ?2;
+
+-- name: notification_claim
+-- Read back after an unknown commit.
+SELECT attempts, claimed_by, next_at FROM notifications WHERE id = ?;
+
+-- name: due_notifications
+-- Of one target: others' may be many, and wait for somebody who knows them.
+SELECT CAST(id AS BLOB), CAST(hold AS BLOB), CAST(run AS BLOB), CAST(target AS BLOB), CAST(state AS BLOB), attempts,
+    next_at, CAST(claimed_by AS BLOB), CAST(last_error AS BLOB), created_at
+FROM notifications INDEXED BY notifications_due
+WHERE state = 'pending' AND target = ?1 AND next_at <= ?2 ORDER BY next_at, id LIMIT ?3;
+
+-- name: abandoned_notifications
+-- Taken by a worker that died before it could say how it went. At most as many as are sent at once.
+SELECT CAST(id AS BLOB), CAST(hold AS BLOB), CAST(run AS BLOB), CAST(target AS BLOB), CAST(state AS BLOB), attempts,
+    next_at, CAST(claimed_by AS BLOB), CAST(last_error AS BLOB), created_at
+FROM notifications INDEXED BY notifications_claimed
+WHERE state = 'pending' AND claimed_by IS NOT NULL AND target = ?1 AND next_at > ?2
+    AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = claimed_by)
+ORDER BY next_at, id LIMIT ?3;
+
+-- name: next_notification
+-- The first entry of the index.
+SELECT min(next_at) FROM notifications INDEXED BY notifications_due WHERE state = 'pending' AND target = ?;
+
+-- name: notifications_undelivered
+-- For people: few, whatever was delivered before.
+SELECT CAST(told.id AS BLOB), CAST(told.hold AS BLOB), CAST(told.run AS BLOB), CAST(told.target AS BLOB),
+    CAST(told.state AS BLOB), told.attempts, told.next_at, CAST(told.claimed_by AS BLOB), CAST(told.last_error AS BLOB),
+    told.created_at
+FROM notifications AS told INDEXED BY notifications_undelivered CROSS JOIN holds ON holds.id = told.hold
+WHERE told.state IN ('pending', 'given up') AND holds.resolved_at IS NULL ORDER BY told.created_at, told.id;
+
+-- name: notifications_all
+-- For a reader who wants the delivered ones as well.
+SELECT CAST(id AS BLOB), CAST(hold AS BLOB), CAST(run AS BLOB), CAST(target AS BLOB), CAST(state AS BLOB), attempts,
+    next_at, CAST(claimed_by AS BLOB), CAST(last_error AS BLOB), created_at
+FROM notifications ORDER BY created_at, id;
+
+-- name: notifications_of_run
+-- ?2: only the undelivered ones.
+SELECT CAST(told.id AS BLOB), CAST(told.hold AS BLOB), CAST(told.run AS BLOB), CAST(told.target AS BLOB),
+    CAST(told.state AS BLOB), told.attempts, told.next_at, CAST(told.claimed_by AS BLOB), CAST(told.last_error AS BLOB),
+    told.created_at
+FROM notifications AS told INDEXED BY notifications_run CROSS JOIN holds ON holds.id = told.hold
+WHERE told.run = ?1 AND (NOT ?2 OR (told.state IN ('pending', 'given up') AND holds.resolved_at IS NULL))
+ORDER BY told.created_at, told.id;
+
 -- ------------------------------------------------------------------------------------------------------ leases
 
 -- name: claim
@@ -431,11 +506,11 @@ SELECT run, kind, name, id, value, at FROM signals WHERE number = ?;
 
 -- name: workers
 -- Few rows: one for each living worker.
-SELECT id, place, pid, host, started_at, lease_until FROM workers ORDER BY place;
+SELECT id, place, pid, host, started_at, lease_until, CAST(targets AS BLOB) FROM workers ORDER BY place;
 
 -- name: enter_worker
 -- Committed only when the worker's liveness lock is held, so nobody can bury it in between.
-INSERT INTO workers (id, place, pid, host, started_at, lease_until) VALUES (?, ?, ?, ?, ?, ?);
+INSERT INTO workers (id, place, pid, host, started_at, lease_until, targets) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: remove_worker
 -- By its place as well, so that a worker which came back under its id is not meant.

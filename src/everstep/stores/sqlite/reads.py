@@ -11,10 +11,11 @@ from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import EffectFilter, EffectRow
+from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
 from everstep.stores.sqlite.connections import translated
 from everstep.stores.sqlite.queries import query
-from everstep.stores.sqlite.rows import Row, as_json, effect_row, hold_row, run_row, text
+from everstep.stores.sqlite.rows import Row, as_json, effect_row, hold_row, notification_row, run_row, text, worker_row
 
 
 class Reader:
@@ -172,7 +173,27 @@ class Reader:
 
     def workers(self) -> list[WorkerRow]:
         """Return all workers, by their places."""
-        return [WorkerRow(*row) for row in self._all("workers")]
+        return [worker_row(row) for row in self._all("workers")]
+
+    # -- notifications ------------------------------------------------------------------------------------------------
+    def notifications(self, *, run: str | None, undelivered_only: bool) -> list[NotificationRow]:
+        """Return notifications, oldest first."""
+        if run is not None:
+            rows = self._all("notifications_of_run", run, undelivered_only)
+        else:
+            rows = self._all("notifications_undelivered" if undelivered_only else "notifications_all")
+        return [notification_row(row) for row in rows]
+
+    def due_notifications(self, *, target: str, at: int, limit: int) -> list[NotificationRow]:
+        """Return the pending notifications for a target that are free at a time, the longest due first."""
+        rows = self._all("due_notifications", target, at, limit)
+        rows += self._all("abandoned_notifications", target, at, limit)
+        return [notification_row(row) for row in rows[:limit]]
+
+    def next_notification(self, target: str) -> int | None:
+        """Return the earliest `next_at` among the pending notifications for a target."""
+        next_at: int | None = self._all("next_notification", target)[0][0]
+        return next_at
 
     # -- finding work -------------------------------------------------------------------------------------------------
     def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:

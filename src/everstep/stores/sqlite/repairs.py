@@ -42,6 +42,7 @@ class Repairs:
         self._run("pend_again", run, as_json(operation.pending))
         if operation.hold is not None:
             self._run("resolve_hold", *resolved_values(operation.hold))
+            self._run("drop_notifications", operation.hold.id)
         return Accepted()
 
     def mark_restored(self, operation: MarkRestored) -> Verdict:

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 
 from everstep.stores.keys import EffectRow
-from everstep.stores.protocol import Append, HoldRow, RunRow
+from everstep.stores.notifications import NotificationRow
+from everstep.stores.protocol import Append, HoldRow, RunRow, WorkerRow
 
 Row = tuple[Any, ...]
 
@@ -181,3 +182,35 @@ def hold_row(values: Row) -> HoldRow:
         note=values[11],
         workflow=values[12],
     )
+
+
+def notification_values(row: NotificationRow) -> Row:
+    """Return a notification's columns in their order in the table."""
+    facts = (row.id, row.hold, row.run, row.target, row.state, row.attempts, row.next_at, row.claimed_by)
+    return (*facts, row.last_error, row.created_at)
+
+
+def notification_row(values: Row) -> NotificationRow:
+    """Return a notification from its columns in their order in the table. A damaged one keeps nobody from others."""
+    return NotificationRow(
+        id=text(values[0]),
+        hold=text(values[1]),
+        run=text(values[2]),
+        target=text(values[3]),
+        state=text(values[4]),  # type: ignore[arg-type]  # one of them, unless damaged
+        attempts=values[5],
+        next_at=values[6],
+        claimed_by=None if values[7] is None else text(values[7]),
+        last_error=text(values[8]),
+        created_at=values[9],
+    )
+
+
+def worker_row(values: Row) -> WorkerRow:
+    """Return a worker from its columns in their order in the table. Damaged targets are none."""
+    id, place, pid, host, started_at, lease_until, listed = values
+    try:
+        targets = _decode_texts(listed)
+    except (UnicodeDecodeError, msgspec.MsgspecError):
+        targets = []
+    return WorkerRow(id, place, pid, host, started_at, lease_until, targets)

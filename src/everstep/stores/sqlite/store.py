@@ -13,6 +13,7 @@ from everstep.model.crash_points import crash_point
 from everstep.model.events import EventRow
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import EffectFilter, EffectRow
+from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import (
     LAST,
     CheckpointRow,
@@ -167,6 +168,10 @@ class SqliteStore:
         """Return holds, oldest first."""
         return self._reader.holds(run=run, open_only=open_only)
 
+    def notifications(self, *, run: str | None = None, undelivered_only: bool = True) -> list[NotificationRow]:
+        """Return notifications, oldest first."""
+        return self._reader.notifications(run=run, undelivered_only=undelivered_only)
+
     def effect(self, key: str) -> EffectRow | None:
         """Return who has a key, and its outcome."""
         return self._reader.effect(key)
@@ -196,10 +201,20 @@ class SqliteStore:
         """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
         return self._reader.next_wake(worker=worker, everyone=everyone, at=self.now())
 
+    def due_notifications(self, *, target: str, at: int, limit: int) -> list[NotificationRow]:
+        """Return the pending notifications for a target that are free at a time."""
+        return self._reader.due_notifications(target=target, at=at, limit=limit)
+
+    def next_notification(self, *, target: str) -> int | None:
+        """Return the earliest `next_at` among the pending notifications for a target."""
+        return self._reader.next_notification(target)
+
     # -- workers ------------------------------------------------------------------------------------------------
-    def register_worker(self, worker: str, pid: int, host: str, lease_until: int) -> WorkerRow:
+    def register_worker(
+        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = ()
+    ) -> WorkerRow:
         """Enter a worker and take its liveness lock, which the kernel frees when the process dies."""
-        return self._workers.register(worker, pid, host, self.now(), lease_until)
+        return self._workers.register(worker, pid, host, self.now(), lease_until, targets)
 
     def renew(self, worker: str, lease_until: int, at: int = 0) -> bool:
         """Prolong the worker's lease, and note that it is `at` now; False if it had been buried."""

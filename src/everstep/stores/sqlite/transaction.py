@@ -14,6 +14,7 @@ import apsw
 from everstep.model.status import ENDED
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import ForgetKeys, SettleKey
+from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
     Append,
@@ -46,6 +47,7 @@ from everstep.stores.sqlite.rows import (
     as_json,
     change_values,
     head_values,
+    notification_values,
     resolved_values,
     run_row,
     run_values,
@@ -129,6 +131,10 @@ class Transaction:
                 return self._release(operation)
             case RestartRun():
                 return self._restart(operation)
+            case TakeNotification():
+                return self._take_notification(operation)
+            case SettleNotification():
+                return self._settle_notification(operation)
             case SettleKey():
                 return self._keys.settle(operation)
             case ForgetKeys():
@@ -162,6 +168,7 @@ class Transaction:
                 self._deliver(post)
         if append.hold is not None:
             self._hold(append.hold)
+            self._insert("add_notifications", 10, [notification_values(row) for row in append.notifications])
         if append.keys is not None:
             self._keys.apply(append.keys, append.run, append.generation, append.row.at)
         if append.archive:
@@ -292,6 +299,20 @@ class Transaction:
             self._run("open_hold", (*facts, as_json(hold.resolutions), hold.created_at))
         else:
             self._run("resolve_hold", resolved_values(hold))
+            if self._connection.changes():
+                self._run("drop_notifications", (hold.id,))
+
+    def _take_notification(self, take: TakeNotification) -> Verdict:
+        self._run("take_notification", (take.id, take.attempt, take.worker, take.at, take.until))
+        return ACCEPTED if self._connection.changes() else Refused("taken")
+
+    def _settle_notification(self, settle: SettleNotification) -> Verdict:
+        if settle.state == "sent":
+            self._run("notification_sent", (settle.id,))
+        else:
+            facts = (settle.id, settle.attempt, settle.state, settle.next_at, settle.error)
+            self._run("notification_not_sent", facts)
+        return ACCEPTED if self._connection.changes() else Refused("taken")
 
     # -- parts ------------------------------------------------------------------------------------------------------
     def _append_events(self, appends: Sequence[Append], news: Sequence[NewRun]) -> None:

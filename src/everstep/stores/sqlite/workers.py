@@ -1,11 +1,13 @@
 """Workers: entering with a liveness lock, prolonging the lease, leaving, and burying those whose process is gone."""
 
+from collections.abc import Sequence
+
 from everstep.errors import Misuse
 from everstep.stores.protocol import WorkerRow
 from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.liveness import LiveLock, LiveLocks
 from everstep.stores.sqlite.queries import query
-from everstep.stores.sqlite.rows import Row
+from everstep.stores.sqlite.rows import Row, as_json, worker_row
 
 PLACES_LOOKED_AT = 256
 """Workers take the lowest free place, so a place beyond this is not taken by fewer of them."""
@@ -19,7 +21,9 @@ class Workers:
         self._locks = locks
         self._held: dict[str, LiveLock] = {}
 
-    def register(self, worker: str, pid: int, host: str, at: int, lease_until: int) -> WorkerRow:
+    def register(
+        self, worker: str, pid: int, host: str, at: int, lease_until: int, targets: Sequence[str]
+    ) -> WorkerRow:
         """Enter a worker. Its lock is taken before its row can be seen, so nobody buries it in between."""
         lock: LiveLock | None = None
         try:
@@ -29,8 +33,9 @@ class Workers:
                 # A place without a row may still be locked, by a worker that is just leaving.
                 while place in taken or (lock := self._locks.take(place)) is None:
                     place += 1
-                row = WorkerRow(worker, place, pid, host, at, lease_until)
-                cursor.execute(query("enter_worker"), (worker, place, pid, host, at, lease_until))
+                row = WorkerRow(worker, place, pid, host, at, lease_until, list(targets))
+                facts = (worker, place, pid, host, at, lease_until, as_json(row.targets))
+                cursor.execute(query("enter_worker"), facts)
                 cursor.execute(query("note_time"), (at,))
         except BaseException:
             if lock is not None:
@@ -44,7 +49,7 @@ class Workers:
         others: list[WorkerRow] = []
         cursor = self._writer.connection.cursor()
         rows: list[Row] = cursor.execute(query("workers")).fetchall()
-        for row in [WorkerRow(*values) for values in rows]:
+        for row in map(worker_row, rows):
             if row.id != worker:
                 others.append(row)
             elif self._locks.is_held(row.place):

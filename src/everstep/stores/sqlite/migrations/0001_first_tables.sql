@@ -179,6 +179,27 @@ CREATE TABLE archive (
 
 CREATE INDEX archive_run ON archive (run);
 
+-- Who is to be told of a hold, written with it. `target` is a name; addresses and secrets are never stored.
+CREATE TABLE notifications (
+    id TEXT NOT NULL PRIMARY KEY,
+    hold TEXT NOT NULL,
+    run TEXT NOT NULL,
+    target TEXT NOT NULL,
+    state TEXT NOT NULL,
+    attempts INTEGER NOT NULL,
+    next_at INTEGER NOT NULL,
+    claimed_by TEXT,
+    last_error TEXT NOT NULL,
+    created_at INTEGER NOT NULL
+) STRICT;
+
+CREATE INDEX notifications_run ON notifications (run);
+CREATE INDEX notifications_hold ON notifications (hold) WHERE state = 'pending';
+CREATE INDEX notifications_due ON notifications (target, next_at) WHERE state = 'pending';
+CREATE INDEX notifications_claimed ON notifications (target, next_at)
+    WHERE state = 'pending' AND claimed_by IS NOT NULL;
+CREATE INDEX notifications_undelivered ON notifications (created_at) WHERE state IN ('pending', 'given up');
+
 -- `place` is the worker's byte in the file of liveness locks.
 CREATE TABLE workers (
     id TEXT NOT NULL PRIMARY KEY,
@@ -186,7 +207,8 @@ CREATE TABLE workers (
     pid INTEGER NOT NULL,
     host TEXT NOT NULL,
     started_at INTEGER NOT NULL,
-    lease_until INTEGER NOT NULL
+    lease_until INTEGER NOT NULL,
+    targets TEXT NOT NULL DEFAULT '[]'
 ) STRICT;
 
 -- Named as in any other database that atomic steps write to: one code serves all of them.

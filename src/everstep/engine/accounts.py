@@ -1,0 +1,69 @@
+"""What a history knows about an attempt in doubt: who began it and when, and how that was found out."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from everstep.codec import error_facts
+from everstep.errors import StoreError
+from everstep.model.events import EventRow, decode_body
+
+if TYPE_CHECKING:
+    from everstep.engine.driver import Driver
+
+ERROR_CHARACTERS_MAX = 300
+UNSEEN: Final = ("repaired", "restored")
+"""Why a step is in doubt of which the history knows nothing: a part of the history is lost."""
+
+
+def account_of(driver: "Driver", call: int) -> dict[str, Any]:
+    """Return what is known about the last attempt at a step. Less, if the store cannot be read just now.
+
+    With a crash: its process gave its last sign of life at `last_sign_at`, and was found to be gone at `doubted_at`.
+    """
+    try:
+        stored = driver.app.store.events(driver.run, driver.journal.generation)
+    except StoreError:
+        stored = []
+    last = stored[-1].seq if stored else 0
+    return told_by([*stored, *(event for event in driver.journal.unsaved if event.seq > last)], call)
+
+
+def told_by(events: Iterable[EventRow], call: int) -> dict[str, Any]:
+    """Return what events say about the last attempt at a step."""
+    account: dict[str, Any] = {}
+    last_at = started = 0
+    for event in events:
+        if event.kind in ("step_started", "step_doubted"):
+            body = decode_body(event.kind, event.body)
+            if body.call == call and event.kind == "step_started":
+                account = {"worker": body.by, **process_of(body.by), "began_at": event.at}
+                started = event.seq
+            elif body.call == call:
+                if body.because in UNSEEN and event.seq == started + 1:
+                    account = {"worker": ""}  # it was asked about first, and nobody here has begun it
+                account |= {"because": body.because, "doubted_at": event.at}
+                if body.because == "crash":
+                    account["last_sign_at"] = last_at
+                elif error := _error_text(body):
+                    account["error"] = error
+        last_at = event.at
+    return account
+
+
+def process_of(worker: str) -> dict[str, Any]:
+    """Return the process and the machine that a worker's id names."""
+    host, _, rest = worker.rpartition("-")[0].rpartition("-")
+    return {"pid": int(rest), "host": host} if host and rest.isdigit() else {}
+
+
+def _error_text(body: Any) -> str:
+    if body.ref or not bytes(body.error):
+        return ""
+    try:
+        facts = error_facts(bytes(body.error))
+    except msgspec.MsgspecError:
+        return ""
+    text = f"{facts.get('type', '')}: {facts.get('message', '')}".strip(": ")
+    return text if len(text) <= ERROR_CHARACTERS_MAX else f"{text[: ERROR_CHARACTERS_MAX - 1]}…"

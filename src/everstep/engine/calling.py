@@ -1,0 +1,43 @@
+"""Calls between workflow code and its steps: what is handed over, and what comes back."""
+
+import functools
+from collections.abc import Callable
+from contextvars import Context
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from everstep.effects.step import Step
+from everstep.effects.surroundings import where_is
+from everstep.errors import Misuse
+
+
+def as_declared(value: Any, step: Step) -> Any:
+    """A person gives plain JSON for an outcome: make it what the step says that it returns, if it can be that."""
+    try:
+        return msgspec.convert(value, step.signature.annotations.get("return", Any), strict=True)
+    except (msgspec.ValidationError, TypeError):
+        return value
+
+
+def cannot_await(what: str, name: str, frame: FrameType) -> Misuse:
+    """Return what is wrong with a call of something `async` by a `def` workflow."""
+    return Misuse(
+        f"{where_is(frame)} — the {what} {name} is `async`, and this workflow is `def`, which cannot await it: "
+        f"make the workflow `async`, or {name} a `def`."
+    )
+
+
+def unwrap_to_thread(
+    function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """`asyncio.to_thread` hands over `partial(context.run, function, *args)`: return what is inside."""
+    if isinstance(function, functools.partial):
+        inner, kwargs = function.args + args, dict(function.keywords)
+        if getattr(function.func, "__name__", "") == "run" and isinstance(
+            getattr(function.func, "__self__", None), Context
+        ):
+            return inner[0], inner[1:], kwargs
+        return function.func, inner, kwargs
+    return function, args, {}
