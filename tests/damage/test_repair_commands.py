@@ -85,7 +85,7 @@ def test_the_command_says_what_it_archived_and_what_cannot_be_seen(damaged: Path
     assert "repaired" in everstep(damaged, "show", OPEN).stdout
     archived = here(damaged, "history", OPEN, "--archived")
     whats = [(one["what"], one["seq"]) for one in archived]
-    assert [what for what in whats if what[0] != "checkpoint"] == [("run", 47), *(("event", n) for n in range(30, 48))]
+    assert [what for what in whats if what[0] != "checkpoint"] == [("run", 59), *(("event", n) for n in range(30, 60))]
     assert [what for what, _ in whats].count("checkpoint") == 1
     assert {one.get("kind", "") for one in archived} >= {"child_ended", "run_failed", "signal_awaited"}
     assert "run_failed" in everstep(damaged, "history", OPEN, "--archived").stdout
