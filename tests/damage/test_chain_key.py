@@ -12,17 +12,16 @@ from click.testing import CliRunner
 import everstep
 from everstep import step, workflow
 from everstep.cli import main
-from everstep.engine.app import App
 from everstep.engine.history import load_verified
 from everstep.errors import ChainKeyMissing, Damaged, Misuse, RunHeld
-from everstep.model.chains import ChainKeys, chain_keys
+from everstep.model.chains import chain_keys
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import decode_body, encode_body
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import check, export_histories
+from tests.damage.chained import KEY, OTHER, booted
 from tests.engine.resume_helpers import Machine, scenario
 
-KEY, OTHER = b"k" * 32, b"o" * 32
 NOTES: list[str] = []
 
 
@@ -48,13 +47,6 @@ async def keyed(amount: int) -> list[int]:
     second = await keyed_child(amount + 1)
     word = await everstep.receive("go", int)
     return [first, second, word]
-
-
-async def booted(machine: Machine, *keys: bytes | None, recover: bool = False, **options: Any) -> App:
-    """Start a process that has some keys, or none."""
-    store = machine.open_store()
-    store.chain = chain_keys(list(keys)) if keys else ChainKeys()
-    return await machine.boot(store=store, recover=recover, **options)
 
 
 async def left(machine: Machine, *keys: bytes | None) -> None:

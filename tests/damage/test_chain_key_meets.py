@@ -15,7 +15,7 @@ from everstep.model.chains import ChainKeys, chain_keys
 from everstep.model.digests import checkpoint_digest
 from everstep.model.markers import open_outcome, seal_outcome
 from everstep.testing.checker import check, export_histories
-from tests.damage.test_chain_key import KEY, OTHER, booted
+from tests.damage.chained import KEY, OTHER, booted
 from tests.engine.resume_helpers import Gate, Machine, scenario
 
 NOTES: list[str] = []

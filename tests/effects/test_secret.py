@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import everstep
 from everstep import Retry, Unknown, step, workflow
-from everstep.cli import main
 from everstep.errors import RunHeld
 from everstep.stores.protocol import HoldRow
+from tests.effects.shown import MARK, everything_shown, shown_to_programs
 from tests.engine.resume_helpers import Machine, scenario
 
-MARK = "hunter2-do-not-show"
 FAILING: set[str] = set()
 
 
@@ -71,26 +69,6 @@ async def parent_of_losing_token() -> int:
 @workflow
 async def doubtful() -> str:
     return await use_token(f"{MARK}-hint")
-
-
-def everything_shown(path: Path, run: str) -> str:
-    """Return all that commands print about a run."""
-    runner = CliRunner(env={"EVERSTEP_URL": str(path), "COLUMNS": "200"})
-    shown = ""
-    for words in (["show", run], ["history", run], ["ls"], ["holds"], ["holds", "--all"], ["verify", run]):
-        for more in ([], ["--json"]):
-            done = runner.invoke(main, [*words, *more])
-            assert "Traceback" not in done.stderr
-            shown += done.stdout + done.stderr
-    return shown
-
-
-async def shown_to_programs(app: everstep.App, run: str) -> str:
-    """Return all that the Python names show of a run, its result aside."""
-    handle = app.get(run)
-    return repr(
-        (await handle.history(), await handle.holds(open_only=False), await handle.published(), await handle.verify())
-    )
 
 
 @scenario

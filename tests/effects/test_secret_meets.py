@@ -14,7 +14,7 @@ from everstep import step, workflow
 from everstep.cli import main
 from everstep.errors import RunHeld
 from everstep.stores.protocol import HoldRow
-from tests.effects.test_secret import MARK, everything_shown, shown_to_programs
+from tests.effects.shown import MARK, everything_shown, shown_to_programs
 from tests.engine.resume_helpers import Gate, Machine, declared, scenario
 
 GATES: list[Gate] = []
