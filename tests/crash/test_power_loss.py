@@ -296,4 +296,4 @@ def test_without_full_syncs_a_promise_is_broken(recorded: Recorded, tmp_path: Pa
             seen += bool(lose_power(careless, tmp_path / str(seed), seed, go_on=False))
         except (everstep.Error, apsw.Error):
             seen += 1
-    assert seen > 10
+    assert seen > 5
