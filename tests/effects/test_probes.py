@@ -343,6 +343,36 @@ async def test_a_run_cancelled_now_asks_the_outside_first(machine: Machine, answ
     assert not machine.replay("r").differences
 
 
+@pytest.mark.parametrize("answer", [Done("receipt"), NotDone(), Unknown()], ids=["done", "not-done", "unknown"])
+@scenario
+async def test_cancelled_now_while_nobody_drives_it_a_run_settles_what_it_began_before_it_ends(
+    machine: Machine, answer: Any
+) -> None:
+    bank = Bank(Unknown(), answer)
+
+    @workflow
+    async def flow() -> str:
+        return await bank.pay(3, to="ann")
+
+    await bank.start(machine, flow)
+    await machine.rest()
+    await machine.kill(machine._apps[0])
+    before = machine.kinds("r")
+    stranger = await machine.boot(recover=False)
+    await stranger.cancel("r", now=True)
+    assert machine.kinds("r") == before, "nobody knows yet whether it was paid, so the run has not ended"
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    if isinstance(answer, Unknown):
+        await machine.rest(app)
+        assert machine.status("r") in ("running", "held"), "it is asked again, and then a person is"
+        return
+    with pytest.raises(RunCancelled):
+        await run.result(timeout=20)
+    assert NOTES.count("pay") == 1
+    assert not machine.replay("r").differences
+
+
 @scenario
 async def test_what_is_cancelled_between_two_attempts_gets_no_other(machine: Machine) -> None:
     @step(effect="once", retry=Retry(attempts=5, first=10.0, jitter=0.0))

@@ -91,7 +91,17 @@ async def _end_here(app: "App", row: RunRow, reason: str, by: str) -> bool:
         if any(one.kind == "cancel" and one.name == ROLLBACK for one in app.store.inbox(row.id)):
             await app.committer.submit(Release(row.id, claimed.epoch, claimed.status))
             return False  # that came first, and whoever takes the run up sees both in their order
+        if _is_unsettled(app, claimed):
+            await app.committer.submit(Release(row.id, claimed.epoch, claimed.status))
+            return False  # whoever takes the run up settles that before it ends
         return await end_claimed(app, claimed, ev.CancelRequested(reason=reason, by=by, now=True))
+
+
+def _is_unsettled(app: "App", row: RunRow) -> bool:
+    try:
+        return bool(Account(load_verified(app.store, row)).unsettled)
+    except Damaged:
+        return False  # that is found and told of where the run is ended
 
 
 async def end_claimed(app: "Driving", row: RunRow, request: ev.CancelRequested) -> bool:

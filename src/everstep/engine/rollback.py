@@ -43,6 +43,8 @@ class Account:
         self.compensable = list(self._done.values())
         begun = {call: event.step for call, event in self._open.items() if event.body.compensate}
         self.undoable = list((self._undoable | begun).values())
+        self.unsettled = [event.step for event in self._open.values() if not may_run_again(event.body.effect)]
+        """The steps that must not happen twice and of which nobody knows yet whether they have."""
         self.uncompensated += [event.step for event in self._open.values() if _is_left(event.body)]
         if self.lost:
             self.uncompensated.append(WHAT_IS_LOST)
