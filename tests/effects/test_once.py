@@ -607,6 +607,30 @@ async def test_a_run_that_is_ended_without_its_code_is_held_if_its_step_comes_in
         await run.result(timeout=20)
 
 
+@scenario
+async def test_an_app_that_stops_starts_what_it_has_announced_and_leaves_no_doubt(machine: Machine) -> None:
+    @step(effect="once")
+    async def pay() -> str:
+        NOTES.append("pay")
+        return "paid"
+
+    @workflow
+    async def announced() -> str:
+        return await pay()
+
+    app = await machine.boot()
+    await app.start(announced, id="r")
+    while not any(driver.attempts.starting for driver in app.drivers.values()):
+        await asyncio.sleep(0)
+    assert NOTES == []
+    await machine.stop(app)
+    assert NOTES == ["pay"]
+    assert machine.kinds("r")[:3] == ["run_started", "step_started", "step_completed"]
+    again = await machine.boot()
+    assert await (await again.start(announced, id="r")).result(timeout=10) == "paid"
+    assert NOTES == ["pay"]
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.2], ids=["quick", "expensive"])
 @scenario
 async def test_a_hold_waits_for_a_body_that_must_not_be_cut_off(machine: Machine, seconds: float) -> None:

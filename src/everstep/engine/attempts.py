@@ -195,8 +195,10 @@ class StepAttempts:
     def _start(self, call: StepCall, fallback: bool) -> None:
         self.starting.discard(call.call)
         driver = self._driver
-        if call.cancelled or driver.stopped or driver.ending or driver.hold or driver.app.draining:
+        if call.cancelled or driver.stopped or driver.ending or driver.hold:
             return
+        if driver.app.draining and may_run_again(call.target.effect):
+            return  # whoever goes on starts it; what must not happen twice would be in doubt then, so it starts here
         if driver.takes_nothing and may_run_again(call.target.effect):
             return  # the run is about to be held; what must be known has begun by now, and goes on
         attempts = self._known[call.call]

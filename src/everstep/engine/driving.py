@@ -175,11 +175,12 @@ class Driving:
     async def _wait_for_bodies(self, seconds: float) -> None:
         """Let running bodies end. Threads cannot be stopped, so they get a little time in any case."""
         began = self.loop.time()
-        bodies = [driver.attempts.bodies for driver in self.drivers.values()]
         while True:
             passed = self.loop.time() - began
-            must_wait = any(one.must_not_be_cut_off() for one in bodies) and passed < max(seconds, ONCE_SECONDS)
-            if not must_wait and not (any(one.running for one in bodies) and passed < seconds):
+            attempts = [driver.attempts for driver in self.drivers.values()]
+            begun = [one.bodies if self._failed else one for one in attempts]  # what is not durable does not begin
+            must_wait = any(one.must_not_be_cut_off() for one in begun) and passed < max(seconds, ONCE_SECONDS)
+            if not must_wait and not (any(one.bodies.running for one in attempts) and passed < seconds):
                 return
             await asyncio.sleep(0.02)
 
