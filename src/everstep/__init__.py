@@ -10,9 +10,11 @@ from everstep import errors
 from everstep.codec import Live, register
 from everstep.effects.answers import Done, Unknown
 from everstep.effects.body import heartbeat, key
+from everstep.effects.charging import charge
 from everstep.effects.step import step
 from everstep.engine.workflow import workflow
-from everstep.errors import Error, Evicted, Fatal, NotDone
+from everstep.errors import BudgetExceeded, Error, Evicted, Fatal, NotDone
+from everstep.model.budgets import Budget
 from everstep.model.retry import Retry
 
 if TYPE_CHECKING:
@@ -32,12 +34,15 @@ if TYPE_CHECKING:
         start,
         uuid,
     )
+    from everstep.engine.narrowing import budget
     from everstep.engine.opening import open, run  # noqa: A004  # everstep.open, as users type it
 
 __version__ = "0.1.0"
 
 __all__ = [
     "App",
+    "Budget",
+    "BudgetExceeded",
     "Done",
     "Error",
     "Evicted",
@@ -48,6 +53,8 @@ __all__ = [
     "Run",
     "Unknown",
     "blocking",
+    "budget",
+    "charge",
     "current",
     "errors",
     "expect",
@@ -75,6 +82,7 @@ _INSIDE = ("current", "expect", "release", "now", "patched", "publish", "random"
 _LATER = {
     "App": "everstep.engine.app",
     "Run": "everstep.engine.handles",
+    "budget": "everstep.engine.narrowing",
     "open": "everstep.engine.opening",
     "run": "everstep.engine.opening",
     **dict.fromkeys(_INSIDE, "everstep.engine.inside"),

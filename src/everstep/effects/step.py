@@ -3,18 +3,20 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import Any, Literal, TypeVar, overload
 
 from everstep.codec import Signature, register
 from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse
+from everstep.model.budgets import estimate_from
 from everstep.model.contracts import Effect
 from everstep.model.ids import checked_name
 from everstep.model.retry import ONE_ATTEMPT, Retry
 
 F = TypeVar("F", bound=Callable[..., Any])
+Cost = Mapping[str, Any] | Callable[..., Mapping[str, Any]]
 
 
 class Step:
@@ -34,6 +36,7 @@ class Step:
         probe_for: float = 600.0,
         settle: float = 0.0,
         not_done: type[BaseException] | Iterable[type[BaseException]] = (),
+        cost: Cost | None = None,
     ) -> None:
         if not callable(function):
             raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
@@ -55,6 +58,9 @@ class Step:
         self.probe_for = probe_for
         self.settle = settle
         self.not_done: tuple[type[BaseException], ...] = (not_done,) if isinstance(not_done, type) else tuple(not_done)
+        if cost is not None and not callable(cost):
+            estimate_from(cost, self.name)
+        self.cost = cost
         self.is_async = is_async_callable(function)
         self.signature = Signature(function)
         for error in raises:
@@ -116,6 +122,7 @@ def step(
     probe_for: float = ...,
     settle: float = ...,
     not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
+    cost: Cost | None = ...,
 ) -> F: ...
 @overload
 def step(
@@ -130,6 +137,7 @@ def step(
     probe_for: float = ...,
     settle: float = ...,
     not_done: type[BaseException] | Iterable[type[BaseException]] = ...,
+    cost: Cost | None = ...,
 ) -> Callable[[F], F]: ...
 def step(function: Any = None, /, **options: Any) -> Any:
     """Make a function a step: its outcome is recorded once and never recomputed.
@@ -146,7 +154,11 @@ def step(function: Any = None, /, **options: Any) -> Any:
     probe_for: seconds for which a probe that does not know is asked again, before a person is (default 600).
     settle: seconds to wait before the first question, for receivers that list late.
     not_done: exception types that mean that the effect certainly did not happen, so that `retry` may apply.
-    fallback: a value, or a function of the same arguments, that takes the place of a failed step's outcome.
+    fallback: a value, or a function of the same arguments, that takes the place of a failed step's outcome, and of a
+        step for which a budget with `then="fallback"` has no room.
+    cost: an estimate of what one attempt uses, such as `{"usd": 0.02, "tokens": 900}`, or a function of the same
+        arguments that returns one. A run with a budget reserves it before the body starts. `{}` says that the step uses
+        nothing: it goes on when money and tokens are used up.
 
     Use it as `@step`, as `@step(effect="read")`, or in place on a function of somebody else's:
     `await step(client.create, name="create", effect="read")(…)`.

@@ -12,6 +12,7 @@ from everstep.engine.handles import Run
 from everstep.engine.starting import new_run
 from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, checked_choice, workflow_of
 from everstep.errors import Misuse, StoreError
+from everstep.model.budgets import allotment_of
 from everstep.model.ids import checked_run_id
 from everstep.model.status import STATUSES
 from everstep.stores.protocol import Existing, HoldRow, RunFilter, RunRow, StartRun, Verdict
@@ -88,6 +89,7 @@ class App(Driving):
             priority=priority,
             queue=queue,
             wake_at=at + microseconds(delay) if delay > 0 else None,
+            budget=allotment_of(target.budget),
         )
         begun = self.committer.submit(StartRun(new))
         if is_new and delay <= 0:

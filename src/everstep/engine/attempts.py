@@ -8,7 +8,7 @@ from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
 from everstep.engine.doubts import Doubts
 from everstep.engine.holding import exhausted_report
-from everstep.engine.replay import DOUBT, FALLBACK, NEVER, Attempts
+from everstep.engine.replay import DOUBT, FALLBACK, NEVER, ROOM, Attempts
 from everstep.errors import Fatal, NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.contracts import may_run_again, needs_intent
@@ -54,6 +54,11 @@ class StepAttempts:
     # -- beginning -------------------------------------------------------------------------------------------------
     def begin(self, call: StepCall) -> None:
         """The code asked for a step: record that, and start it when it is allowed."""
+        budgets = self._driver.budgets
+        if budgets is not None and not call.cancelled and (lack := budgets.lack(call)) is not None:
+            self._known[call.call] = Attempts(due=ROOM)
+            budgets.withhold(call, lack)
+            return
         seq = self._record_start(call, call.body())
         if not call.cancelled:
             self._known[call.call] = Attempts(1, by=self._driver.app.worker)
@@ -64,6 +69,8 @@ class StepAttempts:
         if not may_run_again(call.target.effect):
             body.by = self._driver.app.worker
             body.whole, body.ref = self._driver.journal.pack(call.arguments.payload)
+        if self._driver.budgets is not None:
+            self._driver.budgets.reserve(call, body)
         return self._driver.record("step_started", call.step, body)
 
     def settle_open(self, call: StepCall) -> None:
@@ -79,8 +86,8 @@ class StepAttempts:
         elif attempts.due is None:
             self.begin_again(call.call, "crash")
         elif attempts.due == FALLBACK:
-            self._start_fallback(call, self._driver.saver.durable)
-        elif attempts.due != NEVER:
+            self.start_fallback(call, self._driver.saver.durable)
+        elif attempts.due not in (NEVER, ROOM):
             self._driver.deadlines.add(attempts.due, "attempt", call.call)
 
     def begin_again(self, number: int, because: str = "") -> None:
@@ -92,7 +99,13 @@ class StepAttempts:
             self.doubts.hold(call, f"it was said that it has not happened, but {still}")
             return
         if call.target.effect == "once" and (call.future.is_cancel_wanted or self._driver.end_wanted):
-            self._settle_as_not_done(call)
+            self.settle_as_not_done(call)
+            return
+        budgets = self._driver.budgets
+        if budgets is not None and (lack := budgets.lack(call)) is not None:
+            attempts.due = ROOM
+            budgets.withhold(call, lack, attempts.attempt, again=True)
+            self._driver.come_to_rest()
             return
         self.restarts += because == "crash"
         body = call.body()
@@ -105,14 +118,24 @@ class StepAttempts:
         crash_point("attempt.again")
         self._start_when_allowed(call, self._record_start(call, body))
 
-    def _settle_as_not_done(self, call: StepCall) -> None:
+    def of(self, call: int) -> Attempts | None:
+        """Return what is known about the attempts at an open step."""
+        return self._known.get(call)
+
+    def settle_as_not_done(self, call: StepCall) -> None:
         """It did not happen, and meanwhile the code was cancelled: it is not done any more."""
         attempts = self._known.pop(call.call)
         error = NotDone(f"{call.step} has not happened, and was cancelled before another attempt.")
         raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
         self._driver.deliver("step_failed", call.step, ev.StepFailed(call.call, raw, ref, attempts.attempt))
 
-    def _start_fallback(self, call: StepCall, seq: int) -> None:
+    def fail(self, call: StepCall, error: BaseException) -> None:
+        """A step is not begun, or not again: the workflow gets the error."""
+        attempts = self._known.pop(call.call)
+        raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
+        self._driver.deliver("step_failed", call.step, ev.StepFailed(call.call, raw, ref, attempts.attempt))
+
+    def start_fallback(self, call: StepCall, seq: int) -> None:
         """The fallback acts in the step's place, so it starts when that it has to, event `seq`, may be relied upon."""
         self._start_when_allowed(call, seq, fallback=True)
 
@@ -130,7 +153,7 @@ class StepAttempts:
         driver = self._driver
         if call.cancelled or driver.stopped or driver.ending or driver.hold or driver.app.draining:
             return
-        if driver.takes_nothing and may_run_again(call.target.effect):
+        if driver.takes_nothing and may_run_again(call.target.effect) and not driver.lets_bodies_end:
             return  # the run is about to be held; what must be known has begun by now, and goes on
         attempts = self._known[call.call]
         self.bodies.start(call, attempts.attempt, attempts.details, fallback=fallback)
@@ -153,6 +176,7 @@ class StepAttempts:
             payload = driver.app.codec.encode(value, call.target.signature.result, call.step)
         except NotEncodable as refused:
             if call.target.effect == "once" and not attempt.fallback:
+                self.bodies.charging.write(attempt)
                 self.bodies.finish(attempt)
                 self.doubts.begin(call, refused, happened=True)
             else:
@@ -170,7 +194,10 @@ class StepAttempts:
             body.fallback = True
         if attempts.attempt > 1:
             body.key_unused = call.target.effect == "repeat" and not attempt.key_used
-        driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
+        if attempt.spending is not None:
+            body.charged = attempt.spending.take_total()
+        is_expensive = seconds > EXPENSIVE_SECONDS or call.target.cost is not None
+        driver.deliver("step_completed", call.step, body, expensive=is_expensive)
 
     def failed(self, attempt: Attempt, error: BaseException, seconds: float, *, final: bool = False) -> None:
         """A body raised: another attempt by its policy, a fallback, a person, or the workflow gets the error."""
@@ -180,6 +207,7 @@ class StepAttempts:
         if call.call not in driver.execution.steps or driver.is_over:
             return
         if call.target.effect == "once" and not attempt.fallback and not _is_certain(call, error):
+            self.bodies.charging.write(attempt)
             self.doubts.begin(call, error)
             return
         attempts = self._known[call.call]
@@ -188,28 +216,34 @@ class StepAttempts:
         if not final and not attempt.fallback:
             if policy.allows(attempts.failures, error):
                 delay = policy.delay(attempts.failures, error, driver.app.randomness)
-                self._record_failure(call, attempts, error, seconds, driver.app.clock.now() + microseconds(delay))
+                self._record_failure(attempt, attempts, error, seconds, driver.app.clock.now() + microseconds(delay))
                 driver.deadlines.add(attempts.due or 0, "attempt", call.call)
                 driver.come_to_rest()
                 return
             if call.target.fallback is not None:
-                self._start_fallback(call, self._record_failure(call, attempts, error, seconds, FALLBACK))
+                self.start_fallback(call, self._record_failure(attempt, attempts, error, seconds, FALLBACK))
                 return
             if policy.then == "hold" and not isinstance(error, Fatal):
-                self._record_failure(call, attempts, error, seconds, NEVER)
+                self._record_failure(attempt, attempts, error, seconds, NEVER)
                 driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
                 return
         del self._known[call.call]
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
         body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3))
-        driver.deliver("step_failed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
+        if attempt.spending is not None:
+            body.charged = attempt.spending.take_total()
+        is_expensive = seconds > EXPENSIVE_SECONDS or call.target.cost is not None
+        driver.deliver("step_failed", call.step, body, expensive=is_expensive)
 
     def _record_failure(
-        self, call: StepCall, attempts: Attempts, error: BaseException, seconds: float, due: int
+        self, attempt: Attempt, attempts: Attempts, error: BaseException, seconds: float, due: int
     ) -> int:
+        call = attempt.call
         attempts.due = due
         raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
         body = ev.AttemptFailed(call.call, attempts.attempt, due, raw, ref, round(seconds, 3))
+        if attempt.spending is not None:
+            body.charged = attempt.spending.take_total()
         seq = self._driver.record("attempt_failed", call.step, body)
         self._driver.saver.save(waited_for=False)
         return seq

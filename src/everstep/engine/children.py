@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from everstep.engine.commands import ChildCall
 from everstep.engine.starting import new_run
 from everstep.model import events as ev
+from everstep.model.budgets import Allotment, allotment_of
 from everstep.stores.protocol import NewRun, Post
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ class Children:
         self._driver = driver
         self._told_to_stop: set[str] = set()
 
-    def start(self, call: ChildCall) -> None:
-        """Start a child, in the transaction of the event that is recorded next."""
-        self._driver.journal.starts.append(self._new_run(call))
+    def start(self, call: ChildCall, allotted: Allotment | None = None) -> None:
+        """Start a child, in the transaction of the event that is recorded next, with its part of the run's budget."""
+        self._driver.journal.starts.append(self._new_run(call, allotted or allotment_of(call.target.budget)))
 
     def take_up(self, calls: Iterable[ChildCall], *, tell_again: bool) -> None:
         """Drive children again whose driver may have died with this run's last one.
@@ -38,7 +39,7 @@ class Children:
                 self.start(call)
             self._driver.app.adopt(call.run)
 
-    def _new_run(self, call: ChildCall) -> NewRun:
+    def _new_run(self, call: ChildCall, budget: Allotment | None) -> NewRun:
         app = self._driver.app
         return new_run(
             call.target,
@@ -48,6 +49,7 @@ class Children:
             randomness=app.randomness,
             parent=self._driver.run,
             call=call.call,
+            budget=budget,
         )
 
     def cancel(self, child: str) -> None:

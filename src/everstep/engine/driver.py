@@ -24,6 +24,7 @@ import msgspec
 
 from everstep.codec import Codec
 from everstep.engine.attempts import StepAttempts
+from everstep.engine.budgets import Budgets
 from everstep.engine.children import Children
 from everstep.engine.clock import Alarm, Clock, microseconds, set_alarm
 from everstep.engine.commands import (
@@ -117,6 +118,8 @@ class Driver:
         self.inbox = Inbox(self)
         self.children = Children(self)
         self.saver = Saver(self)
+        books = self.execution.books
+        self.budgets = Budgets(self, books, replayed.attempts) if books is not None else None
         self.stopped = False
         self._now = app.clock.now
         self.ending = ""
@@ -158,6 +161,11 @@ class Driver:
         return bool(self.is_over or self._hold_wanted is not None)
 
     @property
+    def lets_bodies_end(self) -> bool:
+        """Whether the run is about to be held for its budget: what is under way was paid for, and is not cut off."""
+        return self._hold_wanted is not None and self._hold_wanted.reason == "budget"
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more is done for this run here: it ends, is held, or has left."""
         return bool(self.stopped or self.ending or self.hold)
@@ -174,6 +182,8 @@ class Driver:
             if not self.is_over:  # a step in doubt may have put the run on hold
                 self.attempts.settle_open(call)
         old = [child for number, child in self.execution.children.items() if number not in new]
+        if self.budgets is not None:
+            old = [child for child in old if child.call not in self.budgets.withheld]
         self.children.take_up(old, tell_again=self._retried)
         if not (self.is_over or self.end_wanted):  # else nobody would do it, and it would look begun
             self._perform(self.fresh)
@@ -215,6 +225,8 @@ class Driver:
                 if expensive and seq > self.saver.durable:
                     break
                 unapplied.popleft()
+                if self.budgets is not None:
+                    self.budgets.show(seq)
                 execution.apply(kind, body, at)
                 crash_point("outcome.applied")
                 self._perform(execution.take_commands())
@@ -241,6 +253,9 @@ class Driver:
                 self._perform_other(command)
 
     def _perform_other(self, command: Command) -> None:
+        if self.budgets is not None and isinstance(command, ChildCall):
+            self.budgets.ask_for_child(command)
+            return
         if isinstance(command, StartTimer):
             timer = command.timer
             timer.deadline = max(self.app.clock.now(), self.journal.at) + timer.duration
@@ -357,10 +372,11 @@ class Driver:
         """Stop here and ask a person, once no body runs any more that must not be cut off."""
         if self.is_over:
             return
-        if self.attempts.must_not_be_cut_off():
-            self._hold_wanted = self._hold_wanted or report
-            return
         report = self._hold_wanted or report  # the first; a step in doubt is found again when that is resolved
+        goes_on = report.reason == "budget" and (self.attempts.bodies.running or self.attempts.starting)
+        if goes_on or self.attempts.must_not_be_cut_off():
+            self._hold_wanted = report
+            return
         self.attempts.bodies.cancel_all()
         self.hold = report.row(self.run, self.app.clock.now(), self.app.randomness)
         self.record("run_held", report.step, ev.RunHeld(self.hold.id, report.reason, report.summary))
@@ -377,8 +393,8 @@ class Driver:
         if self.end_wanted and not self.attempts.has_unsettled():
             self._force_end()
             return
-        attempts = self.attempts
-        if self._unapplied or attempts.bodies.running or attempts.starting or attempts.doubts.asking:
+        attempts, is_deciding = self.attempts, self.budgets is not None and self.budgets.look_again()
+        if self._unapplied or attempts.bodies.running or attempts.starting or attempts.doubts.asking or is_deciding:
             self.status = "running"
         else:
             self.execution.receiving.forget_stale()
@@ -404,7 +420,10 @@ class Driver:
 
     def record(self, kind: str, step: str, body: ev.Body) -> int:
         """Append an event to the history and return its number."""
-        return self.journal.record(kind, step, body, self._now())
+        seq = self.journal.record(kind, step, body, self._now())
+        if self.budgets is not None:
+            self.budgets.record(seq, kind, step, body)
+        return seq
 
     def row_change(self, wake_at: int | None) -> RowChange:
         """Return what the run's row should say beside the new head."""
@@ -412,12 +431,14 @@ class Driver:
         for call in self.execution.steps.values():
             current = call.step
             break
+        budget = self.budgets.news(ended=bool(self.ending)) if self.budgets is not None else None
+        at, news = self.journal.at, self._news()
         if self.ending:
-            return RowChange(STATUS_OF_END[self.ending], self.journal.at, wake_at, current, self._news(), self.outcome)
+            return RowChange(STATUS_OF_END[self.ending], at, wake_at, current, news, self.outcome, budget=budget)
         progress = len(self.journal.unsaved) > self.attempts.restarts
         self.attempts.restarts = 0
         status: Status = "held" if self.hold else self.status
-        return RowChange(status, self.journal.at, wake_at, current, self._news(), None, progress)
+        return RowChange(status, at, wake_at, current, news, None, progress, budget)
 
     def _news(self) -> bytes | None:
         """Return the published values, if any is new since the last unit."""
@@ -439,6 +460,7 @@ class Driver:
         self.execution.evict()
         # They point back here: see Execution.evict.
         del self.attempts.bodies, self.attempts.doubts, self.attempts, self.inbox, self.saver, self.children
+        self.budgets = None
 
     def ended_as(self) -> Status | None:
         """Return the status in which the run left this process for good: an end, or held; None if it just left."""

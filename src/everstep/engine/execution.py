@@ -19,12 +19,15 @@ from everstep.codec import ANY, Codec
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
 from everstep.effects.witnesses import Taken, Witness
+from everstep.engine.books import Books
 from everstep.engine.commands import (
     CallFuture,
     CancelChild,
     CancelStep,
+    ChargeUsage,
     ChildCall,
     Command,
+    NarrowBudget,
     PublishValue,
     ReleaseWitness,
     StartTimer,
@@ -46,6 +49,7 @@ from everstep.errors import (
     RunCancelled,
 )
 from everstep.model import events as ev
+from everstep.model.budgets import MICRO, Charge, Limits, microdollars
 from everstep.model.contracts import may_run_again
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
@@ -77,6 +81,8 @@ class Execution:
         self.patches: dict[str, bool] = {}
         self.witnesses: dict[str, Taken] = {}
         """The facts that the run remembers, by subject."""
+        self.books: Books | None = None
+        """What the run has used, if it has a budget."""
         self.new_patches: list[str] = []
         self.failures: dict[int, tuple[BaseException, int]] = {}
         """Failures that the code was told of, by their identity, with the calls that failed."""
@@ -264,6 +270,8 @@ class Execution:
         call = future.target = StepCall(number, called, step, arguments, self.entropy, future, source)
         self.steps[number] = call
         self._issued.append(call)
+        if self.books is not None:
+            self.books.enter(number)
         return future
 
     def must_settle(self, target: StepCall) -> bool:
@@ -320,6 +328,8 @@ class Execution:
         self.require_live()
         arguments = self.codec.encode_arguments(workflow.signature, args, kwargs, workflow.name)
         future = CallFuture(self.loop, self)
+        if self.books is not None:
+            self.books.enter_child(self._calls + 1, workflow, self.children)
         number = self.next_call()
         run = id or child_id(self.run, self.generation, number, self.branch)
         call = ChildCall(number, run, workflow, arguments, future, source)
@@ -346,6 +356,26 @@ class Execution:
         self.require_live()
         if self.witnesses.pop(subject, None) is not None:
             self.issue(ReleaseWitness(self.next_call(), subject, source))
+
+    def take_charge(self, nanos: int | None, tokens: int | None) -> None:
+        """Count what workflow code used by itself."""
+        self.require_live()
+        charge = Charge(None if nanos is None else microdollars(nanos), tokens)
+        part = self.books.charge(charge) if self.books is not None else 0
+        self.issue(ChargeUsage(self.next_call(), charge, part, persons_line(sys._getframe(2))))
+
+    def narrow_budget(self, limits: Limits, then: str | None, source: str) -> int:
+        """Open a part of the run's budget and return its number."""
+        self.require_live()
+        if self.books is None:
+            raise Misuse(
+                "This run has no budget that could be narrowed: put `budget=everstep.Budget()` on its workflow."
+            )
+        number = self.next_call()
+        until = None if limits.seconds is None else self.loop.now + round(limits.seconds * MICRO)
+        part, then = self.books.narrow(number, limits, then, until)
+        self.issue(NarrowBudget(number, limits, then, part, until, source))
+        return number
 
     def patched(self, name: str) -> bool:
         """Answer the same for a name throughout a run: whether its code had this patch when it came here first."""

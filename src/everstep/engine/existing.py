@@ -7,6 +7,7 @@ from everstep.engine import operations
 from everstep.engine.starting import new_run
 from everstep.engine.workflow import Workflow
 from everstep.errors import IdConflict, RunActive
+from everstep.model.budgets import allotment_of
 from everstep.model.status import ENDED
 from everstep.stores.protocol import Accepted, Claim, Claimed, RestartRun, RunRow
 
@@ -69,6 +70,7 @@ async def restart(app: "App", row: RunRow, workflow: Workflow, arguments: Argume
         priority=row.priority,
         queue=row.queue,
         parent=row.parent,
+        budget=allotment_of(workflow.budget),
     )
     verdict = await app.committer.submit(RestartRun(claim.row.epoch, new))
     if not isinstance(verdict, Accepted):

@@ -7,6 +7,7 @@ import msgspec
 
 from everstep.engine.holding import HoldReport
 from everstep.model import events as ev
+from everstep.model.budgets import Standing
 from everstep.model.crash_points import crash_point
 from everstep.stores.protocol import Delivery
 
@@ -19,6 +20,7 @@ class ChildEnd(msgspec.Struct):
 
     status: str
     outcome: msgspec.Raw = msgspec.Raw(b"null")
+    budget: Standing | None = None
 
 
 class Inbox:
@@ -74,6 +76,8 @@ class Inbox:
             return
         raw, ref = self._driver.journal.pack(bytes(end.outcome) if end.status in ("completed", "failed") else b"")
         body = ev.ChildEnded(call, delivery.name, end.status, delivery.number, raw, ref)
+        if end.budget is not None and end.budget.by == self._driver.run:  # else it is another run's to pay
+            body.used, body.granted = end.budget.used, end.budget.granted or None
         self._driver.deliver("child_ended", "", body)
 
     def _hold(self, delivery: Delivery) -> None:

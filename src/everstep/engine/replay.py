@@ -30,6 +30,8 @@ COMMANDS: Final = frozenset(
         "value_published",
         "witness_taken",
         "witness_released",
+        "charged",
+        "budget_narrowed",
     }
 )
 NEVER: Final = -1
@@ -38,6 +40,8 @@ FALLBACK: Final = -2
 """The due time of an attempt that is never made: the step's fallback takes its place."""
 DOUBT: Final = -3
 """The due time of an attempt about which nobody knows yet whether the one before it happened."""
+ROOM: Final = -4
+"""The due time of an attempt that is made when there is room for it in the budget."""
 
 
 class Attempts(msgspec.Struct, gc=False):
@@ -54,6 +58,8 @@ class Attempts(msgspec.Struct, gc=False):
     happened: bool = False
     """Whether it surely happened, and only its outcome is missing."""
     probes: int = 0
+    refused: bool = False
+    """Whether the budget had no room for it, so that its fallback takes its place."""
 
 
 class Replayed(msgspec.Struct):
@@ -116,7 +122,7 @@ class Replay:
             self._differ(self._position, "outcome", str(error) or "the code does not come to rest")
         self.execution.replaying = False
         self.execution.loop.quiet = False
-        self.execution.begun = set(self.attempts)
+        self.execution.begun = {call for call, attempts in self.attempts.items() if attempts.attempt}
         return Replayed(
             self.execution,
             self.differences,
@@ -152,7 +158,7 @@ class Replay:
             kind, call = event.kind, getattr(event.body, "call", 0)
             if kind in ENDS or event.seq == retried.body.voids or kind == "cancel_requested":
                 self._void.add(event.seq)
-            elif kind in COMMANDS or (kind == "step_started" and event.body.attempt == 1):
+            elif _is_command(event):
                 self._void.add(event.seq)
                 begun_after.add(call)
             elif call in begun_after:
@@ -172,7 +178,7 @@ class Replay:
         for event in reversed(self.history):
             if event.kind in OUTCOMES or event.kind == "run_started":
                 return int(event.seq) - 1
-            if event.kind in COMMANDS or event.kind in ENDS or event.kind == "step_started":
+            if event.kind in COMMANDS or event.kind in ENDS or event.kind in ("step_started", "call_withheld"):
                 return len(self.history)
         return len(self.history)
 
@@ -184,6 +190,7 @@ class Replay:
     def _take_until(self, end: int) -> None:
         """Take events, up to a place in the history or to where code and history have parted."""
         history, void, branches, differences = self.history, self._void, self._branches, self.differences
+        books = self.execution.books
         last = len(history) - 1
         for position in range(self._position, end):
             if differences and self._is_broken:
@@ -194,6 +201,8 @@ class Replay:
                 self.execution.replaying = self.execution.loop.quiet = False
             if branches and event.seq in branches:
                 self.execution.branch, self.execution.entropy = branches[event.seq]
+            if books is not None:
+                books.replay(event, is_void=event.seq in void)
             if void and event.seq in void:
                 continue
             kind = event.kind
@@ -202,7 +211,7 @@ class Replay:
             elif kind in OUTCOMES:
                 self._apply(event)
             elif kind in COMMANDS:
-                self._match(event)
+                self._match_command(event)
             else:
                 self._take_other(event)
         self._position = end
@@ -213,7 +222,9 @@ class Replay:
             self._queue.extend(self.execution.take_commands())
         elif event.kind in ENDS:
             self._match_end(event)
-        else:
+        elif event.kind == "call_withheld":
+            self._withhold(event)
+        elif event.kind != "attempt_charged":  # that is for the books
             self._note(event)
 
     def _apply(self, event: Recorded) -> None:
@@ -239,12 +250,27 @@ class Replay:
         if any(isinstance(command, EndRun) for command in self._queue):
             self._queue = deque(command for command in self._queue if not isinstance(command, EndRun))
 
+    def _match_command(self, event: Recorded) -> None:
+        if event.kind == "child_started" and event.body.withheld:
+            self.attempts.pop(event.body.call, None)  # what the code asked for was matched when it had to wait
+        else:
+            self._match(event)
+
+    def _withhold(self, event: Recorded) -> None:
+        """The budget had no room for a call: it waits, or its fallback takes its place."""
+        body = event.body
+        if not body.again:
+            self._match(event)
+        attempts = self.attempts.setdefault(body.call, Attempts())
+        attempts.refused = body.then == "fallback"
+        attempts.due = FALLBACK if attempts.refused else ROOM
+
     def _match(self, event: Recorded) -> None:
         if not self._queue:
             self._add(event, "missing call", _recorded_text(event), None)
             return
         command = self._queue.popleft()
-        if command.kind != event.kind:
+        if command.kind != event.kind and not (event.kind == "call_withheld" and event.body.instead_of == command.kind):
             self._add(event, "kind", _recorded_text(event), command)
             return
         if command.step != event.step:
@@ -267,7 +293,7 @@ class Replay:
 
     def _begin_attempt(self, event: Recorded) -> None:
         body = event.body
-        if body.attempt == 1:
+        if body.attempt == 1 and not body.because:
             self.attempts[body.call] = Attempts(1, by=body.by)
             self._match(event)
             return
@@ -349,9 +375,21 @@ class Replay:
         return "wait"
 
 
+def _is_command(event: Recorded) -> bool:
+    """Tell whether an event is the first that records something which the code asked for."""
+    kind, body = event.kind, event.body
+    if kind == "step_started":
+        return bool(body.attempt == 1 and not body.because)
+    if kind == "call_withheld":
+        return not body.again
+    return kind in COMMANDS and not (kind == "child_started" and body.withheld)
+
+
 def _recorded_text(event: Recorded) -> str:
     """Return a recorded event as a person would say it."""
     body, kind = event.body, event.kind
+    if kind == "call_withheld":
+        kind = body.instead_of
     if kind == "run_started":
         return f"start of {body.workflow}"
     if kind == "step_started":

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from everstep.engine.books import Books
 from everstep.engine.children import outlives_not
 from everstep.engine.clock import microseconds
 from everstep.engine.driver import Driver, Surrounding
@@ -21,8 +22,10 @@ from everstep.engine.replay import Replay, Replayed, first_run
 from everstep.engine.workflow import Workflow
 from everstep.errors import Damaged, NotDecodable
 from everstep.model import events as ev
+from everstep.model.accounts import accounts_of
+from everstep.model.budgets import Amounts, Limits
 from everstep.model.semantics import SUPPORTED
-from everstep.model.status import Status, may_become
+from everstep.model.status import ENDED, Status, may_become
 from everstep.stores.protocol import Append, HoldRow, Post, RowChange, RunRow, Store
 
 log = logging.getLogger("everstep.run")
@@ -75,6 +78,8 @@ def replay(
         return restore_payload(store.payload(row.id, digest), digest)
 
     execution = Execution(workflow, run=row.id, generation=row.generation, codec=codec, lookup=lookup)
+    if history[0].body.budget is not None:
+        execution.books = Books(history[0].body, history[0].at)
     if len(history) == 1 and not quiet:
         return first_run(execution, history[0])
     with without_collections(len(history)):
@@ -151,6 +156,8 @@ def resolve_unit(
         body.call = int(facts.get("call", 0))
         if resolution == "accept" and hold.reason == "drift":
             body.facts = {one: msgspec.Raw(msgspec.json.encode(fact)) for one, fact in facts["facts"].items()}
+        if resolution == "accept" and hold.reason == "budget":
+            body.granted, body.part = msgspec.convert(facts["grant"], Limits), int(facts["part"])
         journal.record("run_resolved", hold.step, body, journal.at)
     if resolution in ("skip", "done"):
         raw, ref = journal.pack(payload)
@@ -161,7 +168,8 @@ def resolve_unit(
         _record_cancelled(row.id, journal, history)
         status = "cancelled"
     resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
-    return bare_unit(row, journal, RowChange(status, journal.at, None, row.current_step), hold=resolved)
+    change = RowChange(status, journal.at, None, row.current_step, budget=_budget_at_end(status, history))
+    return bare_unit(row, journal, change, hold=resolved)
 
 
 def cancelled_unit(app: Surrounding, row: RunRow, request: ev.CancelRequested, consumed: Sequence[int] = ()) -> Append:
@@ -169,7 +177,20 @@ def cancelled_unit(app: Surrounding, row: RunRow, request: ev.CancelRequested, c
     journal, history = journal_of(app, row)
     journal.record("cancel_requested", "", request, journal.at)
     _record_cancelled(row.id, journal, history)
-    return bare_unit(row, journal, RowChange("cancelled", journal.at), consumed=consumed)
+    change = RowChange("cancelled", journal.at, budget=_budget_at_end("cancelled", history))
+    return bare_unit(row, journal, change, consumed=consumed)
+
+
+def _budget_at_end(status: Status, history: Sequence[Recorded]) -> bytes | None:
+    """Return what the row of a run that ends without its code says about its budget, and so what its parent is told."""
+    if status not in ENDED or not history or history[0].body.budget is None:
+        return None
+    accounts = accounts_of(history[0].body, history[0].at)
+    for event in history:
+        accounts.take(event.kind, event.step, event.body, event.at)
+    standing = accounts.standing()
+    standing.used, standing.reserved = accounts.total(), Amounts()
+    return msgspec.json.encode(standing)
 
 
 def _record_cancelled(run: str, journal: Journal, history: Sequence[Recorded]) -> None:

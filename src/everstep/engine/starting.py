@@ -10,6 +10,8 @@ from everstep.codec import Arguments
 from everstep.engine.clock import SECOND
 from everstep.engine.journal import INLINE_BYTES_MAX, store_payload
 from everstep.engine.workflow import Workflow
+from everstep.model.accounts import accounts_of
+from everstep.model.budgets import Allotment
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import NO_PAYLOAD, EventRow, RunStarted, encode_body
 from everstep.model.semantics import SEMANTICS
@@ -39,6 +41,7 @@ def new_run(
     priority: int = 0,
     queue: str | None = None,
     wake_at: int | None = None,
+    budget: Allotment | None = None,
 ) -> NewRun:
     """Return a run to be created: its row and its `run_started`. With an owner it is `running`, else `queued`."""
     payload, ref, payloads = arguments.payload, "", ()
@@ -56,6 +59,7 @@ def new_run(
         parent=parent or "",
         timeout=workflow.timeout,
         delay=(wake_at - at) / SECOND if wake_at is not None else 0.0,
+        budget=budget,
     )
     encoded = encode_body(body)
     digest = chain_next(chain_start(run, generation), 1, "run_started", "", at, encoded)
@@ -82,6 +86,7 @@ def new_run(
         preview=arguments.payload[:160].decode("utf-8", "replace"),
         created_at=at,
         updated_at=at,
+        budget=encode_body(accounts_of(body, at).standing()) if budget is not None else None,
     )
     event = EventRow(1, "run_started", "", at, encoded, digest)
     return NewRun(row, event, payloads, parent, call)

@@ -6,16 +6,28 @@ never reaches workflow code.
 
     commands   step_started (first attempt)  step_cancelled  timer_started  signal_awaited  signal_rejected
                child_started  child_cancelled  value_published  witness_taken  witness_released
+               call_withheld (at first)  charged  budget_narrowed
                run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_failed  timer_fired  signal_received  child_ended  cancel_requested
     notes      step_started (later attempts)  attempt_failed  step_doubted  probe_answered  heartbeat  patched
-               run_held  run_resolved  run_retried
+               call_withheld (again)  attempt_charged  run_held  run_resolved  run_retried
 """
 
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
+
+from everstep.model import bodies, budget_events
+from everstep.model.budgets import Allotment, Amounts, Charge, Limits
+
+Body = bodies.Body
+Outcome = bodies.Outcome
+NO_PAYLOAD: Final = bodies.NO_PAYLOAD
+CallWithheld = budget_events.CallWithheld
+Charged = budget_events.Charged
+AttemptCharged = budget_events.AttemptCharged
+BudgetNarrowed = budget_events.BudgetNarrowed
 
 EventKind = Literal[
     "run_started",
@@ -39,6 +51,10 @@ EventKind = Literal[
     "witness_taken",
     "witness_released",
     "patched",
+    "call_withheld",
+    "charged",
+    "attempt_charged",
+    "budget_narrowed",
     "cancel_requested",
     "run_held",
     "run_resolved",
@@ -47,8 +63,6 @@ EventKind = Literal[
     "run_failed",
     "run_cancelled",
 ]
-
-NO_PAYLOAD: Final = msgspec.Raw(b"")
 
 
 class EventRow(NamedTuple):
@@ -60,24 +74,6 @@ class EventRow(NamedTuple):
     at: int
     body: bytes
     digest: bytes
-
-
-class Body(msgspec.Struct, omit_defaults=True, gc=False):
-    """The base of all bodies.
-
-    `call` numbers the commands of a run in the order in which its code gave them; an outcome names the call it is for.
-    A payload stands in the body itself, or, when it is large, in `payloads` under the digest in `ref`.
-    """
-
-
-class Outcome(Body, kw_only=True):
-    """The base of all news for workflow code.
-
-    `early`: it was recorded before the code had come to rest after the event before it, so the commands that follow
-    from that earlier event stand behind this one.
-    """
-
-    early: bool = False
 
 
 class RunStarted(Body):
@@ -95,6 +91,8 @@ class RunStarted(Body):
     source: str = ""
     delay: float = 0.0
     """Seconds between the start and the moment when the code begins."""
+    budget: Allotment | None = None
+    """How much the run may use, with its children."""
 
 
 class StepStarted(Body):
@@ -108,12 +106,16 @@ class StepStarted(Body):
     attempt: int = 1
     because: str = ""
     """Why there is another attempt: `retry` (its policy), `crash` (the last was cut off), `person` (a retried run),
-    `not-done` (a probe or a person said that the last one did not happen)."""
+    `not-done` (a probe or a person said that the last one did not happen). `budget`: it had to wait for room."""
     by: str = ""
     """With `once`: the worker that runs it, so that it is known later whether it can still act."""
     whole: msgspec.Raw = NO_PAYLOAD
     """With `once`: the arguments themselves."""
     ref: str = ""
+    cost: Charge | None = None
+    """In a run with a budget: the estimate that is reserved, until the outcome says what was really used."""
+    part: int = 0
+    """The part of the run's budget that it belongs to: the call of a `budget_narrowed`, or 0."""
 
 
 class StepCompleted(Outcome):
@@ -128,6 +130,8 @@ class StepCompleted(Outcome):
     fallback: bool = False
     adopted: bool = False
     """A probe or a person gave the outcome; the body did not."""
+    charged: Charge | None = None
+    """What the body was charged; it takes the place of the estimate."""
 
 
 class StepFailed(Outcome):
@@ -138,6 +142,7 @@ class StepFailed(Outcome):
     ref: str = ""
     attempt: int = 1
     seconds: float = 0.0
+    charged: Charge | None = None
 
 
 class AttemptFailed(Body):
@@ -152,6 +157,7 @@ class AttemptFailed(Body):
     error: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
     seconds: float = 0.0
+    charged: Charge | None = None
 
 
 class StepDoubted(Body):
@@ -246,6 +252,11 @@ class ChildStarted(Body):
     on_parent_end: str = "cancel"
     preview: str = ""
     source: str = ""
+    allotted: Allotment | None = None
+    """What of the run's budget it was given; that is reserved until it ends."""
+    part: int = 0
+    withheld: bool = False
+    """Whether it had to wait for room in the budget: then a `call_withheld` stands in its place."""
 
 
 class ChildCancelled(Body):
@@ -264,6 +275,10 @@ class ChildEnded(Outcome):
     number: int
     value: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
+    used: Amounts | None = None
+    """What it used of its allotment; the rest is free again."""
+    granted: Amounts | None = None
+    """What persons granted it beyond its allotment."""
 
 
 class ValuePublished(Body):
@@ -334,6 +349,10 @@ class RunResolved(Body):
     """With `accept` of drift: what the run remembers from now on, by subject."""
     call: int = 0
     """With `retry` of an exhausted step: the call that gets new attempts."""
+    granted: Limits | None = None
+    """With `accept` of a budget: how much more may be used; its seconds count from here."""
+    part: int = 0
+    """The part of the budget to which it was granted."""
 
 
 class RunRetried(Body):
@@ -394,6 +413,10 @@ BODIES: Final[dict[str, type[Body]]] = {
     "witness_taken": WitnessTaken,
     "witness_released": WitnessReleased,
     "patched": Patched,
+    "call_withheld": CallWithheld,
+    "charged": Charged,
+    "attempt_charged": AttemptCharged,
+    "budget_narrowed": BudgetNarrowed,
     "cancel_requested": CancelRequested,
     "run_held": RunHeld,
     "run_resolved": RunResolved,

@@ -29,6 +29,7 @@ from everstep.stores.protocol import (
     Refused,
     Release,
     RestartRun,
+    RowChange,
     RunFilter,
     RunRow,
     StartRun,
@@ -148,7 +149,7 @@ class MemoryStore:
         if hold is not None:
             self._hold(hold)
         if ended:
-            self._end(row, operation.row.at)
+            self._end(row, operation.row)
         return Accepted()
 
     def _refusal(self, operation: Append, row: RunRow | None) -> Refused | None:
@@ -171,6 +172,7 @@ class MemoryStore:
         row.status, row.updated_at, row.wake_at = change.status, change.at, change.wake_at
         row.current_step, row.outcome = change.current_step, change.outcome
         row.published = row.published if change.published is None else change.published
+        row.budget = row.budget if change.budget is None else change.budget
         row.ended_at = change.at if ended else None
         row.owner = None if ended or operation.release else row.owner
 
@@ -183,14 +185,16 @@ class MemoryStore:
         elif (there.workflow, there.arguments) != (new.row.workflow, new.row.arguments):
             self._tell(new.follower, there.id, new.follower_call, child_value("refused", None), at)
         elif there.status in ENDED:
-            self._tell(new.follower, there.id, new.follower_call, child_value(there.status, there.outcome), at)
+            self._tell(
+                new.follower, there.id, new.follower_call, child_value(there.status, there.outcome, there.budget), at
+            )
         else:
             self._followers.add((there.id, new.follower, new.follower_call))
 
-    def _end(self, row: RunRow, at: int) -> None:
+    def _end(self, row: RunRow, change: RowChange) -> None:
         for entry in sorted(entry for entry in self._followers if entry[0] == row.id):
             self._followers.remove(entry)
-            self._tell(entry[1], row.id, entry[2], child_value(row.status, row.outcome), at)
+            self._tell(entry[1], row.id, entry[2], child_value(row.status, row.outcome, change.budget), change.at)
         self._settle_inbox(row.id)
 
     def _settle_inbox(self, run: str) -> None:

@@ -52,6 +52,8 @@ class RunRow(msgspec.Struct, kw_only=True, gc=False):
     current_step: str = ""
     published: bytes | None = None
     """JSON: name to payload, of the values the run published."""
+    budget: bytes | None = None
+    """JSON: how the run's budget stands, if it has one. For people; decisions are made by the history."""
     deaths: int = 0
     """How often in a row the run's owner died while it drove this run and the head did not move."""
     created_at: int = 0
@@ -72,6 +74,8 @@ class RowChange(msgspec.Struct, gc=False):
     """Set with an end."""
     progress: bool = True
     """False when the events only begin again what a crash had cut off: such an append does not set `deaths` to 0."""
+    budget: bytes | None = None
+    """How the run's budget stands now, or None to leave it. With an end, what followers are told."""
 
 
 class NewRun(msgspec.Struct, gc=False):
@@ -158,7 +162,8 @@ class Append(msgspec.Struct, kw_only=True, gc=False):
     `starts`: child runs. One whose id exists already with the same workflow and arguments is followed instead (and if
     it has ended, the follower is told at once); with others, the follower's inbox gets a `child` delivery with the
     status `refused`. A `child` delivery has the other run's id as `name`, the decimal call as `id`, and as value the
-    JSON `{"status": …, "outcome": <the outcome's payload or null>}`. An append that ends the run also tells all
+    JSON `{"status": …, "outcome": <the outcome's payload or null>}`, with `"budget": <the row's>` if it has one. An
+    append that ends the run also tells all
     followers, marks pending inbox rows `undelivered`, sets `ended_at`,
     and gives the lease back. `payloads` are stored once per run by digest.
     What `starts`, `posts` and ends deliver to a run that has ended already is kept as `undelivered`: nobody hears a
@@ -387,9 +392,10 @@ class Busy(Exception):
     """Another process is writing just now. Only for the committer, which then tries again on its own thread."""
 
 
-def child_value(status: str, outcome: bytes | None) -> bytes:
+def child_value(status: str, outcome: bytes | None, budget: bytes | None = None) -> bytes:
     """Return the value of a `child` delivery."""
-    return b'{"status":"' + status.encode() + b'","outcome":' + (b"null" if outcome is None else outcome) + b"}"
+    used = b',"budget":' + budget if budget is not None else b""
+    return b'{"status":"' + status.encode() + b'","outcome":' + (b"null" if outcome is None else outcome) + used + b"}"
 
 
 def check_events(new: NewRun | Append) -> None:

@@ -45,6 +45,7 @@ def run_values(row: RunRow) -> Row:
         row.preview,
         row.published,
         row.outcome,
+        row.budget,
     )
 
 
@@ -75,6 +76,7 @@ def run_row(values: Row) -> RunRow:
         preview=values[21],
         published=values[22],
         outcome=values[23],
+        budget=values[24],
     )
 
 

@@ -66,7 +66,7 @@ class Transaction:
     def _write_simple(self, batch: Batch) -> bool:
         """Write the simple operations of a batch; False if not all of them found their run as expected."""
         runs = [run_values(start.new.row) for start in batch.starts]
-        if self._insert("create_runs", 24, runs) != len(runs):
+        if self._insert("create_runs", 25, runs) != len(runs):
             return False
         heads = [append for append in batch.appends if keeps_running(append)]
         found = self._update("move_head", "move_heads", [head_values(append) for append in heads])
@@ -83,7 +83,7 @@ class Transaction:
             self._consume(append)
         if batch.followed:
             told = [
-                (place, a.run, child_value(a.row.status, a.row.outcome), a.row.at)
+                (place, a.run, child_value(a.row.status, a.row.outcome, a.row.budget), a.row.at)
                 for place, a in enumerate(batch.followed)
             ]
             self._insert("tell_followers", 4, told)
@@ -132,8 +132,8 @@ class Transaction:
         if append.hold is not None:
             self._hold(append.hold)
         if ended:
-            told = (0, append.run, child_value(append.row.status, append.row.outcome), append.row.at)
-            self._insert("tell_followers", 4, [told])
+            value = child_value(append.row.status, append.row.outcome, append.row.budget)
+            self._insert("tell_followers", 4, [(0, append.run, value, append.row.at)])
             self._run("forget_followers", (as_json([append.run]),))
             self._run("settle_inbox", (append.run,))
         return ACCEPTED
@@ -155,7 +155,7 @@ class Transaction:
 
     def _start(self, new: NewRun) -> Verdict:
         check_events(new)
-        if not self._insert("create_runs", 24, [run_values(new.row)]):
+        if not self._insert("create_runs", 25, [run_values(new.row)]):
             return Existing(run_row(self._all("run", (new.row.id,))[0]))
         self._append_events([], [new])
         self._follow([new])
@@ -174,7 +174,7 @@ class Transaction:
                 others.append(new)
             else:
                 created[new.row.id] = new
-        self._insert("create_runs", 24, [run_values(new.row) for new in created.values()])
+        self._insert("create_runs", 25, [run_values(new.row) for new in created.values()])
         self._append_events([], list(created.values()))
         self._follow(list(created.values()))
         if others:
@@ -189,11 +189,11 @@ class Transaction:
     def _follow_or_refuse(self, new: NewRun, there: Row, at: int) -> None:
         if new.follower is None:
             return
-        _, workflow, arguments, status, outcome = there
+        _, workflow, arguments, status, outcome, budget = there
         if (workflow, arguments) != (new.row.workflow, new.row.arguments):
             value = child_value("refused", None)
         elif status in ENDED:
-            value = child_value(status, outcome)
+            value = child_value(status, outcome, budget)
         else:
             self._follow([new])
             return
@@ -259,6 +259,9 @@ class Transaction:
         payloads = [(a.run, digest, value) for a in appends for digest, value in a.payloads]
         payloads += [(new.row.id, digest, value) for new in news for digest, value in new.payloads]
         self._insert("keep_payloads", 3, payloads)
+        for append in appends:
+            if append.row.budget is not None:
+                self._run("set_budget", (append.row.budget, append.run))
 
     def _consume(self, append: Append) -> None:
         if append.consumed:
