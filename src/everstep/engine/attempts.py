@@ -55,7 +55,7 @@ class StepAttempts:
     def begin(self, call: StepCall) -> None:
         """The code asked for a step: record that, and start it when it is allowed."""
         budgets = self._driver.budgets
-        if budgets is not None and not call.cancelled and (lack := budgets.lack(call)) is not None:
+        if budgets is not None and (lack := budgets.lack(call)) is not None:
             self._known[call.call] = Attempts(due=ROOM)
             budgets.withhold(call, lack)
             return

@@ -119,7 +119,7 @@ class Budgets:
     def reserve(self, call: StepCall, body: ev.StepStarted) -> None:
         """Write the estimate into the event that begins an attempt."""
         body.part = self._books.part_of(call.call)
-        body.cost = self._estimates.get(call.call)
+        body.cost = None if call.cancelled else self._estimates.get(call.call)
 
     def covers(self, call: int, charge: Charge) -> bool:
         """Tell whether what is reserved for an attempt covers what it was charged so far."""

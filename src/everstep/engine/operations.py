@@ -187,6 +187,8 @@ async def resolve(app: "App", run: str, resolution: str, *, hold: str | None, va
     for post in unit.posts:
         app.wake(post.run)
     app.watchers.look_again(run)
+    if resolution == "cancel":
+        app.pump.nudge()  # a run here may follow it, and has its end in its inbox now
 
 
 def _consequence(hold: HoldRow, resolution: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from everstep.testing.histories import RULES, RunHistory, Violation, export_histories
+from everstep.testing.rules_budget import judge_budgets
 from everstep.testing.rules_history import HistoryJudge
 from everstep.testing.rules_outside import (
     judge_children,
@@ -55,6 +56,7 @@ def check(
     found += judge_prefixes(histories, earlier)
     found += judge_inboxes(judges)
     found += judge_children(judges)
+    found += judge_budgets(histories)
     found += judge_effects(judges, ledger, faults=faults, reads=reads)
     found += judge_clients(histories, lines, settled=settled)
     found += judge_epochs(histories, lines)

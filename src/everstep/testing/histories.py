@@ -24,6 +24,8 @@ RULES: Final[dict[str, str]] = {
     "D6": "there is one run for an id",
     "D7": "all requests of one step carry the same key and the same arguments",
     "R1": "commands and outcomes follow each other as the code gave them",
+    "B1": "an attempt begins only while its budget has room for its estimate",
+    "B2": "a child has the budget that its parent allotted, and its parent is told what it used",
 }
 """What "nothing lost, nothing doubled" means, rule by rule."""
 

@@ -119,7 +119,7 @@ class HistoryJudge:
 
     def _step_started(self, body: Any) -> None:
         event = self._event
-        if body.attempt == 1:
+        if body.attempt == 1 and not body.because:
             key = step_key(self._entropy, event.step, body.arguments)
             new = Call(event.kind, event.seq, event.step, key, body.effect, body.arguments, 1)
             if body.call in self.calls and body.call <= self._last_call:
@@ -139,10 +139,30 @@ class HistoryJudge:
             self._broken("L4", "comes before its back-off was over")
         call.attempt, call.due = body.attempt, 0
 
+    def _call_withheld(self, body: Any) -> None:
+        """It stands in the place of a start. A step has no attempt yet; a child may be started later."""
+        event = self._event
+        if not body.again and body.instead_of == "step_started":
+            key = step_key(self._entropy, event.step, body.arguments)
+            self._begin(body.call, Call(body.instead_of, event.seq, event.step, key, body.effect, body.arguments))
+        elif not body.again:
+            self._begin(body.call, Call("call_withheld", event.seq, event.step, run=body.run))
+        elif (call := self._known(body.call)) is not None and (call.outcome or body.attempt != call.attempt):
+            self._broken("L3", f"is about a step with an outcome, or with {call.attempt} attempts")
+
+    def _attempt_charged(self, body: Any) -> None:
+        call = self._known(body.call)
+        if call is not None and body.attempt > call.attempt:
+            self._broken("L3", f"is of attempt {body.attempt}, and the last one begun is {call.attempt}")
+
     def _timer_started(self, body: Any) -> None:
         self._begin(body.call, Call(self._event.kind, self._event.seq, deadline=body.deadline))
 
     def _child_started(self, body: Any) -> None:
+        if body.withheld:
+            if (call := self._known(body.call)) is not None:
+                call.kind = self._event.kind
+            return
         self._begin(body.call, Call(self._event.kind, self._event.seq, self._event.step, run=body.run))
 
     def _other_command(self, body: Any) -> None:
@@ -239,6 +259,10 @@ _JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
     "child_cancelled": HistoryJudge._other_command,
     "child_ended": HistoryJudge._child_ended,
     "value_published": HistoryJudge._other_command,
+    "call_withheld": HistoryJudge._call_withheld,
+    "charged": HistoryJudge._other_command,
+    "attempt_charged": HistoryJudge._attempt_charged,
+    "budget_narrowed": HistoryJudge._other_command,
     "cancel_requested": HistoryJudge._cancel_requested,
     "run_retried": HistoryJudge._run_retried,
 }
