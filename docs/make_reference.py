@@ -29,9 +29,11 @@ from everstep.engine.blocking_app import BlockingApp, BlockingRun
 from everstep.engine.handles import Verification
 from everstep.engine.history import Event
 from everstep.engine.inside import Child, Current
+from everstep.engine.narrowing import Part
 from everstep.engine.opening import Opening
 from everstep.engine.workflow import Workflow
 from everstep.model import events, status
+from everstep.model.budgets import Left
 from everstep.stores.protocol import HoldRow, RunRow
 
 FOLDER: Final = Path(__file__).resolve().parent / "reference"
@@ -42,16 +44,29 @@ DECORATORS: Final[dict[str, type]] = {"step": Step, "workflow": Workflow}
 """Their own signature says only `**options`; the class behind each has the options one by one."""
 
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "Declaring": ("workflow", "step", "Retry", "register", "Live"),
+    "Declaring": ("workflow", "step", "Retry", "Budget", "register", "Live"),
     "Running": ("run", "open", "App", "Run"),
     "Inside a workflow": ("receive", "sleep", "publish", "start", "patched", "now", "random", "uuid", "current"),
     "Facts about the outside": ("expect", "release"),
+    "Money, tokens, time": ("charge", "budget"),
     "Inside a step": ("key", "heartbeat"),
     "Answers of a probe": ("Done", "Unknown"),
-    "Errors to raise and to know": ("NotDone", "Fatal", "Error", "Evicted"),
+    "Errors to raise and to know": ("NotDone", "Fatal", "BudgetExceeded", "Error", "Evicted"),
     "Modules": ("files", "witness", "blocking", "errors"),
 }
-HANDED_OUT: Final = (Opening, BlockingApp, BlockingRun, Child, Current, Event, Verification, RunRow, HoldRow)
+HANDED_OUT: Final = (
+    Opening,
+    BlockingApp,
+    BlockingRun,
+    Child,
+    Current,
+    Part,
+    Left,
+    Event,
+    Verification,
+    RunRow,
+    HoldRow,
+)
 """Classes that users meet without typing their names."""
 
 ENVIRONMENT: Final[dict[str, str]] = {
@@ -253,7 +268,7 @@ def class_entry(name: str, cls: type, level: str = "###") -> str:
     fields = [one for one in fields_of(cls) if not one[0].startswith("_") and "ClassVar" not in one[1]]
     if fields:
         parts.append(table_of(fields))
-    if not issubclass(cls, BaseException) and cls is not everstep.Retry:
+    if not issubclass(cls, BaseException) and cls not in (everstep.Retry, everstep.Budget):
         parts += [heading(f"{name}.{n}", signature(n, f, without=1), f, level + "#") for n, f in methods_of(cls)]
     return "\n".join(parts)
 

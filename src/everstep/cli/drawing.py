@@ -137,7 +137,9 @@ def bar_of(row: Row, scale: Scale, now: int) -> "Text":
 
 
 def _fill_attempts(row: Row, fill: Callable[[int, int, str, str], None], now: int) -> None:
-    for attempt, following in zip(row.attempts, [*row.attempts[1:], None], strict=True):
+    if not row.attempts:  # there was no room for it in the budget
+        fill(row.started_at, row.ended_at or now, "┄", "dim")
+    for attempt, following in zip(row.attempts, [*row.attempts[1:], None], strict=False):
         end = attempt.ended_at or now
         if following is not None or attempt.due:
             fill(end, following.started_at if following else now, "┄", "dim")
@@ -167,6 +169,8 @@ def remark_of(row: Row) -> "Text":
         parts.append((error_line(row.error), "red"))
     elif row.state == "open" and row.attempts and row.attempts[-1].error:
         parts.append((error_line(row.attempts[-1].error), "red"))
+    if row.charged:
+        parts.append((row.charged, "dim"))
     if row.note:
         parts.append((row.note, "dim" if row.kind != "note" else ""))
     if row.state == "completed" and row.value and row.kind != "note":

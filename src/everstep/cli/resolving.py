@@ -21,7 +21,7 @@ from everstep.stores.protocol import HoldRow
 @click.option("--done", metavar="JSON", help="A step in doubt did happen, and this is its outcome.")
 @click.option("--not-done", is_flag=True, help="A step in doubt did not happen: do it again.")
 @click.option("--probe", is_flag=True, help="Ask the outside again about a step in doubt.")
-@click.option("--accept", is_flag=True, help="Keep the recorded outcomes although the arguments are others now.")
+@click.option("--accept", is_flag=True, help="Take it as it is: other arguments, a changed outside, another budget.")
 @click.option("--retry", is_flag=True, help="Try again what the run was held for.")
 @click.option("--skip", metavar="JSON", help="Take this value as the step's outcome.")
 @click.option("--cancel", is_flag=True, help="End the run as cancelled.")

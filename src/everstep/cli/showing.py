@@ -10,6 +10,7 @@ from everstep.cli.drawing import draw_timeline, error_line, status_text
 from everstep.cli.holds import draw_hold, hold_facts
 from everstep.cli.listing import published_of, row_facts
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
+from everstep.cli.money import amounts_text, budget_text, standing_of
 from everstep.cli.opening import example_value, existing_run, line_to_paste, place_of, reading, store_options
 from everstep.cli.terminal import (
     arguments_text,
@@ -28,6 +29,7 @@ from everstep.cli.terminal import (
 from everstep.cli.timeline import Row, Timeline, timeline_of
 from everstep.engine.history import load_verified
 from everstep.errors import Damaged
+from everstep.model.accounts import ROOT, as_facts
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store
 
@@ -101,15 +103,23 @@ def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
     facts["holds"] = [hold_facts(hold, url) for hold in store.holds(run=row.id)]
     facts["children"] = [{"id": child.id, "status": child.status} for child in store.children(row.id)]
     facts["patches"] = timeline.patches
+    facts["used"] = as_facts(timeline.accounts.parts[ROOT].used) if timeline.accounts is not None else {}
+    facts["used_by_step"] = _used_by_step(timeline)
     facts["result"] = payload_json(row.outcome or b"[null]") if row.status == "completed" else None
     facts["error"] = timeline.error
     return facts
 
 
+def _used_by_step(timeline: Timeline) -> dict[str, dict[str, float]]:
+    accounts = timeline.accounts
+    return {name: as_facts(used) for name, used in accounts.by_step.items()} if accounts is not None else {}
+
+
 def _step_facts(step: Row) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": step.name, "effect": step.effect, "state": step.state, "seq": step.seq}
     facts |= {"started_at": step.started_at, "ended_at": step.ended_at, "attempts": step.attempts}
-    return facts | {"arguments": step.arguments, "value": step.value, "error": step.error, "source": step.source}
+    facts |= {"arguments": step.arguments, "value": step.value, "error": step.error, "source": step.source}
+    return facts | {"charged": step.charged, "note": step.note}
 
 
 def _waits(row: RunRow, timeline: Timeline, url: str | None) -> list[dict[str, Any]]:
@@ -173,7 +183,19 @@ def _heading(row: RunRow, timeline: Timeline, now: int, place: str) -> "Renderab
     if timeline.crashes:
         facts.append(f"{len(timeline.crashes)} crashes survived")
     facts.append(f"{row.head_seq} events")
-    return Group(first, styled(" · ".join(facts), "dim"), styled(place, "dim"))
+    lines = [first, styled(" · ".join(facts), "dim")]
+    if text := _budget_line(row, timeline, now):
+        lines.append(styled(text, "yellow" if row.status == "held" else "dim"))
+    return Group(*lines, styled(place, "dim"))
+
+
+def _budget_line(row: RunRow, timeline: Timeline, now: int) -> str:
+    """Return what the run has used; without a budget only if it was charged anything."""
+    standing = standing_of(row)
+    if standing is not None:
+        return f"budget {budget_text(standing, row, now)}"
+    used = timeline.accounts.parts[ROOT].used if timeline.accounts is not None else None
+    return f"used {amounts_text(used)}" if used is not None and (used.microdollars or used.tokens) else ""
 
 
 def _crashes(timeline: Timeline) -> list[Any]:

@@ -140,8 +140,12 @@ class StepAttempts:
         self._start_when_allowed(call, seq, fallback=True)
 
     def _start_when_allowed(self, call: StepCall, seq: int, *, fallback: bool = False) -> None:
-        """A read may start at once. Anything else starts when its intent, and all before it, is durable."""
-        if needs_intent(call.target.effect) and seq > self._driver.saver.durable:
+        """A read may start at once. Anything else starts when its intent, and all before it, is durable.
+
+        So does a read in a run with a budget: what it may use is charged, whatever happens.
+        """
+        must_wait = needs_intent(call.target.effect) or self._driver.budgets is not None
+        if must_wait and seq > self._driver.saver.durable:
             self.starting.add(call.call)
             self._driver.saver.when_durable(seq, functools.partial(self._start, call, fallback))
         else:

@@ -14,7 +14,10 @@ from everstep.model.budgets import Budget, Left, Limits, Then, limits_of
 
 
 class Part:
-    """A part of a run's budget, as a block: `with everstep.budget(usd=1.0) as part:`."""
+    """A part of a run's budget, as a block: `with everstep.budget(usd=1.0) as part:`.
+
+    `part.left` says what is left in it: neither used nor reserved for what is under way, the same in every replay.
+    """
 
     def __init__(self, execution: Execution, budget: Budget, then: Then | None, source: str) -> None:
         self._execution = execution

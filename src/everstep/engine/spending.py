@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("everstep.step")
 
+SOON_SECONDS: Final = 0.1
+"""A body that ends so soon after a charge beyond its estimate has it in its outcome alone."""
 PAUSE_SECONDS: Final = 1.0
 """Charges beyond a step's estimate are written down at this pace while its body runs."""
 
@@ -99,7 +101,7 @@ class Charging:
         elif driver.budgets is not None and not self._is_covered(attempt, spending):
             self._due[attempt.call.call] = attempt
             if self._pause is None:
-                self._write_due()
+                self._pause = driver.app.loop.call_later(SOON_SECONDS, self._write_due)
 
     def _warn(self, attempt: "Attempt") -> None:
         log.warning(

@@ -190,7 +190,8 @@ class HistoryJudge:
         return call
 
     def _step_ended(self, body: Any) -> None:
-        call = self._settle(body.call)
+        is_fallback = getattr(body, "fallback", False)  # then the body need not have asked anybody
+        call = self._settle(body.call, "fallback" if is_fallback else "")
         if call is not None and body.attempt != call.attempt:
             self._broken("L3", f"is of attempt {body.attempt}, and the last one begun is {call.attempt}")
 
