@@ -475,12 +475,13 @@ async def test_a_child_that_got_nothing_can_be_granted_what_its_workflow_declare
 async def test_a_run_that_somebody_else_started_is_not_charged(machine: Machine) -> None:
     @workflow(budget=Budget(usd=5))
     async def parent() -> list[Any]:
-        child = await everstep.start(asking, "a", 2, id="shared")
+        child = await everstep.start(asking_within_a_dollar, "a", 2, id="shared")
         return [await child.result(), everstep.budget().left.usd]
 
     app = await machine.boot()
-    assert await app.run(asking, "a", 2, id="shared") == 2
+    assert await app.run(asking_within_a_dollar, "a", 2, id="shared") == 2
     assert await app.run(parent, id="p") == [2, 5.0]
+    assert spent(machine, "shared") == 0.60
 
 
 @scenario

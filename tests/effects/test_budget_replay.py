@@ -7,6 +7,7 @@ import asyncio
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 import everstep
@@ -15,6 +16,7 @@ from everstep.codec import Codec
 from everstep.engine.history import load_verified
 from everstep.engine.resume import replay
 from everstep.engine.workflow import DECLARED
+from everstep.model.accounts import Accounts, accounts_of
 from everstep.testing.checker import check, export_histories
 from tests.effects.spending import charged_in
 from tests.engine.resume_helpers import Machine, scenario
@@ -81,6 +83,18 @@ def replays_of_every_prefix(machine: Machine) -> int:
     return count
 
 
+def accounts_are_plain_data(machine: Machine) -> None:
+    """A checkpoint can hold them: what is read back goes on as if nothing had happened."""
+    history = load_verified(machine.store, machine.row("w"))
+    whole = accounts_of(history[0].body, history[0].at)
+    stored = accounts_of(history[0].body, history[0].at)
+    for event in history:
+        whole.take(event.kind, event.step, event.body, event.at)
+        stored = msgspec.json.decode(msgspec.json.encode(stored), type=Accounts)
+        stored.take(event.kind, event.step, event.body, event.at)
+    assert stored == whole
+
+
 @pytest.mark.parametrize("seed", range(6))
 @scenario
 async def test_what_is_left_is_the_same_in_every_replay(machine: Machine, seed: int) -> None:
@@ -103,6 +117,7 @@ async def test_what_is_left_is_the_same_in_every_replay(machine: Machine, seed: 
     assert len(await run.result(timeout=20)) == 5
     assert replays_of_every_prefix(machine) > 60
     assert check(export_histories(machine.store)) == []
+    accounts_are_plain_data(machine)
     kinds = set(machine.kinds("w"))
     assert {"charged", "budget_narrowed", "child_started", "step_completed"} <= kinds
     usd, tokens, attempts = charged_in(machine.events("w"))

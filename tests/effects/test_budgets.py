@@ -680,6 +680,22 @@ async def test_workflow_code_that_charges_beyond_the_limit_stops_the_next_step(m
 
 
 @scenario
+async def test_code_sees_its_own_charges_at_once_and_once(machine: Machine) -> None:
+    @workflow(budget=Budget(usd=5))
+    async def flow() -> list[float | None]:
+        everstep.charge(usd=1)
+        lefts = [everstep.budget().left.usd]
+        await ask("tides")
+        lefts.append(everstep.budget().left.usd)
+        everstep.charge(usd=1)
+        return [*lefts, everstep.budget().left.usd]
+
+    app = await machine.boot()
+    assert await app.run(flow, id="r") == [4.0, 3.7, 2.7]
+    assert machine.replay("r").differences == []
+
+
+@scenario
 async def test_another_amount_than_was_recorded_is_held_as_diverged(machine: Machine) -> None:
     price = [10]
 
@@ -752,6 +768,24 @@ async def test_steps_wait_while_those_under_way_may_be_cheaper_than_estimated(ma
     assert at_once[1] == 2, "two estimates fit at a time"
     assert used(machine, "r") == (0.40, 0, 10)
     assert machine.replay("r").differences == []
+
+
+@scenario
+async def test_many_steps_that_wait_for_room_do_not_take_for_ever(machine: Machine) -> None:
+    @step(effect="read", cost=lambda number: {"usd": 0.50 if number % 100 else 0.60})
+    async def cheap(number: int) -> int:
+        everstep.charge(usd=0.000_1)
+        return number
+
+    @workflow(budget=Budget(usd=5.60, then="fail"))
+    async def flow() -> int:
+        return sum(await asyncio.gather(*(cheap(number) for number in range(1_000))))
+
+    app = await machine.boot()
+    began = asyncio.get_running_loop().time()
+    assert await app.run(flow, id="r") == 499_500
+    assert asyncio.get_running_loop().time() - began < 30
+    assert used(machine, "r") == (0.10, 0, 1_000)
 
 
 @scenario
@@ -927,6 +961,43 @@ async def test_without_a_budget_charges_are_written_down_and_nothing_is_stopped(
     assert charged_in(machine.events("r")) == (0.60, 125, 2)
     assert machine.bodies("r", "step_started")[0].cost is None
     assert machine.row("r").budget is None
+
+
+@scenario
+async def test_what_was_used_between_a_failure_and_its_retry_is_gone_for_the_code_too(machine: Machine) -> None:
+    broken = [True]
+
+    @step(effect="read", cost={"usd": 0.50})
+    async def fragile() -> str:
+        everstep.charge(usd=0.20)
+        if broken[0]:
+            raise LookupError("not yet")
+        return "fine"
+
+    @workflow(budget=Budget(usd=5))
+    async def flow() -> list[float]:
+        await ask("before")
+        lefts = [everstep.budget().left.usd or 0]
+        try:
+            await fragile()
+        except LookupError:
+            with everstep.budget(usd=1):
+                everstep.charge(usd=0.05)
+                await ask("after the failure")
+            raise
+        lefts.append(everstep.budget().left.usd or 0)
+        await ask(f"at the end, with {lefts}")
+        return [*lefts, everstep.budget().left.usd or 0]
+
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    with pytest.raises(LookupError):
+        await run.result(timeout=20)
+    broken[0] = False
+    await app.retry("r")
+    assert await run.result(timeout=20) == [4.7, 3.95, 3.65], "0.30, 0.20 + 0.05 + 0.30 + 0.20, 0.30"
+    assert machine.replay("r").differences == []
+    assert used(machine, "r")[0] == 1.35
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

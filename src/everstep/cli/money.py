@@ -7,7 +7,7 @@ import msgspec
 
 from everstep.cli.terminal import duration
 from everstep.model.accounts import as_facts
-from everstep.model.budgets import MICRO, Amounts, Limits, Standing
+from everstep.model.budgets import MICRO, Amounts, Charge, Limits, Standing
 from everstep.stores.protocol import RunRow
 
 
@@ -60,7 +60,7 @@ def dollars(microdollars: int) -> str:
     return f"${whole:,}.{digits}"
 
 
-def amounts_text(amounts: Amounts | Limits | Mapping[str, Any]) -> str:
+def amounts_text(amounts: Amounts | Charge | Limits | Mapping[str, Any]) -> str:
     """Return amounts as a person says them: `$0.02 900 tokens`. They may come from a body's JSON."""
     known = amounts if isinstance(amounts, Mapping) else msgspec.to_builtins(amounts)
     parts = [_amount(one, known[one]) for one in ("microdollars", "tokens", "steps") if isinstance(known.get(one), int)]

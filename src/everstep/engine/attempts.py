@@ -112,7 +112,7 @@ class StepAttempts:
         body.because = because or ("person" if attempts.by_person else "retry")
         attempts.attempt += 1
         attempts.due = None
-        attempts.by_person = False
+        attempts.by_person = attempts.refused = False
         attempts.by = self._driver.app.worker
         body.attempt = attempts.attempt
         crash_point("attempt.again")

@@ -15,6 +15,7 @@ from everstep.engine.workflow import Workflow
 from everstep.errors import Misuse
 from everstep.model.accounts import accounts_of
 from everstep.model.budgets import MEASURES, SHOWN_AS, Charge, Left, Limits, limits_of
+from everstep.model.events import ENDS
 
 PART: ContextVar[int] = ContextVar("everstep_budget", default=0)
 """The part of the run's budget in which workflow code is: the call that opened it, or 0."""
@@ -42,7 +43,12 @@ class Books:
             self.view.take(kind, step, body, at)
 
     def record(self, seq: int, kind: str, step: str, body: Any, at: int) -> None:
-        """Take an event that was recorded just now. The code has not come to it yet."""
+        """Take an event that was recorded just now. The code has not come to it yet.
+
+        An end changes no sum, and may be taken back when a cancel came first.
+        """
+        if kind in ENDS:
+            return
         self.head.take(kind, step, body, at)
         if kind not in OWN:
             self._unseen.append((seq, kind, step, body, at))

@@ -5,7 +5,9 @@ waits while something under way may turn out cheaper than it was estimated. When
 budget's `then` decides. All that is recorded, so a crash changes nothing: see `model/accounts.py`.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -33,8 +35,11 @@ from everstep.model.crash_points import crash_point
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
 
-NOTHING = Charge()
-_OUR_MODULES = "everstep."
+NOTHING: Final = Charge()
+_OUR_MODULES: Final = "everstep."
+_MAKES_NO_ROOM: Final = frozenset(
+    {"step_started", "child_started", "timer_started", "heartbeat", "attempt_charged", "charged", "value_published"}
+)
 
 
 class Budgets:
@@ -43,14 +48,13 @@ class Budgets:
     def __init__(self, driver: "Driver", books: Books, attempts: dict[int, Attempts]) -> None:
         self._driver = driver
         self._books = books
-        waiting = {call for call, one in attempts.items() if one.due == ROOM}
-        execution = driver.execution
-        self.withheld: dict[int, StepCall | ChildCall] = {
-            number: call for number, call in (execution.steps | execution.children).items() if number in waiting
-        }
+        asked: dict[int, StepCall | ChildCall] = {**driver.execution.steps, **driver.execution.children}
+        waiting = sorted(call for call, one in attempts.items() if one.due == ROOM and call in asked)
+        self.withheld = {number: asked[number] for number in waiting}
         """Calls that wait for room, in the order in which they were asked for."""
         self._is_deciding = False
         self._is_changed = True
+        self._in_vain: set[tuple[int, Charge | None]] = set()
         self._estimates: dict[int, Charge | None] = {}
         self._mistakes: dict[int, Exception] = {}
         """Calls whose estimate could not be made."""
@@ -67,7 +71,7 @@ class Budgets:
     def record(self, seq: int, kind: str, step: str, body: Any) -> None:
         """Take an event that was recorded just now."""
         self._books.record(seq, kind, step, body, self._driver.journal.at)
-        self._is_changed = True
+        self._is_changed = self._is_changed or kind not in _MAKES_NO_ROOM
         if kind == "step_started":
             crash_point("budget.reserved")
         elif kind == "child_started":
@@ -113,7 +117,8 @@ class Budgets:
             is_ours = str(getattr(call.target.function, "__module__", "")).startswith(_OUR_MODULES)
             return NOTHING if is_ours else None
         if callable(cost):
-            cost = cost(*call.arguments.args, **call.arguments.kwargs)
+            # In a context of the application: this may be called on the way out of another step's body.
+            cost = self._driver.app.context.copy().run(cost, *call.arguments.args, **call.arguments.kwargs)
         return estimate_from(cost, call.target.name)
 
     def reserve(self, call: StepCall, body: ev.StepStarted) -> None:
@@ -143,10 +148,11 @@ class Budgets:
 
     def withhold(self, call: StepCall | ChildCall, lack: Lack, attempt: int = 0, *, again: bool = False) -> None:
         """There is no room for a call: record that, and let it wait. If that is in vain, a fallback begins at once."""
-        hopeless = self._hopeless(self._lacks(call)) if isinstance(call, StepCall) else None
-        if hopeless is not None and isinstance(call, StepCall) and self._degrades(call, hopeless):
-            self._take_fallback(call, hopeless, again=again)
-            return
+        if isinstance(call, StepCall) and call.target.fallback is not None:
+            hopeless = self._hopeless(self._lacks(call))
+            if hopeless is not None and self._degrades(call, hopeless):
+                self._take_fallback(call, hopeless, again=again)
+                return
         body = self._withheld_body(call, lack, attempt)
         body.again = again
         self._driver.record("call_withheld", call.step, body)
@@ -198,20 +204,28 @@ class Budgets:
     def _may_come_free(self, lack: Lack) -> bool:
         if lack.measure not in MEASURES:
             return False
-        head, attempts, execution = self._books.head, self._driver.attempts, self._driver.execution
-        under_way = [head.begun.get(number) for number in (*attempts.bodies.running, *attempts.starting)]
-        reserved = [(one.part, one.cost.at_least(one.charged)) for one in under_way if one is not None]
-        children = [head.children.get(call.run) for call in execution.children.values()]
-        reserved += [(one.part, one.held_back()) for one in children if one is not None and one.is_open]
+        head = self._books.head
         return any(
             getattr(amounts, lack.measure) > 0 and any(number == lack.part for number, _ in head.chain(part))
-            for part, amounts in reserved
+            for part, amounts in self._reserved_for_what_is_under_way()
         )
+
+    def _reserved_for_what_is_under_way(self) -> Iterator[tuple[int, Amounts]]:
+        head, attempts = self._books.head, self._driver.attempts
+        for number in chain(attempts.bodies.running, attempts.starting):
+            begun = head.begun.get(number)
+            if begun is not None:
+                yield begun.part, begun.cost.at_least(begun.charged)
+        for call in self._driver.execution.children.values():
+            child = head.children.get(call.run)
+            if child is not None and child.is_open:
+                yield child.part, child.held_back()
 
     # -- at the limit ----------------------------------------------------------------------------------------------
     def _decide(self) -> None:
         """Decide about each call that waits."""
         self._is_deciding = self._is_changed = False
+        self._in_vain.clear()
         driver = self._driver
         for number, call in list(self.withheld.items()):
             if driver.starts_nothing:
@@ -232,9 +246,14 @@ class Budgets:
             del self.withheld[call.call]
             driver.attempts.settle_as_not_done(call)
             return
+        part, number = self._books.part_of(call.call), call.call
+        if number in self._estimates and (part, self._estimates[number]) in self._in_vain:
+            return
         lacks = self._lacks(call)
         lack = self._hopeless(lacks)
-        if not lacks:
+        if lacks and lack is None:  # nothing comes free while this goes on, so all that is alike waits on
+            self._in_vain.add((part, self._estimates[number]))
+        elif not lacks:
             del self.withheld[call.call]
             driver.attempts.begin_again(call.call, "budget")
         elif lack is not None and lack.measure == "cost":

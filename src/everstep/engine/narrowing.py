@@ -48,7 +48,7 @@ class Part:
     def left(self) -> Left:
         """What is left here: neither used nor reserved for what is under way. None: there is no limit.
 
-        It is the same in every replay.
+        It is the same in every replay: what it counts is all that had happened when the code was told the newest.
         """
         books = self._execution.books
         if books is None:

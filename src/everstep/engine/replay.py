@@ -300,7 +300,7 @@ class Replay:
         attempts = self.attempts.setdefault(body.call, Attempts())
         attempts.attempt, attempts.by = body.attempt, body.by
         attempts.due = None
-        attempts.by_person = False
+        attempts.by_person = attempts.refused = False
 
     def _note(self, event: Recorded) -> None:
         kind, body = event.kind, event.body
