@@ -112,13 +112,22 @@ def _answers(hold: HoldRow, report: dict[str, Any], url: str | None) -> "Rendera
 
 
 def _other_facts(report: dict[str, Any]) -> list[str]:
-    shown = {"differences", "accepted", "consequences", "call", "drift", "facts"}
+    shown = {"differences", "accepted", "consequences", "call", "drift", "facts", "grant", "part"}
     lines = []
     for name, value in report.items():
         if name not in shown and value not in ("", [], {}, None):
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            if isinstance(value, dict):
+                text = "; ".join(f"{one} {_amounts(amount)}" for one, amount in value.items())
             lines.append(f"{name.replace('_', ' ')}: {text}")
     return lines
+
+
+def _amounts(amount: Any) -> str:
+    """Return an amount, or the amounts that one step has used."""
+    if isinstance(amount, dict):
+        return ", ".join(f"{one} {_amounts(of_it)}" for one, of_it in amount.items())
+    return f"{amount:,g}" if isinstance(amount, int | float) else str(amount)
 
 
 def draw_drift(drift: Any) -> "RenderableType":

@@ -1,17 +1,19 @@
 """The child runs of one run in memory: started with their event, taken up again, asked to stop."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from everstep.engine.agreement import is_outcome_of
 from everstep.engine.commands import ChildCall
-from everstep.engine.history import check_ends, load_verified
+from everstep.engine.history import Recorded, check_ends, load_verified
 from everstep.engine.starting import Origin, new_run
 from everstep.errors import Damaged
 from everstep.model import events as ev
+from everstep.model.accounts import standing_at
+from everstep.model.budgets import Allotment, Standing, allotment_of
 from everstep.model.digests import derived_key
 from everstep.model.events import ENDS
 from everstep.model.status import ENDED
@@ -28,6 +30,7 @@ class ChildEnd(msgspec.Struct):
 
     status: str
     outcome: msgspec.Raw = msgspec.Raw(b"null")
+    budget: Standing | None = None
 
 
 def believable_end(store: Store, delivery: Delivery) -> ChildEnd | None:
@@ -44,22 +47,27 @@ def believable_end(store: Store, delivery: Delivery) -> ChildEnd | None:
     if row is None or (told is not None and told.status == "refused"):
         return told
     try:
-        if row.status in ENDED:
+        if row.status in ENDED and row.budget is None:
             check_ends(store, row)
             if told is not None and told.status == row.status and bytes(told.outcome) == (row.outcome or b"null"):
                 return told
-        ends = [event for event in load_verified(store, row) if event.kind in ENDS]
+        history = load_verified(store, row)
     except Damaged as error:
         log.error("The end of run %s cannot be compared with its history: %s", delivery.name, error)
         return told
-    if told is not None and any(
-        end.kind == f"run_{told.status}" and is_outcome_of(end, _payload(told)) for end in ends
-    ):
-        return told
+    for end in reversed([event for event in history if event.kind in ENDS]):
+        if told is not None and end.kind == f"run_{told.status}" and is_outcome_of(end, _payload(told)):
+            return ChildEnd(told.status, told.outcome, _standing(history, end))
     log.error("The end of run %s that was told is not in its history; what is there counts.", delivery.name)
     if row.status in ENDED:
-        return ChildEnd(row.status, msgspec.Raw(row.outcome or b"null"))
+        return ChildEnd(row.status, msgspec.Raw(row.outcome or b"null"), _standing(history, history[-1]))
     return told if row.generation > 1 else None  # it was begun again since, and told of its end before
+
+
+def _standing(history: Sequence[Recorded], end: Recorded) -> Standing | None:
+    """Return how the budget stood at an end of the run."""
+    standing = standing_at(history[: end.seq])
+    return msgspec.json.decode(standing, type=Standing) if standing is not None else None
 
 
 def _payload(end: ChildEnd) -> bytes | None:
@@ -78,9 +86,9 @@ class Children:
         self._driver = driver
         self._told_to_stop: set[str] = set()
 
-    def start(self, call: ChildCall) -> None:
-        """Start a child, in the transaction of the event that is recorded next."""
-        self._driver.journal.starts.append(self._new_run(call))
+    def start(self, call: ChildCall, allotted: Allotment | None = None) -> None:
+        """Start a child, in the transaction of the event that is recorded next, with its part of the run's budget."""
+        self._driver.journal.starts.append(self._new_run(call, allotted or allotment_of(call.target.budget)))
 
     def take_up(self, calls: Iterable[ChildCall], *, tell_again: bool) -> None:
         """Drive children again whose driver may have died with this run's last one.
@@ -92,7 +100,7 @@ class Children:
                 self.start(call)
             self._driver.app.adopt(call.run)
 
-    def _new_run(self, call: ChildCall) -> NewRun:
+    def _new_run(self, call: ChildCall, budget: Allotment | None) -> NewRun:
         app, execution = self._driver.app, self._driver.execution
         return new_run(
             call.target,
@@ -108,6 +116,7 @@ class Children:
                 # Not by chance: should its start be lost, because a backup is restored, it gets the same keys again.
                 entropy=derived_key(execution.entropy, f"#child {call.call} {call.run}"),
             ),
+            budget=budget,
         )
 
     def cancel(self, child: str) -> None:

@@ -141,6 +141,7 @@ class Driving:
         if self._failed is None:
             for driver in self.drivers.values():
                 driver.attempts.bodies.record_heartbeats()
+                driver.attempts.bodies.record_charges()
             await self.committer.drained()
         await self._stop_all()
         await self.committer.close()

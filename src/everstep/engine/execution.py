@@ -21,6 +21,8 @@ from everstep.codec import ANY, Codec
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
 from everstep.effects.witnesses import Taken, Witness, made_again
+from everstep.engine.books import Books, charge_usage
+from everstep.engine.calling import cannot_await, unwrap_to_thread
 from everstep.engine.checkpoints import Checkpoints, EnginePart, KeptFact, recipe_of
 from everstep.engine.commands import (
     CallFuture,
@@ -86,6 +88,8 @@ class Execution:
         self.checkpoints: Checkpoints | None = None
         self.unapplied: Collection[Any] = ()
         """Outcomes that are recorded, and that the code has not seen yet: the driver's own list."""
+        self.books: Books | None = None
+        """What the run has used, if it has a budget."""
         self.new_patches: list[str] = []
         self.saga = Saga()
         self.rollback: ev.RollbackRequested | None = None
@@ -280,7 +284,7 @@ class Execution:
         """A step called by workflow code is a durable call."""
         if step.is_async:
             if not self.workflow.is_async and in_greenlet():
-                raise _cannot_await("step", step.name, frame)
+                raise cannot_await("step", step.name, frame)
             return self._await_step(step, args, kwargs, where_is(frame))
         if in_greenlet():
             return wait_in_greenlet(self.issue_step(step, args, kwargs, where_is(frame)))
@@ -306,6 +310,8 @@ class Execution:
         call = future.target = StepCall(number, called, step, arguments, self.entropy, future, source, keyed)
         self.steps[number] = call
         self._issued.append(call)
+        if self.books is not None:
+            self.books.enter(number)
         return future
 
     def must_settle(self, target: StepCall) -> bool:
@@ -327,7 +333,7 @@ class Execution:
 
     def _call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """`asyncio.to_thread(step, …)`: the way in which an `async` workflow calls a `def` step."""
-        function, args, kwargs = _unwrap_to_thread(function, args)
+        function, args, kwargs = unwrap_to_thread(function, args)
         line = persons_line(sys._getframe(2))
         if isinstance(function, Step) and not function.is_async:
             return self.issue_step(function, args, kwargs, line or "asyncio.to_thread")
@@ -343,7 +349,7 @@ class Execution:
         """A workflow called by workflow code is a child run."""
         if workflow.is_async:
             if in_greenlet():
-                raise _cannot_await("workflow", workflow.name, frame)
+                raise cannot_await("workflow", workflow.name, frame)
             return self._await_child(workflow, args, kwargs, where_is(frame))
         if in_greenlet():
             return wait_in_greenlet(self.issue_child(workflow, args, kwargs, None, where_is(frame)))
@@ -362,6 +368,8 @@ class Execution:
         self.require_live()
         arguments = self.codec.encode_arguments(workflow.signature, args, kwargs, workflow.name)
         future = CallFuture(self.loop, self)
+        if self.books is not None:
+            self.books.enter_child(self._calls + 1, workflow, self.children)
         number = self.next_call()
         run = id or child_id(self.run, self.generation, number, self.branch)
         call = ChildCall(number, run, workflow, arguments, future, source)
@@ -389,6 +397,11 @@ class Execution:
         if self.witnesses.pop(subject, None) is not None:
             self.issue(ReleaseWitness(self.next_call(), subject, source))
 
+    def take_charge(self, nanos: int | None, tokens: int | None) -> None:
+        """Count what workflow code used by itself."""
+        self.require_live()
+        self.issue(charge_usage(self.books, self.next_call(), nanos, tokens, persons_line(sys._getframe(2))))
+
     def patched(self, name: str) -> bool:
         """Answer the same for a name throughout a run: whether its code had this patch when it came here first."""
         self.require_live()
@@ -415,6 +428,8 @@ class Execution:
             subject: KeptFact(msgspec.Raw(taken.payload), taken.on_drift, recipe_of(taken.witness))
             for subject, taken in self.witnesses.items()
         }
+        if self.books is not None:
+            part.books = self.books.kept()
         return part
 
     def go_on_from(self, part: EnginePart, witnesses: Mapping[str, Witness]) -> None:
@@ -423,6 +438,8 @@ class Execution:
         self.entropy, self.branch = part.entropy, part.branch
         self.caution, self.unseen_workers = part.caution, set(part.unseen_workers)
         self.saga.uncompensated = list(part.uncompensated)
+        if self.books is not None and part.books is not None:
+            self.books.go_on_from(part.books)
         self.loop.now, self.loop.numbers = part.now, itertools.count(part.numbers)
         if part.random:
             self._random = random.Random(0)
@@ -456,27 +473,6 @@ class Execution:
             self.loop.quiet = True
             self.main = None  # its context points back here, and a circle would wait for the garbage collector
             self.loop.forget_executor()
-
-
-def _cannot_await(what: str, name: str, frame: FrameType) -> Misuse:
-    return Misuse(
-        f"{where_is(frame)} — the {what} {name} is `async`, and this workflow is `def`, which cannot await it: "
-        f"make the workflow `async`, or {name} a `def`."
-    )
-
-
-def _unwrap_to_thread(
-    function: Callable[..., Any], args: tuple[Any, ...]
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """`asyncio.to_thread` hands over `partial(context.run, function, *args)`: return what is inside."""
-    if isinstance(function, functools.partial):
-        inner, kwargs = function.args + args, dict(function.keywords)
-        if getattr(function.func, "__name__", "") == "run" and isinstance(
-            getattr(function.func, "__self__", None), Context
-        ):
-            return inner[0], inner[1:], kwargs
-        return function.func, inner, kwargs
-    return function, args, {}
 
 
 def current_execution(what: str) -> Execution:

@@ -21,3 +21,7 @@ def may_run_again(effect: Effect) -> bool:
     A `once` step is settled first, by its probe or a person, and an `atomic` one by its marker.
     """
     return effect in ("read", "repeat")
+
+
+UNSEEN: Final = ("repaired", "restored")
+"""Why a step is in doubt of which the history knows nothing: a part of the history is lost."""

@@ -1,28 +1,9 @@
 """The bodies of events about a run as a whole: how it begins and ends, and what happens to it in between."""
 
-from typing import Final
-
 import msgspec
 
-NO_PAYLOAD: Final = msgspec.Raw(b"")
-
-
-class Body(msgspec.Struct, omit_defaults=True, gc=False):
-    """The base of all bodies.
-
-    `call` numbers the commands of a run in the order in which its code gave them; an outcome names the call it is for.
-    A payload stands in the body itself, or, when it is large, in `payloads` under the digest in `ref`.
-    """
-
-
-class Outcome(Body, kw_only=True):
-    """The base of all news for workflow code.
-
-    `early`: it was recorded before the code had come to rest after the event before it, so the commands that follow
-    from that earlier event stand behind this one.
-    """
-
-    early: bool = False
+from everstep.model.bodies import NO_PAYLOAD, Body, Outcome
+from everstep.model.budgets import Allotment, Limits
 
 
 class RunStarted(Body):
@@ -46,6 +27,8 @@ class RunStarted(Body):
     """How often the store had been restored from a backup when the run was started."""
     unseen: bool = False
     """The parent that started it may have done so before, in a part of its history that is lost."""
+    budget: Allotment | None = None
+    """How much the run may use, with its children."""
 
 
 class CancelRequested(Outcome):
@@ -109,6 +92,10 @@ class RunResolved(Body):
     """With `accept` of drift: what the run remembers from now on, by subject."""
     call: int = 0
     """With `retry` of an exhausted step: the call that gets new attempts."""
+    granted: Limits | None = None
+    """With `accept` of a budget: how much more may be used; its seconds count from here."""
+    part: int = 0
+    """The part of the budget to which it was granted."""
 
 
 class RunRetried(Body):

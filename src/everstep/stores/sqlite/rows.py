@@ -46,6 +46,7 @@ def run_values(row: RunRow) -> Row:
         row.preview,
         row.published,
         row.outcome,
+        row.budget,
     )
 
 
@@ -90,6 +91,7 @@ def _run_row(values: Row, errors: str, tags: dict[str, str]) -> RunRow:
         preview=values[21].decode("utf-8", errors),
         published=values[22],
         outcome=values[23],
+        budget=values[24],
     )
 
 
