@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import apsw
 
 import everstep
-from everstep import Done, Retry, Unknown, step, witness, workflow
+from everstep import Budget, Done, Retry, Unknown, step, witness, workflow
 from everstep.model.events import BODIES
 from everstep.stores.sqlite import SqliteStore
 from tests.engine.resume_helpers import Machine
@@ -69,12 +69,26 @@ async def endless() -> None:
     await asyncio.sleep(3600)
 
 
-@workflow
+@step(effect="read", cost={"usd": 0.05}, fallback="dear")
+async def consult() -> str:
+    raise AssertionError("there is no room for it")
+
+
+@step(effect="read", cost={"usd": 0.05})
+async def consult_at_length() -> str:
+    """It charges more than it was estimated at, which is noted while it runs."""
+    NOTES.append("consult")
+    everstep.charge(usd=0.07)
+    await asyncio.sleep(0.2)
+    return "long"
+
+
+@workflow(budget=Budget(usd=0.10))
 async def small_child(number: int) -> int:
     return await flaky(number)
 
 
-@workflow
+@workflow(budget=Budget(usd=0.10))
 async def long_child() -> None:
     await everstep.receive("never", str)
 
@@ -87,7 +101,7 @@ async def give_up(awaitable: Any) -> None:
         pass
 
 
-@workflow
+@workflow(budget=Budget(usd=5))
 async def wide(name: str) -> str:
     large = await load_large(1)
     await flaky(2)
@@ -103,6 +117,10 @@ async def wide(name: str) -> str:
     await everstep.expect(seen := witness.value("seen", lambda: 1))
     everstep.release(seen)
     everstep.patched("wider")
+    everstep.charge(usd=0.01)
+    with everstep.budget(usd=0.02, then="fallback"):
+        await consult()
+    await consult_at_length()
     everstep.publish("large", large)
     await stamp(name)
     await stamp(name)

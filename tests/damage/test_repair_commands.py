@@ -66,7 +66,7 @@ def test_a_repair_that_is_killed_was_done_or_was_not(damaged: Path, point: str) 
     events, archived, epoch = rows(damaged)
     assert [seq for seq, _, _ in events] == list(range(1, 31))
     assert events[-1][1] == "run_repaired"
-    assert archived == [("run", 47), *(("event", seq) for seq in range(30, 48)), ("checkpoint", 42)]
+    assert archived == [("run", 54), *(("event", seq) for seq in range(30, 55)), ("checkpoint", 49)]
     assert epoch == before[2] + 1
     assert here(damaged, "verify", OPEN)["sound"]
 
@@ -75,13 +75,13 @@ def test_the_command_says_what_it_archived_and_what_cannot_be_seen(damaged: Path
     before = rows(damaged)
     looked = everstep(damaged, "repair", OPEN, "--dry-run")
     assert looked.returncode == 0
-    assert "would go on from event 29; 18 events archived" in looked.stdout
+    assert "would go on from event 29; 25 events archived" in looked.stdout
     assert rows(damaged) == before
     done = everstep(damaged, "repair", OPEN)
-    assert "goes on from event 29; 18 events archived" in done.stdout
+    assert "goes on from event 29; 25 events archived" in done.stdout
     assert "everstep worker" in done.stdout
     (event,) = [event for event in here(damaged, "history", OPEN) if event["kind"] == "run_repaired"]
-    assert (event["body"]["archived"], event["body"]["since"]) == (18, 30)
+    assert (event["body"]["archived"], event["body"]["since"]) == (25, 30)
     assert "repaired" in everstep(damaged, "show", OPEN).stdout
     again = everstep(damaged, "repair", OPEN)
     assert "sound, nothing to repair" in again.stdout

@@ -70,6 +70,7 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
         "accept": "grant the same budget once more, and go on",
         "skip": "take the given value as the step's outcome and go on; the step does not run",
         "cancel": "end the run as cancelled, without its code",
+        "rollback": ROLLBACK,
     },
     "stuck": {
         "retry": "replay the code as it is then, and go on if it can",

@@ -79,8 +79,11 @@ class Allotment(Limits):
     """The parent that allotted it from its own budget, and is told what was used."""
 
 
-class Standing(msgspec.Struct, omit_defaults=True, gc=False):
-    """How a budget stands: what the run's row says about it, and what a parent is told at the end."""
+class Standing(msgspec.Struct, gc=False):
+    """How a budget stands: what the run's row says about it, and what a parent is told at the end.
+
+    All of it is written, so that the same is always the same bytes: that is how a row is compared with its history.
+    """
 
     used: Amounts
     reserved: Amounts

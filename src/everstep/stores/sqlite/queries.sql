@@ -118,7 +118,7 @@ WHERE id = ?1 AND ?9 IS NOT NULL;
 SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
     head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
     CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
-    CAST(preview AS BLOB), published, outcome
+    CAST(preview AS BLOB), published, outcome, budget
 FROM runs
 WHERE id = ?1 AND epoch = ?2 AND (owner IS NULL OR owner = ?3
     OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > ?4));
