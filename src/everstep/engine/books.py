@@ -168,7 +168,8 @@ class Books:
         """
         lasting = self._lasting or frozenset({ROOT})
         for call, part in self._parts.items():
-            self._parts[call] = next(number for number, _ in self.head.chain(part) if number in lasting)
+            if part in self.head.parts:  # else the code has opened it since it asked for the checkpoint
+                self._parts[call] = next(number for number, _ in self.head.chain(part) if number in lasting)
         return self._trimmed(self.head)
 
     def _trimmed(self, accounts: Accounts) -> Accounts:
