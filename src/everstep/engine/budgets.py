@@ -253,6 +253,10 @@ class Budgets:
             del self.withheld[call.call]
             driver.attempts.settle_as_not_done(call)
             return
+        if call.keyed is not None and driver.attempts.keys.is_anothers(call):
+            del self.withheld[call.call]  # what another step does, or has done, needs no room
+            driver.attempts.begin_again(call.call, "budget")
+            return
         part, number = self._books.part_of(call.call), call.call
         if number in self._estimates and (part, self._estimates[number]) in self._in_vain:
             return

@@ -74,6 +74,13 @@ class Keys:
             return False  # another step of this run has it, or is about to
         return row is None or row.state == "free" or (row.state == "under-way" and self._is_mine(call, row))
 
+    def is_anothers(self, call: StepCall) -> bool:
+        """Whether another step has a step's key just now, or has done what it is for."""
+        try:
+            return not self._may_be_ours(call, self._row(call))
+        except StoreError:
+            return False  # it cannot be read just now
+
     def _is_mine(self, call: StepCall, row: EffectRow) -> bool:
         return owner_of(row) == (self._driver.run, self._driver.journal.generation, call.call)
 
