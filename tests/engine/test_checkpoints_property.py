@@ -170,6 +170,7 @@ async def do(deed: str, turn: int) -> Any:
 @workflow(budget=Budget(usd=1_000, tokens=100_000, steps=5_000))
 async def eventful(before: list[str], turns: list[list[str]], every: int | None) -> list[Any]:
     early = [await do(deed, 100 + number) for number, deed in enumerate(before)]
+    everstep.charge(usd=0.01)  # it is recorded after the jump, and is not to be counted twice
     state = await everstep.checkpoint(State(turns), every=every)
     while state.todo:
         deeds = state.todo.pop(0)

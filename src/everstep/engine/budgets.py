@@ -299,8 +299,8 @@ class Budgets:
         self._driver.attempts.start_fallback(call, seq)
 
     def time_is_up(self) -> None:
-        """The run's time is over, whatever it waits for. But what is being undone is undone."""
-        if self._driver.end_wanted or self._driver.execution.is_undone:
+        """The run's time is over, whatever it waits for. But one that is about to end ends."""
+        if self._driver.end_wanted:
             return
         self._driver.put_on_hold(self._report(Lack(ROOT, "seconds", 0), "", {}))
 
