@@ -39,7 +39,7 @@ EVENT_COLUMNS = ("run", "generation", "seq", "kind", "step", "at", "body", "dige
 PAYLOAD_COLUMNS = ("run", "digest", "value")
 ROW_COLUMNS = (
     "id", "workflow", "version", "semantics", "status", "generation", "head_seq", "head_digest", "parent", "arguments",
-    "created_at", "ended_at", "preview", "published", "outcome",
+    "created_at", "ended_at", "preview", "published", "outcome", "budget",
 )  # fmt: skip
 """What of a run's row its history vouches for."""
 NOT_COVERED = {

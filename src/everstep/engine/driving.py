@@ -147,6 +147,7 @@ class Driving:
         if self._failed is None:
             for driver in self.drivers.values():
                 driver.attempts.bodies.record_heartbeats()
+                driver.attempts.bodies.record_charges()
             await self.committer.drained()
         await self.notifier.close(send=self._failed is None)
         await self._stop_all()
@@ -443,7 +444,7 @@ class Driving:
         if self.drivers.get(driver.run) is driver:
             del self.drivers[driver.run]
         status, outcome, hold = driver.ended_as(), driver.outcome, driver.hold
-        if status in ENDED and driver.row.parent is not None:
+        if status in ENDED and driver.row.parent is not None and driver.budgets is None:
             self.recent_ends.note(driver.run, status, outcome, driver.ends_secretly)
         driver.stop()
         if error is not None:

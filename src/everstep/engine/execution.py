@@ -21,6 +21,7 @@ from everstep.codec import ANY, Codec
 from everstep.effects.step import Step, declared_name
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
 from everstep.effects.witnesses import Judge, Taken, Witness
+from everstep.engine.books import Books, charge_usage
 from everstep.engine.calling import as_declared, cannot_await, unwrap_to_thread
 from everstep.engine.checkpoints import Checkpoints, EnginePart, KeptFact
 from everstep.engine.commands import (
@@ -91,6 +92,8 @@ class Execution:
         self.checkpoints: Checkpoints | None = None
         self.unapplied: Collection[Any] = ()
         """Outcomes that are recorded, and that the code has not seen yet: the driver's own list."""
+        self.books: Books | None = None
+        """What the run has used, if it has a budget."""
         self.new_patches: list[str] = []
         self.saga = Saga()
         self.rollback: ev.RollbackRequested | None = None
@@ -313,6 +316,8 @@ class Execution:
         call = future.target = StepCall(number, called, step, arguments, self.entropy, future, source, keyed)
         self.steps[number] = call
         self._issued.append(call)
+        if self.books is not None:
+            self.books.enter(number)
         return future
 
     def must_settle(self, target: StepCall) -> bool:
@@ -369,6 +374,8 @@ class Execution:
         self.require_live()
         arguments = self.codec.encode_arguments(workflow.signature, args, kwargs, workflow.name)
         future = CallFuture(self.loop, self)
+        if self.books is not None:
+            self.books.enter_child(self._calls + 1, workflow, self.children)
         number = self.next_call()
         run = id or child_id(self.run, self.generation, number, self.branch)
         call = ChildCall(number, run, workflow, arguments, future, source)
@@ -406,6 +413,11 @@ class Execution:
         if self.witnesses.pop(subject, None) is not None:
             self.issue(ReleaseWitness(self.next_call(), subject, source))
 
+    def take_charge(self, nanos: int | None, tokens: int | None) -> None:
+        """Count what workflow code used by itself."""
+        self.require_live()
+        self.issue(charge_usage(self.books, self.next_call(), nanos, tokens, persons_line(sys._getframe(2))))
+
     def patched(self, name: str) -> bool:
         """Answer the same for a name throughout a run: whether its code had this patch when it came here first."""
         self.require_live()
@@ -430,6 +442,8 @@ class Execution:
         part.signals = self.receiving.unreceived()
         part.facts = {subject: KeptFact.of(taken) for subject, taken in self.witnesses.items()}
         part.kept = self.kept.outcomes[:] if self.kept is not None else []
+        if self.books is not None:
+            part.books = self.books.kept()
         return part
 
     def go_on_from(self, part: EnginePart, known: Mapping[str, Taken]) -> None:
@@ -438,6 +452,8 @@ class Execution:
         self.entropy, self.branch = part.entropy, part.branch
         self.caution, self.unseen_workers = part.caution, set(part.unseen_workers)
         self.saga.uncompensated = list(part.uncompensated)
+        if self.books is not None and part.books is not None:
+            self.books.go_on_from(part.books)
         self.loop.now, self.loop.numbers = part.now, itertools.count(part.numbers)
         if part.random:
             self._random = random.Random(0)
