@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from everstep.codec import ANY, Codec
-from everstep.effects.step import Step, declared_name
+from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
-from everstep.effects.witnesses import Judge, Taken, Witness
+from everstep.effects.witnesses import Taken
 from everstep.engine.books import Books, charge_usage
 from everstep.engine.calling import as_declared, cannot_await, unwrap_to_thread
 from everstep.engine.checkpoints import Checkpoints, EnginePart, KeptFact
@@ -28,15 +28,12 @@ from everstep.engine.commands import (
     CallFuture,
     CancelChild,
     CancelStep,
-    ChangeWitness,
     ChildCall,
     Command,
     Keyed,
     PublishValue,
-    ReleaseWitness,
     StartTimer,
     StepCall,
-    TakeWitness,
 )
 from everstep.engine.crossing import Kept
 from everstep.engine.ending import Failure, end_of
@@ -389,29 +386,6 @@ class Execution:
         self.require_live()
         payload = self.codec.encode(value, ANY, f"publish({name!r})")
         self.issue(PublishValue(self.next_call(), name, payload, source))
-
-    def take_witness(self, witness: Witness, fact: Any, on_drift: str | Judge, source: str) -> None:
-        """Remember a fact about the outside. A newer fact about the same subject replaces it."""
-        self.require_live()
-        payload = self.codec.encode(fact, ANY, witness.subject)
-        judge, policy = (None, on_drift) if isinstance(on_drift, str) else (on_drift, f"{declared_name(on_drift)}()")
-        self.witnesses[witness.subject] = Taken(witness, payload, policy, judge)
-        self.issue(TakeWitness(self.next_call(), witness.subject, payload, policy, source))
-
-    def change_file(self, path: str, digest: str | None, source: str) -> None:
-        """The code changed a file itself, so the folders that it remembers are remembered with that."""
-        self.require_live()
-        covering = [taken for taken in self.witnesses.values() if taken.witness.covered is not None]
-        for taken in covering:
-            taken.changes[path] = digest
-        if covering:
-            self.issue(ChangeWitness(self.next_call(), path, digest, source))
-
-    def release_witness(self, subject: str, source: str) -> None:
-        """Remember a fact no longer."""
-        self.require_live()
-        if self.witnesses.pop(subject, None) is not None:
-            self.issue(ReleaseWitness(self.next_call(), subject, source))
 
     def take_charge(self, nanos: int | None, tokens: int | None) -> None:
         """Count what workflow code used by itself."""

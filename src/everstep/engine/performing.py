@@ -11,8 +11,8 @@ from everstep.engine.commands import (
     Command,
     PublishValue,
     StartTimer,
-    TakeWitness,
 )
+from everstep.engine.witnessing import TakeWitness
 from everstep.model import events as ev
 
 if TYPE_CHECKING:
