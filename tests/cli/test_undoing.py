@@ -102,10 +102,13 @@ def test_a_compensation_that_was_given_up_can_be_gone_on_with(folder: Folder) ->
     assert folder.effects() == [*BOOKED, "cancel room in Rome", *UNDONE]
 
 
-def test_resolve_rollback_undoes_a_held_run(folder: Folder) -> None:
+def test_a_held_run_with_nothing_to_undo_offers_no_rollback_and_takes_one(folder: Folder) -> None:
     folder.left_waiting("a-1", "app.py:approval", '"x"')
     folder.everstep("hold", "a-1")
-    assert "--rollback" in folder.everstep("holds").out
-    assert folder.json("resolve", "a-1", "--rollback", "--note", "no")["status"] == "queued"
+    assert "--rollback" not in folder.everstep("holds").out
+    refused = folder.everstep("resolve", "a-1", "--rollback")
+    assert refused.status == 2
+    assert "`everstep rollback a-1`" in refused.err
+    assert folder.json("rollback", "a-1", "--note", "no")["status"] == "queued"
     assert folder.everstep("run", "app.py:approval", '"x"', "--id", "a-1").status == 1
     assert folder.json("show", "a-1")["rolled_back"] is True

@@ -46,6 +46,8 @@ async def go_on(machine: Machine, app: App, run: str = "s") -> list[str]:
             await app.resolve(run, resolution, value=value)
         elif status == "waiting":
             await machine.advance(31)
+        else:
+            await asyncio.sleep(0.01)  # somebody is about to take it up
         await machine.rest(app)
     raise AssertionError((machine.status(run), machine.kinds(run)))
 

@@ -43,7 +43,7 @@ def ask_ledger(key: str, number: int) -> Done | NotDone:
     return NotDone()
 
 
-pay_repeat = step(pay, name="pay_repeat", effect="repeat", key="invoice:{number}")
+pay_repeat = step(pay, name="pay_forgotten", effect="repeat", key="invoice:{number}")
 pay_once = step(pay, name="pay_once", effect="once", key="invoice:{number}")
 pay_probed = step(pay, name="pay_probed", effect="once", probe=ask_ledger, key="invoice:{number}")
 

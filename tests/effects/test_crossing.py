@@ -271,14 +271,14 @@ async def test_a_child_that_paid_after_the_failure_counts_as_well(machine: Machi
 @scenario
 async def test_a_timed_out_run_whose_cleaning_up_has_paid(machine: Machine) -> None:
     @workflow(timeout=10)
-    async def cleaning() -> str:
+    async def cleaning_up() -> str:
         try:
             return await everstep.receive("never", str)
         finally:
             await pay("cleaning")
 
     app = await machine.boot()
-    run = await app.start(cleaning, id="r")
+    run = await app.start(cleaning_up, id="r")
     await machine.rest(app)
     await machine.advance(11)
     with pytest.raises(everstep.errors.RunTimedOut):
@@ -387,7 +387,7 @@ async def cleaning_child() -> str:
 
 
 @workflow
-async def cleaning() -> str:
+async def undoing_with_child() -> str:
     try:
         return await load("a")
     except ValueError:
@@ -403,11 +403,11 @@ async def test_what_a_child_has_undone_itself_is_no_reason_to_refuse_and_happens
     BROKEN.update({"a", "child"})
     app = await machine.boot()
     with pytest.raises(ValueError, match="a"):
-        await app.run(cleaning, id="r")
+        await app.run(undoing_with_child, id="r")
     assert paid() == ["child's", "refund child's"]
     BROKEN.discard("child")
     with pytest.raises(ValueError, match="a"):
-        await app.run(cleaning, id="r", on_existing="retry")
+        await app.run(undoing_with_child, id="r", on_existing="retry")
     assert paid() == ["child's", "refund child's", "child's"], "a new child, and what was undone happened again"
     with pytest.raises(CrossesOnce, match="pay_refundable of r"):
         await app.retry("r")

@@ -53,7 +53,7 @@ def decide(remembered: Any, now: Any) -> str:
 
 
 @workflow
-async def looping() -> list[str]:
+async def remembering_loop() -> list[str]:
     await everstep.expect(witness.file("a.txt"), on_drift=decide)
     await everstep.expect(witness.directory("d"))
     state = Turns(3)
@@ -78,7 +78,7 @@ async def turn(machine: Machine, app: Any, word: str) -> None:
 @scenario
 async def test_own_changes_and_what_a_function_ignored_survive_a_jump(machine: Machine) -> None:
     app = await machine.boot()
-    await app.start(looping, id="r")
+    await app.start(remembering_loop, id="r")
     await machine.until_status("r", "waiting")
     await machine.rest()
     await machine.kill(app)
@@ -99,7 +99,7 @@ async def test_own_changes_and_what_a_function_ignored_survive_a_jump(machine: M
 @scenario
 async def test_a_stranger_s_change_in_the_folder_is_found_after_a_jump(machine: Machine) -> None:
     app = await machine.boot()
-    await app.start(looping, id="r")
+    await app.start(remembering_loop, id="r")
     await machine.until_status("r", "waiting")
     await machine.rest()
     await turn(machine, app, "a")

@@ -1169,6 +1169,7 @@ KEPT = {
     "branch": "branch",
     "patches": "patches",
     "witnesses": "facts",
+    "kept": "kept",
     "receiving": "signals",
     "loop": "now",
     "checkpoints": "number",

@@ -7,6 +7,8 @@ from typing import Final, Protocol
 
 SECOND: Final = 1_000_000
 """Microseconds."""
+READINGS: Final = 3
+"""So often are two clocks compared. The quickest reading counts: in the others the process may have been put aside."""
 
 
 class Clock(Protocol):
@@ -20,11 +22,19 @@ class Clock(Protocol):
 class StoreClock:
     """The monotonic clock, offset to the store's: a jump of the machine's clock does not reach a running process."""
 
-    def __init__(self, store_now: int) -> None:
-        self._offset = store_now - time.monotonic_ns() // 1000
+    def __init__(self, store_now: Callable[[], int]) -> None:
+        self._offset = min(_offset(store_now) for _ in range(READINGS))[1]
 
     def now(self) -> int:
         return time.monotonic_ns() // 1000 + self._offset
+
+
+def _offset(store_now: Callable[[], int]) -> tuple[int, int]:
+    """Return how long it took to read both clocks, and how far the store's is from the monotonic one."""
+    began = time.monotonic_ns() // 1000
+    now = store_now()
+    took = time.monotonic_ns() // 1000 - began
+    return took, now - began - took
 
 
 class Alarm(Protocol):

@@ -84,7 +84,7 @@ class Driving:
         self.recover = recover
         self.lease = lease
         self.concurrency = concurrency
-        self.clock = clock or StoreClock(store.now())
+        self.clock = clock or StoreClock(store.now)
         self.codec = codec or Codec()
         self.randomness = randomness or MachineRandom()
         self.context = contextvars.copy_context()

@@ -243,7 +243,7 @@ async def resolve(
     existing_row(app, run)
     chosen = _one_hold(app, run, hold)
     if resolution not in chosen.resolutions and not (by_verb and resolution in _by_verb(chosen)):
-        hint = f" (`everstep {resolution} {run}` says why.)" if resolution in _by_verb(chosen) else ""
+        hint = f" For {resolution!r} there is `everstep {resolution} {run}`." if resolution in _by_verb(chosen) else ""
         raise HoldConflict(
             f"{resolution!r} does not resolve hold {chosen.id} ({chosen.reason}). "
             f"Possible: {', '.join(f'{one} ({_consequence(chosen, one)})' for one in chosen.resolutions)}.{hint}"
