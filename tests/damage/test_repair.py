@@ -159,7 +159,7 @@ async def test_accepting_ends_the_questions_of_a_repaired_run(machine: Machine) 
     await machine.until(lambda: machine.status("s") == "held")
     hold = machine.hold("s")
     assert (hold.reason, hold.step) == ("in-doubt", "mail")
-    assert set(hold.resolutions) == {"done", "not-done", "accept", "cancel", "rollback"}
+    assert set(hold.resolutions) == {"done", "not-done", "accept", "cancel"}
     assert counts() == {"reserve": 1, "charge": 1}, "its probe was asked, and said that it had not happened"
     await worker.resolve("s", "accept", by="ann")
     await machine.until(lambda: "child_started" in machine.kinds("s"))

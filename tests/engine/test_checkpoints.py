@@ -1176,7 +1176,6 @@ KEPT = {
     "caution": "caution",
     "unseen_workers": "unseen_workers",
     "saga": "is_undoable",
-    "kept": "kept",
     "books": "books",
 }
 """What an execution remembers, and the field of the engine's part that it is kept in."""
