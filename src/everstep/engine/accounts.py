@@ -9,6 +9,7 @@ from everstep.codec import error_facts
 from everstep.errors import StoreError
 from everstep.model.contracts import UNSEEN
 from everstep.model.events import EventRow, decode_body
+from everstep.model.secrets import shown_error
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
@@ -61,7 +62,7 @@ def _error_text(body: Any) -> str:
     if body.ref or not bytes(body.error):
         return ""
     try:
-        facts = error_facts(bytes(body.error))
+        facts = shown_error(error_facts(bytes(body.error)), secret=body.secret)
     except msgspec.MsgspecError:
         return ""
     text = f"{facts.get('type', '')}: {facts.get('message', '')}".strip(": ")
