@@ -27,7 +27,7 @@ def charged_in(events: Iterable[EventRow]) -> tuple[float, int, int]:
                 0,
                 0,
             ]
-            attempts += 1
+            attempts += body.because != "kept"
         elif event.kind in ("step_completed", "step_failed", "attempt_failed"):
             usd, tokens = _close(open_attempts, body.call, body.charged, usd, tokens)
             if event.kind == "attempt_failed":

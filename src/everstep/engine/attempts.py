@@ -54,6 +54,11 @@ class StepAttempts:
         begun = (steps[call] for call, one in self._known.items() if call in steps and one.due in (None, DOUBT))
         return any(call.target.is_accounted_for for call in begun)
 
+    def begun_steps(self) -> list[StepCall]:
+        """Return the open steps that have begun, as far as is known: not those that still wait for room or a key."""
+        unbegun = {call for call, one in self._known.items() if not one.attempt or one.due == ROOM}
+        return [call for number, call in self._driver.execution.steps.items() if number not in unbegun]
+
     # -- beginning -------------------------------------------------------------------------------------------------
     def begin(self, call: StepCall) -> None:
         """The code asked for a step: record that, and start it when it is allowed."""
