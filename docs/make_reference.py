@@ -30,10 +30,12 @@ from everstep.engine.blocking_app import BlockingApp, BlockingRun
 from everstep.engine.handles import Verification
 from everstep.engine.history import Event
 from everstep.engine.inside import Child, Current
+from everstep.engine.narrowing import Part
 from everstep.engine.opening import Opening
 from everstep.engine.repairing import Repair
 from everstep.engine.workflow import Workflow
 from everstep.model import events, status
+from everstep.model.budgets import Left
 from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow, RunRow
 
@@ -45,7 +47,7 @@ DECORATORS: Final[dict[str, type]] = {"step": Step, "transaction": TransactionSt
 """Their own signature says only `**options`; the class behind each has the options one by one."""
 
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "Declaring": ("workflow", "step", "transaction", "STORE", "Retry", "register", "Live"),
+    "Declaring": ("workflow", "step", "transaction", "STORE", "Retry", "Budget", "register", "Live"),
     "Running": ("run", "open", "App", "Run"),
     "Telling of holds": ("Webhook", "verify_webhook"),
     "Inside a workflow": (
@@ -61,13 +63,14 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "current",
     ),
     "Facts about the outside": ("expect", "release"),
+    "Money, tokens, time": ("charge", "budget"),
     "Inside a step": ("key", "heartbeat"),
     "Answers of a probe": ("Done", "Unknown"),
-    "Errors to raise and to know": ("NotDone", "Fatal", "Error", "Evicted"),
+    "Errors to raise and to know": ("NotDone", "Fatal", "BudgetExceeded", "Error", "Evicted"),
     "Modules": ("files", "witness", "blocking", "errors"),
 }
 HANDED_OUT: Final = (
-    *(Opening, BlockingApp, BlockingRun, Child, Current, Event, Verification, Repair),
+    *(Opening, BlockingApp, BlockingRun, Child, Current, Part, Left, Event, Verification, Repair),
     *(RunRow, HoldRow, EffectRow),
 )
 """Classes that users meet without typing their names."""
@@ -282,7 +285,7 @@ def class_entry(name: str, cls: type, level: str = "###") -> str:
     fields = [one for one in fields_of(cls) if not one[0].startswith("_") and "ClassVar" not in one[1]]
     if fields:
         parts.append(table_of(fields))
-    if not issubclass(cls, BaseException) and cls is not everstep.Retry:
+    if not issubclass(cls, BaseException) and cls not in (everstep.Retry, everstep.Budget):
         parts += [heading(f"{name}.{n}", signature(n, f, without=1), f, level + "#") for n, f in methods_of(cls)]
     return "\n".join(parts)
 

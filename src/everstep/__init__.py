@@ -10,11 +10,13 @@ from everstep import errors
 from everstep.codec import Live, register
 from everstep.effects.answers import Done, Unknown
 from everstep.effects.body import heartbeat, key
+from everstep.effects.charging import charge
 from everstep.effects.databases import STORE
 from everstep.effects.step import step
 from everstep.effects.transaction import transaction
 from everstep.engine.workflow import workflow
-from everstep.errors import Error, Evicted, Fatal, NotDone
+from everstep.errors import BudgetExceeded, Error, Evicted, Fatal, NotDone
+from everstep.model.budgets import Budget
 from everstep.model.retry import Retry
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         start,
         uuid,
     )
+    from everstep.engine.narrowing import budget
     from everstep.engine.opening import open, run  # noqa: A004  # everstep.open, as users type it
     from everstep.engine.webhooks import Webhook, verify_webhook
 
@@ -43,6 +46,8 @@ __version__ = "0.1.0"
 __all__ = [
     "STORE",
     "App",
+    "Budget",
+    "BudgetExceeded",
     "Done",
     "Error",
     "Evicted",
@@ -54,6 +59,8 @@ __all__ = [
     "Unknown",
     "Webhook",
     "blocking",
+    "budget",
+    "charge",
     "checkpoint",
     "current",
     "errors",
@@ -97,6 +104,7 @@ _INSIDE = (
 _LATER = {
     "App": "everstep.engine.app",
     "Run": "everstep.engine.handles",
+    "budget": "everstep.engine.narrowing",
     "open": "everstep.engine.opening",
     "run": "everstep.engine.opening",
     **dict.fromkeys(("Webhook", "verify_webhook"), "everstep.engine.webhooks"),

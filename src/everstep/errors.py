@@ -27,6 +27,7 @@
     ├── FileChanged             a file is not as a file effect expects it; it was left alone
     ├── Drift                   the outside is not as the run remembers it, and the run was to fail then
     ├── NotGenuine              a request to a webhook's receiver is not signed with its secret, or is too old
+    ├── BudgetExceeded          the run's budget has no room for a step, and it was to fail then
     └── StoreError              the database
         ├── StoreFull           no room on the disk: work pauses and goes on when there is room
         ├── StoreReadOnly       the file or its folder cannot be written
@@ -243,6 +244,23 @@ class NotGenuine(Error):
     """A request to the receiver of a webhook is not signed with its secret, or is too old: do not believe it."""
 
     code: ClassVar[str] = "everstep.webhook.not_genuine"
+
+
+class BudgetExceeded(Error):
+    """The run's budget has no room for a step (`then="fail"`), so its body was not started.
+
+    `over` says what there is not enough of (`usd`, `tokens`, `steps` or `seconds`), `limit` how much there was.
+    """
+
+    code: ClassVar[str] = "everstep.run.budget"
+
+    def __init__(self, message: str, over: str = "", limit: float = 0) -> None:
+        super().__init__(message, over, limit)
+        self.over = over
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class HoldConflict(Misuse):

@@ -14,6 +14,7 @@ from everstep.effects.step import Step
 from everstep.effects.surroundings import persons_line
 from everstep.effects.witnesses import FOLDER, file, file_fact
 from everstep.engine.execution import current_execution
+from everstep.engine.witnessing import change_file, release_witness, take_witness
 
 __all__ = ["append", "delete", "make_folder", "move", "write"]
 
@@ -39,10 +40,10 @@ def _remember(path: str, fact: dict[str, Any], witness: bool) -> None:
     execution = current_execution("everstep.files")
     seen = file(path)
     if witness:
-        execution.take_witness(seen, fact, "hold", persons_line(sys._getframe(1)))
+        take_witness(execution, seen, fact, "hold", persons_line(sys._getframe(1)))
     elif seen.subject in execution.witnesses:
-        execution.release_witness(seen.subject, persons_line(sys._getframe(1)))
-    execution.change_file(path, fact.get("digest"), persons_line(sys._getframe(1)))
+        release_witness(execution, seen.subject, persons_line(sys._getframe(1)))
+    change_file(execution, path, fact.get("digest"), persons_line(sys._getframe(1)))
 
 
 async def write(
@@ -86,4 +87,4 @@ async def make_folder(path: Path) -> None:
     """Make a folder and those above it, as far as they are missing."""
     name = os.fspath(path)
     await _do("make_folder", _MAKE_FOLDER, name)
-    current_execution("everstep.files").change_file(name, FOLDER, persons_line(sys._getframe(1)))
+    change_file(current_execution("everstep.files"), name, FOLDER, persons_line(sys._getframe(1)))

@@ -12,6 +12,8 @@ from tests.crash.nursery import KILLED, Nursery
 from tests.crash.trial import Expected, Trial
 
 READ_SECONDS = 0.2
+THENS = ("fallback", "fail", "hold")
+"""What the budgets of the workload do when they are used up, in the order of its numbers for them."""
 
 
 @pytest.fixture(scope="session")
@@ -73,6 +75,15 @@ def mending(place: Path, ledger: Ledger, looping: Expected) -> "Counter[str]":
 def undone(place: Path, ledger: Ledger) -> Expected:
     """What is left of two runs that were undone, undisturbed."""
     return Expected.of(Trial.new(place, ledger, "saga"), trip_1="failed", trip_2="cancelled")
+
+
+@pytest.fixture(scope="session")
+def spending(place: Path, ledger: Ledger) -> dict[str, Trial]:
+    """Trees of runs that used up their budgets undisturbed, by what they do then."""
+    trials = {then: Trial.new(place, ledger, "budget", count) for count, then in enumerate(THENS)}
+    for trial in trials.values():
+        assert trial.run() == 0, trial.output()
+    return trials
 
 
 @pytest.fixture(scope="session")

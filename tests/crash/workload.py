@@ -8,6 +8,7 @@
     python workload.py fleet FOLDER LEDGER COUNT    many runs; any number of these processes share them
     python workload.py saga FOLDER LEDGER           a run that fails and one that is rolled back: both are undone
     python workload.py held FOLDER LEDGER           one run that is held, told of by a webhook, and resolved
+    python workload.py budget FOLDER LEDGER COUNT   a tree of runs that uses up its budget; 0 to 2 says what then
 
 Started again it goes on. It leaves its results in its journal and exits with 0 when it has all of them.
 """
@@ -342,6 +343,76 @@ async def note_error(app: everstep.App, journal: ClientJournal, run: str) -> Non
     journal.note("result", run, "acknowledged", value=value, published={})
 
 
+# -- a budget: every request to the ledger costs 30 cents, and is estimated at 50 ------------------------------------
+@step(effect="read", cost={"usd": 0.50}, fallback="too dear")
+async def consult(number: int) -> str:
+    answer = await asyncio.to_thread(ask, LEDGER, "consult", everstep.key(), number)
+    everstep.charge(usd=0.30)
+    return answer
+
+
+@step(effect="once", cost={"usd": 0.50}, probe=ask_ledger, fallback="not bought")
+def buy(number: int) -> str:
+    value = apply(LEDGER, "buy", everstep.key(), number)
+    everstep.charge(usd=0.30)
+    return value
+
+
+@step(effect="read", cost={"usd": 0.50}, fallback="too dear")
+async def consult_at_length(number: int) -> str:
+    """Costs more than it was estimated at, which is written down while it still runs."""
+    everstep.charge(usd=0.55)
+    answer = await asyncio.to_thread(ask, LEDGER, "consult_at_length", everstep.key(), number)
+    await asyncio.sleep(0.15)
+    return answer
+
+
+@workflow
+async def reference_consulting(number: int) -> list[str]:
+    return [await consult(number), await asyncio.to_thread(buy, number)]
+
+
+async def consult_all() -> list[str]:
+    async def part(number: int) -> list[str]:
+        with everstep.budget(usd=0.90):
+            return await reference_consulting(number)
+
+    everstep.charge(usd=0.10)
+    asked = [*(consult(number) for number in range(20)), consult_at_length(0)]
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    told += await asyncio.gather(part(100), part(101), return_exceptions=True)
+    return [type(one).__name__ if isinstance(one, Exception) else str(one) for one in told]
+
+
+@workflow(budget=everstep.Budget(usd=7.00, then="fallback"))
+async def reference_budget_fallback() -> list[str]:
+    return await consult_all()
+
+
+@workflow(budget=everstep.Budget(usd=7.00, then="fail"))
+async def reference_budget_fail() -> list[str]:
+    return await consult_all()
+
+
+@workflow(budget=everstep.Budget(usd=7.00, then="hold"))
+async def reference_budget_hold() -> list[str]:
+    return await consult_all()
+
+
+async def budget(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    """A person grants whatever is asked for."""
+    flow = (reference_budget_fallback, reference_budget_fail, reference_budget_hold)[count]
+    run = await journalled(journal, "start", "budget-1", app.start(flow, id="budget-1"))
+    while True:
+        try:
+            await run.result(timeout=0.3)
+        except (TimeoutError, everstep.errors.RunHeld):
+            for hold in await app.holds():
+                await app.resolve(hold.run, "accept", by="ann")
+        else:
+            return await note_result(app, journal, "budget-1")
+
+
 async def reference(app: everstep.App, journal: ClientJournal, count: int) -> None:
     await journalled(journal, "start", "order-1", app.start(reference_order, 7, id="order-1"))
     try:
@@ -449,6 +520,7 @@ async def main(kind: str, folder: str, count: int) -> None:
             "fleet": fleet,
             "saga": saga,
             "held": held,
+            "budget": budget,
         }
         work = works[kind]
         await work(app, journal, count)

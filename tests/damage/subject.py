@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import apsw
 
 import everstep
-from everstep import Done, Retry, Unknown, step, witness, workflow
+from everstep import Budget, Done, Retry, Unknown, step, witness, workflow
 from everstep.model.events import BODIES
 from everstep.stores.sqlite import SqliteStore
 from tests.engine.resume_helpers import Machine
@@ -72,12 +72,26 @@ async def endless() -> None:
     await asyncio.sleep(3600)
 
 
-@workflow
+@step(effect="read", cost={"usd": 0.05}, fallback="dear")
+async def consult() -> str:
+    raise AssertionError("there is no room for it")
+
+
+@step(effect="read", cost={"usd": 0.05})
+async def consult_at_length() -> str:
+    """It charges more than it was estimated at, which is noted while it runs."""
+    NOTES.append("consult")
+    everstep.charge(usd=0.07)
+    await asyncio.sleep(0.2)
+    return "long"
+
+
+@workflow(budget=Budget(usd=0.10))
 async def small_child(number: int) -> int:
     return await flaky(number)
 
 
-@workflow
+@workflow(budget=Budget(usd=0.10))
 async def long_child() -> None:
     await everstep.receive("never", str)
 
@@ -94,7 +108,7 @@ def judge_tide(remembered: bool, now: bool) -> str:
     return "accept"
 
 
-@workflow
+@workflow(budget=Budget(usd=5))
 async def wide(name: str) -> str:
     large = await load_large(1)
     await flaky(2)
@@ -115,6 +129,10 @@ async def wide(name: str) -> str:
     await everstep.expect(seen := witness.value("seen", lambda: 1))
     everstep.release(seen)
     everstep.patched("wider")
+    everstep.charge(usd=0.01)
+    with everstep.budget(usd=0.02, then="fallback"):
+        await consult()
+    await consult_at_length()
     everstep.publish("large", large)
     await stamp(name)
     await stamp(name)

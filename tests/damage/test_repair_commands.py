@@ -66,7 +66,7 @@ def test_a_repair_that_is_killed_was_done_or_was_not(damaged: Path, point: str) 
     events, archived, epoch = rows(damaged)
     assert [seq for seq, _, _ in events] == list(range(1, 31))
     assert events[-1][1] == "run_repaired"
-    assert archived == [("run", 59), *(("event", seq) for seq in range(30, 60)), ("checkpoint", 54)]
+    assert archived == [("run", 66), *(("event", seq) for seq in range(30, 67)), ("checkpoint", 61)]
     assert epoch == before[2] + 1
     assert here(damaged, "verify", OPEN)["sound"]
 
@@ -75,17 +75,17 @@ def test_the_command_says_what_it_archived_and_what_cannot_be_seen(damaged: Path
     before = rows(damaged)
     looked = everstep(damaged, "repair", OPEN, "--dry-run")
     assert looked.returncode == 0
-    assert "would go on from event 29; 30 events archived" in looked.stdout
+    assert "would go on from event 29; 37 events archived" in looked.stdout
     assert rows(damaged) == before
     done = everstep(damaged, "repair", OPEN)
-    assert "goes on from event 29; 30 events archived" in done.stdout
+    assert "goes on from event 29; 37 events archived" in done.stdout
     assert "everstep worker" in done.stdout
     (event,) = [event for event in here(damaged, "history", OPEN) if event["kind"] == "run_repaired"]
-    assert (event["body"]["archived"], event["body"]["since"]) == (30, 30)
+    assert (event["body"]["archived"], event["body"]["since"]) == (37, 30)
     assert "repaired" in everstep(damaged, "show", OPEN).stdout
     archived = here(damaged, "history", OPEN, "--archived")
     whats = [(one["what"], one["seq"]) for one in archived]
-    assert [what for what in whats if what[0] != "checkpoint"] == [("run", 59), *(("event", n) for n in range(30, 60))]
+    assert [what for what in whats if what[0] != "checkpoint"] == [("run", 66), *(("event", n) for n in range(30, 67))]
     assert [what for what, _ in whats].count("checkpoint") == 1
     assert {one.get("kind", "") for one in archived} >= {"child_ended", "run_failed", "signal_awaited"}
     assert "run_failed" in everstep(damaged, "history", OPEN, "--archived").stdout

@@ -39,14 +39,14 @@ EVENT_COLUMNS = ("run", "generation", "seq", "kind", "step", "at", "body", "dige
 PAYLOAD_COLUMNS = ("run", "digest", "value")
 ROW_COLUMNS = (
     "id", "workflow", "version", "semantics", "status", "generation", "head_seq", "head_digest", "parent", "arguments",
-    "created_at", "ended_at", "preview", "published", "outcome",
+    "created_at", "ended_at", "preview", "published", "outcome", "budget",
 )  # fmt: skip
 """What of a run's row its history vouches for."""
 NOT_COVERED = {
     "epoch", "owner", "wake_at", "queue", "priority", "deaths", "updated_at",  # when and by whom it is driven
     "tags", "current_step",  # labels
 }  # fmt: skip
-EVENTS_MAX = 61
+EVENTS_MAX = 68
 SAMPLED_INTEGER_BITS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 15, 16, 31, 32, 33, 47, 48, 61, 62, 63)
 
 
@@ -192,7 +192,7 @@ async def what_is_given(app: App, run: str) -> str:
 def few_bits(cell: Cell, value: Any) -> Sequence[int]:
     """All columns of the rows; of events and payloads, which a result does not come from, one bit each."""
     seq = int(cell.label.split(" ")[2]) if cell.table == "events" else 0
-    if cell.table == "runs" or (cell.table == "events" and seq in (1, 2, 54, 55, 60, 61)):
+    if cell.table == "runs" or (cell.table == "events" and seq in (1, 2, 61, 62, 67, 68)):
         return sampled_bits(cell, value, 1)
     bits = sampled_bits(cell, value, 1)
     return [bits[len(cell.label) % len(bits)]] if bits else []

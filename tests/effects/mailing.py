@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import everstep
-from everstep import Done, Fatal, NotDone, Retry, step, workflow
+from everstep import Budget, Done, Fatal, NotDone, Retry, step, workflow
 from everstep.testing.ledger import apply
 
 LEDGER = os.environ.get("LEDGER_URL", "")
@@ -79,6 +79,15 @@ def travelling(to: str, text: str) -> str:
     book("Oslo")
     check()
     return send_recallable(to, text)
+
+
+send_priced = step(send, name="send_mail", effect="once", cost={"usd": 0.6})
+
+
+@workflow(budget=Budget(usd=0.4))
+def mailing_dearly(to: str, text: str) -> str:
+    book("Oslo")
+    return send_priced(to, text)
 
 
 @workflow

@@ -355,3 +355,19 @@ def test_after_a_restore_the_question_comes_with_commands_that_end_the_run(tmp_p
         "not-done": ("completed", ["send_mail"]),
         "cancel": ("cancelled", []),
     }
+
+
+def test_a_run_without_room_in_its_budget_is_told_with_commands_that_end_it(
+    tmp_path: Path, mail_ledger: Ledger
+) -> None:
+    desk = desk_in(tmp_path, mail_ledger)
+    desk.shell(RUN.format("mailing_dearly"), status=3)
+    page = " ".join(desk.shell("everstep holds").split())
+    assert "there is no room in its budget for send_mail: 0 of 0.4 usd are used, and it is estimated at 0.6" in page
+    assert list(desk.commands()) == ["accept", "skip", "cancel", "rollback"]
+    assert all_ended(desk, mail_ledger) == {
+        "accept": ("completed", ["book", "send_mail"]),
+        "skip": ("completed", ["book"]),
+        "cancel": ("cancelled", ["book"]),
+        "rollback": ("cancelled", ["book", "unbook"]),
+    }

@@ -10,6 +10,7 @@ from everstep.engine.past import Past, load_past
 from everstep.engine.replay import Replayed
 from everstep.engine.resume import replay
 from everstep.engine.workflow import Workflow
+from everstep.model.accounts import Accounts
 from everstep.model.events import EventRow
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Append, CheckpointRow, RunRow, Store
@@ -114,4 +115,11 @@ def account(replayed: Replayed) -> dict[str, Any]:
         "ended": execution.ended,
         "checkpoint": execution.checkpoints.number if execution.checkpoints is not None else 0,
         "first checkpoint": replayed.first_checkpoint,
+        "budget": [books_of(one) for one in (execution.books.head, execution.books.view)] if execution.books else [],
     }
+
+
+def books_of(accounts: Accounts) -> tuple[Any, ...]:
+    """Return what matters of a run's accounts. Parts that the code has left, and children that ended, do not."""
+    children = [child for child in accounts.children.values() if child.is_open]
+    return accounts.standing(), accounts.begun, children, accounts.by_step

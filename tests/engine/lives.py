@@ -13,6 +13,7 @@ from everstep.engine.app import App
 from everstep.engine.handles import Run
 from everstep.engine.history import Recorded
 from everstep.engine.journal import restore_payload
+from everstep.model.accounts import standing_at
 from everstep.model.events import EventRow, decode_body
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Append, Claim, Claimed, NewRun, RowChange, RunRow, StartRun
@@ -166,6 +167,7 @@ def cut(store: MemoryStore, count: int) -> MemoryStore:
         wake_at=None,
         current_step="",
         ended_at=None,
+        budget=budget(events[:1]),
     )
     payloads = [(digest, data) for (run, digest), data in store._payloads.items() if run == RUN]
     other = MemoryStore()
@@ -174,7 +176,7 @@ def cut(store: MemoryStore, count: int) -> MemoryStore:
         other.register_worker("ghost", 1, "host", 1)
         claimed = other.commit([Claim(RUN, "ghost", first.at, ("queued",))])[0]
         assert isinstance(claimed, Claimed), claimed
-        change = RowChange("queued", events[-1].at, published=published(store, events))
+        change = RowChange("queued", events[-1].at, published=published(store, events), budget=budget(events))
         unit = Append(
             run=RUN,
             generation=row.generation,
@@ -190,12 +192,20 @@ def cut(store: MemoryStore, count: int) -> MemoryStore:
     return other
 
 
+def recorded(events: Sequence[EventRow]) -> list[Recorded]:
+    return [Recorded(e.seq, e.kind, e.step, e.at, decode_body(e.kind, e.body)) for e in events]
+
+
+def budget(events: Sequence[EventRow]) -> bytes | None:
+    """Return what the row of a run with these events says about its budget."""
+    return standing_at(recorded(events))
+
+
 def published(store: MemoryStore, events: Sequence[EventRow]) -> bytes | None:
     """Return what the row of a run with these events says that it published."""
-    recorded = [Recorded(e.seq, e.kind, e.step, e.at, decode_body(e.kind, e.body)) for e in events]
     values = {
         name: msgspec.Raw(restore_payload(store.payload(RUN, body.ref), body.ref)) if body.ref else body.value
-        for name, body in published_by(recorded).items()
+        for name, body in published_by(recorded(events)).items()
     }
     return msgspec.json.encode(values) if values else None
 

@@ -1176,6 +1176,7 @@ KEPT = {
     "caution": "caution",
     "unseen_workers": "unseen_workers",
     "saga": "is_undoable",
+    "books": "books",
 }
 """What an execution remembers, and the field of the engine's part that it is kept in."""
 NOT_KEPT = {

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import everstep
-from everstep import Retry, step, witness, workflow
+from everstep import Budget, BudgetExceeded, Retry, step, witness, workflow
 from everstep.engine.app import App
 from everstep.model.events import decode_body
 from everstep.testing.clock import FakeClock
@@ -42,6 +42,10 @@ DEEDS = (
     "release",
     "cancel",
     "wait",
+    "spend",
+    "charge",
+    "part",
+    "left",
 )
 
 
@@ -75,7 +79,29 @@ async def stumble(what: int) -> int:
     return what
 
 
-@workflow
+@step(effect="read", cost={"usd": 0.50, "tokens": 10})
+async def spend(what: int) -> int:
+    everstep.charge(usd=0.30)
+    return what
+
+
+async def spend_all(turn: int) -> int:
+    """Open a part of the budget, with one inside of it, and use it up."""
+    count = 0
+    with everstep.budget(usd=2, then="fail"), everstep.budget(usd=1.2) as part:
+        try:
+            while True:
+                count += await look_at_what_is_left(part.left) + await spend(turn) * 0 + 1
+        except BudgetExceeded:
+            return count
+
+
+async def look_at_what_is_left(left: Any) -> int:
+    """What is left is an argument of a step: a replay that sees anything else is found out."""
+    return await look(round(1e6 * left.usd) + left.tokens + left.steps) * 0
+
+
+@workflow(budget=Budget(usd=1, tokens=50, steps=5))
 async def small_child(what: int) -> int:
     return await look(what) + 1
 
@@ -122,6 +148,15 @@ async def do(deed: str, turn: int) -> Any:
         case "release":
             everstep.release(witness.env("EVERSTEP_TEST_WITNESS"))
             return None
+        case "spend":
+            return await spend(turn)
+        case "charge":
+            everstep.charge(usd=0.01 * turn, tokens=turn)
+            return await look_at_what_is_left(everstep.budget().left)
+        case "part":
+            return await spend_all(turn)
+        case "left":
+            return await look_at_what_is_left(everstep.budget().left)
         case "cancel":
             task = asyncio.ensure_future(look(turn))
             await asyncio.sleep(0)  # it has asked for its step
@@ -132,9 +167,10 @@ async def do(deed: str, turn: int) -> Any:
             return [task.get_name() for task in done]  # in the order of a set
 
 
-@workflow
+@workflow(budget=Budget(usd=1_000, tokens=100_000, steps=5_000))
 async def eventful(before: list[str], turns: list[list[str]], every: int | None) -> list[Any]:
     early = [await do(deed, 100 + number) for number, deed in enumerate(before)]
+    everstep.charge(usd=0.01)  # it is recorded after the jump, and is not to be counted twice
     state = await everstep.checkpoint(State(turns), every=every)
     while state.todo:
         deeds = state.todo.pop(0)
@@ -198,8 +234,12 @@ def surroundings() -> Any:
 @pytest.mark.parametrize("every", [None, 1, 3])
 def test_after_every_event_a_resume_from_a_checkpoint_leads_where_a_whole_replay_leads(every: int | None) -> None:
     """Every deed once in the loop, and each of them again before it and after."""
-    turns = [[deed] for deed in DEEDS] + [["read", "effect", "random", "wait", "expect", "publish", "read"], ["read"]]
-    before = ["read", "random", "receive", "patch", "expect", "publish", "wait", "cancel"]
+    turns = [[deed] for deed in DEEDS] + [
+        ["read", "effect", "random", "wait", "expect", "publish", "read"],
+        ["charge", "left"],
+        ["read"],
+    ]
+    before = ["read", "random", "receive", "patch", "expect", "publish", "wait", "cancel", "spend", "charge"]
 
     async def main() -> None:
         store, first = await first_life(before, turns, every)
@@ -262,7 +302,7 @@ async def fragile(what: int) -> str:
     return f"{what} {everstep.key()}"
 
 
-@workflow
+@workflow(budget=Budget(usd=1_000, tokens=100_000, steps=5_000))
 async def retried_loop(turns: int, extras: int) -> list[Any]:
     """After a failure it goes on for a few turns, with checkpoints, and then raises it."""
     error: BaseException | None = None
@@ -276,6 +316,8 @@ async def retried_loop(turns: int, extras: int) -> list[Any]:
         except ValueError as caught:
             error, state.todo = caught, [["act"]] * extras
             state.done.append("failed")
+        await look_at_what_is_left(everstep.budget().left)
+        await spend(1)
         state.done.append([everstep.random().random(), everstep.now().year])
     if "failed" in state.done:
         raise error or ValueError("lost, with a variable that is not in the state")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import everstep
-from everstep import Fatal, Retry, step, workflow
+from everstep import Budget, Fatal, Retry, step, workflow
 from everstep.errors import RunHeld
 from everstep.stores.protocol import Accepted, MarkRestored
 from tests.engine.resume_helpers import Machine, scenario
@@ -70,6 +70,44 @@ async def test_a_compensation_that_fails_for_good_is_told_with_what_each_answer_
     assert (message["reason"], set(message["resolutions"])) == ("exhausted", {"retry", "skip", "cancel"})
     assert "leave meets_book as it is" in message["resolutions"]["skip"]["consequence"]
     assert message["report"]["not_compensated_yet"] == ["meets_book"]
+
+
+@step(effect="read", cost={"usd": 0.5})
+async def meets_ask(number: int) -> int:
+    everstep.charge(usd=0.4)
+    return number
+
+
+@workflow(budget=Budget(usd=0.8))
+async def meets_spending() -> int:
+    return await meets_ask(1) + await meets_ask(2)
+
+
+@scenario
+async def test_a_budget_at_its_limit_is_told_with_what_was_used_and_how_to_grant_more(
+    machine: Machine, receiver: Receiver
+) -> None:
+    app = await machine.boot(on_hold=receiver.url())
+    run = await app.start(meets_spending, id="r")
+    with pytest.raises(RunHeld):
+        await run.result(timeout=20)
+    await machine.until(lambda: states(machine) == ["sent"])
+    (message,) = receiver.messages()
+    assert (message["reason"], message["step"]) == ("budget", "meets_ask#2")
+    assert list(message["resolutions"]) == ["accept", "skip", "cancel"]
+    hold = machine.hold("r").id
+    wanted = {
+        "accept": f"everstep resolve r --hold {hold} --accept",
+        "skip": f"everstep resolve r --hold {hold} --skip 1",
+    }
+    for answer, command in wanted.items():
+        assert message["resolutions"][answer]["command"].startswith(command)
+    assert message["report"]["used"] == {"usd": 0.4, "steps": 1}
+    assert message["report"]["limits"] == {"usd": 0.8}
+    assert message["report"]["by_step"] == {"meets_ask": {"usd": 0.4, "steps": 1}}
+    assert not {"grant", "part", "example"} & set(message["report"]), "that is for the engine"
+    await app.resolve("r", "accept")
+    assert await run.result(timeout=20) == 3
 
 
 @scenario

@@ -46,6 +46,7 @@ def test_a_started_run_is_there_as_it_was_given(harness: Harness) -> None:
         outcome=AWKWARD,
         current_step="s",
         published=AWKWARD,
+        budget=AWKWARD,
         deaths=2,
         created_at=1,
         updated_at=2,

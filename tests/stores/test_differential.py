@@ -66,6 +66,7 @@ def new_runs(draw: Draw, follower: str | None = None) -> NewRun:
         created_at=draw(times),
         arguments=draw(st.sampled_from(["x", "x", "y"])),
         parent=draw(st.none() | runs),
+        budget=draw(st.none() | st.just(b'{"used":0}')),
         tags=draw(st.dictionaries(st.sampled_from(["t", "u"]), st.sampled_from(["1", "2"]))),
         follower=follower or draw(st.none() | runs),
         follower_call=draw(st.integers(1, 2)),
@@ -134,14 +135,16 @@ def drawn_append(draw: Draw, harness: Harness) -> Append | None:
         fields["posts"] = draw(st.lists(posts(), max_size=2))
     if draw(st.integers(0, 1)) == 0:
         fields["keys"] = draw(key_changes())
+    status = draw(statuses)
     append = append_to(
         row,
         draw(st.integers(0, 3)),
-        draw(statuses),
+        status,
         draw(times),
         wake_at=draw(maybe_times),
         published=draw(st.none() | small_bytes),
-        outcome=draw(st.none() | st.sampled_from([b"1", b"null"])),
+        budget=draw(st.none() | st.sampled_from([b"{}", b'{"used":1}'])),
+        outcome=draw(st.none() | st.sampled_from([b"1", b"null"])) if status in ENDED else None,
         payloads=draw(st.lists(st.tuples(st.sampled_from(["p", "q"]), small_bytes), max_size=2)),
         consumed=draw(st.lists(st.integers(1, 9), max_size=3)),
         release=draw(st.booleans()),

@@ -71,7 +71,7 @@ def test_many_finished_and_waiting_runs_cost_an_idle_worker_nothing(sqlite: Sqli
     many = """
         WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)
         INSERT INTO runs SELECT 'r' || i, 'order', '', 1, iif(i % 2, 'completed', 'waiting'), 1, 1, x'00', 1, NULL,
-            iif(i % 2, NULL, 9000000 + i), 'default', 0, '{}', NULL, '', '', 0, i, i, NULL, '', NULL, NULL FROM n
+            iif(i % 2, NULL, 9000000 + i), 'default', 0, '{}', NULL, '', '', 0, i, i, NULL, '', NULL, NULL, NULL FROM n
     """
     sqlite.store.run("x")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from everstep.model import events as ev
+from everstep.model.budgets import Allotment, Amounts, Charge
 from everstep.model.digests import shared_key
 from everstep.stores.protocol import Delivery
 from everstep.testing.checker import RULES, RunHistory, check
@@ -437,8 +438,50 @@ def test_a_run_that_was_cancelled_may_leave_compensations_for_a_rollback() -> No
     assert accounts.check() == []
 
 
+def with_budgets(accounts: Accounts, limit: int = 100, allotted: int = 50, used: int = 30) -> None:
+    """Let the parent have a budget, of which the child was allotted something and used some."""
+    given = Allotment(allotted, by="order")
+    accounts.parent[0][3].budget = Allotment(limit)  # type: ignore[attr-defined]
+    accounts.parent[3][3].cost = accounts.parent[5][3].cost = Charge(20)  # type: ignore[attr-defined]
+    accounts.parent[9][3].allotted = given  # type: ignore[attr-defined]
+    accounts.parent[11][3].used = Amounts(used, steps=1)  # type: ignore[attr-defined]
+    accounts.child[0][3].budget = given  # type: ignore[attr-defined]
+    accounts.child[1][3].cost = Charge(40)  # type: ignore[attr-defined]
+    accounts.child[2][3].charged = Charge(30)  # type: ignore[attr-defined]
+
+
+@planted("B1")
+def a_step_begins_for_which_there_is_no_room(accounts: Accounts) -> None:
+    with_budgets(accounts, limit=15)
+
+
+@planted("B1")
+def a_failed_attempt_is_not_counted(accounts: Accounts) -> None:
+    with_budgets(accounts, limit=39)
+
+
+@planted("B1")
+def a_child_begins_a_step_beyond_its_allotment(accounts: Accounts) -> None:
+    with_budgets(accounts, allotted=39)
+
+
+@planted("B2")
+def a_child_has_more_than_it_was_allotted(accounts: Accounts) -> None:
+    with_budgets(accounts)
+    accounts.child[0][3].budget = Allotment(60, by="order")  # type: ignore[attr-defined]
+
+
+@planted("B2")
+def a_parent_is_told_less_than_its_child_used(accounts: Accounts) -> None:
+    with_budgets(accounts, used=29)
+
+
 def test_accounts_that_agree_break_no_rule() -> None:
     assert Accounts().check() == []
+    accounts = Accounts()
+    with_budgets(accounts)
+    accounts.earlier.clear()  # of a run without a budget
+    assert accounts.check() == []
 
 
 @pytest.mark.parametrize(("rule", "plant"), BUGS, ids=lambda value: getattr(value, "__name__", value))

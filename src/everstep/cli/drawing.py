@@ -141,7 +141,7 @@ def bar_of(row: Row, scale: Scale, now: int) -> "Text":
 
 def _fill_attempts(row: Row, fill: Callable[[int, int, str, str], None], now: int) -> None:
     began = row.attempts[0].started_at if row.attempts else row.ended_at or now
-    if began > row.started_at:  # until then another step had its key
+    if began > row.started_at:  # until then another step had its key, or there was no room for it in the budget
         fill(row.started_at, began, "┄", "dim")
     if not row.attempts:
         return
@@ -179,6 +179,8 @@ def remark_of(row: Row) -> "Text":
         parts.append((f"undoes {row.undoes}", "yellow"))
     if row.undone:
         parts.append((UNDONE[row.undone], "yellow"))
+    if row.charged:
+        parts.append((row.charged, "dim"))
     if row.note:
         parts.append((row.note, "dim" if row.kind != "note" else ""))
     if file := file_of(row):

@@ -88,7 +88,7 @@ def _answers(hold: HoldRow, report: dict[str, Any], url: str | None) -> list[Any
 
 
 def _other_facts(report: dict[str, Any], now: int) -> list[str]:
-    shown = {"differences", "accepted", "consequences", "call", "drift", "facts", "example", "by_verb"}
+    shown = {"differences", "accepted", "consequences", "call", "drift", "facts", "example", "by_verb", "grant", "part"}
     lines: list[str] = []
     if report.get("began_at"):
         lines, shown = _about_doubt(report, now), shown | DOUBT
@@ -96,6 +96,8 @@ def _other_facts(report: dict[str, Any], now: int) -> list[str]:
         if name not in shown and value not in ("", [], {}, None):
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
             text = arguments_text(text) if name == "arguments" else text
+            if isinstance(value, dict):
+                text = "; ".join(f"{one} {_amounts(amount)}" for one, amount in value.items())
             lines.append(f"{name.replace('_', ' ')}: {text}")
     return lines
 
@@ -112,6 +114,13 @@ def _about_doubt(report: dict[str, Any], now: int) -> list[str]:
     elif report.get("error"):
         lines.append(f"raised: {report['error']} at {moment(report['doubted_at'], now)}")
     return lines
+
+
+def _amounts(amount: Any) -> str:
+    """Return an amount, or the amounts that one step has used."""
+    if isinstance(amount, dict):
+        return ", ".join(f"{one} {_amounts(of_it)}" for one, of_it in amount.items())
+    return f"{amount:,g}" if isinstance(amount, int | float) else str(amount)
 
 
 def draw_drift(drift: Any) -> "RenderableType":

@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from everstep.cli.drawing import status_text
+from everstep.cli.money import amounts_text, budget_facts, budget_text, standing_of
 from everstep.cli.opening import existing_run, line_to_paste, place_of, reading, store_options
 from everstep.cli.running import parsed_tags
 from everstep.cli.terminal import (
@@ -27,6 +28,9 @@ from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.status import STATUSES
 from everstep.stores.protocol import RunFilter, RunRow, Store
+
+AMOUNTS = ("cost", "charged", "used", "granted", "allotted", "budget", "limits")
+"""Fields of events that say how much."""
 
 
 @click.command("ls")
@@ -55,7 +59,7 @@ def row_facts(row: RunRow) -> dict[str, Any]:
     facts |= {"generation": row.generation, "current_step": row.current_step, "parent": row.parent, "tags": row.tags}
     facts |= {"queue": row.queue, "priority": row.priority, "arguments": row.preview, "events": row.head_seq}
     facts |= {"created_at": row.created_at, "updated_at": row.updated_at, "ended_at": row.ended_at}
-    return facts | {"wake_at": row.wake_at, "published": published_of(row)}
+    return facts | {"wake_at": row.wake_at, "published": published_of(row), "budget": budget_facts(row)}
 
 
 def published_of(row: RunRow) -> dict[str, Any]:
@@ -75,9 +79,10 @@ def _print_rows(rows: list[RunRow], now: int, counts: dict[str, int], place: str
         out.print(styled(f"No run matches in {place}." if counts else f"There are no runs in {place} yet.", "dim"))
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name in ("run", "workflow", "status", "age", "step", "arguments"):
+    has_budgets = any(row.budget is not None for row in rows)
+    for name in ("run", "workflow", "status", "age", "step", *(["budget"] if has_budgets else []), "arguments"):
         table.add_column(name, no_wrap=True, justify="right" if name == "age" else "left")
-    add_fitted(table, [_cells(row, now) for row in rows], out.width)
+    add_fitted(table, [_cells(row, now, has_budgets=has_budgets) for row in rows], out.width)
     out.print(table)
     total = sum(counts.values())
     summary = ", ".join(f"{counts[one]} {one}" for one in STATUSES if counts.get(one))
@@ -86,16 +91,19 @@ def _print_rows(rows: list[RunRow], now: int, counts: dict[str, int], place: str
         out.print(styled("Held runs wait for a person: " + line_to_paste("holds", url=url), "yellow"))
 
 
-def _cells(row: RunRow, now: int) -> list[Any]:
+def _cells(row: RunRow, now: int, *, has_budgets: bool) -> list[Any]:
     step = row.current_step
     if row.status == "waiting" and row.wake_at is not None:
         step = step or f"until {moment(row.wake_at, now)}"
+    standing = standing_of(row)
+    budget = styled(shortened(budget_text(standing, row, now) if standing is not None else "", 40))
     return [
         styled(row.id, "bold"),
         styled(shortened(row.workflow, 24)),
         status_text(row.status),
         styled(between(row.created_at, now)),
         styled(shortened(step, 28)),
+        *([budget] if has_budgets else []),
         styled(shortened(arguments_text(row.preview), 200), "dim"),
     ]
 
@@ -186,6 +194,8 @@ def _gist(body: dict[str, Any]) -> str:
             parts.append(f"{name}={msgspec.json.encode(value[0]).decode()}")
         elif name == "source":
             parts.append(str(value).partition(": ")[0])
+        elif name in AMOUNTS and isinstance(value, dict):
+            parts.append(f"{name}={amounts_text(value)}")
         elif name == "seconds":
             parts.append(duration(float(value)))
         else:

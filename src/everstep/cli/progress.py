@@ -16,8 +16,8 @@ from everstep.cli.terminal import (
     shortened,
     styled,
 )
-from everstep.cli.timeline import Row, Timeline, error_line
-from everstep.engine.replay import FALLBACK, NEVER
+from everstep.cli.timeline import NO_BUDGET, Row, Timeline, error_line
+from everstep.engine.due import FALLBACK, NEVER
 from everstep.model.events import EventRow, decode_body
 from everstep.model.secrets import HIDDEN
 from everstep.stores.protocol import RunRow, Store
@@ -124,6 +124,8 @@ _AFTER_THE_LAST = {NEVER: "waits for a person", FALLBACK: "its fallback takes ov
 def _under_way(row: Row, now: int) -> "Text":
     frames = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
     frame = frames[int(time.monotonic() * 10) % len(frames)]
+    if row.kind == "step" and (not row.attempts or row.note.startswith(NO_BUDGET)):
+        return styled(f"◷ {row.name}: {row.note}", "yellow")
     if row.kind == "step":
         attempt = row.attempts[-1]
         if attempt.ended_at is not None and attempt.due is not None:
@@ -215,6 +217,8 @@ def _step_started(event: EventRow, body: Any, timeline: Timeline) -> Said:
         return "↻", f"{event.step} was cut off; attempt {body.attempt} begins", "yellow"
     if body.because == "freed":
         return "↻", f"{event.step} begins: its key {body.key} is free", "yellow"
+    if body.because == "budget":
+        return "↻", f"{event.step}: there is room in the budget; attempt {body.attempt}", "yellow"
     if body.because == "person":
         return "↻", f"{event.step}: attempt {body.attempt}, because somebody wanted it", "yellow"
     if body.attempt > 1:
@@ -248,6 +252,11 @@ def _attempt_failed(event: EventRow, body: Any, timeline: Timeline) -> Said:
     return "✗", f"{event.step}: attempt {body.attempt} failed, {following}  {error_line(error or {})}", "red"
 
 
+def _withheld(event: EventRow, body: Any, timeline: Timeline) -> Said:
+    following = "its fallback takes over" if body.then == "fallback" else "it is not begun"
+    return "◷", f"{event.step}: no room in the budget ({body.over}), {following}", "yellow"
+
+
 def _published(event: EventRow, body: Any, timeline: Timeline) -> Said:
     return "◆", f"{body.name} = {shortened(timeline.published.get(body.name, ''), 120)}", "magenta"
 
@@ -268,6 +277,7 @@ _LINES: dict[str, Any] = {
     "step_shared": _step_shared,
     "key_taken": lambda event, body, _: ("…", f"{event.step}: run {body.run or '?'} has its key {body.key}", "dim"),
     "attempt_failed": _attempt_failed,
+    "call_withheld": _withheld,
     "value_published": _published,
     "child_started": lambda event, body, _: ("▸", f"child run {body.run} ({body.workflow})", "cyan"),
     "child_ended": _child_ended,

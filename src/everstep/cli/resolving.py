@@ -25,7 +25,7 @@ from everstep.stores.protocol import HoldRow
 @click.option(
     "--accept",
     is_flag=True,
-    help="It is right as it is now (other arguments, another outside, a lost part): remember this, keep all outcomes.",
+    help="Take it as it is (other arguments, another outside, a lost part), keep all outcomes; or grant more budget.",
 )
 @click.option("--retry", is_flag=True, help="Try again what the run was held for.")
 @click.option("--skip", metavar="JSON", help="Take this value as the step's outcome.")

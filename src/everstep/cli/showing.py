@@ -10,6 +10,7 @@ from everstep.cli.drawing import draw_timeline, status_text
 from everstep.cli.holds import draw_hold
 from everstep.cli.listing import published_of, row_facts
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
+from everstep.cli.money import amounts_text, budget_text, standing_of
 from everstep.cli.opening import example_value, existing_run, line_to_paste, place_of, reading, store_options
 from everstep.cli.terminal import (
     arguments_text,
@@ -29,6 +30,7 @@ from everstep.cli.timeline import Row, Timeline, error_line, timeline_of
 from everstep.engine.history import verify_now
 from everstep.engine.telling import hold_facts
 from everstep.errors import ChainKeyMissing, Damaged
+from everstep.model.accounts import ROOT, as_facts
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store
 
@@ -105,16 +107,24 @@ def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
     facts["checkpoints"] = timeline.checkpoints
     facts["rolled_back"] = timeline.rolled_back
     facts["compensations"] = {step.name: step.undone for step in timeline.compensations()}
+    facts["used"] = as_facts(timeline.accounts.parts[ROOT].used) if timeline.accounts is not None else {}
+    facts["used_by_step"] = _used_by_step(timeline)
     facts["result"] = payload_json(row.outcome or b"[null]") if row.status == "completed" else None
     facts["error"] = timeline.error
     return facts
+
+
+def _used_by_step(timeline: Timeline) -> dict[str, dict[str, float]]:
+    accounts = timeline.accounts
+    return {name: as_facts(used) for name, used in accounts.by_step.items()} if accounts is not None else {}
 
 
 def _step_facts(step: Row) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": step.name, "effect": step.effect, "state": step.state, "seq": step.seq}
     facts |= {"started_at": step.started_at, "ended_at": step.ended_at, "attempts": step.attempts}
     facts |= {"undoes": step.undoes, "undone": step.undone}
-    return facts | {"arguments": step.arguments, "value": step.value, "error": step.error, "source": step.source}
+    facts |= {"arguments": step.arguments, "value": step.value, "error": step.error, "source": step.source}
+    return facts | {"charged": step.charged, "note": step.note}
 
 
 def _waits(row: RunRow, timeline: Timeline, url: str | None) -> list[dict[str, Any]]:
@@ -187,7 +197,19 @@ def _heading(row: RunRow, timeline: Timeline, now: int, place: str) -> "Renderab
     facts.append(f"{row.head_seq} events")
     if timeline.checkpoints:
         facts.append(f"{len(timeline.checkpoints)} checkpoints, the newest at event {timeline.checkpoints[-1]}")
-    return Group(first, styled(" · ".join(facts), "dim"), styled(place, "dim"))
+    lines = [first, styled(" · ".join(facts), "dim")]
+    if text := _budget_line(row, timeline, now):
+        lines.append(styled(text, "yellow" if row.status == "held" else "dim"))
+    return Group(*lines, styled(place, "dim"))
+
+
+def _budget_line(row: RunRow, timeline: Timeline, now: int) -> str:
+    """Return what the run has used; without a budget only if it was charged anything."""
+    standing = standing_of(row)
+    if standing is not None:
+        return f"budget {budget_text(standing, row, now)}"
+    used = timeline.accounts.parts[ROOT].used if timeline.accounts is not None else None
+    return f"used {amounts_text(used)}" if used is not None and (used.microdollars or used.tokens) else ""
 
 
 def _crashes(timeline: Timeline) -> list[Any]:

@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from everstep.cli.money import amounts_text
 from everstep.codec import Codec, error_facts
 from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged
+from everstep.model.accounts import Accounts, accounts_of
 from everstep.model.events import EventRow, decode_body
 from everstep.model.secrets import HIDDEN, shown_error
 from everstep.stores.protocol import Store
@@ -19,6 +21,7 @@ from everstep.stores.protocol import Store
 RowKind = Literal["step", "timer", "signal", "child", "note"]
 State = Literal["open", "completed", "failed", "cancelled", "dropped"]
 VALUE_CHARACTERS_MAX = 200
+NO_BUDGET = "no room in the budget"
 
 
 class AttemptView(msgspec.Struct):
@@ -58,6 +61,8 @@ class Row(msgspec.Struct, kw_only=True):
     """In a compensation: the step that it undoes."""
     undone: Literal["", "wanted", "compensated", "skipped"] = ""
     """Of a step: whether it is to be undone, was, or was left as it is by a person."""
+    charged: str = ""
+    """What its last attempt was charged."""
 
     @property
     def crashes(self) -> int:
@@ -95,6 +100,8 @@ class Timeline:
         self.is_undone = False
         """Whether compensation has begun, or was asked for."""
         self.rolled_back = False
+        self.accounts: Accounts | None = None
+        """What the run has used, with or without a budget."""
         self._calls: dict[int, Row] = {}
         self._awaited: defaultdict[str, deque[Row]] = defaultdict(deque)
         self._unasked: defaultdict[str, deque[tuple[int, str]]] = defaultdict(deque)
@@ -131,11 +138,19 @@ class Timeline:
         except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
             return
         self.last_at = max(self.last_at, event.at)
+        self._count(event, body)
         take = getattr(self, f"_take_{event.kind}", None)
         if take is not None:
             take(event, body)
         if not (event.kind == "step_started" and body.because == "crash"):
             self._last_sign_at = event.at
+
+    def _count(self, event: EventRow, body: Any) -> None:
+        if self.accounts is not None:
+            try:
+                self.accounts.take(event.kind, event.step, body, event.at)
+            except LookupError:
+                self.accounts = None  # the history is damaged, so its sums mean nothing
 
     def _payload(self, raw: msgspec.Raw, ref: str) -> bytes:
         if not ref:
@@ -167,7 +182,7 @@ class Timeline:
     # -- steps ---------------------------------------------------------------------------------------------------------
     def _take_step_started(self, event: EventRow, body: Any) -> None:
         row = self._calls.get(body.call)
-        if row is None or body.attempt == 1:
+        if row is None or (body.attempt == 1 and body.because != "budget"):
             row = Row(kind="step", name=event.step, seq=event.seq, started_at=event.at)
             row.effect, row.source, row.arguments = body.effect, body.source, HIDDEN if body.secret else body.preview
             if body.compensates and body.compensates in self._calls:
@@ -177,7 +192,7 @@ class Timeline:
         elif body.because == "crash":
             self._crashed(event, row)
         row.state, row.ended_at, row.error = "open", None, None
-        if row.awaited_key:
+        if row.awaited_key or row.note.startswith(NO_BUDGET):
             row.awaited_key = row.awaited_run = row.note = ""
         row.attempts.append(AttemptView(body.attempt, event.at, body.because))
 
@@ -201,12 +216,13 @@ class Timeline:
         row = self._end_step(event, body.call, "completed")
         if row is not None:
             row.value = self._value(body)
+            row.charged = amounts_text(body.charged) if body.charged is not None else ""
             if body.call in self._undone_by:
                 self._undone_by[body.call].undone = "skipped" if body.skipped else "compensated"
             if body.skipped:
                 row.note = "skipped by a person"
             elif body.fallback:
-                row.note = "by its fallback"
+                row.note = f"{row.note}; by its fallback" if row.note.startswith(NO_BUDGET) else "by its fallback"
             elif body.key_unused and len(row.attempts) > 1:
                 row.note = "repeated, and its body never used its key"
             elif body.adopted:
@@ -247,6 +263,16 @@ class Timeline:
         if row.attempts and row.attempts[-1].ended_at is None:
             row.attempts[-1].ended_at, row.attempts[-1].outcome = event.at, state
         return row
+
+    def _take_call_withheld(self, event: EventRow, body: Any) -> None:
+        row = self._calls.get(body.call)
+        if row is None or not body.again:
+            is_step = body.instead_of == "step_started"
+            name = event.step if is_step else body.run
+            row = Row(kind="step" if is_step else "child", name=name, seq=event.seq, started_at=event.at)
+            row.effect, row.source, row.arguments = body.effect, body.source, HIDDEN if body.secret else body.preview
+            self._new(row, body.call)
+        row.state, row.ended_at, row.note = "open", None, f"{NO_BUDGET} ({body.over})"
 
     def _take_heartbeat(self, event: EventRow, body: Any) -> None:
         row = self._calls.get(body.call)
@@ -306,9 +332,10 @@ class Timeline:
             self._awaited[row.name].appendleft(row)
 
     def _take_child_started(self, event: EventRow, body: Any) -> None:
-        row = Row(kind="child", name=body.run, seq=event.seq, started_at=event.at)
+        row = self._calls[body.call] if body.withheld and body.call in self._calls else None
+        if row is None:
+            row = self._new(Row(kind="child", name=body.run, seq=event.seq, started_at=event.at), body.call)
         row.note, row.source, row.arguments = body.workflow, body.source, body.preview
-        self._new(row, body.call)
 
     def _take_child_ended(self, event: EventRow, body: Any) -> None:
         row = self._calls.get(body.call)
@@ -329,6 +356,7 @@ class Timeline:
     # -- the run itself ------------------------------------------------------------------------------------------------
     def _take_run_started(self, event: EventRow, body: Any) -> None:
         self.started_at = event.at
+        self.accounts = accounts_of(body, event.at)
 
     def _take_value_published(self, event: EventRow, body: Any) -> None:
         self.published[body.name] = self._value(body)

@@ -52,6 +52,10 @@ class StepBody:
         """Return what an atomic step needs of the app."""
         raise AssertionError("an attempt that runs knows its app")
 
+    def take_charge(self, nanos: int | None, tokens: int | None) -> None:
+        """Count what the body has used. May be called on any thread."""
+        raise AssertionError("an attempt that runs takes charges")
+
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A step called by another step's body is the plain function: the outer step's contract covers it."""
         if step.effect in ("once", "atomic"):

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import Any, ClassVar, Literal, TypeVar, overload
 
@@ -12,11 +12,13 @@ from everstep.effects.keying import KeyMaker
 from everstep.effects.saga import compensation_of, is_of_the_same_class
 from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse
+from everstep.model.budgets import estimate_from
 from everstep.model.contracts import Effect, may_run_again
 from everstep.model.ids import checked_name
 from everstep.model.retry import ONE_ATTEMPT, Retry
 
 F = TypeVar("F", bound=Callable[..., Any])
+Cost = Mapping[str, Any] | Callable[..., Mapping[str, Any]]
 
 
 class Step:
@@ -43,6 +45,7 @@ class Step:
         key: str | Callable[..., str] | None = None,
         compensate: Callable[..., Any] | None = None,
         secret: bool = False,
+        cost: Cost | None = None,
     ) -> None:
         if not callable(function):
             raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
@@ -70,6 +73,9 @@ class Step:
         self.secret = secret
         self.not_done: tuple[type[BaseException], ...] = (not_done,) if isinstance(not_done, type) else tuple(not_done)
         self.key = KeyMaker(key, function, self.name) if key is not None else None
+        if cost is not None and not callable(cost):
+            estimate_from(cost, self.name)
+        self.cost = cost
         self.is_async = is_async_callable(function)
         self.signature = Signature(function)
         self.compensate: Step | None = compensation_of(self, compensate) if compensate is not None else None
@@ -139,6 +145,7 @@ def step(
     key: str | Callable[..., str] | None = ...,
     compensate: Callable[..., Any] | None = ...,
     secret: bool = ...,
+    cost: Cost | None = ...,
 ) -> F: ...
 @overload
 def step(
@@ -156,6 +163,7 @@ def step(
     key: str | Callable[..., str] | None = ...,
     compensate: Callable[..., Any] | None = ...,
     secret: bool = ...,
+    cost: Cost | None = ...,
 ) -> Callable[[F], F]: ...
 def step(function: Any = None, /, **options: Any) -> Any:
     """Make a function a step: its outcome is recorded once and never recomputed.
@@ -176,11 +184,15 @@ def step(function: Any = None, /, **options: Any) -> Any:
     key: your own key for what the action is, unique across all runs of the store: a format string over the parameters,
         such as `"invoice:{invoice.id}"`, or a function of the arguments. A second step with the same key and arguments
         gets the first one's outcome and does not run; with other arguments: `everstep.errors.KeyConflict`.
-    fallback: a value, or a function of the same arguments, that takes the place of a failed step's outcome.
+    fallback: a value, or a function of the same arguments, that takes the place of a failed step's outcome, and of a
+        step for which a budget with `then="fallback"` has no room.
     compensate: what undoes the step when the run fails later or is rolled back: a step with its own contract, or a
         function, which becomes a `repeat` step named `<step>.compensate`. It is called as `f(outcome, *args)`.
     secret: what the step is given, returns and raises is never shown: not by commands, `run.history()`, logs or holds.
         It is stored all the same, and what the workflow does with it is shown as usual.
+    cost: an estimate of what one attempt uses, such as `{"usd": 0.02, "tokens": 900}`, or a function of the same
+        arguments that returns one. A run with a budget reserves it before the body starts. `{}` says that the step uses
+        nothing: it goes on when money and tokens are used up.
 
     Use it as `@step`, as `@step(effect="read")`, or in place on a function of somebody else's:
     `await step(client.create, name="create", effect="read")(…)`.

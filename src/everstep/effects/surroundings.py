@@ -27,6 +27,10 @@ class Surroundings(Protocol):
         """Do what a call of this workflow means here."""
         ...
 
+    def take_charge(self, nanos: int | None, tokens: int | None) -> None:
+        """Count what was used."""
+        ...
+
 
 CURRENT: ContextVar[Surroundings | None] = ContextVar("everstep_surroundings", default=None)
 

@@ -10,7 +10,7 @@ from everstep.codec import Arguments, Signature
 from everstep.effects.answers import Done
 from everstep.effects.body import StepBody
 from everstep.effects.databases import Database, database_of
-from everstep.effects.step import Step
+from everstep.effects.step import Cost, Step
 from everstep.effects.surroundings import require
 from everstep.errors import Misuse, NotDone
 from everstep.model.contracts import Effect
@@ -51,6 +51,7 @@ class TransactionStep(Step):
         fallback: Any = None,
         compensate: Callable[..., Any] | None = None,
         secret: bool = False,
+        cost: Cost | None = None,
     ) -> None:
         super().__init__(
             function,
@@ -62,6 +63,7 @@ class TransactionStep(Step):
             fallback=fallback,
             compensate=compensate,
             secret=secret,
+            cost=cost,
         )
         code = getattr(function, "__code__", None)
         if code is not None and not code.co_argcount and not code.co_flags & inspect.CO_VARARGS:
@@ -134,6 +136,7 @@ def transaction(
     fallback: Any = ...,
     compensate: Callable[..., Any] | None = ...,
     secret: bool = ...,
+    cost: Cost | None = ...,
 ) -> "Declaring[apsw.Connection]": ...
 @overload
 def transaction(
@@ -147,6 +150,7 @@ def transaction(
     fallback: Any = ...,
     compensate: Callable[..., Any] | None = ...,
     secret: bool = ...,
+    cost: Cost | None = ...,
 ) -> "Declaring[sqlite3.Connection]": ...
 @overload
 def transaction(
@@ -160,6 +164,7 @@ def transaction(
     fallback: Any = ...,
     compensate: Callable[..., Any] | None = ...,
     secret: bool = ...,
+    cost: Cost | None = ...,
 ) -> Declaring[C]: ...
 def transaction(database: Any, /, **options: Any) -> Any:
     """Make a function an atomic step: what it writes to a database happens once, or not at all.
@@ -179,6 +184,7 @@ def transaction(database: Any, /, **options: Any) -> Any:
     compensate: what undoes the step when the run fails later or is rolled back, called as `f(outcome, *args)`: a step,
         which may be an atomic one as well, or a function.
     secret: what the step is given, returns and raises is never shown, as in `@step`. Its marker has the outcome.
+    cost: an estimate of what one attempt uses, for a run with a budget: see `everstep.step`.
 
     A `def` body runs on a thread, an `async def` body on a loop of its own on such a thread: a connection belongs to
     one thread. The body cannot commit or roll back by itself. Called outside of any run it is the plain function, and

@@ -1,20 +1,20 @@
 """What a history knows about an attempt in doubt: who began it and when, and how that was found out."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from everstep.codec import error_facts
 from everstep.errors import StoreError
+from everstep.model.contracts import UNSEEN
 from everstep.model.events import EventRow, decode_body
+from everstep.model.secrets import shown_error
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
 
 ERROR_CHARACTERS_MAX = 300
-UNSEEN: Final = ("repaired", "restored")
-"""Why a step is in doubt of which the history knows nothing: a part of the history is lost."""
 
 
 def account_of(driver: "Driver", call: int) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _error_text(body: Any) -> str:
     if body.ref or not bytes(body.error):
         return ""
     try:
-        facts = error_facts(bytes(body.error))
+        facts = shown_error(error_facts(bytes(body.error)), secret=body.secret)
     except msgspec.MsgspecError:
         return ""
     text = f"{facts.get('type', '')}: {facts.get('message', '')}".strip(": ")

@@ -2,9 +2,9 @@
 
 The row repeats much of what the events say, so that it can be found, listed and answered from. What it repeats is
 compared whenever the run is taken up, and before a result is given from it: workflow, version and semantics, parent,
-arguments, the start, the status, the outcome, the end, published values. The rest of a row decides only when and by
-whom a run is driven (epoch, owner, wake-up time, queue, priority, deaths), or is a label (tags, current step): no
-result depends on it.
+arguments, the start, the status, the outcome, the end, published values, how the budget stands. The rest of a row
+decides only when and by whom a run is driven (epoch, owner, wake-up time, queue, priority, deaths), or is a label
+(tags, current step): no result depends on it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -97,6 +97,12 @@ def compare_published(row: RunRow, expected: Mapping[str, Any], last: int) -> No
     )
     if not sound:
         raise Damaged(f"The row of run {row.id} has other published values than its history.", last)
+
+
+def compare_budget(row: RunRow, expected: bytes | None, last: int) -> None:
+    """Raise `Damaged` if the row says that the budget stands otherwise than the history, which ends with `last`."""
+    if row.budget != expected:
+        raise Damaged(f"The row of run {row.id} tells of another budget than its history.", last)
 
 
 def published_by(history: Iterable["Recorded"], before: Mapping[str, Any] | None = None) -> dict[str, Any]:

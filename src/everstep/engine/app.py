@@ -13,6 +13,7 @@ from everstep.engine.repairing import Repair
 from everstep.engine.starting import Origin, new_run
 from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, checked_choice, workflow_of
 from everstep.errors import Misuse, StoreError
+from everstep.model.budgets import allotment_of
 from everstep.model.ids import checked_run_id
 from everstep.model.status import STATUSES
 from everstep.stores.keys import STATES, EffectFilter, EffectRow, EffectState, shown_effect
@@ -91,6 +92,7 @@ class App(Driving):
             queue=queue,
             wake_at=at + microseconds(delay) if delay > 0 else None,
             origin=Origin(self.store.chain.writing, self.restores),
+            budget=allotment_of(target.budget),
         )
         begun = self.committer.submit(StartRun(new))
         if is_new and delay <= 0:

@@ -9,14 +9,14 @@ from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
 from everstep.engine.compensating import note_compensated
-from everstep.engine.crossing import KEPT
 from everstep.engine.doubts import Doubts
+from everstep.engine.due import DOUBT, FALLBACK, KEY, NEVER, ROOM, Attempts
 from everstep.engine.holding import exhausted_report
 from everstep.engine.keys import Keys
-from everstep.engine.replay import DOUBT, FALLBACK, KEY, NEVER, Attempts
 from everstep.errors import Fatal, NotDone, NotEncodable
 from everstep.model import events as ev
-from everstep.model.contracts import EXPENSIVE_SECONDS, may_run_again, needs_intent
+from everstep.model.budgets import Charge
+from everstep.model.contracts import EXPENSIVE_SECONDS, KEPT, may_run_again, needs_intent
 from everstep.model.crash_points import crash_point
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ class StepAttempts:
         begun = (steps[call] for call, one in self._known.items() if call in steps and one.due in (None, DOUBT))
         return any(call.target.is_accounted_for for call in begun)
 
+    def begun_steps(self) -> list[StepCall]:
+        """Return the open steps that have begun, as far as is known: not those that still wait for room or a key."""
+        unbegun = {call for call, one in self._known.items() if not one.attempt or one.due == ROOM}
+        return [call for number, call in self._driver.execution.steps.items() if number not in unbegun]
+
     # -- beginning -------------------------------------------------------------------------------------------------
     def begin(self, call: StepCall) -> None:
         """The code asked for a step: record that, and start it when it is allowed."""
@@ -61,6 +66,8 @@ class StepAttempts:
             self.keys.begin(call)
             return
         if self._driver.execution.kept is not None and self._take_kept(call):
+            return
+        if not (call.cancelled or self.has_room(call)):
             return
         seq = self.record_start(call, call.body())
         if not call.cancelled:
@@ -101,6 +108,8 @@ class StepAttempts:
             body.whole, body.ref = self._driver.journal.pack(call.arguments.payload)
             if call.target.database is not None:
                 body.database = call.target.database.name
+        if self._driver.budgets is not None:
+            self._driver.budgets.reserve(call, body)
         return self._driver.record("step_started", call.step, body)
 
     def settle_open(self, call: StepCall) -> None:
@@ -121,8 +130,8 @@ class StepAttempts:
         elif attempts.due is None:
             self.begin_again(call.call, "crash")
         elif attempts.due == FALLBACK:
-            self._start_fallback(call, self._driver.saver.durable)
-        elif attempts.due not in (NEVER, KEY):
+            self.start_fallback(call, self._driver.saver.durable)
+        elif attempts.due not in (NEVER, KEY, ROOM):
             self._driver.deadlines.add(attempts.due, "attempt", call.call)
 
     def begin_again(self, number: int, because: str = "") -> None:
@@ -140,6 +149,8 @@ class StepAttempts:
         if is_unwanted and call.target.is_accounted_for and not self._must_look(call, because):
             self.settle_as_not_done(call)
             return
+        if call.keyed is None and not self.has_room(call, again=True):
+            return
         self.restarts += because == "crash"
         because = because or ("person" if attempts.by_person else "retry")
         crash_point("attempt.again")
@@ -150,10 +161,33 @@ class StepAttempts:
         body.because = because
         attempts.attempt += 1
         attempts.due = None
-        attempts.by_person = False
+        attempts.by_person = attempts.refused = False
         attempts.by = self._driver.app.worker
         body.attempt = attempts.attempt
         self.start_when_allowed(call, self.record_start(call, body))
+
+    def has_room(self, call: StepCall, *, again: bool = False) -> bool:
+        """Tell whether the budget has room for an attempt. If not, that is recorded, and the step waits or gives way.
+
+        Compensations are never stopped: what was done half-way is undone, whatever that costs. Nor is an attempt that
+        has to find out what became of one which a crash cut off, where that must be known before the run may end.
+        """
+        budgets = self._driver.budgets
+        if budgets is None:
+            return True
+        lack = budgets.lack(call)
+        if lack is None or call.compensates or (again and self._was_lost_sight_of(call)):
+            return True
+        attempts = self._known.setdefault(call.call, Attempts())
+        attempts.due = ROOM
+        budgets.withhold(call, lack, attempts.attempt, again=again)
+        if again:
+            self._driver.come_to_rest()
+        return False
+
+    def _was_lost_sight_of(self, call: StepCall) -> bool:
+        target = call.target
+        return target.is_accounted_for and target.effect != "once" and self.was_cut_off(call.call, coming=True)
 
     def _may_have_happened_unseen(self, call: StepCall) -> bool:
         """Whether a step that must not happen twice may have been begun in a part of the history that is lost.
@@ -168,6 +202,10 @@ class StepAttempts:
             return self.was_cut_off(call.call, coming=True)
         return because == "crash" and may_run_again(call.target.effect)
 
+    def of(self, call: int) -> Attempts | None:
+        """Return what is known about the attempts at an open step."""
+        return self._known.get(call)
+
     def settle_as_not_done(self, call: StepCall) -> None:
         """It did not happen (or failed, if it may be repeated), and meanwhile the code was cancelled: it is over."""
         attempts = self._known.pop(call.call)
@@ -179,13 +217,26 @@ class StepAttempts:
         raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
         self._driver.deliver("step_failed", call.step, ev.StepFailed(call.call, raw, ref, attempts.attempt))
 
-    def _start_fallback(self, call: StepCall, seq: int) -> None:
+    def fail(self, call: StepCall, error: BaseException, *, secret: bool = False) -> None:
+        """A step is not begun, or not again: the workflow gets the error, which is `secret` if it may say too much."""
+        attempts = self._known.pop(call.call)
+        if call.keyed is not None:
+            self.keys.settle(call, None)
+        raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
+        body = ev.StepFailed(call.call, raw, ref, attempts.attempt, secret=secret)
+        self._driver.deliver("step_failed", call.step, body)
+
+    def start_fallback(self, call: StepCall, seq: int) -> None:
         """The fallback acts in the step's place, so it starts when that it has to, event `seq`, may be relied upon."""
         self.start_when_allowed(call, seq, fallback=True)
 
     def start_when_allowed(self, call: StepCall, seq: int, *, fallback: bool = False) -> None:
-        """A read may start at once. Anything else starts when its intent, and all before it, is durable."""
-        if needs_intent(call.target.effect) and seq > self._driver.saver.durable:
+        """A read may start at once. Anything else starts when its intent, and all before it, is durable.
+
+        So does a read in a run with a budget: what it may use is charged, whatever happens.
+        """
+        must_wait = needs_intent(call.target.effect) or self._driver.budgets is not None
+        if must_wait and seq > self._driver.saver.durable:
             self.starting.add(call.call)
             self._driver.saver.when_durable(seq, functools.partial(self._start, call, fallback))
         else:
@@ -199,7 +250,7 @@ class StepAttempts:
             return
         if driver.app.draining and may_run_again(call.target.effect):
             return  # whoever goes on starts it; what must not happen twice would be in doubt then, so it starts here
-        if driver.takes_nothing and may_run_again(call.target.effect):
+        if driver.takes_nothing and may_run_again(call.target.effect) and not driver.lets_bodies_end:
             return  # the run is about to be held; what must be known has begun by now, and goes on
         attempts = self._known[call.call]
         if driver.execution.caution and not (attempts.asked or fallback) and self._may_have_happened_unseen(call):
@@ -247,6 +298,7 @@ class StepAttempts:
             if call.compensates:
                 self.completed(attempt, None, seconds)  # it is done, and nobody needs what it returned
             elif call.target.effect == "once" and not attempt.fallback:
+                self.bodies.charging.write(attempt)
                 self.bodies.finish(attempt)
                 self.doubts.begin(call, refused, happened=True)
             else:
@@ -270,7 +322,10 @@ class StepAttempts:
             body.secret = True
         if attempts.attempt > 1:
             body.key_unused = call.target.effect == "repeat" and not attempt.key_used
-        driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
+        if attempt.spending is not None:
+            body.charged = attempt.spending.take_total()
+        is_expensive = seconds > EXPENSIVE_SECONDS or call.target.cost is not None
+        driver.deliver("step_completed", call.step, body, expensive=is_expensive)
 
     def note_compensated(self, call: StepCall) -> None:
         """A compensation has happened; its outcome is recorded next."""
@@ -289,7 +344,12 @@ class StepAttempts:
         raw, ref = driver.journal.pack(settled.payload)
         body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, round(seconds, 3), adopted=settled.adopted)
         body.secret = call.is_secret
-        driver.deliver("step_completed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
+        if settled.adopted and driver.budgets is not None:
+            body.charged = Charge(0, 0)  # an earlier attempt did it, and was charged; this one has only looked
+        elif attempt.spending is not None:
+            body.charged = attempt.spending.take_total()
+        is_expensive = seconds > EXPENSIVE_SECONDS or call.target.cost is not None
+        driver.deliver("step_completed", call.step, body, expensive=is_expensive)
 
     def failed(self, attempt: Attempt, error: BaseException, seconds: float, *, final: bool = False) -> None:
         """A body raised: another attempt by its policy, a fallback, a person, or the workflow gets the error."""
@@ -299,9 +359,11 @@ class StepAttempts:
         if call.call not in driver.execution.steps or driver.is_over:
             return
         if call.target.effect == "once" and not attempt.fallback and not _is_certain(call, error):
+            self.bodies.charging.write(attempt)
             self.doubts.begin(call, error)
             return
         if isinstance(error, Undecided) and call.target.effect == "atomic":
+            self.bodies.charging.write(attempt)
             self.doubts.begin(call, error.error, because="commit" if error.is_lasting else "error")
             return
         attempts = self._known[call.call]
@@ -310,19 +372,19 @@ class StepAttempts:
         if not final and not attempt.fallback:
             if policy.allows(attempts.failures, error):
                 delay = policy.delay(attempts.failures, error, driver.app.randomness)
-                self._record_failure(call, attempts, error, seconds, driver.app.clock.now() + microseconds(delay))
+                self._record_failure(attempt, attempts, error, seconds, driver.app.clock.now() + microseconds(delay))
                 driver.deadlines.add(attempts.due or 0, "attempt", call.call)
                 driver.come_to_rest()
                 return
             if call.target.fallback is not None:
-                self._start_fallback(call, self._record_failure(call, attempts, error, seconds, FALLBACK))
+                self.start_fallback(call, self._record_failure(attempt, attempts, error, seconds, FALLBACK))
                 return
             if policy.then == "hold" and not isinstance(error, Fatal):
-                self._record_failure(call, attempts, error, seconds, NEVER)
+                self._record_failure(attempt, attempts, error, seconds, NEVER)
                 driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
                 return
         if call.compensates:  # there is no code in which it could be raised
-            self._record_failure(call, attempts, error, seconds, NEVER)
+            self._record_failure(attempt, attempts, error, seconds, NEVER)
             driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
             return
         del self._known[call.call]
@@ -330,14 +392,20 @@ class StepAttempts:
             self.keys.settle(call, None)
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
         body = ev.StepFailed(call.call, raw, ref, attempts.attempt, round(seconds, 3), call.is_secret)
-        driver.deliver("step_failed", call.step, body, expensive=seconds > EXPENSIVE_SECONDS)
+        if attempt.spending is not None:
+            body.charged = attempt.spending.take_total()
+        is_expensive = seconds > EXPENSIVE_SECONDS or call.target.cost is not None
+        driver.deliver("step_failed", call.step, body, expensive=is_expensive)
 
     def _record_failure(
-        self, call: StepCall, attempts: Attempts, error: BaseException, seconds: float, due: int
+        self, attempt: Attempt, attempts: Attempts, error: BaseException, seconds: float, due: int
     ) -> int:
+        call = attempt.call
         attempts.due = due
         raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
         body = ev.AttemptFailed(call.call, attempts.attempt, due, raw, ref, round(seconds, 3), call.is_secret)
+        if attempt.spending is not None:
+            body.charged = attempt.spending.take_total()
         seq = self._driver.record("attempt_failed", call.step, body)
         self._driver.saver.save(waited_for=False)
         return seq

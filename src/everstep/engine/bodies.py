@@ -14,7 +14,8 @@ from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
 from everstep.engine import transacting
 from everstep.engine.commands import StepCall
-from everstep.errors import StepTimedOut
+from everstep.engine.spending import Charging, Spending
+from everstep.errors import Misuse, StepTimedOut
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
 
@@ -26,12 +27,14 @@ log = logging.getLogger("everstep.step")
 
 HEARTBEAT_SECONDS: Final = 1.0
 """Heartbeats that come faster are recorded at this pace; the newest always counts."""
+CHARGES: Final = threading.Lock()
+"""Two threads may charge one attempt for the first time at once."""
 
 
 class Attempt(StepBody):
     """One attempt at a step, while its body runs."""
 
-    __slots__ = ("_bodies", "call", "fallback", "task")
+    __slots__ = ("_bodies", "call", "fallback", "spending", "task")
 
     def __init__(
         self, bodies: "Bodies", run: str, workflow: str, call: StepCall, attempt: int, details: Any, fallback: bool
@@ -47,6 +50,7 @@ class Attempt(StepBody):
         self._bodies = bodies
         self.call = call
         self.fallback = fallback
+        self.spending: Spending | None = None
         self.task: asyncio.Task[None] | None = None
 
     def idempotency_key(self) -> str:
@@ -58,12 +62,24 @@ class Attempt(StepBody):
     def means(self) -> Means:
         return self._bodies.means()
 
+    def take_charge(self, nanos: int | None, tokens: int | None) -> None:
+        with CHARGES:
+            spending = self.spending = self.spending or Spending()
+        spending.add(nanos, tokens)
+        self._bodies.charging.hear(self, spending)
+        if spending.uses_nothing and (nanos or tokens):
+            which = "the fallback of a step for which there is no budget" if self.fallback else "a step with cost={}"
+            raise Misuse(
+                f"everstep.charge() in {self.step}: {which} must not use anything. It was counted all the same."
+            )
+
 
 class Bodies:
     """The bodies of one run that are running now."""
 
     def __init__(self, driver: "Driver", attempts: "StepAttempts") -> None:
         self.running: dict[int, Attempt] = {}
+        self.charging = Charging(driver)
         self._driver = driver
         self._attempts = attempts
         self._heartbeats: dict[int, bytes] = {}
@@ -76,6 +92,8 @@ class Bodies:
         app = driver.app
         left = app.codec.decode(details) if details else None
         running = Attempt(self, driver.run, driver.execution.workflow.name, call, attempt, left, fallback)
+        if driver.budgets is not None:
+            running.spending = Spending(uses_nothing=driver.budgets.must_use_nothing(call.call, fallback=fallback))
         context: Context = app.context.copy()
         context.run(CURRENT.set, running)
         self.running[call.call] = running
@@ -187,9 +205,18 @@ class Bodies:
 
     def cancel(self, call: int) -> None:
         """Stop a body that nobody waits for any more."""
-        attempt = self.running.pop(call, None)
-        if attempt is not None and attempt.task is not None:
+        attempt = self.running.get(call)
+        if attempt is None:
+            return
+        self.charging.write(attempt)
+        del self.running[call]
+        if attempt.task is not None:
             attempt.task.cancel()
+
+    def record_charges(self) -> None:
+        """Write down what running bodies were charged: they may be cut off."""
+        for attempt in self.running.values():
+            self.charging.write(attempt)
 
     def must_not_be_cut_off(self) -> bool:
         """Whether a body runs whose effect nobody could tell afterwards."""
@@ -199,6 +226,7 @@ class Bodies:
         """Stop all bodies: the run leaves this process."""
         for call in list(self.running):
             self.cancel(call)
+        self.charging.stop()
         if self._heartbeat_timer is not None:
             self._heartbeat_timer.cancel()
 

@@ -30,6 +30,8 @@ def record(driver: "Driver", command: TakeCheckpoint) -> None:
     # Not what the code knew when it asked: that the store was restored is noted after the replay.
     part.caution, part.restores = driver.execution.caution, driver.app.restores
     part.unseen_workers = sorted(driver.execution.unseen_workers)
+    if part.books is not None and driver.execution.books is not None:
+        part.books.head = driver.execution.books.kept_head()
     saga = driver.execution.saga
     part.is_undoable, part.uncompensated = bool(saga.completed), saga.remembered()
     engine, state = packed(encode_part(part)), packed(command.state)

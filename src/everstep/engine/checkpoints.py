@@ -25,6 +25,7 @@ import msgspec
 from everstep.codec import types_of
 from everstep.effects.surroundings import persons_functions, persons_line
 from everstep.effects.witnesses import Taken, made_again
+from everstep.engine.books import KeptBooks
 from everstep.engine.commands import Command
 from everstep.engine.crossing import KeptOutcome
 from everstep.errors import Misuse, NotDecodable
@@ -103,6 +104,8 @@ class EnginePart(msgspec.Struct, omit_defaults=True):
     """How many restores of its store the run knows of."""
     is_undoable: bool = False
     """Whether a step with a compensation has completed: to undo that, the code is replayed from the beginning."""
+    books: KeptBooks | None = None
+    """What the run has used, if it has a budget."""
     uncompensated: list[str] = []
     """Steps that must not happen twice and that nothing undoes; some of them."""
 
@@ -179,7 +182,13 @@ class Checkpoints:
         self._outcomes += 1
         self._handled = sys.exception()
         call = steps.get(body.call) if kind in ("step_completed", "step_failed") else None
-        if call is None or call.target.effect != "read" or body.attempt > 1 or body.seconds > EXPENSIVE_SECONDS:
+        if (
+            call is None
+            or call.target.effect != "read"
+            or body.attempt > 1
+            or body.seconds > EXPENSIVE_SECONDS
+            or call.target.cost is not None
+        ):
             self._is_worth_it = True
 
     def take(self, execution: "Execution", state: Any, every: int | None, keep: int, frame: FrameType) -> Any:
@@ -196,6 +205,11 @@ class Checkpoints:
             raise Misuse(
                 f"{_at(source)}everstep.checkpoint() by other functions than the first time: a run that goes on comes "
                 "back there, and not here. Call it at one place, at the top of the loop."
+            )
+        if execution.books is not None and not execution.books.come_to_checkpoint():
+            raise Misuse(
+                f"{_at(source)}everstep.checkpoint() in another part of the budget than the first time: a run that "
+                "goes on comes back there, and not here. Call it outside of the `with everstep.budget(…):` block."
             )
         _refuse_unknown_witnesses(execution, self._witnesses, source)
         payload = execution.codec.encode(state, self._types, "the state of the checkpoint")

@@ -2,7 +2,7 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -13,6 +13,8 @@ from everstep.engine.history import Recorded, check_ends, load_verified
 from everstep.engine.starting import Origin, new_run
 from everstep.errors import Damaged
 from everstep.model import events as ev
+from everstep.model.accounts import standing_at
+from everstep.model.budgets import Allotment, Standing, allotment_of
 from everstep.model.digests import derived_key
 from everstep.model.events import ENDS
 from everstep.model.status import ENDED
@@ -34,10 +36,11 @@ class ChildEnd(msgspec.Struct):
     outcome: msgspec.Raw = msgspec.Raw(b"null")
     secret: bool = False
     """Filled from the child's history."""
+    budget: Standing | None = None
 
 
 class RecentEnds:
-    """How runs ended that were driven here, as this process itself wrote it down. The newest ones are kept."""
+    """How runs without a budget ended that were driven here, as this process itself wrote it down: the newest ones."""
 
     def __init__(self) -> None:
         self._ends: OrderedDict[str, ChildEnd] = OrderedDict()
@@ -53,7 +56,7 @@ class RecentEnds:
         end = self._ends.get(run)
         if end is None or end.status != told.status or bytes(end.outcome) != bytes(told.outcome):
             return False
-        told.secret = end.secret
+        told.secret, told.budget = end.secret, None
         return True
 
 
@@ -72,30 +75,34 @@ def believable_end(store: Store, delivery: Delivery, recent: RecentEnds) -> Chil
     row = store.run(delivery.name)
     if row is None or (told is not None and told.status == "refused"):
         return told
-    is_secret = False
     try:
-        if row.status in ENDED:
-            is_secret = getattr(check_ends(store, row).body, "secret", False)
+        if row.status in ENDED and row.budget is None and (told is None or told.budget is None):
+            end = check_ends(store, row)
             if told is not None and told.status == row.status and bytes(told.outcome) == (row.outcome or b"null"):
-                told.secret = is_secret
+                told.secret = getattr(end.body, "secret", False)
                 return told
-        ends = [event for event in load_verified(store, row) if event.kind in ENDS]
+        history = load_verified(store, row)
     except Damaged as error:
         log.error("The end of run %s cannot be compared with its history: %s", delivery.name, error)
         return told
-    same = [end for end in ends if told is not None and _says_the_same(end, told)]
-    if told is not None and same:
-        told.secret = getattr(same[-1].body, "secret", False)
-        return told
+    for end in reversed([event for event in history if event.kind in ENDS]):
+        if told is not None and end.kind == f"run_{told.status}" and is_outcome_of(end, _payload(told)):
+            return _end_in(history, end, told.status, told.outcome)
     log.error("The end of run %s that was told is not in its history; what is there counts.", delivery.name)
     if row.status in ENDED:
-        return ChildEnd(row.status, msgspec.Raw(row.outcome or b"null"), is_secret)
+        return _end_in(history, history[-1], row.status, msgspec.Raw(row.outcome or b"null"))
     return told if row.generation > 1 else None  # it was begun again since, and told of its end before
 
 
-def _says_the_same(end: Recorded, told: ChildEnd) -> bool:
-    payload = bytes(told.outcome) if told.status in ("completed", "failed") else None
-    return end.kind == f"run_{told.status}" and is_outcome_of(end, payload)
+def _end_in(history: Sequence[Recorded], end: Recorded, status: str, outcome: msgspec.Raw) -> ChildEnd:
+    """Return an end with what the history says beside it: whether it is shown, and how the budget stood."""
+    standing = standing_at(history[: end.seq])
+    budget = msgspec.json.decode(standing, type=Standing) if standing is not None else None
+    return ChildEnd(status, outcome, getattr(end.body, "secret", False), budget)
+
+
+def _payload(end: ChildEnd) -> bytes | None:
+    return bytes(end.outcome) if end.status in ("completed", "failed") else None
 
 
 def outlives_not(on_parent_end: str, *, is_cancelled: bool) -> bool:
@@ -110,9 +117,9 @@ class Children:
         self._driver = driver
         self._told_to_stop: set[str] = set()
 
-    def start(self, call: ChildCall) -> None:
-        """Start a child, in the transaction of the event that is recorded next."""
-        self._driver.journal.starts.append(self._new_run(call))
+    def start(self, call: ChildCall, allotted: Allotment | None = None) -> None:
+        """Start a child, in the transaction of the event that is recorded next, with its part of the run's budget."""
+        self._driver.journal.starts.append(self._new_run(call, allotted or allotment_of(call.target.budget)))
 
     def take_up(self, calls: Iterable[ChildCall], *, tell_again: bool) -> None:
         """Drive children again whose driver may have died with this run's last one.
@@ -124,7 +131,7 @@ class Children:
                 self.start(call)
             self._driver.app.adopt(call.run)
 
-    def _new_run(self, call: ChildCall) -> NewRun:
+    def _new_run(self, call: ChildCall, budget: Allotment | None) -> NewRun:
         app, execution = self._driver.app, self._driver.execution
         return new_run(
             call.target,
@@ -141,6 +148,7 @@ class Children:
                 # Not by chance: should its start be lost, because a backup is restored, it gets the same keys again.
                 entropy=derived_key(execution.entropy, f"#child {call.call} {call.run}"),
             ),
+            budget=budget,
         )
 
     def cancel(self, child: str) -> None:

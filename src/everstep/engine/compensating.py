@@ -40,7 +40,7 @@ def request_rollback(driver: "Driver", request: ev.RollbackRequested) -> None:
     if execution.is_undone:
         driver.saver.save(waited_for=False)
         return
-    left = left_as_it_is(execution)
+    left = left_as_it_is(driver)
     if left and not request.uncompensated:
         driver.put_on_hold(uncompensated_report(left, request))
         return
@@ -48,9 +48,10 @@ def request_rollback(driver: "Driver", request: ev.RollbackRequested) -> None:
     driver.deliver("rollback_requested", "", request)
 
 
-def left_as_it_is(execution: "Execution") -> list[str]:
+def left_as_it_is(driver: "Driver") -> list[str]:
     """Return the steps, done or under way, that must not happen twice and that nothing undoes."""
-    open_steps = [call for call in execution.steps.values() if not may_run_again(call.target.effect)]
+    execution = driver.execution
+    open_steps = [call for call in driver.attempts.begun_steps() if not may_run_again(call.target.effect)]
     left = execution.saga.uncompensated + [call.step for call in open_steps if call.target.compensate is None]
     if execution.kept is not None:
         left += [outcome.step for outcome in execution.kept.outcomes]
@@ -99,7 +100,7 @@ def with_undoing(report: HoldReport, driver: "Driver") -> HoldReport:
     execution = driver.execution
     if not execution.is_undone:
         left = functools.partial(_all_that_stays, driver)
-        return offering_rollback(report, driver.run, undoable_steps(execution), left)
+        return offering_rollback(report, driver.run, undoable_steps(driver), left)
     report = report.but_not("rollback")
     if execution.saga.begun:
         _explain_compensation(report, execution)
@@ -110,7 +111,7 @@ def with_undoing(report: HoldReport, driver: "Driver") -> HoldReport:
 
 def _all_that_stays(driver: "Driver") -> list[str]:
     try:
-        return left_as_it_is(driver.execution) or left_by_children(driver.app.store, driver.run)
+        return left_as_it_is(driver) or left_by_children(driver.app.store, driver.run)
     except StoreError:
         return []  # whoever wants the rollback is told
 
@@ -158,7 +159,7 @@ def offering_rollback(
     return report
 
 
-def undoable_steps(execution: "Execution") -> list[str]:
+def undoable_steps(driver: "Driver") -> list[str]:
     """Return the steps, done or under way, that have a compensation."""
-    done = [one.step for one in execution.saga.completed.values()]
-    return done + [call.step for call in execution.steps.values() if call.target.compensate is not None]
+    done = [one.step for one in driver.execution.saga.completed.values()]
+    return done + [call.step for call in driver.attempts.begun_steps() if call.target.compensate is not None]

@@ -13,11 +13,8 @@ import msgspec
 from everstep.engine.history import Recorded, load_verified
 from everstep.errors import CrossesOnce, Damaged
 from everstep.model import events as ev
-from everstep.model.contracts import may_run_again
+from everstep.model.contracts import KEPT, may_run_again
 from everstep.stores.protocol import Store
-
-KEPT = "kept"
-"""Why a step was begun that is not done: an earlier branch of its run has done it."""
 
 
 class Crossed(NamedTuple):

@@ -9,7 +9,7 @@ from everstep.model import events as ev
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
 
-DeadlineKind = Literal["timer", "attempt", "probe", "run", "grace"]
+DeadlineKind = Literal["timer", "attempt", "probe", "run", "grace", "budget"]
 
 
 class Deadline(NamedTuple):
@@ -67,6 +67,9 @@ class Deadlines:
                 driver.attempts.begin_again(top.call)
             elif top.kind == "probe":
                 driver.attempts.doubts.ask(top.call)
+            elif top.kind == "budget":
+                assert driver.budgets is not None
+                driver.budgets.time_is_up()
             elif top.kind == "run":
                 driver.request_cancel(ev.CancelRequested(reason="the run's timeout", timeout=True))
             else:

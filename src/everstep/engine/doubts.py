@@ -18,8 +18,8 @@ from everstep.engine.accounts import account_of
 from everstep.engine.bodies import Attempt
 from everstep.engine.clock import Alarm, microseconds, set_alarm
 from everstep.engine.commands import StepCall
+from everstep.engine.due import DOUBT, Attempts
 from everstep.engine.holding import in_doubt_report
-from everstep.engine.replay import DOUBT, Attempts
 from everstep.errors import NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point

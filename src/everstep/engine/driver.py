@@ -20,22 +20,17 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.engine import checkpointing, compensating
+from everstep.engine import checkpointing, compensating, performing
 from everstep.engine.attempts import StepAttempts
-from everstep.engine.checkpoints import TakeCheckpoint
+from everstep.engine.budgets import Budgets
 from everstep.engine.children import Children
 from everstep.engine.clock import Alarm, microseconds, set_alarm
 from everstep.engine.commands import (
     BeginCompensation,
-    CancelChild,
-    CancelStep,
     ChildCall,
     Command,
     EndRun,
-    PublishValue,
-    StartTimer,
     StepCall,
-    TakeWitness,
 )
 from everstep.engine.deadlines import Deadlines
 from everstep.engine.execution import Execution
@@ -83,6 +78,8 @@ class Driver:
         self.inbox = Inbox(self)
         self.children = Children(self)
         self.saver = Saver(self)
+        books = self.execution.books
+        self.budgets = Budgets(self, books, replayed.attempts) if books is not None else None
         self.stopped = False
         self._now = app.clock.now
         self.ending = ""
@@ -135,6 +132,11 @@ class Driver:
         return bool(self.is_over or self._hold_wanted is not None)
 
     @property
+    def lets_bodies_end(self) -> bool:
+        """Whether the run is about to be held for its budget: what is under way was paid for, and is not cut off."""
+        return self._hold_wanted is not None and self._hold_wanted.reason == "budget"
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing more is done for this run here: it ends, is held, or has left."""
         return bool(self.stopped or self.ending or self.hold)
@@ -155,6 +157,8 @@ class Driver:
             if not self.takes_nothing:  # a step in doubt may put the run on hold
                 self.attempts.settle_open(call)
         old = [child for number, child in self.execution.children.items() if number not in new]
+        if self.budgets is not None:
+            old = [child for child in old if child.call not in self.budgets.withheld]
         if self.hold is None:
             self.children.take_up(old, tell_again=self._retried)
         if not (self.takes_nothing or self.end_wanted):  # else nobody would do it, and it would look begun
@@ -181,6 +185,8 @@ class Driver:
             return
         if self._unapplied or self._applying:
             body.early = True
+        if self.budgets is not None and self.attempts.keys.is_claiming:
+            expensive = True  # the code sees no reservation that may be taken back
         seq = self.record(kind, step, body)
         self._unapplied.append((seq, expensive, kind, body, self.journal.at))
         crash_point("outcome.recorded")
@@ -206,6 +212,8 @@ class Driver:
                 if expensive and seq > self.saver.durable:
                     break
                 unapplied.popleft()
+                if self.budgets is not None:
+                    self.budgets.show(seq)
                 execution.apply(kind, body, at)
                 crash_point("outcome.applied")
                 self._perform(execution.take_commands())
@@ -225,7 +233,7 @@ class Driver:
     def _perform(self, commands: Sequence[Command]) -> None:
         """Record what the code asked for, and do it when the output-commit rule allows."""
         if self.execution.new_patches:
-            self._record_patches()
+            performing.record_patches(self)
         for command in commands:
             if isinstance(command, StepCall):
                 self.attempts.begin(command)
@@ -235,41 +243,7 @@ class Driver:
                 compensating.begin(self, command.body())
                 return  # whatever else the code asked for no longer matters
             else:
-                self._perform_other(command)
-
-    def _perform_other(self, command: Command) -> None:
-        if isinstance(command, TakeCheckpoint):
-            checkpointing.record(self, command)
-            return
-        if isinstance(command, StartTimer):
-            timer = command.timer
-            timer.deadline = max(self.app.clock.now(), self.journal.at) + timer.duration
-            self.deadlines.add(timer.deadline, "timer", command.call)
-        elif isinstance(command, CancelStep):
-            self.attempts.forget(command.target.call)
-        elif isinstance(command, ChildCall):
-            self.children.start(command)
-        elif isinstance(command, PublishValue):
-            self.published[command.name] = msgspec.Raw(command.payload)
-            self._publishes = True
-        elif isinstance(command, CancelChild):
-            self.children.cancel(command.target.run)
-        body = command.body()
-        if isinstance(command, PublishValue):
-            body = self.journal.pack_into(body, "value")
-        elif isinstance(command, TakeWitness):
-            body = self.journal.pack_into(body, "fact")
-        seq = self.record(command.kind, command.step, body)
-        if isinstance(command, ChildCall):
-            self.saver.when_durable(seq, lambda: self.app.adopt(command.run))
-        else:
-            self.saver.save(waited_for=False)
-
-    def _record_patches(self) -> None:
-        for name in self.execution.new_patches:
-            self.record("patched", "", ev.Patched(name, self.execution.patches[name]))
-        self.execution.new_patches.clear()
-        self.saver.save(waited_for=False)
+                performing.perform(self, command)
 
     # -- deadlines -------------------------------------------------------------------------------------------------
     def ring(self) -> None:
@@ -387,6 +361,8 @@ class Driver:
     def take_back_row(self, change: RowChange, events: int) -> None:
         """What the row was to say, beside so many events, was not written."""
         self._publishes = self._publishes or change.published is not None
+        if self.budgets is not None:
+            self.budgets.forget_news()
         if not change.progress:
             self.attempts.restarts += events
 
@@ -394,10 +370,11 @@ class Driver:
         """Stop here and ask a person, once no body runs any more that must not be cut off."""
         if self.is_over:
             return
-        if self._applying or self.attempts.must_not_be_cut_off():  # what the code has asked for is recorded first
-            self._hold_wanted = self._hold_wanted or report
-            return
         report = self._hold_wanted or report  # the first; a step in doubt is found again when that is resolved
+        goes_on = report.reason == "budget" and (self.attempts.bodies.running or self.attempts.starting)
+        if self._applying or goes_on or self.attempts.must_not_be_cut_off():  # what the code asked for comes first
+            self._hold_wanted = report
+            return
         report = compensating.with_undoing(report, self)
         self.attempts.bodies.cancel_all()
         self.hold = report.row(self.run, self.app.clock.now(), self.app.randomness)
@@ -417,8 +394,8 @@ class Driver:
         if self.end_wanted and not self.attempts.has_unsettled():
             self._force_end()
             return
-        attempts = self.attempts
-        if self._unapplied or attempts.bodies.running or attempts.starting or attempts.doubts.asking:
+        attempts, is_deciding = self.attempts, self.budgets is not None and self.budgets.look_again()
+        if self._unapplied or attempts.bodies.running or attempts.starting or attempts.doubts.asking or is_deciding:
             self.status = "running"
         else:
             self.execution.receiving.forget_stale()
@@ -446,7 +423,10 @@ class Driver:
 
     def record(self, kind: str, step: str, body: ev.Body) -> int:
         """Append an event to the history and return its number."""
-        return self.journal.record(kind, step, body, self._now())
+        seq = self.journal.record(kind, step, body, self._now())
+        if self.budgets is not None:
+            self.budgets.record(seq, kind, step, body)
+        return seq
 
     def row_change(self, wake_at: int | None) -> RowChange:
         """Return what the run's row should say beside the new head."""
@@ -454,12 +434,19 @@ class Driver:
         for call in self.execution.steps.values():
             current = call.step
             break
+        budget = self.budgets.news(ended=bool(self.ending)) if self.budgets is not None else None
+        at, news = self.journal.at, self._news()
         if self.ending:
-            return RowChange(STATUS_OF_END[self.ending], self.journal.at, wake_at, current, self._news(), self.outcome)
+            return RowChange(STATUS_OF_END[self.ending], at, wake_at, current, news, self.outcome, budget=budget)
         progress = len(self.journal.unsaved) > self.attempts.restarts
         self.attempts.restarts = 0
         status: Status = "held" if self.hold else self.status
-        return RowChange(status, self.journal.at, wake_at, current, self._news(), None, progress)
+        return RowChange(status, at, wake_at, current, news, None, progress, budget)
+
+    def publish(self, name: str, payload: bytes) -> None:
+        """Publish a value: the row has it once it is durable."""
+        self.published[name] = msgspec.Raw(payload)
+        self._publishes = True
 
     def _news(self) -> bytes | None:
         """Return the published values, if any is new since the last unit."""
@@ -482,6 +469,7 @@ class Driver:
         # They point back here: see Execution.evict.
         del self.attempts.bodies, self.attempts.doubts, self.attempts.keys
         del self.attempts, self.inbox, self.saver, self.children
+        self.budgets = None
 
     @property
     def ends_secretly(self) -> bool:

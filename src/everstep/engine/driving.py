@@ -17,6 +17,7 @@ from everstep.engine import asyncio_parts
 from everstep.engine.chance import MachineRandom
 from everstep.engine.children import RecentEnds
 from everstep.engine.clock import Clock, StoreClock, microseconds
+from everstep.engine.closing import wait_for_bodies
 from everstep.engine.committer import Committer
 from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
 from everstep.engine.history import Recorded
@@ -55,8 +56,6 @@ RESTING_MAX: Final = 256
 """So many waiting runs stay in memory, so that a signal need not replay them."""
 THREADS_MAX: Final = 64
 """`def` bodies that run at the same time."""
-ONCE_SECONDS: Final = 10.0
-"""How long closing waits at least for a body whose effect nobody could tell afterwards."""
 STOP_SECONDS: Final = 5.0
 """How long closing waits for bodies that were cancelled."""
 CLAIMABLE: Final[tuple[Status, ...]] = ("queued", "running", "waiting")
@@ -143,10 +142,11 @@ class Driving:
         """Stop: start no more bodies, wait `drain` seconds for those that run, save, and give the runs back."""
         self.draining = True
         await self.pump.stop()
-        await self._wait_for_bodies(drain)
+        await wait_for_bodies(self.drivers, drain, can_save=lambda: self._failed is None)
         if self._failed is None:
             for driver in self.drivers.values():
                 driver.attempts.bodies.record_heartbeats()
+                driver.attempts.bodies.record_charges()
             await self.committer.drained()
         await self.notifier.close(send=self._failed is None)
         await self._stop_all()
@@ -171,18 +171,6 @@ class Driving:
             task.cancel()
         if stopping := [task for task in (*bodies, *self._tasks) if task is not None]:
             await asyncio.wait(stopping, timeout=STOP_SECONDS)
-
-    async def _wait_for_bodies(self, seconds: float) -> None:
-        """Let running bodies end. Threads cannot be stopped, so they get a little time in any case."""
-        began = self.loop.time()
-        while True:
-            passed = self.loop.time() - began
-            attempts = [driver.attempts for driver in self.drivers.values()]
-            begun = [one.bodies if self._failed else one for one in attempts]  # what is not durable does not begin
-            must_wait = any(one.must_not_be_cut_off() for one in begun) and passed < max(seconds, ONCE_SECONDS)
-            if not must_wait and not (any(one.bodies.running for one in attempts) and passed < seconds):
-                return
-            await asyncio.sleep(0.02)
 
     def _leave(self, acting: set[str]) -> None:
         """Give all runs back. One whose body still runs on a thread keeps its owner until this process is gone."""
@@ -444,7 +432,7 @@ class Driving:
         if self.drivers.get(driver.run) is driver:
             del self.drivers[driver.run]
         status, outcome, hold = driver.ended_as(), driver.outcome, driver.hold
-        if status in ENDED and driver.row.parent is not None:
+        if status in ENDED and driver.row.parent is not None and driver.budgets is None:
             self.recent_ends.note(driver.run, status, outcome, driver.ends_secretly)
         driver.stop()
         if error is not None:

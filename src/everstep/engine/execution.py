@@ -18,24 +18,22 @@ from typing import Any, TypeVar
 import msgspec
 
 from everstep.codec import ANY, Codec
-from everstep.effects.step import Step, declared_name
+from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
-from everstep.effects.witnesses import Judge, Taken, Witness
+from everstep.effects.witnesses import Taken
+from everstep.engine.books import Books, charge_usage
 from everstep.engine.calling import as_declared, cannot_await, unwrap_to_thread
 from everstep.engine.checkpoints import Checkpoints, EnginePart, KeptFact
 from everstep.engine.commands import (
     CallFuture,
     CancelChild,
     CancelStep,
-    ChangeWitness,
     ChildCall,
     Command,
     Keyed,
     PublishValue,
-    ReleaseWitness,
     StartTimer,
     StepCall,
-    TakeWitness,
 )
 from everstep.engine.crossing import Kept
 from everstep.engine.ending import Failure, end_of
@@ -91,6 +89,8 @@ class Execution:
         self.checkpoints: Checkpoints | None = None
         self.unapplied: Collection[Any] = ()
         """Outcomes that are recorded, and that the code has not seen yet: the driver's own list."""
+        self.books: Books | None = None
+        """What the run has used, if it has a budget."""
         self.new_patches: list[str] = []
         self.saga = Saga()
         self.rollback: ev.RollbackRequested | None = None
@@ -313,6 +313,8 @@ class Execution:
         call = future.target = StepCall(number, called, step, arguments, self.entropy, future, source, keyed)
         self.steps[number] = call
         self._issued.append(call)
+        if self.books is not None:
+            self.books.enter(number)
         return future
 
     def must_settle(self, target: StepCall) -> bool:
@@ -369,6 +371,8 @@ class Execution:
         self.require_live()
         arguments = self.codec.encode_arguments(workflow.signature, args, kwargs, workflow.name)
         future = CallFuture(self.loop, self)
+        if self.books is not None:
+            self.books.enter_child(self._calls + 1, workflow, self.children)
         number = self.next_call()
         run = id or child_id(self.run, self.generation, number, self.branch)
         call = ChildCall(number, run, workflow, arguments, future, source)
@@ -383,28 +387,10 @@ class Execution:
         payload = self.codec.encode(value, ANY, f"publish({name!r})")
         self.issue(PublishValue(self.next_call(), name, payload, source))
 
-    def take_witness(self, witness: Witness, fact: Any, on_drift: str | Judge, source: str) -> None:
-        """Remember a fact about the outside. A newer fact about the same subject replaces it."""
+    def take_charge(self, nanos: int | None, tokens: int | None) -> None:
+        """Count what workflow code used by itself."""
         self.require_live()
-        payload = self.codec.encode(fact, ANY, witness.subject)
-        judge, policy = (None, on_drift) if isinstance(on_drift, str) else (on_drift, f"{declared_name(on_drift)}()")
-        self.witnesses[witness.subject] = Taken(witness, payload, policy, judge)
-        self.issue(TakeWitness(self.next_call(), witness.subject, payload, policy, source))
-
-    def change_file(self, path: str, digest: str | None, source: str) -> None:
-        """The code changed a file itself, so the folders that it remembers are remembered with that."""
-        self.require_live()
-        covering = [taken for taken in self.witnesses.values() if taken.witness.covered is not None]
-        for taken in covering:
-            taken.changes[path] = digest
-        if covering:
-            self.issue(ChangeWitness(self.next_call(), path, digest, source))
-
-    def release_witness(self, subject: str, source: str) -> None:
-        """Remember a fact no longer."""
-        self.require_live()
-        if self.witnesses.pop(subject, None) is not None:
-            self.issue(ReleaseWitness(self.next_call(), subject, source))
+        self.issue(charge_usage(self.books, self.next_call(), nanos, tokens, persons_line(sys._getframe(2))))
 
     def patched(self, name: str) -> bool:
         """Answer the same for a name throughout a run: whether its code had this patch when it came here first."""
@@ -430,6 +416,8 @@ class Execution:
         part.signals = self.receiving.unreceived()
         part.facts = {subject: KeptFact.of(taken) for subject, taken in self.witnesses.items()}
         part.kept = self.kept.outcomes[:] if self.kept is not None else []
+        if self.books is not None:
+            part.books = self.books.kept()
         return part
 
     def go_on_from(self, part: EnginePart, known: Mapping[str, Taken]) -> None:
@@ -438,6 +426,8 @@ class Execution:
         self.entropy, self.branch = part.entropy, part.branch
         self.caution, self.unseen_workers = part.caution, set(part.unseen_workers)
         self.saga.uncompensated = list(part.uncompensated)
+        if self.books is not None and part.books is not None:
+            self.books.go_on_from(part.books)
         self.loop.now, self.loop.numbers = part.now, itertools.count(part.numbers)
         if part.random:
             self._random = random.Random(0)

@@ -12,6 +12,7 @@ from everstep.engine.repairing import damaged_hold
 from everstep.engine.starting import Origin, new_run
 from everstep.engine.workflow import Workflow
 from everstep.errors import IdConflict, RunActive
+from everstep.model.budgets import allotment_of
 from everstep.model.status import ENDED
 from everstep.stores.protocol import Accepted, Claim, Claimed, RestartRun, RunRow
 
@@ -87,6 +88,7 @@ async def restart(app: "App", row: RunRow, workflow: Workflow, arguments: Argume
         queue=row.queue,
         parent=row.parent,
         origin=Origin(app.store.chain.writing, app.restores),
+        budget=allotment_of(workflow.budget),
     )
     verdict = await app.committer.submit(RestartRun(claim.row.epoch, new, hold))
     if not isinstance(verdict, Accepted):

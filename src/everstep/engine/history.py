@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from everstep.engine.agreement import (
+    compare_budget,
     compare_ends,
     compare_preview,
     compare_published,
@@ -17,6 +18,7 @@ from everstep.engine.agreement import (
 )
 from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged, UnknownRun
+from everstep.model.accounts import standing_at
 from everstep.model.chains import ChainKeys
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import BODY_DECODERS, EventRow, decode_body
@@ -71,6 +73,7 @@ def load_verified(store: Store, row: RunRow) -> list[Recorded]:
         history = verified(store.events(row.id, row.generation), row, store.chain)
     compare_with_row(store, row, history)
     compare_published(row, published_by(history), history[-1].seq)
+    compare_budget(row, standing_at(history), history[-1].seq)
     return history
 
 

@@ -11,18 +11,23 @@ from everstep.engine.commands import Difference, StepCall
 from everstep.engine.greenlets import frame_behind
 from everstep.engine.telling import example_of
 from everstep.errors import Damaged, StoreError
+from everstep.model.accounts import Account, as_facts
+from everstep.model.budgets import Amounts
 from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow
 
 if TYPE_CHECKING:
     from everstep.engine.diagnosis import Diagnosis
+    from everstep.engine.due import Attempts
     from everstep.engine.execution import Execution
-    from everstep.engine.replay import Attempts
 
 ROLLBACK: Final = "compensate what was done, the last first, and end the run as cancelled"
 
 ARGUMENTS_BYTES_MAX: Final = 2000
 """So much of a step's arguments is shown to whoever has to say whether it happened."""
+STEPS_SHOWN_MAX: Final = 20
+"""So many steps are named in the report on a budget, those that used most."""
+
 CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
     "diverged": {
         "retry": "compare again with the code as it is then; the run goes on if it matches",
@@ -62,6 +67,12 @@ CONSEQUENCES: Final[dict[str, dict[str, str]]] = {
     "exhausted": {
         "retry": "give the step a fresh set of attempts",
         "skip": "take this value (an example: put in the right one) as the step's outcome and go on",
+        "cancel": "end the run as cancelled, without its code",
+        "rollback": ROLLBACK,
+    },
+    "budget": {
+        "accept": "grant the same budget once more, and go on",
+        "skip": "take the given value as the step's outcome and go on; the step does not run",
         "cancel": "end the run as cancelled, without its code",
         "rollback": ROLLBACK,
     },
@@ -204,6 +215,22 @@ def exhausted_report(call: StepCall, attempt: int, error: BaseException) -> Hold
     facts: dict[str, Any] = {"call": call.call, "attempts": attempt}
     facts["example"] = example_of(call.target.signature.annotations.get("return"))
     return HoldReport("exhausted", summary, step=call.step, facts=facts)
+
+
+def budget_report(
+    summary: str, step: str, facts: dict[str, Any], part: int, account: Account, by_step: dict[str, Amounts]
+) -> HoldReport:
+    """The budget has no room for a step, or its time is over."""
+    spent = sorted(by_step.items(), key=lambda one: (-one[1].microdollars, -one[1].tokens, -one[1].steps, one[0]))
+    facts |= {
+        "part": part,
+        "grant": account.again,
+        "used": as_facts(account.used),
+        "reserved": as_facts(account.reserved),
+        "limits": as_facts(account.limits),
+        "by_step": {name: as_facts(amounts) for name, amounts in spent[:STEPS_SHOWN_MAX]},
+    }
+    return HoldReport("budget", summary, step=step, facts=facts, without=[] if step else ["skip"])
 
 
 def stuck_report(execution: "Execution", error: BaseException | None) -> HoldReport:

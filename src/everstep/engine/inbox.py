@@ -103,6 +103,8 @@ class Inbox:
             return
         raw, ref = self._driver.journal.pack(bytes(end.outcome) if end.status in ("completed", "failed") else b"")
         body = ev.ChildEnded(call, delivery.name, end.status, delivery.number, raw, ref, end.secret)
+        if end.budget is not None and end.budget.by == self._driver.run:  # else it is another run's to pay
+            body.used, body.granted = end.budget.used, end.budget.granted or None
         self._driver.deliver("child_ended", "", body)
 
     def _key(self, delivery: Delivery) -> None:

@@ -14,6 +14,7 @@ from everstep.effects.witnesses import Judge, Witness
 from everstep.engine.checkpoints import KEPT_MIN, take_checkpoint
 from everstep.engine.commands import CallFuture
 from everstep.engine.execution import current_execution
+from everstep.engine.witnessing import release_witness, take_witness
 from everstep.engine.workflow import checked_choice, workflow_of
 from everstep.errors import Misuse
 from everstep.model.ids import checked_name, checked_run_id
@@ -82,13 +83,13 @@ async def expect(witness: Witness, *, on_drift: Literal["hold", "fail", "ignore"
         checked_choice("on_drift", on_drift, ("hold", "fail", "ignore"))
     observe = Step(witness.observe, name="everstep.observe", effect="read")
     fact = await execution.issue_step(observe, (), {}, line)
-    execution.take_witness(witness, fact, on_drift, line)
+    take_witness(execution, witness, fact, on_drift, line)
     return fact
 
 
 def release(witness: Witness) -> None:
     """Remember a fact no longer: from now on it may change."""
-    current_execution("everstep.release()").release_witness(witness.subject, persons_line(sys._getframe(1)))
+    release_witness(current_execution("everstep.release()"), witness.subject, persons_line(sys._getframe(1)))
 
 
 async def checkpoint(state: T, *, every: int | None = None, keep: int = KEPT_MIN) -> T:

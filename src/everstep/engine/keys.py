@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from everstep.engine.commands import StepCall
+from everstep.engine.due import KEY, Attempts
 from everstep.engine.history import Recorded
 from everstep.engine.holding import key_damaged_report
 from everstep.engine.journal import packed, unpacked
-from everstep.engine.replay import KEY, Attempts
 from everstep.errors import ChainKeyMissing, Damaged, KeyConflict, StoreError
 from everstep.model import events as ev
 from everstep.model.chains import ChainKeys
@@ -75,15 +75,25 @@ class Keys:
             return False  # another step of this run has it, or is about to
         return row is None or row.state == "free" or (row.state == "under-way" and self._is_mine(call, row))
 
+    def is_anothers(self, call: StepCall) -> bool:
+        """Whether another step has a step's key just now, or has done what it is for."""
+        try:
+            return not self._may_be_ours(call, self._row(call))
+        except StoreError:
+            return False  # it cannot be read just now
+
     def _is_mine(self, call: StepCall, row: EffectRow) -> bool:
         return owner_of(row) == (self._driver.run, self._driver.journal.generation, call.call)
 
     def _claim(self, call: StepCall, row: EffectRow | None, because: str) -> None:
         """Record that the step begins, and claim its key in the same transaction."""
         assert call.keyed is not None
+        if not self._attempts.has_room(call, again=because != ""):
+            return
         driver, attempts = self._driver, self._known[call.call]
         attempts.attempt += 1
         attempts.due, attempts.by_person, attempts.by = None, False, driver.app.worker
+        attempts.refused = False
         attempts.round = row.round if row is not None else 0
         body = call.body()
         body.attempt, body.because = attempts.attempt, because
@@ -114,6 +124,8 @@ class Keys:
             begun: ev.StepStarted = ev.decode_body("step_started", recorded[claim.seq].body)
             changed[claim.seq] = ("key_taken", _instead_of(begun, rows[claim.key]))
             self._take_back(claim)
+            if driver.budgets is not None:
+                driver.budgets.take_back(claim.seq, begun)
         driver.saver.rewrite(changed)
         for claim in claims:
             call = driver.execution.steps.get(claim.call)
@@ -223,8 +235,13 @@ class Keys:
         self._present(call, attempts.round)
         if attempts.due == KEY:
             self._wait(call)
-        else:
+        elif attempts.attempt:  # else it waits for room, or gave way to its fallback, and never had the key
             self._claims[call.call] = claim_of(call, 0, attempts.round)
+
+    @property
+    def is_claiming(self) -> bool:
+        """Whether a step is about to begin whose key may still turn out to be another's."""
+        return any(claim.seq > self._driver.saver.durable for claim in self._claims.values())
 
     def withdraw_cancelled(self) -> bool:
         """Settle the steps that wait for their keys while the code was cancelled: they have not begun."""

@@ -16,7 +16,15 @@ from everstep.engine.history import Recorded, load_verified, refuse_without_key
 from everstep.engine.holding import asked_report, damaged_report
 from everstep.engine.inbox import ROLLBACK
 from everstep.engine.repairing import repair
-from everstep.engine.resume import bare_unit, cancelled_unit, hold_unit, is_delayed, journal_of, resolve_unit
+from everstep.engine.resume import (
+    bare_unit,
+    cancelled_unit,
+    hold_unit,
+    is_delayed,
+    journal_of,
+    resolve_unit,
+    standing_after,
+)
 from everstep.engine.rollback import Account, refuse_retry, refuse_rollback
 from everstep.engine.starting import new_entropy
 from everstep.engine.telling import consequence_of, report_of
@@ -141,10 +149,11 @@ async def retry(app: "App", run: str, by: str, *, across_once: bool = False) -> 
     claimed = await _claim(app, run, ("failed",))
     if claimed is None:
         raise RunActive(f"The run {run} was retried by somebody else just now.")
-    journal, _ = journal_of(app, claimed)
+    journal, history = journal_of(app, claimed)
     body = ev.RunRetried(voids, new_entropy(app.randomness), call, by, [one.seq for one in crossed if one.run == run])
     journal.record("run_retried", "", body, journal.at)
-    _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, RowChange("queued", journal.at))), run)
+    change = RowChange("queued", journal.at, budget=standing_after(history, journal))
+    _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, change)), run)
 
 
 def _what_failed(history: Sequence[Recorded]) -> tuple[int, int, str]:
@@ -224,7 +233,8 @@ async def _roll_back_ended(app: "App", row: RunRow, request: ev.RollbackRequeste
         raise
     crash_point("rollback.claimed")
     journal.record("rollback_requested", "", request, journal.at)
-    _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, RowChange("queued", journal.at))), row.id)
+    change = RowChange("queued", journal.at, budget=standing_after(history, journal))
+    _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, change)), row.id)
 
 
 async def resolve(
@@ -266,6 +276,8 @@ async def resolve(
     if unit.keys is not None:
         app.keys_changed(unit.keys)
     app.watchers.look_again(run)
+    if resolution == "cancel":
+        app.pump.nudge()  # a run here may follow it, and has its end in its inbox now
 
 
 def _consequence(hold: HoldRow, resolution: str) -> str:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from everstep.engine.agreement import compare_published, published_by, refuse_unreadable
+from everstep.engine.agreement import compare_budget, compare_published, published_by, refuse_unreadable
 from everstep.engine.checkpoints import KEPT_MIN, Checkpoint, decode_part
 from everstep.engine.history import (
     Recorded,
@@ -30,8 +30,9 @@ from everstep.engine.history import (
 )
 from everstep.engine.journal import unpacked
 from everstep.errors import Damaged
+from everstep.model.accounts import copied
 from everstep.model.digests import chain_start, checkpoint_digest
-from everstep.model.events import EventRow, ValuePublished, decode_body
+from everstep.model.events import ENDS, EventRow, ValuePublished, decode_body
 from everstep.stores.protocol import CheckpointRow, RunRow, Store
 
 
@@ -128,6 +129,7 @@ def _load_from(store: Store, row: RunRow, found: CheckpointRow) -> tuple[list[Re
         raise Damaged(f"The history of run {row.id} does not begin with run_started.", 0)
     compare_with_row(store, row, events)
     _compare_published(row, checkpoint, tail)
+    _compare_budget(row, checkpoint, tail)
     return events, checkpoint
 
 
@@ -138,6 +140,17 @@ def _compare_published(row: RunRow, checkpoint: Checkpoint, tail: Sequence[Recor
         compare_published(row, published_by(tail, kept), tail[-1].seq)
     except Damaged:
         raise _Unfit from None
+
+
+def _compare_budget(row: RunRow, checkpoint: Checkpoint, tail: Sequence[Recorded]) -> None:
+    books = checkpoint.part.books
+    if books is None or books.head is None:
+        compare_budget(row, None, tail[-1].seq)
+        return
+    accounts = copied(books.head)
+    for event in tail:
+        accounts.take(event.kind, event.step, event.body, event.at)
+    compare_budget(row, accounts.encoded(has_ended=tail[-1].kind in ENDS), tail[-1].seq)
 
 
 def _opened(found: CheckpointRow, row: RunRow) -> Checkpoint:

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from everstep.engine.crossing import KEPT
 from everstep.engine.history import Recorded
+from everstep.model.contracts import KEPT
 from everstep.model.events import ENDS
 from everstep.model.secrets import HIDDEN
 
@@ -19,6 +19,8 @@ COMMANDS: Final = frozenset(
         "witness_taken",
         "witness_changed",
         "witness_released",
+        "charged",
+        "budget_narrowed",
         "checkpoint_taken",
     }
 )
@@ -27,16 +29,28 @@ FIRST: Final = ("", KEPT)
 """Why a step was begun for the first time: the code asked for it. (What has another reason came later.)"""
 
 
-def asks_for_step(event: Recorded) -> bool:
-    """Tell whether an event records that the code asked for a step, and not what became of that."""
+def asks_for_something(event: Recorded) -> bool:
+    """Tell whether an event is the first that records something which the code asked for."""
+    kind, body = event.kind, event.body
+    if kind == "step_started":
+        return bool(body.attempt == 1 and body.because in FIRST)
+    if kind in ("key_taken", "call_withheld"):
+        return not body.again
+    return kind in COMMANDS and not (kind == "child_started" and body.withheld)
+
+
+def stands_for(event: Recorded, kind: str) -> bool:
+    """Tell whether an event stands where one of another kind would: something that was asked for, and not begun."""
     if event.kind == "key_taken":
-        return not event.body.again
-    return event.kind == "step_started" and event.body.attempt == 1 and event.body.because in FIRST
+        return kind == "step_started"
+    return event.kind == "call_withheld" and kind == event.body.instead_of
 
 
 def recorded_text(event: Recorded) -> str:
     """Return a recorded event as a person would say it."""
     body, kind = event.body, event.kind
+    if kind == "call_withheld":
+        kind = body.instead_of
     if kind == "run_started":
         return f"start of {body.workflow}"
     if kind in ("step_started", "key_taken"):

@@ -15,6 +15,7 @@ from everstep.engine.diagnosis import Diagnosis, UnseenStep, diagnose, open_step
 from everstep.engine.history import Recorded, public_events
 from everstep.engine.journal import Journal, restore_payload
 from everstep.errors import Damaged, RunActive
+from everstep.model.accounts import standing_at
 from everstep.model.events import ENDS, EventRow, RunRepaired
 from everstep.model.ids import checked_run_id
 from everstep.model.status import STATUSES, Status
@@ -168,6 +169,7 @@ def _row_of(store: Store, row: RunRow, found: Diagnosis, *, is_held: bool) -> Ru
         preview=preview_text(_payload(store, row.id, started.arguments, started.arguments_ref)),
         outcome=_outcome(store, row.id, last),
         published=_published(store, row.id, found.good),
+        budget=standing_at(found.good),
         created_at=first.at,
         updated_at=last.at,
         ended_at=last.at if ended else None,

@@ -7,56 +7,23 @@ A difference is found before anything new is done; the caller then holds the run
 from collections import deque
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from everstep.engine.accounts import UNSEEN
 from everstep.engine.checkpoints import Checkpoint, Checkpoints, Jump
 from everstep.engine.commands import ChildCall, Command, Difference, EndRun, StartTimer, StepCall
 from everstep.engine.crossing import Kept, kept_by
+from everstep.engine.due import DOUBT, FALLBACK, KEY, ROOM, Attempts
 from everstep.engine.execution import OUTCOMES, Execution
 from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded
 from everstep.engine.judging import note_judgement
 from everstep.engine.loop import SpinningWorkflow
-from everstep.engine.recorded import COMMANDS, FIRST, asks_for_step, recorded_text
+from everstep.engine.recorded import COMMANDS, FIRST, asks_for_something, recorded_text, stands_for
 from everstep.errors import NotDecodable
-from everstep.model.contracts import may_run_again
+from everstep.model.contracts import UNSEEN, may_run_again
 from everstep.model.events import ENDS
-
-NEVER: Final = -1
-"""The due time of an attempt that waits for a person."""
-FALLBACK: Final = -2
-"""The due time of an attempt that is never made: the step's fallback takes its place."""
-DOUBT: Final = -3
-"""The due time of an attempt about which nobody knows yet whether the one before it happened."""
-KEY: Final = -4
-"""The due time of an attempt that is not made before the step gets its key, which another one has."""
-
-
-class Attempts(msgspec.Struct, gc=False):
-    """What the history says about the attempts at one open step."""
-
-    attempt: int = 0
-    failures: int = 0
-    due: int | None = None
-    details: bytes = b""
-    by_person: bool = False
-    by: str = ""
-    """The worker that began the last attempt (with `once` and `atomic`)."""
-    database: str = ""
-    """Where the last attempt was to write (with `atomic`)."""
-    doubted_at: int = 0
-    because: str = ""
-    """Why it is in doubt."""
-    happened: bool = False
-    """Whether it surely happened, and only its outcome is missing."""
-    probes: int = 0
-    round: int = 0
-    """With `key=`: the round of the key in which it was begun."""
-    asked: bool = False
-    """Whether it was asked about since a part of the history was lost."""
 
 
 class Replayed(msgspec.Struct):
@@ -132,7 +99,7 @@ class Replay:
             self._differ(self._position, "outcome", str(error) or "the code does not come to rest")
         self.execution.replaying = False
         self.execution.loop.quiet = self.execution.unwinding
-        self.execution.begun = set(self.attempts)
+        self.execution.begun = {call for call, attempts in self.attempts.items() if attempts.attempt}
         return Replayed(
             self.execution,
             self.differences,
@@ -189,7 +156,7 @@ class Replay:
             kind, call = event.kind, getattr(event.body, "call", 0)
             if kind in ENDS or event.seq == retried.body.voids or kind == "cancel_requested":
                 self._void.add(event.seq)
-            elif kind in COMMANDS or asks_for_step(event):
+            elif asks_for_something(event):
                 self._void.add(event.seq)
                 begun_after.add(call)
             elif call in begun_after:
@@ -209,7 +176,7 @@ class Replay:
         for event in reversed(self.history):
             if event.kind in OUTCOMES or event.kind == "run_started":
                 return self._place(event.seq)
-            begun = ("step_started", "key_taken", "compensation_started")
+            begun = ("step_started", "key_taken", "call_withheld", "compensation_started")
             if event.kind in COMMANDS or event.kind in ENDS or event.kind in begun:
                 return len(self.history)
         return len(self.history)
@@ -222,6 +189,7 @@ class Replay:
     def _take_until(self, end: int) -> None:
         """Take events, up to a place in the history or to where code and history have parted."""
         history, void, branches, differences = self.history, self._void, self._branches, self.differences
+        books = self.execution.books
         last = len(history) - 1
         for position in range(self._position, end):
             if differences and self._is_broken:
@@ -234,6 +202,8 @@ class Replay:
                 continue
             if branches and event.seq in branches:
                 self.execution.branch, self.execution.entropy = branches[event.seq]
+            if books is not None and not books.is_ahead:
+                books.replay(event, is_void=event.seq in void)
             if void and event.seq in void:
                 continue
             kind = event.kind
@@ -242,7 +212,7 @@ class Replay:
             elif kind in OUTCOMES:
                 self._apply(event)
             elif kind in COMMANDS:
-                self._match(event)
+                self._match_command(event)
             else:
                 self._take_other(event)
         self._position = end
@@ -259,7 +229,9 @@ class Replay:
             self._match_end(event)
         elif event.kind == "compensation_started":
             self._begin_compensation(event)
-        else:
+        elif event.kind == "call_withheld":
+            self._withhold(event)
+        elif event.kind != "attempt_charged":  # that is for the books
             self._note(event)
 
     def _apply(self, event: Recorded) -> None:
@@ -311,12 +283,27 @@ class Replay:
         self.execution.begin_compensation(event.body)
         self._queue.extend(self.execution.take_commands())
 
+    def _match_command(self, event: Recorded) -> None:
+        if event.kind == "child_started" and event.body.withheld:
+            self.attempts.pop(event.body.call, None)  # what the code asked for was matched when it had to wait
+        else:
+            self._match(event)
+
+    def _withhold(self, event: Recorded) -> None:
+        """The budget had no room for a call: it waits, or its fallback takes its place."""
+        body = event.body
+        if not body.again:
+            self._match(event)
+        attempts = self.attempts.setdefault(body.call, Attempts())
+        attempts.refused = body.then == "fallback"
+        attempts.due = FALLBACK if attempts.refused else ROOM
+
     def _match(self, event: Recorded) -> None:
         if not self._queue:
             self._add(event, "missing call", recorded_text(event), None)
             return
         command = self._queue.popleft()
-        if command.kind != event.kind and not (event.kind == "key_taken" and isinstance(command, StepCall)):
+        if command.kind != event.kind and not stands_for(event, command.kind):
             self._add(event, "kind", recorded_text(event), command)
             return
         if command.step != event.step:
@@ -359,12 +346,14 @@ class Replay:
         if not checkpoints.has_jumped:
             return False
         if not isinstance(self._queue[0], Jump):
-            return not (event.kind in COMMANDS or (event.kind == "step_started" and event.body.attempt == 1))
+            return not asks_for_something(event)
         if event.seq == newest.seq:
             self._queue.popleft()
             self._is_in_flight = False
             self.attempts.clear()
             self.published = dict(newest.part.published)
+            if self.execution.books is not None:
+                self.execution.books.land()
         return True
 
     def _keep_arguments(self, call: StepCall, recorded: Any) -> None:
@@ -389,7 +378,7 @@ class Replay:
         attempts = self.attempts.setdefault(body.call, Attempts())
         attempts.attempt, attempts.by, attempts.database = body.attempt, body.by, body.database
         attempts.due = None
-        attempts.by_person = False
+        attempts.by_person = attempts.refused = False
         attempts.round = body.round
 
     def _note(self, event: Recorded) -> None:
@@ -410,7 +399,7 @@ class Replay:
             for subject, fact in body.facts.items():
                 if subject in self.execution.witnesses:  # not if it was taken between a failure and its retry
                     self.execution.witnesses[subject].remember(bytes(fact))
-            if attempts is not None:
+            if attempts is not None and body.granted is None:
                 self._note_resolution(attempts, body.resolution, event.at)
         elif kind == "drift_judged":
             note_judgement(self.execution, body)

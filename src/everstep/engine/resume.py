@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from everstep.engine.books import Books
 from everstep.engine.checkpoints import Checkpoint
 from everstep.engine.children import outlives_not
 from everstep.engine.clock import microseconds
@@ -36,6 +37,8 @@ from everstep.engine.surrounding import Surrounding
 from everstep.engine.workflow import Workflow
 from everstep.errors import ChainKeyMissing, Damaged, NotDecodable
 from everstep.model import events as ev
+from everstep.model.accounts import standing_at
+from everstep.model.budgets import Limits
 from everstep.model.semantics import SUPPORTED
 from everstep.model.status import Status, may_become
 from everstep.stores.protocol import Append, HoldRow, Post, RowChange, RunRow, Store
@@ -115,6 +118,8 @@ def replay(
         return restore_payload(store.payload(row.id, digest), digest)
 
     execution = Execution(workflow, run=row.id, generation=row.generation, codec=codec, lookup=lookup)
+    if history[0].body.budget is not None:
+        execution.books = Books(history[0].body, history[0].at)
     if len(history) == 1 and not quiet:
         return first_run(execution, history[0])
     with without_collections(len(history)):
@@ -214,6 +219,8 @@ def resolve_unit(
         body.call = int(facts.get("call", 0))
         if resolution == "accept" and hold.reason == "drift":
             body.facts = {one: msgspec.Raw(msgspec.json.encode(fact)) for one, fact in facts["facts"].items()}
+        if resolution == "accept" and hold.reason == "budget":
+            body.granted, body.part = msgspec.convert(facts["grant"], Limits), int(facts["part"])
         journal.record("run_resolved", hold.step, body, journal.at)
     if resolution in ("skip", "done"):
         raw, ref = journal.pack(payload)
@@ -235,7 +242,8 @@ def resolve_unit(
         request = ev.RollbackRequested(by=by, note=note, uncompensated=uncompensated, early=True)
         journal.record("rollback_requested", "", request, journal.at)
     resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
-    return bare_unit(row, journal, RowChange(status, journal.at, None, row.current_step), hold=resolved)
+    change = RowChange(status, journal.at, None, row.current_step, budget=standing_after(history, journal))
+    return bare_unit(row, journal, change, hold=resolved)
 
 
 def _end_key(app: Surrounding, journal: Journal, history: Sequence[Recorded], call: int, payload: bytes | None) -> None:
@@ -253,7 +261,8 @@ def _is_start_of(event: Recorded, call: int) -> bool:
 
 def _is_secret(history: Sequence[Recorded], call: int) -> bool:
     """Tell whether a step is one whose outcome is never shown."""
-    return any(event.kind == "step_started" and event.body.call == call and event.body.secret for event in history)
+    asking = ("step_started", "key_taken", "call_withheld")
+    return any(event.kind in asking and event.body.call == call and event.body.secret for event in history)
 
 
 def cancelled_unit(app: Surrounding, row: RunRow, request: ev.CancelRequested, consumed: Sequence[int] = ()) -> Append:
@@ -261,7 +270,8 @@ def cancelled_unit(app: Surrounding, row: RunRow, request: ev.CancelRequested, c
     journal, history = journal_of(app, row)
     journal.record("cancel_requested", "", request, journal.at)
     _record_cancelled(row.id, journal, history)
-    return bare_unit(row, journal, RowChange("cancelled", journal.at), consumed=consumed)
+    change = RowChange("cancelled", journal.at, budget=standing_after(history, journal))
+    return bare_unit(row, journal, change, consumed=consumed)
 
 
 def _record_cancelled(run: str, journal: Journal, history: Sequence[Recorded]) -> None:
@@ -273,6 +283,14 @@ def _record_cancelled(run: str, journal: Journal, history: Sequence[Recorded]) -
         if is_open and outlives_not(event.body.on_parent_end, is_cancelled=True):
             journal.posts.append(Post(event.body.run, "cancel", value=request, at=journal.at))
     journal.record("run_cancelled", "", ev.RunCancelled(forced=True), journal.at)
+
+
+def standing_after(history: Sequence[Recorded], journal: Journal) -> bytes | None:
+    """Return how the budget of a run stands after what is recorded here without its code; None if it has none."""
+    new = [
+        Recorded(seq, kind, step, at, ev.decode_body(kind, body)) for seq, kind, step, at, body, _ in journal.unsaved
+    ]
+    return standing_at([*history, *new]) if history else None
 
 
 def journal_of(app: Surrounding, row: RunRow) -> tuple[Journal, list[Recorded]]:

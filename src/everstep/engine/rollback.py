@@ -7,10 +7,9 @@ would stay as it is.
 from collections.abc import Sequence
 from typing import Any, Final
 
-from everstep.engine.crossing import KEPT
 from everstep.engine.history import Recorded, load_verified
 from everstep.errors import CompensationBegun, Damaged, Uncompensated
-from everstep.model.contracts import may_run_again
+from everstep.model.contracts import KEPT, may_run_again
 from everstep.model.events import ENDS
 from everstep.stores.protocol import RunRow, Store
 

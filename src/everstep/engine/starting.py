@@ -12,6 +12,8 @@ from everstep.engine.agreement import preview_text
 from everstep.engine.clock import SECOND
 from everstep.engine.journal import INLINE_BYTES_MAX, store_payload
 from everstep.engine.workflow import Workflow
+from everstep.model.accounts import accounts_of
+from everstep.model.budgets import Allotment
 from everstep.model.chains import ChainKey
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import NO_PAYLOAD, EventRow, RunStarted, encode_body
@@ -81,12 +83,14 @@ def new_run(
     queue: str | None = None,
     wake_at: int | None = None,
     origin: Origin,
+    budget: Allotment | None = None,
 ) -> NewRun:
     """Return a run to be created: its row and its `run_started`. With an owner it is `running`, else `queued`."""
     body, payloads = _started(workflow, arguments, origin)
     body.entropy = origin.entropy or new_entropy(randomness)
     body.parent = parent or ""
     body.delay = (wake_at - at) / SECOND if wake_at is not None else 0.0
+    body.budget = budget
     encoded = encode_body(body)
     digest = chain_next(chain_start(run, generation), 1, "run_started", "", at, encoded, origin.chain.key)
     status: Status = "running" if owner else "queued"
@@ -112,6 +116,7 @@ def new_run(
         preview=preview_text(arguments.payload),
         created_at=at,
         updated_at=at,
+        budget=encode_body(accounts_of(body, at).standing()) if budget is not None else None,
     )
     event = EventRow(1, "run_started", "", at, encoded, digest)
     return NewRun(row, event, payloads, parent, call)

@@ -11,7 +11,7 @@ from everstep.stores.protocol import HoldRow
 
 WITH_A_VALUE: Final = ("skip", "done")
 """Resolutions that need a value."""
-NOT_SENT: Final = frozenset({"accepted", "consequences", "facts", "call", "example", "by_verb"})
+NOT_SENT: Final = frozenset({"accepted", "consequences", "facts", "call", "example", "by_verb", "grant", "part"})
 """Of a report: what only the engine needs, and the remembered facts themselves, which may be anything."""
 MESSAGE_BYTES_MAX: Final = 100_000
 """A notification that would be larger is sent without the hold's report."""

@@ -10,6 +10,7 @@ from everstep.codec import Signature
 from everstep.effects.step import declared_name
 from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse, UnknownWorkflow
+from everstep.model.budgets import Budget
 
 F = TypeVar("F", bound=Callable[..., Any])
 OnExisting = Literal["attach", "retry", "restart", "fail"]
@@ -32,6 +33,7 @@ class Workflow:
         timeout: float | None = None,
         on_existing: OnExisting = "attach",
         on_parent_end: OnParentEnd = "cancel",
+        budget: Budget | None = None,
     ) -> None:
         if not inspect.isfunction(function):
             raise Misuse(f"@workflow is for functions, not for {type(function).__name__}.")
@@ -39,7 +41,10 @@ class Workflow:
             raise Misuse(f"{function.__qualname__} is a generator; a workflow is a function with one result.")
         if timeout is not None and not timeout > 0:
             raise Misuse(f"timeout={timeout!r}: it is a number of seconds above 0.")
+        if budget is not None and not isinstance(budget, Budget):
+            raise Misuse(f"budget= is an everstep.Budget(usd=…, tokens=…), not {type(budget).__name__}.")
         self.function = function
+        self.budget = budget
         self.name = name or declared_name(function)
         self.version = str(version)
         self.queue = queue
@@ -126,6 +131,7 @@ def workflow(
     timeout: float | None = ...,
     on_existing: OnExisting = ...,
     on_parent_end: OnParentEnd = ...,
+    budget: Budget | None = ...,
 ) -> Callable[[F], F]: ...
 def workflow(function: Any = None, /, **options: Any) -> Any:
     """Make a function a workflow: its execution is durable and goes on after a crash.
@@ -136,6 +142,7 @@ def workflow(function: Any = None, /, **options: Any) -> Any:
     timeout: seconds after which a run is cancelled and fails with `RunTimedOut`.
     on_existing: what `start` does with an id that exists: `attach` (default), `retry`, `restart` or `fail`.
     on_parent_end: what happens to a child run when its parent ends: `cancel` (default), `abandon`, or `wait`.
+    budget: a `Budget`: how much a run may use, with its children.
     """
     if function is None:
         return lambda declared: Workflow(declared, **options)

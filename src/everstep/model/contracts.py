@@ -21,3 +21,9 @@ def may_run_again(effect: Effect) -> bool:
     A `once` step is settled first, by its probe or a person, and an `atomic` one by its marker.
     """
     return effect in ("read", "repeat")
+
+
+KEPT: Final = "kept"
+"""Why a step was begun that is not done: an earlier branch of its run has done it."""
+UNSEEN: Final = ("repaired", "restored")
+"""Why a step is in doubt of which the history knows nothing: a part of the history is lost."""

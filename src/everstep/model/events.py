@@ -6,13 +6,13 @@ never reaches workflow code.
 
     commands   step_started (first attempt)  key_taken (first time)  step_cancelled  timer_started
                signal_awaited  signal_rejected  child_started  child_cancelled  value_published  witness_taken
-               witness_changed  witness_released  checkpoint_taken  compensation_started  run_completed  run_failed
-               run_cancelled
+               witness_changed  witness_released  call_withheld (at first)  charged  budget_narrowed
+               checkpoint_taken  compensation_started  run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_shared  step_failed  timer_fired  signal_received  child_ended
                cancel_requested  rollback_requested
     notes      step_started (later attempts)  key_taken (later)  attempt_failed  step_doubted  probe_answered
-               heartbeat  patched  checkpoint_damaged  drift_judged  run_held  run_resolved  run_retried
-               run_repaired  run_restored
+               heartbeat  patched  call_withheld (again)  attempt_charged  checkpoint_damaged  drift_judged  run_held
+               run_resolved  run_retried  run_repaired  run_restored
 """
 
 from collections.abc import Callable
@@ -20,6 +20,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from everstep.model.budget_events import AttemptCharged, BudgetNarrowed, CallWithheld, Charged
+from everstep.model.budgets import Allotment, Amounts, Charge
 from everstep.model.event_base import NO_PAYLOAD, Body, EventRow, Outcome
 from everstep.model.run_events import (
     CancelRequested,
@@ -77,6 +79,10 @@ EventKind = Literal[
     "checkpoint_taken",
     "checkpoint_damaged",
     "patched",
+    "call_withheld",
+    "charged",
+    "attempt_charged",
+    "budget_narrowed",
     "cancel_requested",
     "rollback_requested",
     "compensation_started",
@@ -103,8 +109,8 @@ class StepStarted(Body):
     because: str = ""
     """Why there is another attempt: `retry` (its policy), `crash` (the last was cut off), `person` (a retried run),
     `not-done` (a probe or a person said that the last one did not happen). Or why the first one comes only now:
-    `freed` (somebody else had the step's key). Or why there is none: `kept` (the step was done before its run was
-    retried, and its outcome is given again)."""
+    `freed` (somebody else had the step's key), `budget` (it had to wait for room). Or why there is none: `kept` (the
+    step was done before its run was retried, and its outcome is given again)."""
     by: str = ""
     """With `once` and `atomic`: the worker that runs it, so that it is known later whether it can still act."""
     whole: msgspec.Raw = NO_PAYLOAD
@@ -122,6 +128,10 @@ class StepStarted(Body):
     """In a compensation: the call of the step that it undoes."""
     secret: bool = False
     """Here and below: what the step is given, returns and raises is stored, and never shown."""
+    cost: Charge | None = None
+    """In a run with a budget: the estimate that is reserved, until the outcome says what was really used."""
+    part: int = 0
+    """The part of the run's budget that it belongs to: the call of a `budget_narrowed`, or 0."""
 
 
 class StepCompleted(Outcome):
@@ -139,6 +149,8 @@ class StepCompleted(Outcome):
     skipped: bool = False
     """A person gave the outcome of a step that did not happen, so there is nothing to undo."""
     secret: bool = False
+    charged: Charge | None = None
+    """What the body was charged; it takes the place of the estimate."""
 
 
 class StepShared(Outcome):
@@ -166,6 +178,7 @@ class StepFailed(Outcome):
     attempt: int = 1
     seconds: float = 0.0
     secret: bool = False
+    charged: Charge | None = None
 
 
 class KeyTaken(Body):
@@ -201,6 +214,7 @@ class AttemptFailed(Body):
     ref: str = ""
     seconds: float = 0.0
     secret: bool = False
+    charged: Charge | None = None
 
 
 class StepDoubted(Body):
@@ -299,6 +313,11 @@ class ChildStarted(Body):
     on_parent_end: str = "cancel"
     preview: str = ""
     source: str = ""
+    allotted: Allotment | None = None
+    """What of the run's budget it was given; that is reserved until it ends."""
+    part: int = 0
+    withheld: bool = False
+    """Whether it had to wait for room in the budget: then a `call_withheld` stands in its place."""
 
 
 class ChildCancelled(Body):
@@ -319,6 +338,10 @@ class ChildEnded(Outcome):
     ref: str = ""
     secret: bool = False
     """It failed with the error of a secret step."""
+    used: Amounts | None = None
+    """What it used of its allotment; the rest is free again."""
+    granted: Amounts | None = None
+    """What persons granted it beyond its allotment."""
 
 
 class ValuePublished(Body):
@@ -388,6 +411,10 @@ BODIES: Final[dict[str, type[Body]]] = {
     "checkpoint_taken": CheckpointTaken,
     "checkpoint_damaged": CheckpointDamaged,
     "patched": Patched,
+    "call_withheld": CallWithheld,
+    "charged": Charged,
+    "attempt_charged": AttemptCharged,
+    "budget_narrowed": BudgetNarrowed,
     "cancel_requested": CancelRequested,
     "rollback_requested": RollbackRequested,
     "compensation_started": CompensationStarted,

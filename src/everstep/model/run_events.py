@@ -2,6 +2,7 @@
 
 import msgspec
 
+from everstep.model.budgets import Allotment, Limits
 from everstep.model.event_base import NO_PAYLOAD, Body, Outcome
 
 
@@ -28,6 +29,8 @@ class RunStarted(Body):
     """The id of the chain key that the run's digests are made with, if they are."""
     unseen: bool = False
     """The parent that started it may have done so before, in a part of its history that is lost."""
+    budget: Allotment | None = None
+    """How much the run may use, with its children."""
 
 
 class CancelRequested(Outcome):
@@ -93,6 +96,10 @@ class RunResolved(Body):
     """With `accept` of drift: what the run remembers from now on, by subject."""
     call: int = 0
     """With `retry` of an exhausted step: the call that gets new attempts."""
+    granted: Limits | None = None
+    """With `accept` of a budget: how much more may be used; its seconds count from here."""
+    part: int = 0
+    """The part of the budget to which it was granted."""
 
 
 class RunRetried(Body):

@@ -30,6 +30,7 @@ RUN_COLUMNS: Final = (
     "preview",
     "published",
     "outcome",
+    "budget",
 )
 EVENT_COLUMNS: Final = ("run", "generation", "seq", "kind", "step", "at", "body", "digest")
 PAYLOAD_COLUMNS: Final = ("run", "digest", "value")

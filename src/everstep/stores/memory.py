@@ -41,6 +41,7 @@ from everstep.stores.protocol import (
     Release,
     RepairRun,
     RestartRun,
+    RowChange,
     RunFilter,
     RunRow,
     StartRun,
@@ -183,7 +184,7 @@ class MemoryStore(MemoryWork):
             self._keep_checkpoints(operation)
         self._archive_rows(operation.archive)
         if ended:
-            self._end(row, operation.row.at)
+            self._end(row, operation.row)
         return Accepted()
 
     def _keep_checkpoints(self, operation: Append) -> None:
@@ -221,6 +222,7 @@ class MemoryStore(MemoryWork):
         row.status, row.updated_at, row.wake_at = change.status, change.at, change.wake_at
         row.current_step, row.outcome = change.current_step, change.outcome
         row.published = row.published if change.published is None else change.published
+        row.budget = row.budget if change.budget is None else change.budget
         row.ended_at = change.at if ended else None
         row.owner = None if ended or operation.release else row.owner
 
@@ -233,15 +235,17 @@ class MemoryStore(MemoryWork):
         elif (there.workflow, there.arguments) != (new.row.workflow, new.row.arguments):
             self._tell(new.follower, there.id, new.follower_call, child_value("refused", None), at)
         elif there.status in ENDED:
-            self._tell(new.follower, there.id, new.follower_call, child_value(there.status, there.outcome), at)
+            self._tell(
+                new.follower, there.id, new.follower_call, child_value(there.status, there.outcome, there.budget), at
+            )
         else:
             self._followers.add((there.id, new.follower, new.follower_call))
 
-    def _end(self, row: RunRow, at: int) -> None:
+    def _end(self, row: RunRow, change: RowChange) -> None:
         for entry in sorted(entry for entry in self._followers if entry[0] == row.id):
             self._followers.remove(entry)
-            self._tell(entry[1], row.id, entry[2], child_value(row.status, row.outcome), at)
-        self._keys.end_run(row.id, row.generation, at)
+            self._tell(entry[1], row.id, entry[2], child_value(row.status, row.outcome, change.budget), change.at)
+        self._keys.end_run(row.id, row.generation, change.at)
         self._settle_inbox(row.id)
 
     def _settle_inbox(self, run: str) -> None:

@@ -71,7 +71,8 @@ class Append(msgspec.Struct, kw_only=True, gc=False):
     `starts`: child runs. One whose id exists already with the same workflow and arguments is followed instead (and if
     it has ended, the follower is told at once); with others, the follower's inbox gets a `child` delivery with the
     status `refused`. A `child` delivery has the other run's id as `name`, the decimal call as `id`, and as value the
-    JSON `{"status": …, "outcome": <the outcome's payload or null>}`. An append that ends the run also tells all
+    JSON `{"status": …, "outcome": <the outcome's payload or null>}`, with `"budget": <the row's>` if it has one. An
+    append that ends the run also tells all
     followers, marks pending inbox rows `undelivered`, sets `ended_at`,
     and gives the lease back. `payloads` are stored once per run by digest.
     `keys`: with a claim of a key that another step has, the append is `Refused("key")`, naming the calls that did not
@@ -407,9 +408,10 @@ class Busy(Exception):
     """Another process is writing just now. Only for the committer, which then tries again on its own thread."""
 
 
-def child_value(status: str, outcome: bytes | None) -> bytes:
+def child_value(status: str, outcome: bytes | None, budget: bytes | None = None) -> bytes:
     """Return the value of a `child` delivery."""
-    return b'{"status":"' + status.encode() + b'","outcome":' + (b"null" if outcome is None else outcome) + b"}"
+    used = b',"budget":' + budget if budget is not None else b""
+    return b'{"status":"' + status.encode() + b'","outcome":' + (b"null" if outcome is None else outcome) + used + b"}"
 
 
 def check_events(new: NewRun | Append) -> None:

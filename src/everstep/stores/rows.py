@@ -40,6 +40,8 @@ class RunRow(msgspec.Struct, kw_only=True, gc=False):
     current_step: str = ""
     published: bytes | None = None
     """JSON: name to payload, of the values the run published."""
+    budget: bytes | None = None
+    """JSON: how the run's budget stands, if it has one. For people; decisions are made by the history."""
     deaths: int = 0
     """How often in a row the run's owner died while it drove this run and the head did not move."""
     created_at: int = 0
@@ -62,6 +64,8 @@ class RowChange(msgspec.Struct, gc=False):
     """Set with an end."""
     progress: bool = True
     """False when the events only begin again what a crash had cut off: such an append does not set `deaths` to 0."""
+    budget: bytes | None = None
+    """How the run's budget stands now, or None to leave it. With an end, what followers are told."""
 
 
 class NewRun(msgspec.Struct, gc=False):

@@ -219,10 +219,30 @@ class HistoryJudge:
         seq = self._event.seq
         self.shared.append(Shared(seq, call.own_key, body.run, body.generation, body.seq, body.by, value))
 
+    def _call_withheld(self, body: Any) -> None:
+        """It stands in the place of a start. A step has no attempt yet; a child may be started later."""
+        event = self._event
+        if not body.again and body.instead_of == "step_started":
+            key = step_key(self._entropy, event.step, body.arguments)
+            self._begin(body.call, Call(body.instead_of, event.seq, event.step, key, body.effect, body.arguments))
+        elif not body.again:
+            self._begin(body.call, Call("call_withheld", event.seq, event.step, run=body.run))
+        elif (call := self._known(body.call)) is not None and (call.outcome or body.attempt != call.attempt):
+            self._broken("L3", f"is about a step with an outcome, or with {call.attempt} attempts")
+
+    def _attempt_charged(self, body: Any) -> None:
+        call = self._known(body.call)
+        if call is not None and body.attempt > call.attempt:
+            self._broken("L3", f"is of attempt {body.attempt}, and the last one begun is {call.attempt}")
+
     def _timer_started(self, body: Any) -> None:
         self._begin(body.call, Call(self._event.kind, self._event.seq, deadline=body.deadline))
 
     def _child_started(self, body: Any) -> None:
+        if body.withheld:
+            if (call := self._known(body.call)) is not None:
+                call.kind = self._event.kind
+            return
         self._begin(body.call, Call(self._event.kind, self._event.seq, self._event.step, run=body.run))
 
     def _other_command(self, body: Any) -> None:
@@ -281,7 +301,8 @@ class HistoryJudge:
         return call
 
     def _step_ended(self, body: Any) -> None:
-        call = self._settle(body.call)
+        is_fallback = getattr(body, "fallback", False)  # then the body need not have asked anybody
+        call = self._settle(body.call, "fallback" if is_fallback else "")
         if call is not None:
             call.adopted = getattr(body, "adopted", False)
         if call is not None and body.attempt != call.attempt:
@@ -379,6 +400,10 @@ _JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
     "witness_released": HistoryJudge._other_command,
     "drift_judged": HistoryJudge._drift_judged,
     "checkpoint_taken": HistoryJudge._checkpoint_taken,
+    "call_withheld": HistoryJudge._call_withheld,
+    "charged": HistoryJudge._other_command,
+    "attempt_charged": HistoryJudge._attempt_charged,
+    "budget_narrowed": HistoryJudge._other_command,
     "cancel_requested": HistoryJudge._cancel_requested,
     "rollback_requested": HistoryJudge._cancel_requested,
     "compensation_started": HistoryJudge._compensation_started,

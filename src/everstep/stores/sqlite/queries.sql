@@ -62,6 +62,10 @@ FROM new
 WHERE runs.id = new.run AND runs.generation = new.generation AND runs.epoch = new.epoch
     AND runs.head_seq = new.expected_seq AND runs.head_digest = new.expected_digest;
 
+-- name: set_budget
+-- Beside an append that was accepted, for the few runs that have one.
+UPDATE runs SET budget = ? WHERE id = ?;
+
 -- name: append_events
 -- The key (run, generation, seq) makes a second event with one number impossible, whatever else goes wrong.
 INSERT INTO events (run, generation, seq, kind, step, at, body, digest) VALUES {rows:8};
@@ -96,8 +100,8 @@ DELETE FROM checkpoints WHERE run = ? AND generation = ? AND seq = ?;
 -- An id that exists is left alone; the number of changes tells.
 INSERT INTO runs (id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at,
     queue, priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview,
-    published, outcome)
-VALUES {rows:24} ON CONFLICT DO NOTHING;
+    published, outcome, budget)
+VALUES {rows:25} ON CONFLICT DO NOTHING;
 
 -- name: restart_run
 -- A new generation in the old row. The epoch stays: epochs never go down. The first and the last parameters are
@@ -106,7 +110,7 @@ UPDATE runs SET
     workflow = ?2, version = ?3, semantics = ?4, status = ?5, generation = ?6, head_seq = ?7, head_digest = ?8,
     owner = ?10, wake_at = ?11, queue = ?12, priority = ?13, tags = ?14, parent = ?15, arguments = ?16,
     current_step = ?17, deaths = ?18, created_at = ?19, updated_at = ?20, ended_at = ?21, preview = ?22,
-    published = ?23, outcome = ?24
+    published = ?23, outcome = ?24, budget = ?25
 WHERE id = ?1 AND ?9 IS NOT NULL;
 
 -- name: row_to_repair
@@ -114,7 +118,7 @@ WHERE id = ?1 AND ?9 IS NOT NULL;
 SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
     head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
     CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
-    CAST(preview AS BLOB), published, outcome
+    CAST(preview AS BLOB), published, outcome, budget
 FROM runs
 WHERE id = ?1 AND epoch = ?2 AND (owner IS NULL OR owner = ?3
     OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > ?4));
@@ -199,7 +203,7 @@ SELECT generation, epoch, head_seq, head_digest, CAST(status AS BLOB) FROM runs 
 
 -- name: children_states
 -- What decides whether a child to be started is followed instead.
-SELECT id, CAST(workflow AS BLOB), CAST(arguments AS BLOB), CAST(status AS BLOB), outcome
+SELECT id, CAST(workflow AS BLOB), CAST(arguments AS BLOB), CAST(status AS BLOB), outcome, budget
 FROM runs WHERE id IN (SELECT value FROM json_each(?));
 
 -- name: event_digest
@@ -486,7 +490,7 @@ WHERE id = ?1 AND status IN (?4, ?5, ?6, ?7, ?8, ?9, ?10)
 RETURNING CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
     head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
     CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
-    CAST(preview AS BLOB), published, outcome;
+    CAST(preview AS BLOB), published, outcome, budget;
 
 -- name: release
 -- Without history: only who drives it, and its status. An ended run stays as it ended.
@@ -618,7 +622,7 @@ SELECT min((
 SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
     head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
     CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
-    CAST(preview AS BLOB), published, outcome
+    CAST(preview AS BLOB), published, outcome, budget
 FROM runs WHERE id = ?;
 
 -- name: runs
@@ -626,7 +630,7 @@ FROM runs WHERE id = ?;
 SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
     head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
     CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
-    CAST(preview AS BLOB), published, outcome
+    CAST(preview AS BLOB), published, outcome, budget
 FROM runs INDEXED BY runs_created
 WHERE (?1 IS NULL OR workflow = ?1) AND (?2 IS NULL OR parent = ?2)
     AND (?3 IS NULL OR NOT EXISTS (
@@ -639,7 +643,7 @@ ORDER BY created_at DESC, id DESC LIMIT ?4;
 SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
     head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
     CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
-    CAST(preview AS BLOB), published, outcome
+    CAST(preview AS BLOB), published, outcome, budget
 FROM runs INDEXED BY runs_status
 WHERE status = ?5 AND (?1 IS NULL OR workflow = ?1) AND (?2 IS NULL OR parent = ?2)
     AND (?3 IS NULL OR NOT EXISTS (
@@ -652,7 +656,7 @@ ORDER BY created_at DESC, id DESC LIMIT ?4;
 SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
     head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
     CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
-    CAST(preview AS BLOB), published, outcome
+    CAST(preview AS BLOB), published, outcome, budget
 FROM runs INDEXED BY runs_parent WHERE parent = ? ORDER BY created_at, id;
 
 -- name: counts

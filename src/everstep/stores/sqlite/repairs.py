@@ -67,7 +67,14 @@ class Repairs:
 
 
 _BLOBS = frozenset(
-    {("run", "head_digest"), ("run", "published"), ("run", "outcome"), ("event", "body"), ("event", "digest")}
+    {
+        ("run", "head_digest"),
+        ("run", "published"),
+        ("run", "outcome"),
+        ("run", "budget"),
+        ("event", "body"),
+        ("event", "digest"),
+    }
     | {("payload", "value")}
     | {("checkpoint", name) for name in ("previous", "engine", "state", "digest")}
 )

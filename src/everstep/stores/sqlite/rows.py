@@ -47,6 +47,7 @@ def run_values(row: RunRow) -> Row:
         row.preview,
         row.published,
         row.outcome,
+        row.budget,
     )
 
 
@@ -91,6 +92,7 @@ def _run_row(values: Row, errors: str, tags: dict[str, str]) -> RunRow:
         preview=values[21].decode("utf-8", errors),
         published=values[22],
         outcome=values[23],
+        budget=values[24],
     )
 
 

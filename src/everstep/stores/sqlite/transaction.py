@@ -91,7 +91,7 @@ class Transaction:
     def _write_simple(self, batch: Batch) -> bool:
         """Write the simple operations of a batch; False if not all of them found their run as expected."""
         runs = [run_values(start.new.row) for start in batch.starts]
-        if self._insert("create_runs", 24, runs) != len(runs):
+        if self._insert("create_runs", 25, runs) != len(runs):
             return False
         heads = [append for append in batch.appends if keeps_running(append)]
         found = self._update("move_head", "move_heads", [head_values(append) for append in heads])
@@ -108,7 +108,7 @@ class Transaction:
             self._consume(append)
         if batch.followed:
             told = [
-                (place, a.run, child_value(a.row.status, a.row.outcome), a.row.at)
+                (place, a.run, child_value(a.row.status, a.row.outcome, a.row.budget), a.row.at)
                 for place, a in enumerate(batch.followed)
             ]
             self._insert("tell_followers", 4, told)
@@ -174,8 +174,8 @@ class Transaction:
         if append.archive:
             self._archive(append.archive)
         if ended:
-            told = (0, append.run, child_value(append.row.status, append.row.outcome), append.row.at)
-            self._insert("tell_followers", 4, [told])
+            value = child_value(append.row.status, append.row.outcome, append.row.budget)
+            self._insert("tell_followers", 4, [(0, append.run, value, append.row.at)])
             self._run("forget_followers", (as_json([append.run]),))
             self._keys.end_run(append.run, append.generation, append.row.at)
             self._run("settle_inbox", (append.run,))
@@ -200,7 +200,7 @@ class Transaction:
 
     def _start(self, new: NewRun) -> Verdict:
         check_events(new)
-        if not self._insert("create_runs", 24, [run_values(new.row)]):
+        if not self._insert("create_runs", 25, [run_values(new.row)]):
             return Existing(run_row(self._all("run", (new.row.id,))[0]))
         self._append_events([], [new])
         self._follow([new])
@@ -219,7 +219,7 @@ class Transaction:
                 others.append(new)
             else:
                 created[new.row.id] = new
-        self._insert("create_runs", 24, [run_values(new.row) for new in created.values()])
+        self._insert("create_runs", 25, [run_values(new.row) for new in created.values()])
         self._append_events([], list(created.values()))
         self._follow(list(created.values()))
         if others:
@@ -230,18 +230,18 @@ class Transaction:
     def _states_of(self, news: Sequence[NewRun]) -> dict[str, Row]:
         rows = self._all("children_states", (as_json([new.row.id for new in news]),))
         return {
-            run: (run, text(workflow), text(arguments), text(status), outcome)
-            for run, workflow, arguments, status, outcome in rows
+            run: (run, text(workflow), text(arguments), text(status), outcome, budget)
+            for run, workflow, arguments, status, outcome, budget in rows
         }
 
     def _follow_or_refuse(self, new: NewRun, there: Row, at: int) -> None:
         if new.follower is None:
             return
-        _, workflow, arguments, status, outcome = there
+        _, workflow, arguments, status, outcome, budget = there
         if (workflow, arguments) != (new.row.workflow, new.row.arguments):
             value = child_value("refused", None)
         elif status in ENDED:
-            value = child_value(status, outcome)
+            value = child_value(status, outcome, budget)
         else:
             self._follow([new])
             return
@@ -324,6 +324,8 @@ class Transaction:
         payloads += [(new.row.id, digest, value) for new in news for digest, value in new.payloads]
         self._insert("keep_payloads", 3, payloads)
         for append in appends:
+            if append.row.budget is not None:
+                self._run("set_budget", (append.row.budget, append.run))
             if append.checkpoints:
                 self._keep_checkpoints(append)
 

@@ -34,7 +34,8 @@ CREATE TABLE runs (
     ended_at INTEGER,
     preview TEXT NOT NULL,
     published BLOB,
-    outcome BLOB
+    outcome BLOB,
+    budget BLOB
 ) STRICT;
 
 -- A run that wants a driver is in exactly one of the next three, an ended one in none: an idle worker looks only here.

@@ -1,0 +1,59 @@
+"""What a driver does when the code asks for something that is not a step, and not its end."""
+
+from typing import TYPE_CHECKING
+
+from everstep.engine import checkpointing
+from everstep.engine.checkpoints import TakeCheckpoint
+from everstep.engine.commands import (
+    CancelChild,
+    CancelStep,
+    ChildCall,
+    Command,
+    PublishValue,
+    StartTimer,
+)
+from everstep.engine.witnessing import TakeWitness
+from everstep.model import events as ev
+
+if TYPE_CHECKING:
+    from everstep.engine.driver import Driver
+
+
+def perform(driver: "Driver", command: Command) -> None:
+    """Record what the code asked for, and do it when the output-commit rule allows."""
+    if isinstance(command, TakeCheckpoint):
+        checkpointing.record(driver, command)
+        return
+    if driver.budgets is not None and isinstance(command, ChildCall):
+        driver.budgets.ask_for_child(command)
+        return
+    if isinstance(command, StartTimer):
+        timer = command.timer
+        timer.deadline = max(driver.app.clock.now(), driver.journal.at) + timer.duration
+        driver.deadlines.add(timer.deadline, "timer", command.call)
+    elif isinstance(command, CancelStep):
+        driver.attempts.forget(command.target.call)
+    elif isinstance(command, ChildCall):
+        driver.children.start(command)
+    elif isinstance(command, PublishValue):
+        driver.publish(command.name, command.payload)
+    elif isinstance(command, CancelChild):
+        driver.children.cancel(command.target.run)
+    body = command.body()
+    if isinstance(command, PublishValue):
+        body = driver.journal.pack_into(body, "value")
+    elif isinstance(command, TakeWitness):
+        body = driver.journal.pack_into(body, "fact")
+    seq = driver.record(command.kind, command.step, body)
+    if isinstance(command, ChildCall):
+        driver.saver.when_durable(seq, lambda: driver.app.adopt(command.run))
+    else:
+        driver.saver.save(waited_for=False)
+
+
+def record_patches(driver: "Driver") -> None:
+    """Record the answers to `patched` that the code has got since the last time."""
+    for name in driver.execution.new_patches:
+        driver.record("patched", "", ev.Patched(name, driver.execution.patches[name]))
+    driver.execution.new_patches.clear()
+    driver.saver.save(waited_for=False)
