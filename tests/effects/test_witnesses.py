@@ -545,3 +545,32 @@ def test_a_witness_that_could_not_work_is_refused() -> None:
 def test_other_parameters_are_another_subject() -> None:
     first, second = (witness.sql("x.db", "SELECT ?", one) for one in (1, 2))
     assert first.subject != second.subject
+
+
+@pytest.mark.parametrize("kind", ["a database", "http json"])
+@scenario
+async def test_the_command_asks_databases_and_addresses_again_without_the_code(machine: Machine, kind: str) -> None:
+    def verify() -> tuple[int, str]:
+        done = CliRunner().invoke(cli, ["verify", "r", "--outside", "--url", str(machine.path)])
+        return done.exit_code, done.output
+
+    with asked(kind) as outside:
+        outside.put("old")
+        MADE["it"] = outside.make
+        await stopped_run(machine)
+        assert (await asyncio.to_thread(verify))[0] == 0
+        outside.put("new")
+        status, out = await asyncio.to_thread(verify)
+        assert status == 1
+        assert all(part in out for part in outside.difference)
+    Path("x.db").unlink(missing_ok=True)
+    assert "cannot be observed" in (await asyncio.to_thread(verify))[1]
+
+
+@contextmanager
+def asked(kind: str) -> Iterator[Outside]:
+    if kind == "a database":
+        yield Outside(lambda: witness.sql("x.db", "SELECT name FROM things WHERE id < ?", 9), put_row, ["old", "new"])
+        return
+    with KINDS[kind]() as outside:
+        yield outside

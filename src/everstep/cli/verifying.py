@@ -1,5 +1,6 @@
 """`everstep verify`: whether histories match their digests, and everything they refer to is there."""
 
+import sqlite3
 from typing import Any
 
 import click
@@ -10,12 +11,12 @@ from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
 from everstep.cli.opening import existing_run, place_of, reading, store_options
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.codec import Codec
-from everstep.effects.witnesses import from_subject, with_changes
+from everstep.effects.witnesses import from_subject, made_again, with_changes
 from everstep.engine.drift import readable_difference
 from everstep.engine.history import load_verified, verified, verify_payloads
 from everstep.engine.journal import restore_payload
 from everstep.engine.past import verify_checkpoints, verify_whole
-from everstep.errors import ChainKeyMissing, Damaged
+from everstep.errors import ChainKeyMissing, Damaged, Misuse
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunFilter, RunRow, Store
 
@@ -25,7 +26,11 @@ PAGE = 200
 @click.command("verify")
 @click.argument("run", required=False)
 @click.option("--all", "all_runs", is_flag=True, help="Every run of the store.")
-@click.option("--outside", is_flag=True, help="Compare files, folders and variables with what the runs remember.")
+@click.option(
+    "--outside",
+    is_flag=True,
+    help="Compare files, folders, variables, SQLite files and addresses with what the runs remember.",
+)
 @store_options
 def verify_command(run: str | None, all_runs: bool, outside: bool, url: str | None, in_json: bool) -> int:
     """Check histories against their digests. Exits with 0 if all is sound, with 1 if not; changes nothing.
@@ -121,13 +126,13 @@ def _compare_outside(store: Store, row: RunRow, facts: dict[str, Any]) -> None:
     """Compare what can be observed without the run's code with what its history remembers."""
     codec = Codec()
     for subject, taken in remembered_facts(store, row).items():
-        witness = from_subject(subject)
+        witness = made_again(taken.recipe) if taken.recipe else from_subject(subject)
         if witness is None:
             facts["unobserved"].append(subject)
             continue
         try:
             now = codec.decode(codec.encode(witness.observe(), where=subject))
-        except OSError as error:
+        except (OSError, Misuse, sqlite3.Error) as error:
             difference = f"cannot be observed: {type(error).__name__}: {error}"
         else:
             remembered = codec.decode(taken.payload)
@@ -144,6 +149,7 @@ class Remembered(msgspec.Struct):
 
     payload: bytes
     changes: dict[str, str | None] = {}
+    recipe: list[Any] = []
 
 
 def remembered_facts(store: Store, row: RunRow) -> dict[str, Remembered]:
@@ -154,14 +160,16 @@ def remembered_facts(store: Store, row: RunRow) -> dict[str, Remembered]:
         if event.kind == "witness_taken" or (event.kind == "drift_judged" and body.decision == "accept"):
             ref = body.ref
             payload = restore_payload(store.payload(row.id, ref), ref) if ref else bytes(body.fact)
-            remembered[body.subject] = Remembered(payload)
+            recipe = body.recipe if event.kind == "witness_taken" else remembered[body.subject].recipe
+            remembered[body.subject] = Remembered(payload, recipe=recipe)
         elif event.kind == "witness_changed":
             for one in remembered.values():
                 one.changes[body.path] = body.digest or None
         elif event.kind == "witness_released":
             remembered.pop(body.subject, None)
         elif event.kind == "run_resolved":
-            remembered |= {one: Remembered(bytes(fact)) for one, fact in body.facts.items() if one in remembered}
+            accepted = {one: bytes(fact) for one, fact in body.facts.items() if one in remembered}
+            remembered |= {one: Remembered(fact, recipe=remembered[one].recipe) for one, fact in accepted.items()}
     return remembered
 
 

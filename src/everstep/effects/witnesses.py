@@ -229,6 +229,14 @@ def from_subject(subject: str) -> Witness | None:
     return env(rest) if kind == "env" else None
 
 
+def recipe_of(witness: Witness) -> list[Any] | None:
+    """Return how a witness was made, if it can be kept and made again."""
+    recipe = witness.recipe
+    if recipe is None or not all(one is None or isinstance(one, str | int | float) for one in recipe):
+        return None
+    return list(recipe)
+
+
 def made_again(recipe: Sequence[Any]) -> Witness:
     """Return the witness that was made by this recipe: for a run that goes on without the code that made it."""
     kind, *given = recipe

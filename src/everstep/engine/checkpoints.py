@@ -24,7 +24,7 @@ import msgspec
 
 from everstep.codec import types_of
 from everstep.effects.surroundings import persons_functions, persons_line
-from everstep.effects.witnesses import Taken, made_again
+from everstep.effects.witnesses import Taken, made_again, recipe_of
 from everstep.engine.books import KeptBooks
 from everstep.engine.commands import Command
 from everstep.engine.crossing import KeptOutcome
@@ -34,7 +34,6 @@ from everstep.model.contracts import EXPENSIVE_SECONDS
 
 if TYPE_CHECKING:
     from everstep.codec import Types
-    from everstep.effects.witnesses import Witness
     from everstep.engine.commands import StepCall
     from everstep.engine.execution import Execution
 
@@ -305,14 +304,6 @@ def _refuse_unknown_witnesses(execution: "Execution", known: "dict[str, Taken]",
                 "the checkpoint could not observe again, or not judge. `expect` it before the first "
                 "checkpoint, or `release` it."
             )
-
-
-def recipe_of(witness: "Witness") -> list[Any] | None:
-    """Return how a witness was made, if it can be kept and made again."""
-    recipe = witness.recipe
-    if recipe is None or not all(one is None or isinstance(one, str | int | float) for one in recipe):
-        return None
-    return list(recipe)
 
 
 encode_part = msgspec.json.Encoder().encode

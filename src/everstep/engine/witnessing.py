@@ -6,7 +6,7 @@ import msgspec
 
 from everstep.codec import ANY
 from everstep.effects.step import declared_name
-from everstep.effects.witnesses import Judge, Taken, Witness
+from everstep.effects.witnesses import Judge, Taken, Witness, from_subject, recipe_of
 from everstep.engine.commands import Command
 from everstep.model import events as ev
 
@@ -18,17 +18,21 @@ class TakeWitness(Command):
     """The code remembers a fact about the outside."""
 
     kind = "witness_taken"
-    __slots__ = ("call", "on_drift", "payload", "source", "subject")
+    __slots__ = ("call", "on_drift", "payload", "source", "subject", "witness")
 
-    def __init__(self, call: int, subject: str, payload: bytes, on_drift: str, source: str) -> None:
+    def __init__(self, call: int, witness: Witness, payload: bytes, on_drift: str, source: str) -> None:
         self.call = call
-        self.subject = subject
+        self.witness = witness
+        self.subject = witness.subject
         self.payload = payload
         self.on_drift = on_drift
         self.source = source
 
     def body(self) -> ev.WitnessTaken:
-        return ev.WitnessTaken(self.call, self.subject, self.on_drift, msgspec.Raw(self.payload), "", self.source)
+        body = ev.WitnessTaken(self.call, self.subject, self.on_drift, msgspec.Raw(self.payload), "", self.source)
+        if from_subject(self.subject) is None:
+            body.recipe = recipe_of(self.witness) or []
+        return body
 
     def text(self) -> str:
         return f"expect {self.subject}"
@@ -86,7 +90,7 @@ def take_witness(execution: "Execution", witness: Witness, fact: Any, on_drift: 
     payload = execution.codec.encode(fact, ANY, witness.subject)
     judge, policy = (None, on_drift) if isinstance(on_drift, str) else (on_drift, f"{declared_name(on_drift)}()")
     execution.witnesses[witness.subject] = Taken(witness, payload, policy, judge)
-    execution.issue(TakeWitness(execution.next_call(), witness.subject, payload, policy, source))
+    execution.issue(TakeWitness(execution.next_call(), witness, payload, policy, source))
 
 
 def change_file(execution: "Execution", path: str, digest: str | None, source: str) -> None:

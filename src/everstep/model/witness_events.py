@@ -1,5 +1,7 @@
 """The bodies of events about facts of the outside that a run remembers."""
 
+from typing import Any
+
 import msgspec
 
 from everstep.model.event_base import NO_PAYLOAD, Body
@@ -17,6 +19,8 @@ class WitnessTaken(Body):
     fact: msgspec.Raw = NO_PAYLOAD
     ref: str = ""
     source: str = ""
+    recipe: list[Any] = []
+    """How the witness was made, where its subject does not say it: for who compares without the run's code."""
 
 
 class WitnessChanged(Body):
