@@ -129,7 +129,8 @@ async def test_what_a_secret_step_costs_is_shown_and_what_it_is_given_is_not(
     run = await app.start(secretive, 2, id="r")
     with pytest.raises(RunHeld):
         await run.result(timeout=20)
-    assert machine.bodies("r", "call_withheld")[0].secret
+    (withheld,) = machine.bodies("r", "call_withheld")
+    assert (withheld.secret, withheld.preview) == (True, "")
     shown = await all_shown(machine, app) + caplog.text
     assert MARK not in shown
     assert "$0.71" in shown
