@@ -1,11 +1,18 @@
 """What all tests share: the last line of a test run says what was broken on purpose."""
 
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
 
+from everstep.engine.workflow import DECLARED, Workflow
 from tests.crash.figures import FIGURES, Figures
+
+TESTS = str(Path(__file__).parent)
 
 # A push is judged by the same examples everywhere, and nothing is traced: explaining a failure would make every example
 # several times slower on Pythons before 3.12. `--hypothesis-profile=search` looks for new examples instead.
@@ -38,3 +45,36 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if line:
         healthy = not (FIGURES.lost or FIGURES.doubled)
         config.add_cleanup(lambda: terminalreporter.write_line(line, green=healthy, red=not healthy))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def its_own_workflows(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A module of tests sees no workflows of others: two of them may use one name, whichever process runs both."""
+    everything = DECLARED._by_name
+    mine = files_behind(request.module)
+    DECLARED._by_name = {
+        name: {file: one for file, one in found.items() if file in mine or not file.startswith(TESTS)}
+        for name, found in everything.items()
+    }
+    yield
+    for name, found in DECLARED._by_name.items():
+        everything.setdefault(name, {}).update(found)
+    DECLARED._by_name = everything
+
+
+def files_behind(module: ModuleType) -> set[str]:
+    """Return the files of a module and of all modules of the tests that it imports from."""
+    seen: set[str] = set()
+    waiting = [module]
+    while waiting:
+        one = waiting.pop()
+        file = getattr(one, "__file__", None) or ""
+        if file in seen or not file.startswith(TESTS):
+            continue
+        seen.add(file)
+        for value in list(vars(one).values()):
+            source = value.function if isinstance(value, Workflow) else value
+            name = value.__name__ if isinstance(value, ModuleType) else str(getattr(source, "__module__", ""))
+            if name in sys.modules:
+                waiting.append(sys.modules[name])
+    return seen
