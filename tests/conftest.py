@@ -1,7 +1,6 @@
 """What all tests share: the last line of a test run says what was broken on purpose."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +12,10 @@ from everstep.engine.workflow import DECLARED, Workflow
 from tests.crash.figures import FIGURES, Figures
 
 TESTS = str(Path(__file__).parent)
+EVERYTHING: dict[str, dict[str, Workflow]] = {}
+"""All workflows that any test has declared, by name and file."""
+SEEN_BY: list[pytest.Module | None] = [None]
+"""The module whose tests are run."""
 
 # A push is judged by the same examples everywhere, and nothing is traced: explaining a failure would make every example
 # several times slower on Pythons before 3.12. `--hypothesis-profile=search` looks for new examples instead.
@@ -47,19 +50,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         config.add_cleanup(lambda: terminalreporter.write_line(line, green=healthy, red=not healthy))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def its_own_workflows(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """A module of tests sees no workflows of others: two of them may use one name, whichever process runs both."""
-    everything = DECLARED._by_name
-    mine = files_behind(request.module)
+    module = item.getparent(pytest.Module)
+    if module is None or SEEN_BY[-1] is module:
+        return
+    SEEN_BY[-1] = module
+    for name, found in DECLARED._by_name.items():
+        EVERYTHING.setdefault(name, {}).update(found)
+    mine = files_behind(module.obj)
+    conftest = sys.modules.get(f"{module.obj.__package__}.conftest")
+    mine |= files_behind(conftest) if conftest is not None else set()
     DECLARED._by_name = {
         name: {file: one for file, one in found.items() if file in mine or not file.startswith(TESTS)}
-        for name, found in everything.items()
+        for name, found in EVERYTHING.items()
     }
-    yield
-    for name, found in DECLARED._by_name.items():
-        everything.setdefault(name, {}).update(found)
-    DECLARED._by_name = everything
 
 
 def files_behind(module: ModuleType) -> set[str]:
