@@ -14,6 +14,7 @@ from tests.crash.figures import FIGURES, Figures
 TESTS = str(Path(__file__).parent)
 EVERYTHING: dict[str, dict[str, Workflow]] = {}
 """All workflows that any test has declared, by name and file."""
+LONG = ("tests/crash/", "_kills.py", "test_pasting.py", "test_clock.py", "test_sweep.py", "test_desync.py")
 SEEN_BY: list[pytest.Module | None] = [None]
 """The module whose tests are run."""
 
@@ -22,6 +23,11 @@ SEEN_BY: list[pytest.Module | None] = [None]
 settings.register_profile("push", deadline=None, derandomize=True, phases=set(Phase) - {Phase.explain})
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("push")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first, so that no process is left with one of them when the others are done."""
+    items.sort(key=lambda item: not any(word in item.nodeid for word in LONG))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
