@@ -48,7 +48,7 @@ test: check pytest ## everything that must hold before a change is merged
 
 pytest: setup # the tests alone
 	$(SAY) "tests, $$($(BIN)/python --version)"
-	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: setup ## formatting, lint, types
 	$(SAY) "format"
