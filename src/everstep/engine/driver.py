@@ -72,7 +72,7 @@ class Driver:
         self.fresh = replayed.fresh
         """What the code asks for beyond its history."""
         self.journal = journal
-        self.deadlines = Deadlines(self)
+        self.deadlines = Deadlines()
         self.attempts = StepAttempts(self, replayed.attempts)
         self._waiting_for_keys = self.attempts.keys.waiting
         self.inbox = Inbox(self)
@@ -259,12 +259,12 @@ class Driver:
             log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
             self._alarm = self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.ring)
             return
-        self.deadlines.fire(self.app.clock.now())
+        self.deadlines.fire(self, self.app.clock.now())
         self.come_to_rest()
 
     def wake_at(self) -> int | None:
         """Return when the run has something to do by itself."""
-        top = self.deadlines.next()
+        top = self.deadlines.next(self)
         return top.at if top is not None else None
 
     def request_cancel(self, request: ev.CancelRequested) -> None:

@@ -80,7 +80,7 @@ class Execution:
         self.begun: set[int] = set()
         """The open steps that were begun when the replay came to its end."""
         self.children: dict[int, ChildCall] = {}
-        self.receiving = Receiving(self)
+        self.receiving = Receiving()
         self.patches: dict[str, bool] = {}
         self.witnesses: dict[str, Taken] = {}
         """The facts that the run remembers, by subject."""
@@ -193,7 +193,7 @@ class Execution:
             self.loop.fire(timer)
 
     def _signal_received(self, body: ev.SignalReceived) -> None:
-        self.receiving.arrived(body.name, body.number, self.payload(body.value, body.ref))
+        self.receiving.arrived(self, body.name, body.number, self.payload(body.value, body.ref))
 
     def _child_ended(self, body: ev.ChildEnded) -> None:
         call = self._awaited(self.children, body)
