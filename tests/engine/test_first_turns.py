@@ -298,14 +298,18 @@ def test_bodies_that_lead_to_bodies_leave_the_loop_to_others() -> None:
         turns = FirstTurns(loop)
         ends = loop.time() + 0.05
 
-        async def body() -> None:
-            if loop.time() < ends:
-                turns.add(begin, None, "step", contextvars.copy_context())
+        class Endless:
+            def begin(self, attempt: Any) -> Any:
+                return self.perform()
 
-        def begin(_: Any) -> Any:
-            return body()
+            async def perform(self) -> None:
+                if loop.time() < ends:
+                    turns.add(self, None, "step", contextvars.copy_context())
 
-        turns.add(begin, None, "step", contextvars.copy_context())
+            def goes_on(self, attempt: Any, task: Any) -> None:
+                raise AssertionError("it never waits")
+
+        turns.add(Endless(), None, "step", contextvars.copy_context())
         ticks = 0
         while loop.time() < ends:
             await asyncio.sleep(0)

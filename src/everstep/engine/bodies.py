@@ -102,7 +102,7 @@ class Bodies:
         if target.effect == "atomic" and not fallback:
             transacting.start(driver, self, running, context, cut_off=self._attempts.was_cut_off(call.call))
         elif target.is_async or target.timeout is not None or fallback:
-            app.first_turns.add(self._begin, running, call.step, context)
+            app.first_turns.add(self, running, call.step, context)
         else:
             began = time.monotonic()
             body = functools.partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)
@@ -113,13 +113,18 @@ class Bodies:
         app = self._driver.app
         return Means(app.store, app.codec, app.clock.now)
 
-    def _begin(self, attempt: Attempt) -> Body | None:
+    def begin(self, attempt: Attempt) -> Body | None:
         """Return the body of an attempt whose turn has come, if it is still wanted."""
         return self._perform(attempt) if self.running.get(attempt.call.call) is attempt else None
 
+    def goes_on(self, attempt: Attempt, task: "asyncio.Task[None]") -> None:
+        """The body of an attempt has to wait for something. It may have been cancelled even in its first turn."""
+        attempt.task = task
+        if self.running.get(attempt.call.call) is not attempt:
+            task.cancel()
+
     async def _perform(self, attempt: Attempt) -> None:
         """Run the body to its end, whatever that is, and tell the driver."""
-        attempt.task = asyncio.current_task()
         call = attempt.call
         began = time.monotonic()
         try:

@@ -85,7 +85,8 @@ class Driver:
         self.ending = ""
         self.outcome: bytes | None = None
         self.hold: HoldRow | None = None
-        self._hold_wanted: HoldReport | None = None
+        self.hold_wanted: HoldReport | None = None
+        """What the run is to be held for, as soon as nothing is under way that must not be cut off."""
         self.end_wanted = False
         """Whether the run is to end without its code, as soon as no effect is under way or in doubt."""
         self.failure: BaseException | None = None
@@ -129,12 +130,12 @@ class Driver:
     @property
     def takes_nothing(self) -> bool:
         """Whether nothing that is due or arrives is taken: the run is over, or about to be held."""
-        return bool(self.is_over or self._hold_wanted is not None)
+        return bool(self.is_over or self.hold_wanted is not None)
 
     @property
     def lets_bodies_end(self) -> bool:
         """Whether the run is about to be held for its budget: what is under way was paid for, and is not cut off."""
-        return self._hold_wanted is not None and self._hold_wanted.reason == "budget"
+        return self.hold_wanted is not None and self.hold_wanted.reason == "budget"
 
     @property
     def is_over(self) -> bool:
@@ -166,7 +167,7 @@ class Driver:
         self._applying = False
         if self._unapplied:
             self._apply_outcomes()
-        if look and self._hold_wanted is None and self.failure is None:
+        if look and self.hold_wanted is None and self.failure is None:
             self.ring()
         else:
             self.come_to_rest()
@@ -207,7 +208,7 @@ class Driver:
         self._applying = True
         try:
             unapplied, execution = self._unapplied, self.execution
-            while unapplied and not (self.stopped or self.ending or self.hold or self.end_wanted or self._hold_wanted):
+            while unapplied and not (self.stopped or self.ending or self.hold or self.end_wanted or self.hold_wanted):
                 seq, expensive, kind, body, at = unapplied[0]
                 if expensive and seq > self.saver.durable:
                     break
@@ -370,10 +371,10 @@ class Driver:
         """Stop here and ask a person, once no body runs any more that must not be cut off."""
         if self.is_over:
             return
-        report = self._hold_wanted or report  # the first; a step in doubt is found again when that is resolved
+        report = self.hold_wanted or report  # the first; a step in doubt is found again when that is resolved
         goes_on = report.reason == "budget" and (self.attempts.bodies.running or self.attempts.starting)
         if self._applying or goes_on or self.attempts.must_not_be_cut_off():  # what the code asked for comes first
-            self._hold_wanted = report
+            self.hold_wanted = report
             return
         report = compensating.with_undoing(report, self)
         self.attempts.bodies.cancel_all()
@@ -388,8 +389,8 @@ class Driver:
             return
         if self._waiting_for_keys and self.attempts.keys.withdraw_cancelled():
             return
-        if self._hold_wanted is not None:
-            self.put_on_hold(self._hold_wanted)
+        if self.hold_wanted is not None:
+            self.put_on_hold(self.hold_wanted)
             return
         if self.end_wanted and not self.attempts.has_unsettled():
             self._force_end()

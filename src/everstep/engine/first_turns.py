@@ -12,9 +12,9 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextvars import Context
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 TURN_SECONDS: Final = 0.001
 """After so long the loop's other callbacks come first: bodies that lead to bodies must not keep it for themselves."""
@@ -22,17 +22,29 @@ TURN_SECONDS: Final = 0.001
 Body = Coroutine[Any, Any, None]
 
 
+class Starter(Protocol):
+    """Whoever has bodies to start."""
+
+    def begin(self, attempt: Any) -> Body | None:
+        """Return the body of an attempt whose turn has come, or None if it is not wanted any more."""
+        ...
+
+    def goes_on(self, attempt: Any, task: "asyncio.Task[None]") -> None:
+        """Take the task of a body that did not end in its first turn."""
+        ...
+
+
 class FirstTurns:
     """The bodies of an app that are about to start, in the order in which they may."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[tuple[Callable[[Any], Body | None], Any, str, Context]] = deque()
+        self._waiting: deque[tuple[Starter, Any, str, Context]] = deque()
         self._is_coming = False
 
-    def add(self, begin: Callable[[Any], Body | None], what: Any, name: str, context: Context) -> None:
-        """Let a body take its first turn soon. `begin(what)` returns it, or None if it is not wanted any more."""
-        self._waiting.append((begin, what, name, context))
+    def add(self, starter: Starter, attempt: Any, name: str, context: Context) -> None:
+        """Let a body take its first turn soon."""
+        self._waiting.append((starter, attempt, name, context))
         if not self._is_coming:
             self._is_coming = True
             self._loop.call_soon(self._take)
@@ -43,10 +55,12 @@ class FirstTurns:
         until = time.monotonic() + TURN_SECONDS
         try:
             while waiting:
-                begin, what, name, context = waiting.popleft()
-                body = begin(what)
+                starter, attempt, name, context = waiting.popleft()
+                body = starter.begin(attempt)
                 if body is not None:
-                    take_first_turn(body, loop, name, context)
+                    task = take_first_turn(body, loop, name, context)
+                    if task is not None:
+                        starter.goes_on(attempt, task)
                 came_before -= 1
                 if came_before <= 0 and time.monotonic() > until:
                     break
@@ -58,44 +72,42 @@ class FirstTurns:
 
 if sys.version_info >= (3, 12):
 
-    def take_first_turn(body: Body, loop: asyncio.AbstractEventLoop, name: str, context: Context) -> None:
-        """Run a body until it ends or has to wait; then a task goes on with it."""
-        asyncio.Task(body, loop=loop, name=name, context=context, eager_start=True)
+    def take_first_turn(
+        body: Body, loop: asyncio.AbstractEventLoop, name: str, context: Context
+    ) -> "asyncio.Task[None] | None":
+        """Run a body until it ends or has to wait. Then a task goes on with it, which is returned."""
+        task = asyncio.Task(body, loop=loop, name=name, context=context, eager_start=True)
+        return None if task.done() else task
 
 else:
     from asyncio.tasks import _enter_task, _leave_task
 
-    def take_first_turn(body: Body, loop: asyncio.AbstractEventLoop, name: str, context: Context) -> None:
-        """Run a body until it ends or has to wait; then a task goes on with it."""
+    def take_first_turn(
+        body: Body, loop: asyncio.AbstractEventLoop, name: str, context: Context
+    ) -> "asyncio.Task[None] | None":
+        """Run a body until it ends or has to wait. Then a task goes on with it, which is returned."""
         task = _new_task(_Task)
-        task.rest = rest = _Rest(body, loop, name, context)
+        task.given = (body, loop, name, context)
         _enter_task(loop, task)
         try:
             awaited = context.run(body.send, None)
         except StopIteration:
-            rest.is_over = True
-        except BaseException:
-            rest.is_over = True
-            raise
-        else:
-            rest.wait_for(awaited)
-            _come_to_life(task)
+            return None
         finally:
             _leave_task(loop, task)
+        _come_to_life(task).wait_for(awaited)
+        return task
 
     class _Rest(Coroutine[Any, Any, None]):
         """What is left of a body after its first turn: what its task drives, should it need one."""
 
-        __slots__ = ("_awaited", "_body", "context", "is_over", "loop", "name")
+        __slots__ = ("_awaited", "_body", "_is_next")
 
-        def __init__(self, body: Body, loop: asyncio.AbstractEventLoop, name: str, context: Context) -> None:
-            self.loop = loop
-            self.name = name
-            self.context = context
-            self.is_over = False
-            """Whether the body ended in its first turn."""
+        def __init__(self, body: Any) -> None:
             self._body = body
             self._awaited: Any = None
+            self._is_next = True
+            """Whether the task has not driven it yet."""
 
         def wait_for(self, awaited: Any) -> None:
             """Keep what the body waits for until its task takes over. It may be awaited by others until then."""
@@ -105,16 +117,19 @@ else:
                 self._awaited = _Awaited(awaited)
 
         def send(self, value: Any) -> Any:
-            if self._awaited is not None:
+            if self._is_next:
+                self._is_next = False
                 awaited, self._awaited = self._awaited, None
-                return awaited.again() if type(awaited) is _Awaited else awaited
-            if self.is_over:
-                raise StopIteration
+                if awaited is not None:
+                    return awaited.again() if type(awaited) is _Awaited else awaited
+                if self._body.cr_frame is None:
+                    raise StopIteration  # it ended in its first turn
             return self._body.send(value)
 
         def throw(self, error: Any, *others: Any) -> Any:
             """Its task was cancelled, or tells of what the body awaits in a wrong way."""
-            if self.is_over:
+            self._is_next = False
+            if self._body.cr_frame is None:
                 raise error
             awaited, self._awaited = self._awaited, None
             # A task that is cancelled cancels what it waits for, and only through that the body; so it is here.
@@ -147,8 +162,9 @@ else:
     class _Task(asyncio.Task[None]):
         """The current task in a body's first turn. Whoever asks it anything finds a real task."""
 
-        __slots__ = ("rest",)
-        rest: _Rest
+        __slots__ = ("given",)
+        given: Any
+        """What a task is made of; then the rest of its body."""
 
         def __getattribute__(self, name: str) -> Any:
             _come_to_life(self)
@@ -167,15 +183,18 @@ else:
     class _LivingTask(asyncio.Task[None]):
         """The same, once it is one."""
 
-        __slots__ = ("rest",)
+        __slots__ = ("given",)
 
     _new_task: Final = _Task.__new__
-    _rest_of: Final = _Task.rest.__get__  # not through __getattribute__
+    _given_to: Final = _Task.given.__get__  # not through __getattribute__
 
-    def _come_to_life(task: Any) -> None:
+    def _come_to_life(task: Any) -> _Rest:
         """Make the task of a body that goes on: from the next turn of the loop on it drives the rest of it."""
-        if type(task) is _LivingTask:
-            return
-        rest = _rest_of(task)
-        task.__class__ = _LivingTask
-        task.__init__(rest, loop=rest.loop, name=rest.name, context=rest.context)
+        if type(task) is _Task:
+            body, loop, name, context = _given_to(task)
+            rest = _Rest(body)
+            task.__class__ = _LivingTask  # type: ignore[assignment]  # with the same slots, so the same in memory
+            task.given = rest
+            _LivingTask.__init__(task, rest, loop=loop, name=name, context=context)
+        given: _Rest = task.given
+        return given
