@@ -16,6 +16,7 @@ arrives), `deadlines` (what is due), `saver` (what is written).
 import logging
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -75,8 +76,6 @@ class Driver:
         self.deadlines = Deadlines()
         self.attempts = StepAttempts(self, replayed.attempts)
         self._waiting_for_keys = self.attempts.keys.waiting
-        self.inbox = Inbox(self)
-        self.children = Children(self)
         self.saver = Saver(self)
         books = self.execution.books
         self.budgets = Budgets(self, books, replayed.attempts) if books is not None else None
@@ -122,6 +121,16 @@ class Driver:
         elif timeout is not None:
             self.deadlines.add(clock_started + microseconds(timeout), "run")
 
+    @cached_property
+    def inbox(self) -> Inbox:
+        """What takes deliveries: most runs end before there are any."""
+        return Inbox(self)
+
+    @cached_property
+    def children(self) -> Children:
+        """What looks after child runs: most runs have none."""
+        return Children(self)
+
     @property
     def starts_nothing(self) -> bool:
         """Whether no more bodies start: the run is over, is about to be held, or the app stops."""
@@ -160,7 +169,7 @@ class Driver:
         old = [child for number, child in self.execution.children.items() if number not in new]
         if self.budgets is not None:
             old = [child for child in old if child.call not in self.budgets.withheld]
-        if self.hold is None:
+        if old and self.hold is None:
             self.children.take_up(old, tell_again=self._retried)
         if not (self.takes_nothing or self.end_wanted):  # else nobody would do it, and it would look begun
             self._perform(self.fresh)
@@ -337,7 +346,8 @@ class Driver:
         """Children that should not outlive the run are asked to stop, in the same transaction."""
         crash_point("run.end")
         self.attempts.bodies.cancel_all()
-        self.children.cancel_those_that_end_with_it()
+        if self.execution.children:
+            self.children.cancel_those_that_end_with_it()
         self.ending, self.outcome = kind, outcome
         self._end_recorded = (kind, body, outcome)
         self.record(kind, "", body)
@@ -431,16 +441,14 @@ class Driver:
 
     def row_change(self, wake_at: int | None) -> RowChange:
         """Return what the run's row should say beside the new head."""
-        current = ""
-        for call in self.execution.steps.values():
-            current = call.step
-            break
+        steps, journal, attempts = self.execution.steps, self.journal, self.attempts
+        current = next(iter(steps.values())).step if steps else ""
         budget = self.budgets.news(ended=bool(self.ending)) if self.budgets is not None else None
-        at, news = self.journal.at, self._news()
+        at, news = journal.at, self._news() if self._publishes else None
         if self.ending:
             return RowChange(STATUS_OF_END[self.ending], at, wake_at, current, news, self.outcome, budget=budget)
-        progress = len(self.journal.unsaved) > self.attempts.restarts
-        self.attempts.restarts = 0
+        progress = len(journal.unsaved) > attempts.restarts
+        attempts.restarts = 0
         status: Status = "held" if self.hold else self.status
         return RowChange(status, at, wake_at, current, news, None, progress, budget)
 
@@ -449,10 +457,8 @@ class Driver:
         self.published[name] = msgspec.Raw(payload)
         self._publishes = True
 
-    def _news(self) -> bytes | None:
-        """Return the published values, if any is new since the last unit."""
-        if not self._publishes:
-            return None
+    def _news(self) -> bytes:
+        """Return the published values, of which some are new since the last unit."""
         self._publishes = False
         return msgspec.json.encode(self.published)
 
@@ -469,7 +475,9 @@ class Driver:
         self.execution.evict()
         # They point back here: see Execution.evict.
         del self.attempts.bodies, self.attempts.doubts, self.attempts.keys
-        del self.attempts, self.inbox, self.saver, self.children
+        del self.attempts, self.saver
+        vars(self).pop("inbox", None)
+        vars(self).pop("children", None)
         self.budgets = None
 
     @property
