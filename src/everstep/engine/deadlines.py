@@ -1,7 +1,6 @@
 """The deadlines of one run in memory: timers, next attempts, its timeout, the grace of a cancel."""
 
 import heapq
-import itertools
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from everstep.model import events as ev
@@ -29,7 +28,8 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._heap: list[Deadline] = []
-        self._order = itertools.count()
+        self._set = 0
+        """How many there were ever."""
 
     @property
     def are_any(self) -> bool:
@@ -38,7 +38,8 @@ class Deadlines:
 
     def add(self, at: int, kind: DeadlineKind, call: int = 0) -> None:
         """Set a deadline."""
-        heapq.heappush(self._heap, Deadline(at, next(self._order), kind, call))
+        self._set += 1
+        heapq.heappush(self._heap, Deadline(at, self._set, kind, call))
 
     def next(self, driver: "Driver") -> Deadline | None:
         """Return the earliest deadline whose cause still holds."""
