@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -21,6 +22,11 @@ import msgspec
 
 from everstep.testing.crash_child import Ask, become
 
+AHEAD: Final = (
+    *("everstep", "everstep.stores.sqlite", "everstep.blocking", "everstep.files", "everstep.witness"),
+    *("everstep.testing.ledger", "sqlite3", "email.parser"),
+)
+"""What is imported before any child is made, beside what this module needs itself."""
 OUTPUT: Final = "output.txt"
 PROGRAM: Final = "import sys; from everstep.testing import crash_nursery; crash_nursery.serve(sys.argv[1])"
 
@@ -69,6 +75,9 @@ class Nursery:
 def serve(address: str) -> None:
     """Fork a child for each connection, until the standard input ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for name in AHEAD:
+        import_module(name)
+    gc.collect()
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
