@@ -1,23 +1,17 @@
 """Wrong: the workflow's own body writes to the outside. After a crash it is replayed, and writes again.
 
-    everstep crashtest effect_in_body.py '"ann"' --files '*.txt'
+    everstep crashtest effect_in_body.py '"ann"' --files diary.txt
 
-Right: the line belongs into a step.
+Right: what writes is a step.
 """
-
-import functools
 
 from everstep import step, workflow
 
-
-@functools.cache
-def diary():
-    return open("diary.txt", "a")  # noqa: SIM115
+diary = open("diary.txt", "a")  # noqa: SIM115
 
 
 @step(effect="read")
 def look_up(name: str) -> str:
-    diary()
     return f"{name}@example.org"
 
 
@@ -29,6 +23,6 @@ def compose(address: str) -> str:
 @workflow
 def greet(name: str) -> str:
     address = look_up(name)
-    diary().write(f"greeting {name}\n")  # the mistake
-    diary().flush()
+    diary.write(f"greeting {name}\n")  # the mistake
+    diary.flush()
     return compose(address)

@@ -25,7 +25,7 @@ def log_in(user: str) -> None:
     session.tokens.update(last=user)  # the mistake
 
 
-@step(effect="read")
+@step
 def fetch(user: str) -> str:
     return f"mails, with the {session.tokens[user]}"
 

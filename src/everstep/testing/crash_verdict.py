@@ -135,11 +135,20 @@ class Judge:
 
     def _repeated(self, broken: Broken, account: Account, killed: list[Boundary]) -> Broken:
         """Something happened again: a step's body was repeated, or the workflow's own code did it in the replay."""
-        again = [step for step in account.repeated if step in {one.step for one in killed}] or list(account.repeated)
+        repeated = [step for step, effect in account.repeated.items() if effect != "read"]
+        again = [step for step in repeated if step in {one.step for one in killed}] or repeated
         if not again:
-            return self._explained(broken, ("body", "memory"), 0) or self._unexplained(broken)
+            if (explained := self._explained(broken, ("body",), 0)) is not None:
+                return explained
+            again = list(account.repeated)
+        if not again:
+            return self._explained(broken, ("memory",), 0) or self._unexplained(broken)
         step = again[-1]
         broken.place = self._step_place(step)
+        if account.repeated[step] == "read":
+            broken.why = f"{step} is declared a read, was done again after the crash, and changes something outside"
+            broken.remedy = "declare the contract that it keeps: a read changes nothing"
+            return broken
         if step in account.keyless:
             broken.why = f"{step} ({account.repeated[step]}) was done again after the crash and never used its key"
             broken.remedy = (
