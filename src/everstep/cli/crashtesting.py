@@ -30,7 +30,9 @@ PROMISES_SHOWN_MAX = 5
 @click.argument("target", metavar="FILE[:WORKFLOW]")
 @click.argument("arguments", nargs=-1, metavar="[JSON]...")
 @click.option("--files", multiple=True, metavar="PATTERN", help="Files that must be the same, such as 'out/*.txt'.")
-@click.option("--signal", "signals", multiple=True, metavar="NAME=JSON", help="Delivered whenever the run waits for it.")
+@click.option(
+    "--signal", "signals", multiple=True, metavar="NAME=JSON", help="Delivered whenever the run waits for it."
+)
 @click.option("--given", metavar="FOLDER", help="A folder whose content each trial begins with.")
 @click.option("--env", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the processes.")
 @click.option("--most", type=click.IntRange(1), metavar="N", help="Kill at so many boundaries of each kind, at most.")
@@ -51,10 +53,10 @@ def crashtest_command(
 ) -> int:
     """Kill a workflow at every boundary there is, and compare it with an undisturbed run.
 
-    A boundary is before and after each durable write, before each line of a step's body, in each wait. For each of them
-    the workflow runs in a process and a folder of its own, is killed there with SIGKILL and goes on in a new process;
-    then also that one is killed. The end, published values, declared files, effects in the ledger and the history must
-    be those of an undisturbed run. Time is skipped. Exits with 0 when all promises hold, with 1 when one is broken:
+    A boundary is before and after each durable write, before each line of a step's body, in each wait. For each of
+    them a run lives in a process and a folder of its own, is killed there with SIGKILL and goes on in a new process; then
+    also that one is killed. The end, published values, declared files, effects in the ledger and the history must be
+    those of an undisturbed run. Time is skipped. Exits with 0 when all promises hold, with 1 when one is broken:
 
     \b
         everstep crashtest app.py:report '"tides"' --files 'out/*.txt' --signal approved=true
@@ -63,7 +65,7 @@ def crashtest_command(
     values = decoded_arguments(workflow, arguments)
     options["signals"] = {name: decoded_json(text, f"--signal {name}") for name, text in _pairs(signals, "--signal")}
     options["environment"] = dict(_pairs(settings, "--env"))
-    with _progress(silent=in_json) as progress:
+    with ProgressLine(silent=in_json) as progress:
         report = crash_everywhere(workflow, *values, progress=progress, **options)
     if html is not None:
         Path(html).write_text(page_of(report), encoding="utf-8")
@@ -103,7 +105,7 @@ def report_facts(report: Report) -> dict[str, Any]:
 
 
 # -- progress -----------------------------------------------------------------------------------------------------------
-class _progress:  # noqa: N801  # it is used as a function
+class ProgressLine:
     """A line that says how far the test is, when there is a terminal."""
 
     def __init__(self, *, silent: bool) -> None:

@@ -217,7 +217,7 @@ def shorten_sleep(pace: float) -> None:
         loop = asyncio.get_running_loop()
         return await whole_async(delay if isinstance(loop, WorkflowLoop) else delay / pace, result)
 
-    time.sleep = sleep
+    time.sleep = sleep  # type: ignore[assignment]
     asyncio.sleep = asyncio.tasks.sleep = sleep_async
 
 
@@ -229,7 +229,7 @@ def shuffle_ends(seed: int) -> None:
         delay = random.Random(f"{seed} {attempt.run} {attempt.step}").random() * ORDER_SECONDS
         bodies._driver.app.loop.call_later(delay, functools.partial(end, bodies, attempt, *outcome))
 
-    Bodies._end = end_later  # type: ignore[method-assign]
+    Bodies._end = end_later  # type: ignore[method-assign, assignment]
 
 
 def become(ask: Ask) -> int:

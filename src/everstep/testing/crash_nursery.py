@@ -125,4 +125,3 @@ def be_child(ask: Ask) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-

@@ -156,7 +156,9 @@ class Judge:
                 'declare the step effect="once" with a probe'
             )
         else:
-            broken.why = f"{step} ({account.repeated[step]}) was done again after the crash, and its receiver ignores keys"
+            broken.why = (
+                f"{step} ({account.repeated[step]}) was done again after the crash, and its receiver ignores keys"
+            )
             broken.remedy = (
                 'declare the step effect="once" with a probe that asks the receiver what it has done, '
                 "or use a receiver that does one key once"
@@ -171,14 +173,18 @@ class Judge:
         broken.place = _shown(boundary.place) or self._step_place(boundary.step)
         together = self._effects_of_one_step(names[0])
         if len(together) > 1:
-            broken.why = f"{boundary.step or names[0]} has {len(together)} effects ({', '.join(together)}) and one outcome"
+            broken.why = (
+                f"{boundary.step or names[0]} has {len(together)} effects ({', '.join(together)}) and one outcome"
+            )
             broken.remedy = "two effects in one step cannot be told apart after a crash: give each a step of its own"
         else:
             broken.why = (
                 f"{boundary.step or names[0]} was marked as done before it was done: killed in between, "
                 "it is not done any more"
             )
-            broken.remedy = "do the effect first, with everstep.key(), and leave it to Everstep to record that it is done"
+            broken.remedy = (
+                "do the effect first, with everstep.key(), and leave it to Everstep to record that it is done"
+            )
         return broken
 
     def _effects_of_one_step(self, name: str) -> list[str]:
@@ -197,7 +203,9 @@ class Judge:
             boundary = killed[0]
             broken.place = _shown(boundary.place) or self._step_place(boundary.step)
             broken.why = "what was written before the crash is not all that is written without one"
-            broken.remedy = "do the effect first, with everstep.key(), and leave it to Everstep to record that it is done"
+            broken.remedy = (
+                "do the effect first, with everstep.key(), and leave it to Everstep to record that it is done"
+            )
             return broken
         explained = self._explained(broken, ("memory", "set", "chance", "body"), 0)
         if explained is not None:

@@ -149,10 +149,13 @@ def crash_everywhere(
         seconds=seconds,
     )
     began = time.monotonic()
-    with TemporaryDirectory(prefix="crashtest-", dir=_quick_folder()) as folder, _nurseries(Path(folder)) as nurseries:
-        with Ledger.start(Path(folder) / "ledger") as ledger:
-            test = CrashTest(target, setting, Path(folder), ledger, nurseries, progress or (lambda *told: None))
-            report = test.run(most, orders, processes)
+    with (
+        TemporaryDirectory(prefix="crashtest-", dir=_quick_folder()) as folder,
+        _nurseries(Path(folder)) as nurseries,
+        Ledger.start(Path(folder) / "ledger") as ledger,
+    ):
+        test = CrashTest(target, setting, Path(folder), ledger, nurseries, progress or (lambda *told: None))
+        report = test.run(most, orders, processes)
     report.seconds = time.monotonic() - began
     return report
 
@@ -229,7 +232,8 @@ class CrashTest:
 
     def _undisturbed(self, orders: int) -> tuple[list[Account], list[Boundary]]:
         """Run undisturbed twice, and once in each other order. Returns their accounts, and what the first passed."""
-        accounts, first = [], []
+        accounts: list[Account] = []
+        first: list[Boundary] = []
         for order in (0, 0, *range(1, orders + 1)):
             trial = Trial(self._folder, self._setting, self._ledger, order)
             status, passed = trial.live(self._nurseries[0])
@@ -328,7 +332,7 @@ def _notes(expected: Expected) -> list[str]:
         "shape": "the steps in the history",
     }
     return [
-        f"Not judged: {what}, for undisturbed runs differ in it (by chance, time, or the order in which steps complete)."
+        f"Not judged: {what}, for undisturbed runs differ in it: by chance, time, or the order of concurrent steps."
         for name, what in named.items()
         if expected.differs(name)
     ]

@@ -33,7 +33,9 @@ REMEDIES: Final[dict[str, str]] = {
 CHANGES: Final = frozenset(
     {"append", "add", "update", "extend", "insert", "pop", "popitem", "remove", "discard", "clear", "setdefault"}
 )
-OUTSIDE: Final = frozenset({"write", "writelines", "write_text", "write_bytes", "send", "sendall", "post", "put", "flush"})
+OUTSIDE: Final = frozenset(
+    {"write", "writelines", "write_text", "write_bytes", "send", "sendall", "post", "put", "flush"}
+)
 
 
 class Suspect(msgspec.Struct):
