@@ -28,6 +28,8 @@ pre { overflow-x: auto; font: 13px/1.4 ui-monospace, monospace; }
 def page_of(report: Report) -> str:
     """Return a report as an HTML page."""
     kills = len(report.outcomes) - report.count("missed")
+    about = f"{report.counted} boundaries, {kills} trials, {report.count('held')} of them held for a person, "
+    about += f"{duration(report.seconds)}."
     verdict = "all promises hold" if report.holds else f"{len(report.broken)} broken"
     mark, colour = ("✓", "kept") if report.holds else ("✗", "broken")
     parts = [
@@ -36,8 +38,7 @@ def page_of(report: Report) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Crash test of {_text(report.workflow)}</title><style>{STYLE}</style></head><body>",
         f'<h1><span class="{colour}">{mark}</span> {_text(report.workflow)}: {verdict}</h1>',
-        f'<p class="dim">{report.counted} boundaries, {kills} trials, {report.count("held")} of them held for a person, '
-        f"{duration(report.seconds)}.</p>",
+        f'<p class="dim">{about}</p>',
         *(_broken(one) for one in report.broken),
         _matrix(report),
         *(f'<p class="held">{_text(note)}</p>' for note in report.notes),

@@ -54,9 +54,9 @@ def crashtest_command(
     """Kill a workflow at every boundary there is, and compare it with an undisturbed run.
 
     A boundary is before and after each durable write, before each line of a step's body, in each wait. For each of
-    them a run lives in a process and a folder of its own, is killed there with SIGKILL and goes on in a new process; then
-    also that one is killed. The end, published values, declared files, effects in the ledger and the history must be
-    those of an undisturbed run. Time is skipped. Exits with 0 when all promises hold, with 1 when one is broken:
+    them a run lives in a process and a folder of its own, is killed there with SIGKILL and goes on in a new process;
+    then also that one is killed. The end, published values, declared files, effects in the ledger and the history must
+    be those of an undisturbed run. Time is skipped. Exits with 0 when all promises hold, with 1 when one is broken:
 
     \b
         everstep crashtest app.py:report '"tides"' --files 'out/*.txt' --signal approved=true
@@ -104,7 +104,7 @@ def report_facts(report: Report) -> dict[str, Any]:
     }
 
 
-# -- progress -----------------------------------------------------------------------------------------------------------
+# -- progress --------------------------------------------------------------------------------------------------------
 class ProgressLine:
     """A line that says how far the test is, when there is a terminal."""
 
@@ -131,7 +131,7 @@ class ProgressLine:
                 self._status.update(styled(f"{done}{shortened(clean(what), 70)}"))
 
 
-# -- the report ---------------------------------------------------------------------------------------------------------
+# -- the report ------------------------------------------------------------------------------------------------------
 def print_report(report: Report, html: str | None) -> None:
     """Print the matrix, and what is broken."""
     out = console()

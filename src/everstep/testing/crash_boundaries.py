@@ -1,7 +1,7 @@
 """Boundaries: the instants at which a crash test kills a process, counted first and then chosen one by one.
 
-There are three kinds: the crash points of `everstep.model.crash_points`, each line of a step's body, and each rest, when
-everything waits. This module runs in the processes that are killed.
+There are three kinds: the crash points of `everstep.model.crash_points`, each line of a step's body, and each rest,
+when everything waits. This module runs in the processes that are killed.
 """
 
 import json

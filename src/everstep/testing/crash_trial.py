@@ -1,4 +1,4 @@
-"""One trial of a crash test: a folder, the processes that live in it one after the other, and what they leave behind."""
+"""One trial of a crash test: a folder, the processes that live in it in turn, and what they leave behind."""
 
 import hashlib
 import itertools
