@@ -19,7 +19,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "graph": THROUGH["worker"] | {SURFACE, "graph"},
     "testing": THROUGH["worker"] | {SURFACE, "graph", "testing"},
     "web": THROUGH["worker"] | {SURFACE, "graph", "web"},
-    "cli": THROUGH["worker"] | {SURFACE, "graph", "testing", "web", "cli"},
+    "lint": frozenset({"errors", "model", "lint"}),  # it reads code and never runs it, so it needs nothing else
+    "cli": THROUGH["worker"] | {SURFACE, "graph", "testing", "web", "lint", "cli"},
     "integrations": frozenset({"errors", SURFACE, "graph", "testing", "integrations"}),
 }
 

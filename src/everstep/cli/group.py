@@ -32,7 +32,13 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     ),
     (
         "Checking",
-        {"verify": "verifying", "repair": "repairing", "restored": "repairing", "replay": "replaying"},
+        {
+            "lint": "linting",
+            "verify": "verifying",
+            "repair": "repairing",
+            "restored": "repairing",
+            "replay": "replaying",
+        },
     ),
     ("The store", {"doctor": "doctor", "migrate": "migrating"}),
 )
