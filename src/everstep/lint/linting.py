@@ -9,14 +9,30 @@ from everstep.errors import Misuse
 from everstep.lint.finding import Finding, finding
 from everstep.lint.module import Module
 from everstep.lint.reach import Reached, steps, workflows
+from everstep.lint.rules_calls import judge_arguments, judge_calls, judge_defaults
+from everstep.lint.rules_module import judge_import
 from everstep.lint.rules_outside import Found, judge_outside
+from everstep.lint.rules_state import judge_globals, judge_globals_of_steps, judge_handlers, judge_order
+from everstep.lint.rules_steps import judge_effects, judge_key, judge_nested
 from everstep.model.mistakes import RULES, Mistake
 
-OF_WORKFLOWS: Final[tuple[Callable[[Module, Reached], Found], ...]] = (judge_outside,)
+OF_WORKFLOWS: Final[tuple[Callable[[Module, Reached], Found], ...]] = (
+    judge_outside,
+    judge_calls,
+    judge_arguments,
+    judge_order,
+    judge_globals,
+    judge_handlers,
+)
 """Rules about code that is replayed, asked for each workflow and each of its helpers."""
-OF_STEPS: Final[tuple[Callable[[Module, Sequence[Reached]], Found], ...]] = ()
+OF_STEPS: Final[tuple[Callable[[Module, Sequence[Reached]], Found], ...]] = (
+    judge_nested,
+    judge_key,
+    judge_effects,
+    judge_globals_of_steps,
+)
 """Rules about a step, with its helpers."""
-OF_MODULES: Final[tuple[Callable[[Module], Found], ...]] = ()
+OF_MODULES: Final[tuple[Callable[[Module], Found], ...]] = (judge_defaults, judge_import)
 """Rules about a file."""
 
 NOT_LOOKED_INTO: Final = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})

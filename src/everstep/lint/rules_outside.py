@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from typing import TypeGuard
 
 from everstep.lint.module import Module
 from everstep.lint.reach import Reached
@@ -31,9 +32,12 @@ def judge_outside(module: Module, reached: Reached) -> Found:
             name = dotted(node.func, scope)
             if name is not None:
                 yield from _judge_call(module, reached, node, name)
-        elif isinstance(node, ast.Subscript) and dotted(node.value, scope) == "os.environ":
-            if not isinstance(node.ctx, ast.Load):
-                yield node, outside("os.putenv")
+        elif _is_written(node) and dotted(node.value, scope) == "os.environ":
+            yield node, outside("os.putenv")
+
+
+def _is_written(node: ast.AST) -> TypeGuard[ast.Subscript]:
+    return isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
 
 
 def _judge_call(module: Module, reached: Reached, call: ast.Call, name: str) -> Found:

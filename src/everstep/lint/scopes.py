@@ -172,7 +172,7 @@ def _dotted_name(name: str, scope: Scope, depth: int) -> str | None:
     where, bindings = scope.find(name)
     if where is None:
         return name if hasattr(builtins, name) else None
-    found = set()
+    found: set[str | None] = set()
     for binding in bindings:
         if binding.kind == "import":
             found.add(binding.target)
