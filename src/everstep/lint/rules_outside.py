@@ -65,4 +65,9 @@ def _judge_thread(module: Module, reached: Reached, call: ast.Call, target: ast.
     name = dotted(target, reached.function.scope)
     is_plain = function is not None and not function.kind
     if is_plain or isinstance(target, ast.Lambda) or (name is not None and outside_event(name) is not None):
-        yield call, plain_function_on_thread("lambda" if isinstance(target, ast.Lambda) else ast.unparse(target))
+        yield (
+            call,
+            plain_function_on_thread(
+                "<lambda>" if isinstance(target, ast.Lambda) else ast.unparse(target).rpartition(".")[2]
+            ),
+        )
