@@ -17,7 +17,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     **THROUGH,
     SURFACE: THROUGH["worker"] | {SURFACE, "graph"},
     "graph": THROUGH["worker"] | {SURFACE, "graph"},
-    "testing": THROUGH["worker"] | {SURFACE, "graph", "testing"},
+    "testing": THROUGH["worker"] | {SURFACE, "graph", "lint", "testing"},
     "web": THROUGH["worker"] | {SURFACE, "graph", "web"},
     "lint": frozenset({"errors", "model", "lint"}),  # it reads code and never runs it, so it needs nothing else
     "cli": THROUGH["worker"] | {SURFACE, "graph", "testing", "web", "lint", "cli"},
@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 }
 
 # Packages that one room alone may import, so that nobody else pays for them at start-up.
-BELONGS_TO = {"click": "cli", "rich": "cli"}
+BELONGS_TO = {"click": "cli", "rich": "cli", "pytest": "testing"}
 
 
 def room_of(module: str) -> str:

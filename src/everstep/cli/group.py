@@ -34,6 +34,7 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
         "Checking",
         {
             "lint": "linting",
+            "check": "checking",
             "verify": "verifying",
             "repair": "repairing",
             "restored": "repairing",
