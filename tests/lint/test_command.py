@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Folder:
 def test_no_example_alarms_it() -> None:
     linted = lint_paths([str(ROOT / "examples")])
     assert linted.files > 20
-    assert linted.findings == []
+    assert [one for one in linted.findings if "broken" not in Path(one.file).parts] == []  # those are so on purpose
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)

@@ -121,13 +121,17 @@ CRASHES = """
         def __init__(self, holds): self.holds = holds
         def text(self): return "broken at body.after:3"
 
-    everstep.testing.crash_everywhere = lambda flow, *arguments, **options: Report(flow is patient and options == {"kills": 3})
+    def crash_everywhere(flow, *arguments, **options):
+        assert arguments == ((3,) if flow is reminder else ())
+        return Report(options == {"kills": 3})
 
-    @pytest.mark.crash_everywhere(patient, kills=3)
+    everstep.testing.crash_everywhere = crash_everywhere
+
+    @pytest.mark.crash_everywhere(workflow=patient, kills=3)
     def test_kept(everstep_crash_report):
         assert everstep_crash_report.holds
 
-    @pytest.mark.crash_everywhere(reminder, 3)
+    @pytest.mark.crash_everywhere(3, workflow=reminder)
     def test_broken():
         raise AssertionError("is not reached")
     """
@@ -148,7 +152,7 @@ def test_a_marked_test_never_passes_without_a_crash_test(tmp_path: Path) -> None
         import everstep.testing
         everstep.testing.crash_everywhere = None
 
-        @pytest.mark.crash_everywhere(patient)
+        @pytest.mark.crash_everywhere(workflow=patient)
         def test_it(): ...
         """,
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from everstep.testing.skipping import SkippingApp
 
 MARKER = (
-    "crash_everywhere(workflow, *arguments, **options): before the test, kill a run of the workflow at every boundary "
+    "crash_everywhere(*arguments, workflow=…, **options): before the test, kill a run of it at every boundary "
     "there is, with everstep.testing.crash_everywhere. The test can ask for `everstep_crash_report`."
 )
 
@@ -62,7 +62,7 @@ def everstep_crash_report(request: pytest.FixtureRequest) -> Any:
     """What the crash test of a test's `crash_everywhere` marker has found."""
     report = getattr(request.node, "_everstep_crash_report", None)
     if report is None:
-        pytest.fail("everstep_crash_report is for tests with @pytest.mark.crash_everywhere(workflow, …).")
+        pytest.fail("everstep_crash_report is for tests with @pytest.mark.crash_everywhere(workflow=…).")
     return report
 
 
@@ -72,7 +72,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("crash_everywhere")
     if marker is None:
         return
-    report = _crash_everywhere()(*marker.args, **marker.kwargs)
+    options = dict(marker.kwargs)
+    workflow = options.pop("workflow", None)
+    if workflow is None:  # a marker with a function as its only argument would mark that function
+        pytest.fail("Say which workflow: @pytest.mark.crash_everywhere(workflow=…).", pytrace=False)
+    report = _crash_everywhere()(workflow, *marker.args, **options)
     item._everstep_crash_report = report  # type: ignore[attr-defined]
     if not getattr(report, "holds", True):
         pytest.fail(report.text(), pytrace=False)
