@@ -75,7 +75,8 @@ def test_folders_are_looked_into_and_nothing_is_imported(folder: Folder) -> None
     (folder.path / "code" / ".hidden").mkdir(parents=True)
     folder.file("code/bad.py", BAD + "\nraise SystemExit(9)\n")
     folder.file("code/.hidden/bad.py", BAD)
-    done = folder.everstep("lint", "code", "app.py")
+    folder.file("good.py", "import everstep\n")
+    done = folder.everstep("lint", "code", "good.py")
     assert done.status == 1
     assert "1 found in 2 files" in done.out
 

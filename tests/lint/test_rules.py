@@ -220,6 +220,7 @@ def test_helpers_that_call_each_other_do_not_make_it_go_round_in_circles() -> No
             "key",
             "@everstep.step(effect='repeat', timeout=3)\ndef send():\n    with smtplib.SMTP('x') as s:\n        s.send_message('x')",  # noqa: E501
         ),
+        ("key", "@step\ndef note(x):\n    with open('x', 'a') as file:\n        file.write(x)"),
         ("key", "def inner():\n    requests.request('POST', 'x')\n\n@step\ndef send():\n    inner()"),
         (
             "effects",
@@ -296,3 +297,14 @@ def test_a_handler_is_not_silenced_by_a_line_of_its_body() -> None:
 def test_a_file_that_is_no_python_is_a_finding_and_one_without_everstep_is_none() -> None:
     assert [one.rule for one in lint_text("x.py", "import everstep\ndef (:\n")] == ["syntax"]
     assert lint_text("x.py", "# about everstep\nimport time\ntime.time()\n") == []
+
+
+def test_steps_that_share_a_helper_are_judged_one_by_one() -> None:
+    text = (
+        "def tell(key=''):\n    requests.post('x', headers={'k': key})\n\n"
+        "@step\ndef one():\n    tell()\n\n@step\ndef two():\n    tell()\n\n"
+        "@step\ndef right():\n    tell(everstep.key())\n"
+    )
+    found = lint_text("app.py", HEAD + text)
+    assert [(one.rule, one.function) for one in found] == [("key", "one"), ("key", "two")]
+    assert [one.source for one in found] == ["def one():", "def two():"]

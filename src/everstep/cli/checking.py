@@ -21,7 +21,8 @@ def check_command(ledger: str | None, url: str | None, in_json: bool) -> int:
 
     The rules are about histories: one end for a run, one outcome for a step, no signal taken twice, timers not early,
     budgets kept, compensations in order. With --ledger also about effects: each as often as its contract says, and not
-    before its intent was durable. Digests are not compared; `everstep verify --all` does that.
+    before its intent was durable. Digests are not compared; `everstep verify --all` does that. Judge a store at rest:
+    what is being written meanwhile may look broken.
     """
     entries = _entries(ledger) if ledger is not None else []
     with reading(url) as store:
@@ -36,6 +37,8 @@ def check_command(ledger: str | None, url: str | None, in_json: bool) -> int:
         say_json(facts | {"kept": not found, "broken": [one._asdict() | {"means": RULES[one.rule]} for one in found]})
     else:
         _print(found, f"{runs} runs with {events} events in {place}")
+        if running and found:
+            console().print(styled("Runs are under way: what was just being written may look broken.", "yellow"))
     return EXIT_FAILED if found else EXIT_DONE
 
 

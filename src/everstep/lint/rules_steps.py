@@ -30,12 +30,14 @@ def judge_key(module: Module, group: Sequence[Reached]) -> Found:
     step = group[0].function
     if step.effect != "repeat" or "key" in step.options:
         return
-    calls = [(call, dotted(call.func, reached.function.scope)) for reached in group for call in reached.calls()]
-    if any(name in ("everstep.key", "everstep.effects.body.key") for _, name in calls):
+    calls = [(one, call, dotted(call.func, one.function.scope) or "") for one in group for call in one.calls()]
+    if any(name in ("everstep.key", "everstep.effects.body.key") for _, _, name in calls):
         return
-    sent = next((call for call, name in calls if name is not None and effect_of(name, call) == "send"), None)
-    if sent is not None:
-        yield sent, key_unused(step.node.name)
+    for reached, call, name in calls:
+        if effect_of(name, call) == "send":
+            # A helper may be shared by several steps, and some of them may be right.
+            yield call if reached.function is step else step.node, key_unused(step.node.name)
+            return
 
 
 def judge_effects(module: Module, group: Sequence[Reached]) -> Found:

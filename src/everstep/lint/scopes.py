@@ -64,14 +64,12 @@ def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
     Their decorators and defaults belong to the outer one.
     """
-    todo = list(_inside(node))
+    todo = _inside(node)[::-1]
     while todo:
-        one = todo.pop(0)
+        one = todo.pop()
         yield one
-        if isinstance(one, Nested):
-            todo = [*_outside_of(one), *todo]
-        else:
-            todo = [*ast.iter_child_nodes(one), *todo]
+        inner = _outside_of(one) if isinstance(one, Nested) else list(ast.iter_child_nodes(one))
+        todo += inner[::-1]
 
 
 def _inside(node: ast.AST) -> list[ast.AST]:

@@ -66,6 +66,7 @@ OUTSIDE_CALLS: Final[dict[str, str]] = {
         ("psycopg.connect", "psycopg2.connect", "asyncpg.connect", "asyncpg.create_pool"), "socket.connect"
     ),
     **dict.fromkeys(("sqlite3.connect", "aiosqlite.connect", "apsw.Connection"), "sqlite3.connect"),
+    **dict.fromkeys(("everstep.testing.ledger.apply", "everstep.testing.ledger.ask"), "socket.connect"),
     "input": "builtins.input",
     "time.sleep": "time.sleep",
 }
@@ -134,12 +135,15 @@ def effect_of(name: str, call: ast.Call) -> str | None:
         return "send"
     if owner.startswith("stripe.") and last in ("create", "create_async", "capture", "confirm"):
         return "send"
-    if name == "slack_sdk.WebClient.chat_postMessage":
+    if name in ("slack_sdk.WebClient.chat_postMessage", "everstep.testing.ledger.apply"):
         return "send"
     if name in ("pathlib.Path.write_text", "pathlib.Path.write_bytes"):
         return "write"
     if name in (*_OPENS, "pathlib.Path.open"):
-        return "write" if set(_mode(call, 0 if name == "pathlib.Path.open" else 1)) & set("wax+") else None
+        mode = _mode(call, 0 if name == "pathlib.Path.open" else 1)
+        if "a" in mode:
+            return "send"  # what is appended again stands there twice
+        return "write" if set(mode) & set("wx+") else None
     return None
 
 

@@ -33,7 +33,7 @@ RULES: Final[dict[str, str]] = {
     "unawaited": "a call is never awaited, and so does nothing",
     "swallowed": "an `except` swallows the cancelling of the run",
     "nested": "a `once` or `atomic` step, or one with a key, is called inside another step",
-    "key": "a `repeat` step sends something and never uses its key",
+    "key": "a `repeat` step sends or appends something and never uses its key",
     "effects": "one step has two effects",
     "encode": "a value is given to a step that cannot be stored",
     "import": "`everstep.run` is called while the file is being imported",
@@ -166,7 +166,7 @@ def nested_key(name: str, step: str) -> Mistake:
 
 def key_unused(step: str) -> Mistake:
     """A `repeat` step that sends without its key. A history marks the outcome of a repeated one as `key_unused`."""
-    what = f"The `repeat` step {step} sends something and never uses its key, so a second attempt may send it twice"
+    what = f"The `repeat` step {step} sends or appends and never uses its key, so a second attempt may do it twice"
     return Mistake("key", what, 'hand everstep.key() on to the other side, or declare effect="once"')
 
 
