@@ -4,9 +4,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
-
-import pytest
 
 from tests.house.sources import ROOT
 
@@ -35,14 +34,25 @@ async def for_ever() -> str:
 """
 
 
+def installed(folder: Path) -> Path:
+    """Make what an installation leaves behind: so pytest finds the plugin by itself, as a user's does."""
+    facts = folder / "everstep_as_installed-0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: everstep-as-installed\nVersion: 0\n")
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    lines = ["[pytest11]", *(f"{name} = {target}" for name, target in points.items())]
+    (facts / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
 def pytest_in(folder: Path, tests: str, *words: str) -> tuple[int, str]:
     """Run tests of a user's, with the plugin."""
     (folder / "test_mine.py").write_text(PROGRAM + textwrap.dedent(tests))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "everstep.testing.plugin"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "-p", "no:xdist", "--strict-markers", "--basetemp", str(folder / "base"), *words, "test_mine.py"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(installed(folder / "installed"))])},
         capture_output=True,
         text=True,
         timeout=60,
@@ -164,9 +174,3 @@ def test_the_plugin_loads_no_engine_until_a_test_asks(tmp_path: Path) -> None:
     code = "import sys, everstep.testing.plugin; print([m for m in sys.modules if m.startswith('everstep.engine.app')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_pytest_finds_the_plugin_by_itself() -> None:
-    tomllib = pytest.importorskip("tomllib")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["pytest11"] == {"everstep": "everstep.testing.plugin"}

@@ -1,6 +1,8 @@
 """What workflow code must not depend on, and what it must let through: orders of sets, module variables, cancelling."""
 
 import ast
+import functools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -138,25 +140,22 @@ def judge_globals_of_steps(module: Module, group: Sequence[Reached]) -> Found:
     own = {reached.function for reached in group}
     for reached in group:
         for node, name in _changed_globals(module, reached.function):
-            if any(_reads(module, one, name) for one in _durable_code(module) if one not in own):
+            if _readers(module).get(name, set()) - own:
                 yield node, changes_a_global(name, reached.root.name, in_step=True)
 
 
-def _durable_code(module: Module) -> set[Function]:
+@functools.lru_cache(maxsize=1)
+def _readers(module: Module) -> dict[str, set[Function]]:
+    """Return which workflow code and bodies of steps read the variables of a module, by name."""
+    found: dict[str, set[Function]] = defaultdict(set)
     roots = [one for one in module.functions.values() if one.kind]
-    return {reached.function for root in roots for reached in reached_from(module, root)}
-
-
-def _reads(module: Module, function: Function, name: str) -> bool:
-    changed = {id(one) for node, _ in _changed_globals(module, function) for one in ast.walk(node)}
-    return any(
-        isinstance(node, ast.Name)
-        and node.id == name
-        and isinstance(node.ctx, ast.Load)
-        and id(node) not in changed
-        and bool(module.module_bindings(name, function))
-        for node in running_nodes(function)
-    )
+    for function in {reached.function for root in roots for reached in reached_from(module, root)}:
+        changed = {id(one) for node, _ in _changed_globals(module, function) for one in ast.walk(node)}
+        names = [node for node in running_nodes(function) if isinstance(node, ast.Name) and id(node) not in changed]
+        for node in names:
+            if isinstance(node.ctx, ast.Load) and module.module_bindings(node.id, function):
+                found[node.id].add(function)
+    return found
 
 
 def _changed_globals(module: Module, function: Function) -> Iterator[tuple[ast.AST, str]]:
