@@ -1,6 +1,9 @@
 """Golden histories: what a run did, against which later code is replayed. No step runs in such a replay."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import everstep
 from everstep import step, workflow
 from everstep.errors import Misuse, UnknownRun
 from everstep.testing import GoldenDiffers, replay_golden, save_history
+from tests.house.sources import ROOT
 
 RAN: list[str] = []
 FAKES: dict[str, Any] = {"look_up": lambda word: [word, "found"], "buy": ValueError("sold out"), "golden_child": 3}
@@ -216,3 +220,32 @@ def test_a_large_payload_is_in_a_whole_file_too(tmp_path: Path) -> None:
         bare = save_history(app, "large-1", tmp_path / "y.json")
     replay_golden(saved, reads_large)
     assert bare.stat().st_size < 3000
+
+
+REPLAY = """\
+import everstep, trip
+from everstep.testing import replay_golden, save_history
+
+with everstep.open() as app:
+    saved = save_history(app, "trip-Venice", "golden.json", payloads=True)
+replay_golden(saved, trip.trip)
+print("the same")
+"""
+
+
+@pytest.mark.parametrize("at", ["body.after:1", "body.before:4", "body.after:5"])
+def test_the_history_of_a_run_that_was_killed_and_undone_replays(tmp_path: Path, at: str) -> None:
+    (tmp_path / "trip.py").write_text((ROOT / "examples" / "trip.py").read_text())
+    (tmp_path / "replay.py").write_text(REPLAY)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
+
+    def python(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *words]
+        return subprocess.run(
+            command, cwd=tmp_path, env={**kept, **settings}, capture_output=True, text=True, timeout=60
+        )
+
+    assert python("trip.py", "Venice", EVERSTEP_CRASH_AT=at).returncode == -9
+    assert "Compensated: book_room, book_flight" in python("trip.py", "Venice").stdout
+    done = python("replay.py")
+    assert done.stdout == "the same\n", done.stderr
