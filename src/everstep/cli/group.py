@@ -33,6 +33,8 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     (
         "Checking",
         {
+            "lint": "linting",
+            "check": "checking",
             "verify": "verifying",
             "repair": "repairing",
             "restored": "repairing",
