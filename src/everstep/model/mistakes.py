@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 
 class Mistake(NamedTuple):
-    """What is wrong, and what to do about it. `rule` is its name for `everstep lint`; what only a crash shows has none."""
+    """What is wrong, and what to do about it. `rule` is its name for `everstep lint`, if that can find it."""
 
     rule: str
     what: str
@@ -46,6 +46,8 @@ MOVE_INTO_A_STEP: Final = "workflow code is replayed, so move this into a step (
 SLEEP_DURABLY: Final = (
     "use `await asyncio.sleep(…)` (in a `def` workflow `everstep.blocking.sleep(…)`), which survives a crash"
 )
+
+EFFECT_FIRST: Final = "do the effect first, with everstep.key(), and leave it to Everstep to record that it is done"
 
 OUTSIDE: Final[dict[str, str]] = {
     "open": "opens a file",
@@ -207,8 +209,12 @@ def key_ignored(step: str) -> Mistake:
 def marked_too_early(step: str) -> Mistake:
     """A step that notes that it is done before it is. Only a crash shows it."""
     what = f"The step {step} notes that it is done before it is done: killed in between, it is never done"
-    remedy = "do the effect first, with everstep.key(), and leave it to Everstep to record that it is done"
-    return Mistake("", what, remedy)
+    return Mistake("", what, EFFECT_FIRST)
+
+
+def written_in_part() -> Mistake:
+    """Files that lack something after a crash."""
+    return Mistake("", "What was written before the crash is not all that is written without one", EFFECT_FIRST)
 
 
 def takes_another_way() -> Mistake:

@@ -23,6 +23,7 @@ import msgspec
 from everstep.codec import Codec
 from everstep.engine.workflow import Workflow, workflow_of
 from everstep.errors import Misuse
+from everstep.testing.causes import Causes
 from everstep.testing.crash_boundaries import Boundary, chosen, spread
 from everstep.testing.crash_nursery import Nursery
 from everstep.testing.crash_trial import KILLED, Account, Setting, Trial
@@ -197,6 +198,7 @@ class CrashTest:
         self._nurseries, self._progress = nurseries, progress
         self._judge: Judge
         self._report = Report(workflow.name, setting.file)
+        self._qualname = workflow.function.__qualname__
         self._resumes: dict[str, list[Boundary]] = {}
         """What the process passed that went on after a kill, by the boundary of that kill."""
         self._over = itertools.count(1)
@@ -208,7 +210,7 @@ class CrashTest:
         self._progress("undisturbed runs", 0, 0)
         accounts, passed = self._undisturbed(orders)
         expected = Expected(accounts)
-        self._judge = Judge(self._setting.file, expected)
+        self._judge = Judge(Causes(self._setting.file, self._qualname), expected)
         for account in accounts:
             if (broken := self._judge.undisturbed(account)) is not None:
                 report.broken = [broken]
