@@ -32,7 +32,7 @@ def test_every_example_has_a_case() -> None:
     assert {path.name for path in kit.EXAMPLES.glob("*.py")} == {case[0] for case in CASES.values()}
 
 
-@pytest.mark.parametrize("name", ["approval", "trip that is undone"])
+@pytest.mark.parametrize("name", ["approval", pytest.param("trip that is undone", marks=pytest.mark.soak)])
 def test_an_example_keeps_its_promises_where_a_few_boundaries_are_tried(tmp_path: Path, name: str) -> None:
     facts = run(tmp_path, name, *FEW)
     trials = facts["trials"]

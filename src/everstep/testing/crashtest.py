@@ -152,7 +152,7 @@ def crash_everywhere(
     began = time.monotonic()
     with (
         TemporaryDirectory(prefix="crashtest-", dir=_quick_folder()) as folder,
-        _nurseries(Path(folder)) as nurseries,
+        _nurseries(Path(folder), _ahead(target)) as nurseries,
         Ledger.start(Path(folder) / "ledger") as ledger,
     ):
         test = CrashTest(target, setting, Path(folder), ledger, nurseries, progress or (lambda *told: None))
@@ -170,12 +170,17 @@ def _payload(workflow: Workflow, args: tuple[Any, ...]) -> str:
     return Codec().encode_arguments(workflow.signature, args, {}, workflow.name).payload.decode()
 
 
+def _ahead(workflow: Workflow) -> tuple[str, ...]:
+    """A workflow in a file of tests imports pytest, and that takes longer than all the rest of a trial."""
+    return ("pytest",) if "pytest" in workflow.function.__globals__ else ()
+
+
 @contextmanager
-def _nurseries(folder: Path) -> Iterator[list[Nursery]]:
+def _nurseries(folder: Path, ahead: tuple[str, ...]) -> Iterator[list[Nursery]]:
     found: list[Nursery] = []
     try:
         for seed in HASH_SEEDS:
-            found.append(Nursery(folder, seed))  # noqa: PERF401  # those that have started are closed if another does not
+            found.append(Nursery(folder, seed, ahead))  # noqa: PERF401  # those that have started are closed if another does not
         yield found
     finally:
         for one in found:
