@@ -34,7 +34,8 @@ IN_A_SOAK = {
     "file_in_body.py": "what is printed about it is tested in every push",
     "marked_first.py": "two_effects.py loses an effect as well",
     "module_variable.py": "state_in_memory.py ends in another way as well",
-    "set_order.py": "time_in_arguments.py diverges as well",
+    "set_order.py": "the workflow that the marker of the pytest plugin is tested with diverges as well",
+    "time_in_arguments.py": "that one makes the same mistake",
 }
 """A push kills one program for each way in which a promise can be broken."""
 
