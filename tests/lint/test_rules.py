@@ -357,3 +357,9 @@ def test_steps_that_share_a_helper_are_judged_one_by_one() -> None:
     found = lint_text("app.py", HEAD + text)
     assert [(one.rule, one.function) for one in found] == [("key", "one"), ("key", "two")]
     assert [one.source for one in found] == ["def one():", "def two():"]
+
+
+def test_a_file_that_the_body_opens_itself_is_found_once() -> None:
+    assert rules_in(in_workflow("with open('x', 'a') as own:\n    own.write(topic)\n    print(1, file=own)")) == [
+        "outside"
+    ]
