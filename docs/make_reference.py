@@ -85,6 +85,7 @@ ENVIRONMENT: Final[dict[str, str]] = {
     "EVERSTEP_DEBUG": "The command line shows tracebacks instead of messages.",
     "EVERSTEP_CRASH_AT": "For tests: kill this process at a crash point, `name:count` or `name:count:stop`.",
     "EVERSTEP_CRASH_COUNT": "For tests: a file that gets the name of every crash point that is passed.",
+    "EVERSTEP_LEDGER": "Set by `everstep crashtest` for a workflow: the address of its ledger (`ledger.offered()`).",
     "EVERSTEP_IMPORTING": "Set by commands while they import a file of yours; `everstep.run` is then refused.",
 }
 VARIABLE: Final = re.compile(r"\bEVERSTEP_(?!DEMO_)[A-Z_]+\b")

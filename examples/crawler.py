@@ -10,6 +10,7 @@ Only a page whose answer was still on its way when the process died may stand th
 """
 
 import asyncio
+import functools
 import re
 import threading
 import time
@@ -40,12 +41,17 @@ class Site(BaseHTTPRequestHandler):
 
 # The address changes with every start of this script. If it were an argument of the step, the code would ask for other
 # calls than those in the history, and Everstep would hold the run. So the argument is the path, which stays the same.
-site = ""
+@functools.cache
+def site() -> str:
+    """Start the web site and return its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}"
 
 
 @step(effect="read", retry=everstep.Retry(attempts=3, first=0.1), timeout=10)
 def fetch(path: str) -> str:
-    with urllib.request.urlopen(site + path) as answer:
+    with urllib.request.urlopen(site() + path) as answer:
         return answer.read().decode()
 
 
@@ -67,7 +73,4 @@ async def crawl(start: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    site = f"http://127.0.0.1:{server.server_port}"
     print("pages:", *everstep.run(crawl, "/", id="crawl-1"))

@@ -32,7 +32,15 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     ),
     (
         "Checking",
-        {"verify": "verifying", "repair": "repairing", "restored": "repairing", "replay": "replaying"},
+        {
+            "lint": "linting",
+            "check": "checking",
+            "verify": "verifying",
+            "repair": "repairing",
+            "restored": "repairing",
+            "replay": "replaying",
+            "crashtest": "crashtesting",
+        },
     ),
     ("The store", {"doctor": "doctor", "migrate": "migrating"}),
 )

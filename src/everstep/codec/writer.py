@@ -22,6 +22,7 @@ from everstep.codec.kinds import NOT_FIELDS, Kind, kind_of
 from everstep.codec.leaves import Unstorable, leaf_of, surrogates_text
 from everstep.codec.tables import ANY, Types, registered_by_type
 from everstep.errors import NotEncodable
+from everstep.model.mistakes import not_storable
 
 Tree = str | dict[str, Any] | list[Any] | None
 
@@ -266,8 +267,4 @@ def _refusal(cls: type) -> Refused:
             f"is a {name}, a subclass of {base.__name__}",
             f"Use a plain {base.__name__}, or everstep.register({name}, encode=…, decode=…).",
         )
-    return Refused(
-        f"is of the type {name}",
-        f"Use something simpler, everstep.register({name}, encode=…, decode=…), or, for a parameter that need not be "
-        f"stored, annotate it everstep.Live[{name}].",
-    )
+    return Refused(*not_storable(name))

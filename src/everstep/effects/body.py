@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from everstep.effects.surroundings import require
 from everstep.errors import Misuse
 from everstep.model.digests import step_key
+from everstep.model.mistakes import Mistake, nested_key, nested_step
 
 if TYPE_CHECKING:
     from everstep.codec import Codec
@@ -59,16 +60,18 @@ class StepBody:
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A step called by another step's body is the plain function: the outer step's contract covers it."""
         if step.effect in ("once", "atomic"):
-            raise Misuse(
-                f"{step.name} ({step.effect}) was called inside the step {self.step}: call it in the workflow."
-            )
+            raise _misuse(nested_step(step.name, step.effect, self.step))
         if step.key is not None:
-            raise Misuse(f"{step.name} has a key and was called inside the step {self.step}: call it in the workflow.")
+            raise _misuse(nested_key(step.name, self.step))
         return step.function(*args, **kwargs)
 
     def call_workflow(self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A workflow called by a step's body is the plain function."""
         return workflow.function(*args, **kwargs)
+
+
+def _misuse(wrong: Mistake) -> Misuse:
+    return Misuse(f"{wrong.what}: {wrong.remedy}.")
 
 
 def key() -> str:

@@ -11,6 +11,7 @@ import msgspec
 from everstep.effects.step import Step
 from everstep.effects.surroundings import where_is
 from everstep.errors import Misuse
+from everstep.model import mistakes
 
 
 def as_declared(value: Any, step: Step) -> Any:
@@ -23,10 +24,8 @@ def as_declared(value: Any, step: Step) -> Any:
 
 def cannot_await(what: str, name: str, frame: FrameType) -> Misuse:
     """Return what is wrong with a call of something `async` by a `def` workflow."""
-    return Misuse(
-        f"{where_is(frame)} — the {what} {name} is `async`, and this workflow is `def`, which cannot await it: "
-        f"make the workflow `async`, or {name} a `def`."
-    )
+    wrong = mistakes.cannot_await(what, name)
+    return Misuse(f"{where_is(frame)} — {wrong.what}: {wrong.remedy}.")
 
 
 def unwrap_to_thread(

@@ -52,6 +52,7 @@ from everstep.errors import (
     RunCancelled,
 )
 from everstep.model import events as ev
+from everstep.model import mistakes
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
 
@@ -292,10 +293,8 @@ class Execution:
             return self._await_step(step, args, kwargs, where_is(frame))
         if in_greenlet():
             return wait_in_greenlet(self.issue_step(step, args, kwargs, where_is(frame)))
-        raise OutsideInWorkflow(
-            f"{where_is(frame)} — the `def` step {step.name} blocks, and this workflow is `async`: "
-            f"write `await asyncio.to_thread({step.name}, …)`."
-        )
+        wrong = mistakes.blocks("step", step.name)
+        raise OutsideInWorkflow(f"{where_is(frame)} — {wrong.what}: {wrong.remedy}.")
 
     async def _await_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> Any:
         return await self.issue_step(step, args, kwargs, source)
@@ -344,10 +343,8 @@ class Execution:
         if isinstance(function, Workflow) and not function.is_async:
             return self.issue_child(function, args, kwargs, None, line or "asyncio.to_thread")
         name = getattr(function, "__qualname__", repr(function))
-        raise OutsideInWorkflow(
-            f"{line + ' — ' if line else ''}asyncio.to_thread({name}, …) in a workflow body: threads are for steps. "
-            f"Put @everstep.step on {name}."
-        )
+        wrong = mistakes.plain_function_on_thread(name)
+        raise OutsideInWorkflow(f"{line + ' — ' if line else ''}{wrong.what}. {wrong.remedy}.")
 
     def call_workflow(self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A workflow called by workflow code is a child run."""
@@ -357,10 +354,8 @@ class Execution:
             return self._await_child(workflow, args, kwargs, where_is(frame))
         if in_greenlet():
             return wait_in_greenlet(self.issue_child(workflow, args, kwargs, None, where_is(frame)))
-        raise OutsideInWorkflow(
-            f"{where_is(frame)} — the `def` workflow {workflow.name} blocks, and this one is `async`: "
-            f"write `await asyncio.to_thread({workflow.name}, …)`."
-        )
+        wrong = mistakes.blocks("workflow", workflow.name)
+        raise OutsideInWorkflow(f"{where_is(frame)} — {wrong.what}: {wrong.remedy}.")
 
     async def _await_child(self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> Any:
         return await self.issue_child(workflow, args, kwargs, None, source)

@@ -14,37 +14,8 @@ from types import FrameType, TracebackType
 from typing import Any, ClassVar, Final
 
 from everstep.errors import OutsideInWorkflow
+from everstep.model.mistakes import OUTSIDE, outside
 
-_REMEDIES: Final[dict[str, str]] = {
-    "open": "opens a file",
-    "os.remove": "removes a file",
-    "os.rename": "renames a file",
-    "os.mkdir": "makes a folder",
-    "os.rmdir": "removes a folder",
-    "os.link": "links a file",
-    "os.symlink": "links a file",
-    "os.truncate": "cuts a file",
-    "os.chmod": "changes a file",
-    "os.chdir": "changes the working folder",
-    "os.listdir": "lists a folder",
-    "os.scandir": "lists a folder",
-    "os.putenv": "changes the environment",
-    "os.unsetenv": "changes the environment",
-    "os.system": "starts a process",
-    "os.fork": "starts a process",
-    "os.posix_spawn": "starts a process",
-    "os.exec": "replaces the process",
-    "os.kill": "sends a signal to a process",
-    "subprocess.Popen": "starts a process",
-    "socket.__new__": "opens a socket",
-    "socket.connect": "connects to the network",
-    "socket.getaddrinfo": "asks the network for an address",
-    "sqlite3.connect": "opens a database",
-    "_thread.start_new_thread": "starts a thread",
-    "_thread.start_joinable_thread": "starts a thread",
-    "builtins.input": "asks at the keyboard",
-    "time.sleep": "sleeps without letting anything else run",
-}
 _LOOK_AWAY: Final = (
     "importlib",
     "<frozen importlib",
@@ -86,7 +57,7 @@ def _audited(event: str, original: Any) -> Any:
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if event not in _REMEDIES or threading.get_ident() not in ARMED:
+    if event not in OUTSIDE or threading.get_ident() not in ARMED:
         return
     if not (event == "open" and "/zoneinfo/" in str(args[0])):  # `ZoneInfo` reads its tables from C
         _refuse(event)
@@ -113,12 +84,7 @@ def _refuse(event: str) -> None:
         line = where_is(culprit)
     finally:
         ARMED.add(threading.get_ident())
-    remedy = (
-        "use `await asyncio.sleep(…)` (in a `def` workflow `everstep.blocking.sleep(…)`), which survives a crash"
-        if event == "time.sleep"
-        else "workflow code is replayed, so move this into a step (@everstep.step)"
-    )
-    raise OutsideInWorkflow(f"The workflow body {_REMEDIES[event]} at {line} — {remedy}.")
+    raise OutsideInWorkflow(outside(event).at(line))
 
 
 def _is_users(filename: str) -> bool:

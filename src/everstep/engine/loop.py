@@ -26,6 +26,7 @@ import msgspec
 from everstep.effects.surroundings import persons_line
 from everstep.engine import guard
 from everstep.errors import Evicted, OutsideInWorkflow
+from everstep.model.mistakes import MOVE_INTO_A_STEP
 
 log = logging.getLogger("everstep.workflow")
 
@@ -311,7 +312,6 @@ def _forbid(name: str, remedy: str) -> None:
     setattr(WorkflowLoop, name, refuse)
 
 
-_IN_A_STEP: Final = "workflow code is replayed, so whatever touches the outside belongs into a step (@everstep.step)."
 _FORBIDDEN: Final = (
     "create_connection",
     "create_server",
@@ -350,5 +350,5 @@ _FORBIDDEN: Final = (
     "close",
 )
 for _name in _FORBIDDEN:
-    _forbid(_name, _IN_A_STEP)
+    _forbid(_name, f"{MOVE_INTO_A_STEP}.")
 WorkflowLoop.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]  # all are defined by now

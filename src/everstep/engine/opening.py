@@ -17,6 +17,7 @@ from everstep.engine.webhooks import Webhook
 from everstep.engine.workflow import OnExisting
 from everstep.errors import Misuse
 from everstep.model.chains import ChainKeyOption
+from everstep.model.mistakes import runs_while_imported
 from everstep.stores.opening import open_store
 
 R = TypeVar("R")
@@ -158,10 +159,8 @@ def run(  # type: ignore[misc]  # mypy does not see that *args: Any takes any *T
 def _refuse_while_importing(frame: Any) -> None:
     if os.environ.get(IMPORTING):
         place = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        raise Misuse(
-            f"{place} calls everstep.run() while the file is being imported. Put it under a guard:\n"
-            '    if __name__ == "__main__":\n        everstep.run(…)'
-        )
+        wrong = runs_while_imported()
+        raise Misuse(f"{place} {wrong.what}. {wrong.remedy}")
 
 
 class Sigterm:

@@ -11,11 +11,15 @@ answers with an error after applying, loses its answer, or forgets the keys that
 
 import http.client
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
+
+LEDGER_SETTING: Final = "EVERSTEP_LEDGER"
+"""Where a crash test puts the address of its ledger."""
 
 
 class LedgerFailed(Exception):
@@ -95,6 +99,14 @@ class Ledger:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
+
+
+def offered() -> str:
+    """Return the address of the ledger that a crash test offers to the workflow (`EVERSTEP_LEDGER`), or an empty text.
+
+    The bodies of steps give it to `apply` and `ask`.
+    """
+    return os.environ.get(LEDGER_SETTING, "")
 
 
 def apply(url: str, effect: str, key: str, arguments: Any, *, timeout: float = 30.0) -> str:

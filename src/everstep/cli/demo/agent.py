@@ -12,7 +12,7 @@ import everstep
 from everstep import step, workflow
 from everstep.testing import ledger
 
-LEDGER = os.environ.get("EVERSTEP_DEMO_LEDGER", "")
+LEDGER = os.environ.get("EVERSTEP_DEMO_LEDGER") or ledger.offered()
 QUESTIONS = ("What are they?", "What makes them?", "Who needs them?", "What is still unknown?")
 
 

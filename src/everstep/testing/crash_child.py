@@ -1,0 +1,251 @@
+"""A process of a crash test: it runs a user's workflow to its end, quickly, or is killed on the way.
+
+Time is skipped: whenever everything rests, the clock leaps to what is due next. Signals are delivered whenever the run
+waits for them. Sleeping in step bodies is shortened. Keys depend on the run's id alone, so that two runs of a workflow
+are alike.
+"""
+
+import asyncio
+import functools
+import hashlib
+import heapq
+import itertools
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from everstep.engine import starting
+from everstep.engine.app import App
+from everstep.engine.bodies import Bodies
+from everstep.engine.loop import WorkflowLoop
+from everstep.errors import Error
+from everstep.model.events import decode_body
+from everstep.model.status import ENDED
+from everstep.stores.opening import open_store
+from everstep.stores.protocol import RunFilter
+from everstep.testing.clock import Alarm
+from everstep.testing.crash_boundaries import REST, Passing
+from everstep.worker.loading import load_workflow
+
+RUN: Final = "crashtest"
+STORE: Final = "everstep.db"
+LEASE_SECONDS: Final = 1e9
+"""Longer than any leap of the clock. Whether an owner lives is seen by its lock."""
+TURN_SECONDS: Final = 0.002
+RESTS: Final = 3
+"""So many turns in a row must find everything at rest."""
+STUCK_TURNS: Final = 250
+ORDER_SECONDS: Final = 0.03
+"""An outcome comes so much later at most when orders are tried."""
+LAST_LINES: Final = "end.json"
+
+_sleep = asyncio.sleep
+
+
+class Ask(msgspec.Struct):
+    """What a process is asked to do."""
+
+    target: str
+    """`/path/app.py:report`."""
+    file: str
+    """The workflow's own file, which is the user's wherever it lies."""
+    arguments: str
+    """Their payload."""
+    folder: str
+    """Where it works. The store lies beside the notes, so that the workflow does not see it."""
+    notes: str
+    environment: dict[str, str] = {}
+    at: str = ""
+    """The boundary at which it is killed."""
+    signals: dict[str, Any] = {}
+    order: int = 0
+    pace: float = 1.0
+    seconds: float = 30.0
+
+
+class LeapingClock:
+    """The machine's time from where the store's clock is, and leaps over all waiting."""
+
+    def __init__(self, at: int) -> None:
+        self._offset = at - time.monotonic_ns() // 1000
+        self._alarms: list[tuple[int, int, Alarm]] = []
+        self._order = itertools.count()
+
+    def now(self) -> int:
+        """Return microseconds since 1970."""
+        return time.monotonic_ns() // 1000 + self._offset
+
+    def alarm(self, loop: asyncio.AbstractEventLoop, at: int, callback: Callable[[], None]) -> Alarm:
+        """Call back when this clock has come to a time."""
+        alarm = Alarm(loop, callback)
+        heapq.heappush(self._alarms, (at, next(self._order), alarm))
+        return alarm
+
+    def ring(self) -> None:
+        """Ring what is due."""
+        now = self.now()
+        while self._alarms and (self._alarms[0][0] <= now or self._alarms[0][2].is_cancelled):
+            heapq.heappop(self._alarms)[2].ring()
+
+    def next(self) -> int | None:
+        """Return when the next alarm is due."""
+        self.ring()
+        return self._alarms[0][0] if self._alarms else None
+
+    def leap(self, at: int) -> None:
+        """Move to a time, if it lies ahead."""
+        self._offset += max(0, at - self.now())
+        self.ring()
+
+
+class Life:
+    """One life of the run: from the start of this process to the run's end, or to a kill."""
+
+    def __init__(self, ask: Ask, app: App, clock: LeapingClock, passing: Passing) -> None:
+        self._ask, self._app, self._clock, self._passing = ask, app, clock, passing
+
+    async def go(self) -> dict[str, Any]:
+        """Let all runs go on until nothing can go on any more. Returns how that is."""
+        rested = 0
+        while True:
+            await _sleep(TURN_SECONDS)
+            self._clock.ring()
+            if not self._is_quiet(patient=rested < STUCK_TURNS // 2):
+                rested = 0
+                continue
+            rested += 1
+            if rested < RESTS:
+                continue
+            if not self._unfinished():
+                return {"awaited": []}
+            self._passing.passes(REST)
+            if await self._deliver() or self._leap():
+                rested = 0
+            elif rested > STUCK_TURNS:
+                return {"awaited": sorted({name for _, name in self._awaited()})}
+
+    def _is_quiet(self, *, patient: bool) -> bool:
+        app = self._app
+        if not app.is_at_rest() or app.wanted:
+            return False
+        counts = app.store.counts()
+        if counts.get("queued") or counts.get("running"):
+            return False
+        return not (patient and app.store.pending(app.worker))
+
+    def _unfinished(self) -> list[Any]:
+        rows = self._app.store.runs(RunFilter(limit=1000))
+        return [row for row in rows if row.status not in ENDED and row.status != "held"]
+
+    def _awaited(self) -> list[tuple[str, str]]:
+        """Return the runs that wait for signals, and the signals' names."""
+        found = []
+        for row in self._unfinished():
+            driver = self._app.drivers.get(row.id)
+            names = driver.execution.receiving.awaited() if driver is not None else self._awaited_by_events(row)
+            found += [(row.id, name) for name in names]
+        return found
+
+    def _awaited_by_events(self, row: Any) -> list[str]:
+        """A run that is not in memory: what its history has asked for and not received."""
+        names = []
+        for event in self._app.store.events(row.id, row.generation):
+            if event.kind == "signal_awaited":
+                names.append(decode_body(event.kind, event.body).name)
+            elif event.kind == "signal_received" and (name := decode_body(event.kind, event.body).name) in names:
+                names.remove(name)
+        return names
+
+    async def _deliver(self) -> bool:
+        """Deliver the signals that are waited for. The id is the same in every life, so each arrives once."""
+        delivered = False
+        for run, name in self._awaited():
+            if name in self._ask.signals:
+                signals = self._app.store.signals(run)
+                number = sum(1 for one in signals if one.name == name and one.state == "consumed") + 1
+                await self._app.signal(run, name, self._ask.signals[name], id=f"crashtest-{name}-{number}")
+                delivered = True
+        return delivered
+
+    def _leap(self) -> bool:
+        times = (self._clock.next(), self._app.store.next_wake(worker=self._app.worker, everyone=True))
+        due = [at for at in times if at is not None]
+        if not due:
+            return False
+        self._clock.leap(min(due))
+        return True
+
+
+async def live(ask: Ask, passing: Passing) -> dict[str, Any]:
+    """Start the run, or go on with it."""
+    workflow = load_workflow(ask.target)
+    store = open_store(os.path.join(os.path.dirname(ask.notes), STORE), durability="process")
+    clock = LeapingClock(store.now())
+    app = App(store, recover=True, lease=LEASE_SECONDS, clock=clock)
+    args, _ = app.codec.decode_arguments(workflow.signature, ask.arguments.encode())
+    await app.open()
+    try:
+        await app.start(workflow, *args, id=RUN)
+        app.pump.nudge()
+        return await Life(ask, app, clock, passing).go()
+    finally:
+        await app.close()
+
+
+def entropy_of(randomness: random.Random) -> str:
+    """Return the random bits of a new run: the same for the same run in every folder."""
+    run = sys._getframe(1).f_locals.get("run", "")
+    return hashlib.sha256(f"crashtest {run}".encode()).hexdigest()[:32]
+
+
+def shorten_sleep(pace: float) -> None:
+    """Let step bodies sleep for a part of the time. Timers of workflows are skipped anyway."""
+    whole, whole_async = time.sleep, asyncio.sleep
+
+    def sleep(seconds: float) -> None:
+        whole(seconds / pace)
+
+    @functools.wraps(whole_async)
+    async def sleep_async(delay: float, result: Any = None) -> Any:
+        loop = asyncio.get_running_loop()
+        return await whole_async(delay if isinstance(loop, WorkflowLoop) else delay / pace, result)
+
+    time.sleep = sleep  # type: ignore[assignment]
+    asyncio.sleep = asyncio.tasks.sleep = sleep_async
+
+
+def shuffle_ends(seed: int) -> None:
+    """Let concurrent steps complete in another order: each outcome comes a little later, by the seed."""
+    end = Bodies._end
+
+    def end_later(bodies: Bodies, attempt: Any, *outcome: Any) -> None:
+        delay = random.Random(f"{seed} {attempt.run} {attempt.step}").random() * ORDER_SECONDS
+        bodies._driver.app.loop.call_later(delay, functools.partial(end, bodies, attempt, *outcome))
+
+    Bodies._end = end_later  # type: ignore[method-assign, assignment]
+
+
+def become(ask: Ask) -> int:
+    """Be the process that was asked for. Returns its exit status."""
+    os.environ.update(ask.environment)
+    os.chdir(ask.folder)
+    passing = Passing(ask.at, ask.notes, ask.file)
+    starting.new_entropy = entropy_of
+    shorten_sleep(ask.pace)
+    if ask.order:
+        shuffle_ends(ask.order)
+    passing.arm()
+    try:
+        end = asyncio.run(live(ask, passing))
+    except Error as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 2
+    Path(ask.notes).with_name(LAST_LINES).write_text(json.dumps(end))
+    return 0

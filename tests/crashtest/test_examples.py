@@ -1,0 +1,62 @@
+"""The examples keep their promises wherever they are killed."""
+
+from pathlib import Path
+
+import pytest
+
+import everstep.cli.demo.agent as demo_agent
+from tests.crashtest import kit
+
+CASES = {
+    "approval": ["approval.py", '"chair"', "--signal", "approved=true", "--files", "*.txt"],
+    "approval without an answer": ["approval.py", '"desk"'],  # nobody answers for a week, which takes no time
+    "crawler": ["crawler.py", '"/"'],
+    "order": ["order.py", '"lamp"', '"ann"', "120"],
+    "order that is refunded": ["order.py", '"piano"', '"ann"', "120"],
+    "three steps": ["three_steps.py", '"numbers.csv"', "--given", "given", "--files", "*.txt"],
+    "tool loop": ["tool_loop.py", '"tides"', "--files", "*.txt"],
+    "trip": ["trip.py", '"Oslo"'],
+    "trip that is undone": ["trip.py", '"Venice"'],
+}
+FEW = ["--most", "1", "--orders", "0"]  # nothing is concurrent in these
+
+
+def run(folder: Path, name: str, *more: str) -> dict[str, object]:
+    (folder / "given").mkdir()
+    (folder / "given" / "summary-service-is-up").touch()
+    file, *arguments = CASES[name]
+    return kit.crashtest(folder, str(kit.EXAMPLES / file), *arguments, *more, expect=0)
+
+
+def test_every_example_has_a_case() -> None:
+    assert {path.name for path in kit.EXAMPLES.glob("*.py")} == {case[0] for case in CASES.values()}
+
+
+@pytest.mark.parametrize("name", ["approval", pytest.param("trip that is undone", marks=pytest.mark.soak)])
+def test_an_example_keeps_its_promises_where_a_few_boundaries_are_tried(tmp_path: Path, name: str) -> None:
+    facts = run(tmp_path, name, *FEW)
+    trials = facts["trials"]
+    assert isinstance(trials, dict)
+    assert trials["broken"] == 0
+    assert trials["kept"] >= 30
+    assert not facts["notes"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_an_example_keeps_its_promises_at_every_boundary(tmp_path: Path, name: str) -> None:
+    facts = run(tmp_path, name)
+    trials = facts["trials"]
+    assert isinstance(trials, dict)
+    assert trials["kept"] + trials["held"] > 60
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_the_agent_of_the_demo_keeps_its_promises_at_every_boundary(tmp_path: Path) -> None:
+    file = str(demo_agent.__file__)
+    facts = kit.crashtest(
+        tmp_path, file, '"tides"', "--signal", "approved=true", "--files", "report.md", "--seconds", "60", expect=0
+    )
+    assert facts["holds"]
