@@ -74,7 +74,7 @@ def test_a_loop_survives_a_kill_around_each_of_its_checkpoints(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("damages", [1, 3])
+@pytest.mark.parametrize("damages", [1, 2, 3])
 def test_a_recovery_that_finds_checkpoints_damaged_survives_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, looping: Expected, mending: Counter[str], damages: int
 ) -> None:

@@ -92,7 +92,7 @@ def kill_recovery(place: Path, ledger: Ledger, nursery: Nursery, undone: Expecte
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", FIRST_KILLS[:1])
+@pytest.mark.parametrize("first", FIRST_KILLS)
 def test_the_recovery_of_an_undoing_survives_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, undone: Expected, first: str
 ) -> None:
