@@ -37,7 +37,6 @@ from everstep.engine.commands import (
 )
 from everstep.engine.crossing import Kept
 from everstep.engine.ending import Failure, end_of
-from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
 from everstep.engine.receiving import Receiving
 from everstep.engine.saga import Saga
@@ -126,6 +125,8 @@ class Execution:
         if self.workflow.is_async:
             coroutine = self.workflow.function(*args, **kwargs)
         else:
+            from everstep.engine.greenlets import on_greenlet  # most programs have no `def` workflow
+
             coroutine = on_greenlet(functools.partial(self.workflow.function, *args, **kwargs))
         self.main = self.loop.create_task(coroutine, name="main", context=context)
         self.loop.drain()
@@ -287,8 +288,12 @@ class Execution:
 
     def call_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A step called by workflow code is a durable call."""
+        if step.is_async and self.workflow.is_async:
+            return self._await_step(step, args, kwargs, where_is(frame))
+        from everstep.engine.greenlets import in_greenlet, wait_in_greenlet
+
         if step.is_async:
-            if not self.workflow.is_async and in_greenlet():
+            if in_greenlet():
                 raise cannot_await("step", step.name, frame)
             return self._await_step(step, args, kwargs, where_is(frame))
         if in_greenlet():
@@ -348,6 +353,10 @@ class Execution:
 
     def call_workflow(self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A workflow called by workflow code is a child run."""
+        if workflow.is_async and self.workflow.is_async:
+            return self._await_child(workflow, args, kwargs, where_is(frame))
+        from everstep.engine.greenlets import in_greenlet, wait_in_greenlet
+
         if workflow.is_async:
             if in_greenlet():
                 raise cannot_await("workflow", workflow.name, frame)
