@@ -109,6 +109,7 @@ class Timeline:
         self._timers_of: dict[int, Row] = {}
         self._last_sign_at = 0
         self._undone_by: dict[int, Row] = {}
+        self._said_done: set[int] = set()
 
     # -- what it says --------------------------------------------------------------------------------------------------
     @property
@@ -226,7 +227,8 @@ class Timeline:
             elif body.key_unused and len(row.attempts) > 1:
                 row.note = "repeated, and its body never used its key"
             elif body.adopted:
-                row.note = "adopted from its marker" if row.effect == "atomic" else "adopted from its probe"
+                source = "its marker" if row.effect == "atomic" else "its probe"
+                row.note = "adopted from " + ("a person" if body.call in self._said_done else source)
 
     def _take_step_shared(self, event: EventRow, body: Any) -> None:
         row = self._end_step(event, body.call, "completed")
@@ -400,6 +402,8 @@ class Timeline:
 
     def _take_run_resolved(self, event: EventRow, body: Any) -> None:
         by = f" by {body.by}" if body.by else ""
+        if body.resolution == "done":
+            self._said_done.add(body.call)
         self._note(event, "resolved", f"{body.resolution}{by}" + (f": {body.note}" if body.note else ""))
 
     def _take_run_retried(self, event: EventRow, body: Any) -> None:
