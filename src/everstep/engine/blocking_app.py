@@ -100,6 +100,10 @@ class BlockingApp:
         """See `App.signal`."""
         self.wait(self._app.signal(run, name, value, id=id))
 
+    def ask(self, run: str, name: str, value: Any = None, **options: Any) -> Any:
+        """See `App.ask`."""
+        return self.wait(self._app.ask(run, name, value, **options))
+
     def cancel(self, run: str, reason: str = "", **options: Any) -> None:
         """See `App.cancel`."""
         self.wait(self._app.cancel(run, reason, **options))
@@ -176,6 +180,10 @@ class BlockingRun(Generic[T]):
     def signal(self, name: str, value: Any = None, *, id: str | None = None) -> None:
         """See `Run.signal`."""
         self._app.wait(self._run.signal(name, value, id=id))
+
+    def ask(self, name: str, value: Any = None, **options: Any) -> Any:
+        """See `Run.ask`."""
+        return self._app.wait(self._run.ask(name, value, **options))
 
     def cancel(self, reason: str = "", *, grace: float = 30.0, now: bool = False) -> None:
         """See `Run.cancel`."""

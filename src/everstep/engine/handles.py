@@ -1,5 +1,6 @@
 """A run as an application holds it: an id and what can be asked of it."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -41,6 +42,19 @@ class Verification(msgspec.Struct):
     """With `outside`: every difference between the outside and what the run remembers of it."""
 
 
+def held_error(run: str, holds: Sequence[HoldRow], more: str = "") -> RunHeld:
+    """Return what tells whoever waits for a run that it waits for a person."""
+    if not holds:
+        return RunHeld(f"The run {run} is held.{more}")
+    hold = holds[-1]
+    return RunHeld(
+        f"The run {run} is held ({hold.reason}): {hold.summary.rstrip('.')}. "
+        f"See `everstep holds`; then `everstep resolve {run} --{hold.resolutions[0]}` or another resolution.{more}",
+        hold.id,
+        hold.reason,
+    )
+
+
 class Run(Generic[T]):
     """A handle on one run. It holds no connection and no lease: make as many as you like."""
 
@@ -76,16 +90,7 @@ class Run(Generic[T]):
         return self._app.result_types(self) if self._result_types is None else self._result_types
 
     async def _held(self) -> RunHeld:
-        holds = await self.holds()
-        if not holds:
-            return RunHeld(f"The run {self.id} is held.")
-        hold = holds[-1]
-        return RunHeld(
-            f"The run {self.id} is held ({hold.reason}): {hold.summary.rstrip('.')}. "
-            f"See `everstep holds`; then `everstep resolve {self.id} --{hold.resolutions[0]}` or another resolution.",
-            hold.id,
-            hold.reason,
-        )
+        return held_error(self.id, await self.holds())
 
     async def row(self) -> RunRow:
         """Return what the store's table of runs says about this run."""
@@ -130,6 +135,12 @@ class Run(Generic[T]):
     async def signal(self, name: str, value: Any = None, *, id: str | None = None) -> None:
         """Send a signal. It is durable when this returns; with an `id`, sending again delivers it once."""
         await self._app.signal(self.id, name, value, id=id)
+
+    async def ask(
+        self, name: str, value: Any = None, *, id: str | None = None, answer: Any = Any, timeout: float | None = None
+    ) -> Any:
+        """Ask the run something and wait for its answer: see `App.ask`."""
+        return await self._app.ask(self.id, name, value, id=id, answer=answer, timeout=timeout)
 
     async def cancel(self, reason: str = "", *, grace: float = 30.0, now: bool = False) -> None:
         """Ask the run to stop: see `App.cancel`."""

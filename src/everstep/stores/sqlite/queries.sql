@@ -88,6 +88,43 @@ DELETE FROM checkpoints WHERE run = ?1 AND generation = ?2 AND seq < (
     )
 );
 
+-- name: keep_answers
+INSERT INTO answers (run, number, generation, seq) VALUES {rows:4} ON CONFLICT DO NOTHING;
+
+-- name: keep_entries
+-- An append without events may be done a second time when nobody knows whether it was: what is there stays.
+INSERT INTO streams (run, generation, name, position, seq, step, attempt, first, secret, at, value, digest)
+VALUES {rows:12} ON CONFLICT DO NOTHING;
+
+-- name: answer
+SELECT run, number, generation, seq FROM answers WHERE run = ?1 AND number = ?2;
+
+-- name: stream
+SELECT CAST(run AS BLOB), generation, CAST(name AS BLOB), position, seq, CAST(step AS BLOB), attempt, first, secret, at,
+    value, digest
+FROM streams WHERE run = ?1 AND generation = ?2 AND name = ?3 AND position > ?4 ORDER BY position LIMIT ?5;
+
+-- name: stream_head
+SELECT CAST(run AS BLOB), generation, CAST(name AS BLOB), position, seq, CAST(step AS BLOB), attempt, first, secret, at,
+    value, digest
+FROM streams WHERE run = ?1 AND generation = ?2 AND name = ?3 ORDER BY position DESC LIMIT 1;
+
+-- name: streams
+SELECT CAST(name AS BLOB), max(position) FROM streams WHERE run = ?1 AND generation = ?2 GROUP BY name ORDER BY name;
+
+-- name: entries_to_archive
+-- Those that were written after the last good event of this generation. Texts as bytes: they may be damaged.
+SELECT CAST(run AS BLOB), generation, CAST(name AS BLOB), position, seq, CAST(step AS BLOB), attempt, first, secret, at,
+    value, digest
+FROM streams WHERE run = ?1 AND generation = ?2 AND seq > ?3 ORDER BY name, position;
+
+-- name: forget_entries
+DELETE FROM streams WHERE run = ?1 AND generation = ?2 AND seq > ?3;
+
+-- name: forget_answers
+-- Their events are in the archive: the requests are taken, and answered, again.
+DELETE FROM answers WHERE run = ?1 AND generation = ?2 AND seq > ?3;
+
 -- name: archive
 -- Nothing that was damaged is overwritten or lost.
 INSERT INTO archive (run, generation, what, seq, row, why, at) VALUES {rows:7};
