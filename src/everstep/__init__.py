@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from everstep.engine.narrowing import budget
     from everstep.engine.opening import open, run  # noqa: A004  # everstep.open, as users type it
+    from everstep.engine.streams import stream
     from everstep.engine.webhooks import Webhook, verify_webhook
 
 __version__ = "0.1.0"
@@ -82,6 +83,7 @@ __all__ = [
     "sleep",
     "start",
     "step",
+    "stream",
     "transaction",
     "uuid",
     "verify_webhook",
@@ -110,6 +112,7 @@ _LATER = {
     "budget": "everstep.engine.narrowing",
     "open": "everstep.engine.opening",
     "run": "everstep.engine.opening",
+    "stream": "everstep.engine.streams",
     **dict.fromkeys(("Webhook", "verify_webhook"), "everstep.engine.webhooks"),
     **dict.fromkeys(_INSIDE, "everstep.engine.inside"),
 }

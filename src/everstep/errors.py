@@ -19,6 +19,7 @@
     ├── RunCancelled            the run was cancelled
     ├── RunTimedOut             the run took longer than its timeout
     ├── RunHeld                 the run waits for a person
+    ├── StreamLimit             an entry or a stream is larger than is allowed
     ├── RequestRefused          the run refused a request, or its value was of another type than it asks for
     ├── StepError               a step failed with an exception type that is not restorable here
     ├── StepTimedOut            an attempt took longer than its timeout
@@ -172,6 +173,12 @@ class RunHeld(Error):
         super().__init__(message)
         self.hold = hold
         self.reason = reason
+
+
+class StreamLimit(Error):
+    """An entry of a stream is too large, or a stream has too many entries, or a run has too many streams."""
+
+    code: ClassVar[str] = "everstep.stream.limit"
 
 
 class RequestRefused(Error):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from everstep.codec import ANY, types_of
-from everstep.engine.receiving import decode_signal
 from everstep.engine.handles import held_error
 from everstep.engine.history import event_at, load_verified
 from everstep.engine.journal import restore_payload
+from everstep.engine.receiving import decode_signal
 from everstep.errors import Damaged, IdConflict, Misuse, RunEnded, UnknownRun
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point

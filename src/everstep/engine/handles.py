@@ -1,6 +1,6 @@
 """A run as an application holds it: an id and what can be asked of it."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -10,6 +10,7 @@ from everstep.engine.drift import find_drift
 from everstep.engine.history import Event, Recorded, public_events
 from everstep.engine.past import verify_whole
 from everstep.engine.resume import replay
+from everstep.engine.streams import Entry, read_stream
 from everstep.engine.workflow import DECLARED
 from everstep.errors import (
     ChainKeyMissing,
@@ -141,6 +142,16 @@ class Run(Generic[T]):
     ) -> Any:
         """Ask the run something and wait for its answer: see `App.ask`."""
         return await self._app.ask(self.id, name, value, id=id, answer=answer, timeout=timeout)
+
+    def stream(self, name: str, *, after: int = 0) -> AsyncIterator[Entry]:
+        """Give the entries of a stream, each as soon as it is durable, until the run has ended.
+
+        after: the position of the last entry that you have; you get those behind it. From the beginning by default.
+
+        Each entry has its `value`, `position`, `step` and `attempt`. The first one that an attempt at a step writes says
+        so (`entry.first`): what you have of the same step came from an attempt that was cut off or failed.
+        """
+        return read_stream(self._app, self.id, name, after)
 
     async def cancel(self, reason: str = "", *, grace: float = 30.0, now: bool = False) -> None:
         """Ask the run to stop: see `App.cancel`."""

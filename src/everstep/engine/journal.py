@@ -9,8 +9,8 @@ from everstep.errors import Damaged
 from everstep.model.digests import DIGEST_BYTES, chain_next, digest_of
 from everstep.model.events import NO_PAYLOAD, Body, EventRow, encode_body
 from everstep.stores.archive import ArchiveRow
-from everstep.stores.keys import KeyChanges
 from everstep.stores.beside import Beside
+from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import Append, CheckpointRow, NewRun, Post
 
 INLINE_BYTES_MAX: Final = 8 * 1024

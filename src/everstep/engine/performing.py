@@ -13,6 +13,7 @@ from everstep.engine.commands import (
     StartTimer,
 )
 from everstep.engine.requests import AnswerRequest
+from everstep.engine.streaming import AppendEntry
 from everstep.engine.witnessing import TakeWitness
 from everstep.model import events as ev
 
@@ -42,6 +43,9 @@ def perform(driver: "Driver", command: Command) -> None:
         driver.children.cancel(command.target.run)
     elif isinstance(command, AnswerRequest):
         exchanging.answer(driver, command)
+        return
+    elif isinstance(command, AppendEntry):
+        driver.attempts.bodies.streams_of_run().append(command)
         return
     body = command.body()
     if isinstance(command, PublishValue):

@@ -10,11 +10,11 @@ from everstep.engine.commands import AwaitSignal, RejectSignal
 from everstep.errors import NotDecodable
 
 if TYPE_CHECKING:
-    from everstep.engine.requests import Requests
     from collections.abc import Iterable
 
     from everstep.engine.execution import Execution
     from everstep.engine.loop import WorkflowFuture
+    from everstep.engine.requests import Requests
 
 
 class Receiving:

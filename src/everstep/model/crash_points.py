@@ -67,6 +67,7 @@ TABLE: Final[dict[str, str]] = {
     "delivery.posted": "a signal or cancel is in an inbox, and its sender does not know yet",
     "request.posted": "a request is in an inbox, and whoever asks does not know yet",
     "request.answered": "an answer is in the history in memory; it is not durable and nobody has it",
+    "stream.gathered": "what bodies appended to streams is in memory, in order; it is not durable",
     "delivery.taken": "a delivery is about to be taken from the inbox into the history",
     "child.adopted": "a child run is in the store and nobody drives it yet",
     "budget.reserved": "a step's estimate is in the history in memory; it is not durable and the body has not begun",

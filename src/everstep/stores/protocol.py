@@ -7,8 +7,8 @@ its lease changes nothing, whatever it still believes.
 
 All times are microseconds since 1970, by the store's clock (`now`).
 
-The inbox of a run is its rows in `signals`: messages (kind `signal`), `request`, `cancel`, `hold`, the ends of other runs that
-it follows (kind `child`), and the news that a key which it waits for has changed (kind `key`). They are numbered per
+The inbox of a run is its rows in `signals`: messages (kind `signal`), questions that want an answer (kind `request`),
+`cancel`, `hold`, the ends of other runs that it follows (kind `child`), and the news that a key which it waits for has changed (kind `key`). They are numbered per
 store in the order of arrival.
 """
 
@@ -143,8 +143,9 @@ class RepairRun(msgspec.Struct, gc=False):
     Accepted only if the run's epoch is the expected one and the run is free for `worker` at `at` (as for a `Claim`);
     otherwise `Refused("fenced")`. Then, in one transaction: the run's row as it is, its events of this generation after
     number `keep` (and of later generations, and with numbers below 1), the checkpoints at such events and the payloads
-    named in `payloads` go into the archive, with the entries of streams that were written after that event; the row becomes `row`, with its epoch raised by one and no owner; `event`
-    is appended; the deliveries `pending` are pending again; `hold` is resolved. Keys of effects are left as they are.
+    named in `payloads` go into the archive, with the entries of streams that were written after that event; answers
+    that stand there are forgotten; the row becomes `row`, with its epoch raised by one and no owner; `event` is
+    appended; the deliveries `pending` are pending again; `hold` is resolved. Keys of effects are left as they are.
     """
 
     epoch: int

@@ -255,7 +255,8 @@ def _parts(packed: bytes, lengths: Sequence[int]) -> list[bytes]:
 
 def _entry_row(row: Row) -> EntryRow:
     """Return an entry of a stream. A damaged text in it becomes another one, so the chain of digests ends there."""
-    return EntryRow(*(text(one) if place in (0, 2, 5) else one for place, one in enumerate(row)))
+    run, generation, name, position, seq, step, *rest = row
+    return EntryRow(text(run), generation, text(name), position, seq, text(step), *rest)
 
 
 def _event_row(row: Row) -> EventRow:
