@@ -20,6 +20,7 @@
     ├── RunTimedOut             the run took longer than its timeout
     ├── RunHeld                 the run waits for a person
     ├── StreamLimit             an entry or a stream is larger than is allowed
+    ├── NoAnswer                the run has not answered a request in time; it keeps the request
     ├── RequestRefused          the run refused a request, or its value was of another type than it asks for
     ├── StepError               a step failed with an exception type that is not restorable here
     ├── StepTimedOut            an attempt took longer than its timeout
@@ -179,6 +180,16 @@ class StreamLimit(Error):
     """An entry of a stream is too large, or a stream has too many entries, or a run has too many streams."""
 
     code: ClassVar[str] = "everstep.stream.limit"
+
+
+class NoAnswer(Error, TimeoutError):
+    """The run has not answered a request within `timeout=`. It keeps the request: ask again with its `id`."""
+
+    code: ClassVar[str] = "everstep.request.unanswered"
+
+    def __init__(self, message: str, id: str = "") -> None:
+        super().__init__(message)
+        self.id = id
 
 
 class RequestRefused(Error):

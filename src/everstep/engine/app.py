@@ -188,7 +188,7 @@ class App(Driving):
 
         id: asking again with the same one, also after a crash, gives the same answer and is one request to the run.
         answer: the type that the answer must have.
-        timeout: after so many seconds `TimeoutError`; the run keeps the request.
+        timeout: after so many seconds `NoAnswer`, a `TimeoutError`; the run keeps the request.
 
         Raises `RequestRefused` or the error with which the run refused it, `RunEnded` when the run has ended without
         an answer, `RunHeld` when it waits for a person, `UnknownRun`, and `IdConflict` when the id belongs to another

@@ -15,7 +15,7 @@ from everstep.engine.handles import held_error
 from everstep.engine.history import event_at, load_verified
 from everstep.engine.journal import restore_payload
 from everstep.engine.receiving import decode_signal
-from everstep.errors import Damaged, IdConflict, Misuse, RunEnded, UnknownRun
+from everstep.errors import Damaged, IdConflict, Misuse, NoAnswer, RunEnded, UnknownRun
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.ids import checked_name, checked_run_id
@@ -42,9 +42,10 @@ async def ask(
     except TimeoutError:
         if not limit.expired():
             raise
-        raise TimeoutError(
+        raise NoAnswer(
             f"The run {run} has not answered the request {name!r} within {timeout} s. It keeps the request: "
-            f"ask again with id={id!r} to go on waiting."
+            f"ask again with id={id!r} to go on waiting.",
+            id,
         ) from None
     found = await app.read(_payload, app, run, body)
     if body.refused:

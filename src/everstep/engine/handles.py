@@ -148,8 +148,8 @@ class Run(Generic[T]):
 
         after: the position of the last entry that you have; you get those behind it. From the beginning by default.
 
-        Each entry has its `value`, `position`, `step` and `attempt`. The first one that an attempt at a step writes says
-        so (`entry.first`): what you have of the same step came from an attempt that was cut off or failed.
+        Each entry has its `value`, `position`, `step` and `attempt`. The first one that an attempt at a step writes
+        says so (`entry.first`): what you have of the same step came from an attempt that was cut off or failed.
         """
         return read_stream(self._app, self.id, name, after)
 

@@ -8,8 +8,8 @@ its lease changes nothing, whatever it still believes.
 All times are microseconds since 1970, by the store's clock (`now`).
 
 The inbox of a run is its rows in `signals`: messages (kind `signal`), questions that want an answer (kind `request`),
-`cancel`, `hold`, the ends of other runs that it follows (kind `child`), and the news that a key which it waits for has changed (kind `key`). They are numbered per
-store in the order of arrival.
+`cancel`, `hold`, the ends of other runs that it follows (kind `child`), and the news that a key which it waits for has
+changed (kind `key`). They are numbered per store in the order of arrival.
 """
 
 from collections.abc import Iterable, Sequence
