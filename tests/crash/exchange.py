@@ -107,9 +107,7 @@ async def exchange(
     answers, read = await asyncio.gather(ask_all(app, journal), read_all(app, folder))
     names = await app.get(RUN).result(timeout=60)
     assert [entry[0] for entry in read] == list(range(1, len(read) + 1)), read
-    whole = [
-        [one.position, one.value, one.step, one.attempt, one.first] async for one in app.get(RUN).stream("tokens")
-    ]
+    whole = [[one.position, one.value, one.step, one.attempt, one.first] async for one in app.get(RUN).stream("tokens")]
     assert whole == read, "each entry was read once, in order, over all lives"
     verified = await app.get(RUN).verify()
     assert verified.sound, verified
