@@ -12,7 +12,7 @@ import msgspec
 
 from everstep.codec import ANY, types_of
 from everstep.engine.handles import held_error
-from everstep.engine.history import event_at, load_verified
+from everstep.engine.history import check_ends, event_at, load_verified
 from everstep.engine.journal import restore_payload
 from everstep.engine.receiving import decode_signal
 from everstep.errors import Damaged, IdConflict, Misuse, NoAnswer, RunEnded, UnknownRun
@@ -89,7 +89,7 @@ async def _answer(app: "App", post: Post, number: int) -> ev.RequestAnswered:
         if answered is not None:
             return answered
         if row.status in ENDED:
-            raise _ended(post, row.status, "it ended without having answered it")
+            raise _ended(post, row.status, "it ended without having answered it") from _failure(app, row)
         if row.generation != generation and not await app.read(_can_be_answered, app, row, number):
             raise _ended(post, row.status, "it was asked before the run was restarted")
         generation = row.generation
@@ -149,6 +149,14 @@ def _payload(app: "App", run: str, body: ev.RequestAnswered) -> bytes:
     if body.ref:
         return restore_payload(app.store.payload(run, body.ref), body.ref)
     return bytes(body.error if body.refused else body.value)
+
+
+def _failure(app: "App", row: RunRow) -> BaseException | None:
+    """Return why the run failed, if it did."""
+    if row.status != "failed" or not row.outcome:
+        return None
+    check_ends(app.store, row)
+    return app.codec.decode_error(row.outcome)
 
 
 def _unknown(app: "App", run: str) -> UnknownRun:
