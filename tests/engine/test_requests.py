@@ -91,7 +91,7 @@ async def test_an_id_that_belongs_to_another_request_is_refused(machine: Machine
 async def test_a_value_of_another_type_is_refused_before_the_code_sees_it(machine: Machine, value: Any) -> None:
     app = await machine.boot()
     run = await app.start(parrot, id="r")
-    with pytest.raises(RequestRefused, match="'say' was refused: .*not a str|Expected `str`"):
+    with pytest.raises(RequestRefused, match=r"'say' was refused: .*not a str|Expected `str`"):
         await run.ask("say", value)
     await run.ask("say", "end")
     assert await run.result() == []
@@ -138,7 +138,7 @@ async def test_a_refusal_reaches_whoever_asked_as_an_error(machine: Machine) -> 
     app = await machine.boot()
     run = await app.start(strict, id="r")
     for _ in range(2):
-        with pytest.raises(RequestRefused, match="^not zero$"):
+        with pytest.raises(RequestRefused, match=r"^not zero$"):
             await run.ask("do", 0, id="zero")
     with pytest.raises(KeyError, match="nothing of that name"):
         await run.ask("do", 1)
@@ -218,7 +218,7 @@ async def test_who_gives_up_waiting_may_ask_again(machine: Machine) -> None:
 
     app = await machine.boot()
     run = await app.start(lazy, id="r")
-    with pytest.raises(NoAnswer, match="ask again with id='(.+)'") as raised:
+    with pytest.raises(NoAnswer, match=r"ask again with id='(.+)'") as raised:
         await run.ask("do", 1, timeout=0.05)
     assert isinstance(raised.value, TimeoutError)
     gate.opened.set()
@@ -319,9 +319,9 @@ async def test_a_request_is_answered_once(machine: Machine) -> None:
         wrong = []
         async for request in everstep.requests("do"):
             request.answer(1)
-            for again in (lambda: request.answer(2), lambda: request.refuse("no")):
+            for again in (request.answer, request.refuse):
                 try:
-                    again()
+                    again("other")
                 except Misuse as error:
                     wrong.append(str(error))
             break
@@ -445,6 +445,7 @@ async def test_code_that_now_answers_otherwise_is_found_before_anything_is_done(
     assert difference.what == "answer"
     assert difference.acceptable
     worker = await machine.worker()
+    await worker.signal("r", "wake")
     await machine.until_status("r", "held")
     assert await worker.ask("r", "do", id="x") == "old", "what was given stays given"
     await worker.resolve("r", "accept")
@@ -557,7 +558,7 @@ async def test_who_asked_before_a_restart_is_told(machine: Machine) -> None:
 async def test_an_answer_of_another_type_than_wanted_is_an_error(machine: Machine) -> None:
     app = await machine.boot()
     run = await app.start(parrot, id="r")
-    with pytest.raises(NotDecodable, match="not a int|Expected `int`"):
+    with pytest.raises(NotDecodable, match=r"not a int|Expected `int`"):
         await run.ask("say", "a", answer=int)
 
 
