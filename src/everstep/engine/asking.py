@@ -38,7 +38,8 @@ async def ask(
     post = Post(checked_run_id(run), "request", checked_name(name, "request"), id, payload, app.clock.now())
     try:
         async with asyncio.timeout(timeout) as limit:
-            body = await _answer(app, post, await _posted(app, post))
+            posted = await _posted(app, post)
+            body = await _answer(app, post, posted.number, asked_before=posted.duplicate)
     except TimeoutError:
         if not limit.expired():
             raise
@@ -60,8 +61,8 @@ def _checked_id(id: Any) -> str:
     raise Misuse(f"The id of a request is a text of 1 to {ID_MAX} characters, without control characters.")
 
 
-async def _posted(app: "App", post: Post) -> int:
-    """Put a request into the inbox, unless one with its id is there, and return its number."""
+async def _posted(app: "App", post: Post) -> Posted:
+    """Put a request into the inbox, unless one with its id is there."""
     verdict = await app.committer.submit(post)
     if isinstance(verdict, NotPosted):
         if verdict.status is None:
@@ -74,18 +75,19 @@ async def _posted(app: "App", post: Post) -> int:
         if there is not None and (there.name, there.value) != (post.name, post.value):
             raise IdConflict(f"The id {post.id!r} belongs to another request to the run {post.run}: use another id.")
     app.wake(post.run)
-    return verdict.number
+    return verdict
 
 
-async def _answer(app: "App", post: Post, number: int) -> ev.RequestAnswered:
+async def _answer(app: "App", post: Post, number: int, *, asked_before: bool) -> ev.RequestAnswered:
     """Wait for the answer. Whoever drives the run here tells of it; what is elsewhere is looked at again and again."""
-    generation, nudged = 0, False
+    generation, nudged, thorough = 0, False, asked_before
     while True:
         app.refuse_when_failed()
         row = await app.read(app.store.run, post.run)  # before the answer: one that is there when it ends is found
         if row is None:
             raise _unknown(app, post.run)
-        answered = await app.read(find_answer, app, row, number)
+        answered = await app.read(find_answer, app, row, number, thorough or row.status in ENDED)
+        thorough = False
         if answered is not None:
             return answered
         if row.status in ENDED:
@@ -106,11 +108,14 @@ async def _answer(app: "App", post: Post, number: int) -> ev.RequestAnswered:
         await app.watchers.watch(post.run)
 
 
-def find_answer(app: "App", row: RunRow, number: int) -> ev.RequestAnswered | None:
-    """Return the answer to a request, verified. The table says where it stands; if that is wrong, the history does."""
+def find_answer(app: "App", row: RunRow, number: int, thorough: bool) -> ev.RequestAnswered | None:
+    """Return the answer to a request, verified. The table says where it stands; if that is wrong, the history does.
+
+    thorough: look into the whole history also if the table knows of none: a row of it may be lost.
+    """
     place = app.store.answer(row.id, number)
     if place is None:
-        return _in_history(app, row, number) if row.status in ENDED else None
+        return _in_history(app, row, number) if thorough else None
     of_its_time = msgspec.structs.replace(row, generation=place.generation)
     try:
         event = event_at(app.store, of_its_time, place.seq)
