@@ -13,6 +13,7 @@ from everstep.engine.streaming import AppendEntry, check_size
 from everstep.errors import Damaged, Misuse, UnknownRun
 from everstep.model.digests import entry_digest, stream_start
 from everstep.model.ids import checked_name, checked_run_id
+from everstep.model.secrets import HIDDEN
 from everstep.model.status import ENDED
 from everstep.stores.beside import EntryRow
 from everstep.stores.protocol import RunRow, Store
@@ -74,6 +75,11 @@ class Entry(NamedTuple):
     """Whether a secret step wrote it: then do not show it."""
     at: int = 0
     """When it was appended, in microseconds since 1970."""
+
+    def __repr__(self) -> str:
+        value = HIDDEN if self.secret else repr(self.value)
+        by = f" by {self.step}, attempt {self.attempt}" if self.step else ""
+        return f"<entry {self.position}{by}: {value}>"
 
 
 async def read_stream(app: "App", run: str, name: str, after: int) -> AsyncIterator[Entry]:
