@@ -16,6 +16,7 @@ from everstep.engine.streams import Entry
 from everstep.errors import Misuse, NotEncodable, StreamLimit, UnknownRun
 from everstep.stores.protocol import Append, Operation, Verdict
 from everstep.testing.checker import check, export_histories
+from everstep.testing.faulty_store import FaultyStore
 from tests.engine.resume_helpers import Gate, Machine, Program, scenario
 
 
@@ -509,3 +510,29 @@ async def test_a_reader_and_a_writer_that_are_killed_go_on(machine: Machine) -> 
     assert [int(position) for position, _, _ in lines] == list(range(1, cut_off + 41))
     assert [int(value) for _, value, attempt in lines if attempt == "2"] == list(range(40))
     assert [int(value) for _, value, attempt in lines if attempt == "1"] == list(range(cut_off))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("method", ["stream_head", "streams"])
+@scenario
+async def test_a_store_that_cannot_be_read_for_a_moment_loses_no_entry(
+    machine: Machine, method: str, count: int
+) -> None:
+    @workflow
+    async def flow() -> str:
+        everstep.stream("other").append("begin")
+        await say("a", "b", "c")
+        everstep.stream("tokens").append("end")
+        return "done"
+
+    store = FaultyStore(machine.open_store())
+    fault = store.fail(method, after=False, first=1, count=count)
+    app = await machine.boot(store=store.as_store(), clock=None, recover=True)
+    run = await app.start(flow, id="r")
+    assert await run.result(timeout=20) == "done"
+    assert fault.fired
+    store.mend()
+    assert kept(await read(run)) == ["a", "b", "c", "end"]
+    assert values(await read(run, "other")) == ["begin"]
+    assert (await run.verify()).sound
+    assert machine.replay("r").differences == []

@@ -65,7 +65,8 @@ class Attempt(StepBody):
         return self._bodies.means()
 
     def take_entry(self, name: str, value: Any) -> None:
-        self._bodies.streams_of_run().take(self, name, value)
+        if self._bodies.running.get(self.call.call) is self:  # else nobody waits for this body any more
+            self._bodies.streams_of_run().take(self, name, value)
 
     def take_charge(self, nanos: int | None, tokens: int | None) -> None:
         with CHARGES:

@@ -36,6 +36,8 @@ ENTRIES_MAX: Final = 1_000_000
 """So many entries a stream may have."""
 STREAMS_MAX: Final = 100
 """So many streams a run may have."""
+AGAIN_SECONDS: Final = 0.5
+"""After so long a store that could not be read is asked again."""
 PACKED_BYTES_MIN: Final = 512
 """A shorter entry is not worth compressing."""
 
@@ -86,7 +88,7 @@ class Streams:
         self._heads: dict[str, _Head] = {}
         self._gathered: list[_Gathered] = []
         self._bytes = 0
-        self._counts: dict[str, int] = dict(driver.app.store.streams(driver.run, driver.journal.generation))
+        self._counts: dict[str, int] = _counts(driver)
         """How many entries each stream has, with those that are not written yet."""
         self._timer: asyncio.TimerHandle | None = None
         self._lock = threading.Lock()
@@ -94,8 +96,6 @@ class Streams:
     # -- bodies: on any thread -------------------------------------------------------------------------------------
     def take(self, attempt: "Attempt", name: str, value: Any) -> None:
         """Gather what a body appends."""
-        if self._driver.stopped:
-            return  # nobody waits for this body any more
         app = self._driver.app
         payload = app.codec.encode(value, where=f"an entry of the stream {name!r}")
         check_size(name, payload)
@@ -138,7 +138,15 @@ class Streams:
         self.flush()
 
     def flush(self) -> None:
-        """Write what was gathered. What an attempt wrote that nobody waits for any more is dropped."""
+        """Write what was gathered. If the store cannot be read just now, that is tried again."""
+        try:
+            self._write_gathered()
+        except StoreError as error:
+            log.error("The streams of run %s cannot be written just now: %s", self._driver.run, error)
+            if self._timer is None:
+                self._timer = self._driver.app.loop.call_later(AGAIN_SECONDS, self._time_is_over)
+
+    def _write_gathered(self) -> None:
         driver = self._driver
         if self._timer is not None:
             self._timer.cancel()
@@ -147,21 +155,20 @@ class Streams:
             gathered, self._gathered, self._bytes = self._gathered, [], 0
         if not gathered or driver.is_over:
             return
-        running = driver.attempts.bodies.running
+        done = 0
         try:
             for attempt, name, payload, at in gathered:
-                call = attempt.call
-                if running.get(call.call) is not attempt:
-                    continue
-                head = self._head(name)
+                call, head = attempt.call, self._head(name)
                 by = (call.call, attempt.attempt)
                 is_first = by not in head.written_by
                 head.written_by.add(by)
                 self._write(head, name, payload, call.step, attempt.attempt, is_first, call.is_secret, at)
-        except StoreError as error:
-            log.error("A stream of run %s cannot be read just now; the run is taken up again. %s", driver.run, error)
-            driver.app.take_again(driver)
-            return
+                done += 1
+        finally:
+            if done < len(gathered):
+                with self._lock:
+                    self._gathered[:0] = gathered[done:]
+                    self._bytes = sum(len(entry.payload) for entry in self._gathered)
         crash_point("stream.gathered")
         driver.saver.save(waited_for=False)
 
@@ -180,7 +187,7 @@ class Streams:
     def append(self, command: AppendEntry) -> None:
         """Workflow code appends an entry: it is written in one transaction with its event."""
         driver, name = self._driver, command.name
-        self.flush()  # what bodies appended before stands before it
+        self._write_gathered()  # what bodies appended before stands before it
         head = self._head(name)
         at, seq = driver.app.clock.now(), driver.journal.seq + 1
         self._write(head, name, command.payload, "", 0, False, False, at, seq)
@@ -222,6 +229,14 @@ class Streams:
         """The run leaves memory."""
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _counts(driver: "Driver") -> dict[str, int]:
+    """Return how many entries each stream has; of a store that cannot be read just now, what is known: nothing."""
+    try:
+        return dict(driver.app.store.streams(driver.run, driver.journal.generation))
+    except StoreError:
+        return {}
 
 
 def check_size(name: str, payload: bytes) -> None:
