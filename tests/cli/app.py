@@ -126,24 +126,3 @@ async def trip(fails: bool, writes: bool = False) -> str:
     if fails:
         raise RuntimeError("no car")
     return "home"
-
-
-@step(effect="read")
-async def talk() -> None:
-    everstep.stream("tokens").append("one ")
-    everstep.stream("tokens").append(HOSTILE)
-
-
-@workflow
-async def helping() -> str:
-    everstep.stream("tokens").append("begin")
-    await talk()
-    async for request in everstep.requests("rename", str, answer=str):
-        if not request.value:
-            request.refuse("a name is not empty")
-            continue
-        request.answer(request.value.upper())
-        if request.value == "end":
-            break
-    everstep.stream("tokens").append("end")
-    return "helped"

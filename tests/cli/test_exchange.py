@@ -1,13 +1,23 @@
 """`ask` and `stream`, and what the other commands say about requests and streams."""
 
 import json
+import shutil
+import subprocess
+from pathlib import Path
 
 from tests.cli.conftest import INSTRUCTIONS, Folder
 
 
-def test_a_run_is_asked_from_another_process_and_shows_how(folder: Folder) -> None:
-    process = folder.begin("run", "app.py:helping", "--id", "h-1")
+def helping(folder: Folder) -> "subprocess.Popen[str]":
+    """Start a run that waits for requests."""
+    shutil.copy(Path(__file__).with_name("helping.py"), folder.path / "helping.py")
+    process = folder.begin("run", "helping.py:helping", "--id", "h-1")
     folder.wait_for(lambda: folder.run_row("h-1")[0] == "waiting")
+    return process
+
+
+def test_a_run_is_asked_from_another_process_and_shows_how(folder: Folder) -> None:
+    process = helping(folder)
     shown = folder.everstep("show", "h-1").out
     assert "takes requests rename (str)" in shown
     assert "everstep ask h-1 rename '\"text\"'" in shown
@@ -36,8 +46,7 @@ def test_a_run_is_asked_from_another_process_and_shows_how(folder: Folder) -> No
 
 
 def test_a_stream_is_printed_and_followed(folder: Folder) -> None:
-    process = folder.begin("run", "app.py:helping", "--id", "h-1")
-    folder.wait_for(lambda: folder.run_row("h-1")[0] == "waiting")
+    process = helping(folder)
     follower = folder.begin("stream", "h-1", "tokens", "--follow", "--json")
     now = folder.everstep("stream", "h-1", "tokens")
     assert [line.split()[0] for line in now.out.splitlines()] == ["1", "2", "3"]
