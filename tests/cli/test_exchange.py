@@ -45,6 +45,18 @@ def test_a_run_is_asked_from_another_process_and_shows_how(folder: Folder) -> No
     assert folder.everstep("check").status == 0
 
 
+def test_asking_a_run_that_nobody_drives_says_so_and_is_answered_later(folder: Folder) -> None:
+    folder.kill(helping(folder))
+    done = folder.everstep("ask", "h-1", "rename", '"tides"', "--ask-id", "one", "--timeout", "0.2")
+    assert done.status == 1
+    assert "Nobody drives the run" in done.err
+    asking = folder.begin("ask", "h-1", "rename", '"tides"', "--ask-id", "one")
+    process = folder.begin("run", "helping.py:helping", "--id", "h-1")
+    assert folder.finish(asking).out == '"TIDES"\n'
+    assert folder.everstep("ask", "h-1", "rename", '"end"').status == 0
+    assert folder.finish(process).status == 0
+
+
 def test_a_stream_is_printed_and_followed(folder: Folder) -> None:
     process = helping(folder)
     follower = folder.begin("stream", "h-1", "tokens", "--follow", "--json")

@@ -8,11 +8,13 @@ import click
 
 from everstep.cli.arguments import decoded_json
 from everstep.cli.opening import acting, existing_run, store_options
+from everstep.cli.resolving import is_served_here
 from everstep.cli.terminal import clean, json_text, payload_json, say_json, say_json_line
 from everstep.codec import Codec
 from everstep.engine.app import App
 from everstep.engine.streams import Entry, entries_now
 from everstep.model.secrets import HIDDEN
+from everstep.model.status import ENDED
 
 
 @click.command("ask")
@@ -38,7 +40,10 @@ def ask_command(
 
     async def do() -> Any:
         async with acting(url) as app:
-            existing_run(app.store, run)
+            row = existing_run(app.store, run)
+            app.store.bury_dead(app.clock.now())
+            if not (in_json or row.status in ENDED or is_served_here(app)):
+                click.echo("Nobody drives the run: it answers when a process takes it up.", err=True)
             return await app.ask(run, name, decoded, id=ask_id, timeout=timeout)
 
     answer = _plain(asyncio.run(do()))

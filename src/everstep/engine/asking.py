@@ -92,7 +92,8 @@ async def _answer(app: "App", post: Post, number: int, *, asked_before: bool) ->
             return answered
         if row.status in ENDED:
             raise _ended(post, row.status, "it ended without having answered it") from _failure(app, row)
-        if row.generation != generation and not await app.read(_can_be_answered, app, row, number):
+        is_new = not generation and not asked_before  # it is in the inbox of just this generation
+        if row.generation != generation and not is_new and not await app.read(_can_be_answered, app, row, number):
             raise _ended(post, row.status, "it was asked before the run was restarted")
         generation = row.generation
         if row.status == "held":
