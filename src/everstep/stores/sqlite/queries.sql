@@ -114,8 +114,16 @@ SELECT CAST(run AS BLOB), generation, CAST(name AS BLOB), position, seq, CAST(st
 FROM streams WHERE run = ?1 AND generation = ?2 AND name = ?3 ORDER BY position DESC LIMIT 1;
 
 -- name: streams
--- The streams of a run, and how far each has come.
-SELECT CAST(name AS BLOB), max(position) FROM streams WHERE run = ?1 AND generation = ?2 GROUP BY name ORDER BY name;
+-- The streams of a run, and how far each has come. From name to name: a stream may have a million entries.
+WITH RECURSIVE names (name) AS (
+    SELECT min(name) FROM streams WHERE run = ?1 AND generation = ?2
+    UNION ALL
+    SELECT (SELECT min(name) FROM streams WHERE run = ?1 AND generation = ?2 AND name > names.name)
+    FROM names WHERE names.name IS NOT NULL
+)
+SELECT CAST(name AS BLOB),
+    (SELECT max(position) FROM streams WHERE run = ?1 AND generation = ?2 AND name = names.name)
+FROM names WHERE name IS NOT NULL ORDER BY name;
 
 -- name: entries_to_archive
 -- Those that were written after the last good event of this generation. Texts as bytes: they may be damaged.
