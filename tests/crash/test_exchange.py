@@ -15,11 +15,6 @@ from tests.crash.test_crash_points import cases, kill_at
 from tests.crash.trial import Expected, Trial, all_of, told
 
 
-@pytest.fixture(scope="module")
-def exchanged(place: Path, ledger: Ledger) -> Expected:
-    return Expected.of(Trial.new(place, ledger, "exchange"))
-
-
 def answered_twice(trial: Trial) -> list[str]:
     """Return what is wrong with the answers of all lives: whoever asked was given one answer, again and again."""
     given: dict[str, set[str]] = {}
