@@ -33,6 +33,8 @@ from everstep.engine.inside import Child, Current
 from everstep.engine.narrowing import Part
 from everstep.engine.opening import Opening
 from everstep.engine.repairing import Repair
+from everstep.engine.requests import Request
+from everstep.engine.streams import Entry, Stream
 from everstep.engine.workflow import Workflow
 from everstep.model import events, status
 from everstep.model.budgets import Left
@@ -52,8 +54,10 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Telling of holds": ("Webhook", "verify_webhook"),
     "Inside a workflow": (
         "receive",
+        "requests",
         "sleep",
         "publish",
+        "stream",
         "start",
         "checkpoint",
         "patched",
@@ -71,6 +75,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
 }
 HANDED_OUT: Final = (
     *(Opening, BlockingApp, BlockingRun, Child, Current, Part, Left, Event, Verification, Repair),
+    *(Request, Stream, Entry),
     *(RunRow, HoldRow, EffectRow),
 )
 """Classes that users meet without typing their names."""
@@ -100,6 +105,12 @@ FIGURES: Final[tuple[tuple[str, str], ...]] = (
     ("engine.driving", "THREADS_MAX"),
     ("engine.journal", "INLINE_BYTES_MAX"),
     ("engine.resume", "DEATHS_MAX"),
+    ("engine.streaming", "FLUSH_SECONDS"),
+    ("engine.streaming", "FLUSH_ENTRIES"),
+    ("engine.streaming", "ENTRY_BYTES_MAX"),
+    ("engine.streaming", "GATHERED_BYTES_MAX"),
+    ("engine.streaming", "ENTRIES_MAX"),
+    ("engine.streaming", "STREAMS_MAX"),
     ("engine.notifying", "AT_ONCE_MAX"),
     ("engine.notifying", "MOST_SECONDS"),
     ("engine.notifying", "GIVE_UP_SECONDS"),

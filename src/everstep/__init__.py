@@ -33,12 +33,14 @@ if TYPE_CHECKING:
         random,
         receive,
         release,
+        requests,
         sleep,
         start,
         uuid,
     )
     from everstep.engine.narrowing import budget
     from everstep.engine.opening import open, run  # noqa: A004  # everstep.open, as users type it
+    from everstep.engine.streams import stream
     from everstep.engine.webhooks import Webhook, verify_webhook
 
 __version__ = "0.1.0"
@@ -76,10 +78,12 @@ __all__ = [
     "receive",
     "register",
     "release",
+    "requests",
     "run",
     "sleep",
     "start",
     "step",
+    "stream",
     "transaction",
     "uuid",
     "verify_webhook",
@@ -97,6 +101,7 @@ _INSIDE = (
     "publish",
     "random",
     "receive",
+    "requests",
     "sleep",
     "start",
     "uuid",
@@ -107,6 +112,7 @@ _LATER = {
     "budget": "everstep.engine.narrowing",
     "open": "everstep.engine.opening",
     "run": "everstep.engine.opening",
+    "stream": "everstep.engine.streams",
     **dict.fromkeys(("Webhook", "verify_webhook"), "everstep.engine.webhooks"),
     **dict.fromkeys(_INSIDE, "everstep.engine.inside"),
 }

@@ -11,7 +11,7 @@ def approve(order: str) -> bool:
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from typing import Any, Literal, TypeVar, overload
 
@@ -21,12 +21,13 @@ from everstep.engine import inside
 from everstep.engine.checkpoints import KEPT_MIN, take_checkpoint
 from everstep.engine.execution import current_execution
 from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
+from everstep.engine.requests import Request
 from everstep.errors import Misuse
 from everstep.files import UNCHECKED, Path
 
 T = TypeVar("T")
 
-__all__ = ["Child", "checkpoint", "expect", "files", "gather", "receive", "sleep", "start"]
+__all__ = ["Child", "checkpoint", "expect", "files", "gather", "receive", "requests", "sleep", "start"]
 
 
 def _wait(what: str, awaitable: Any) -> Any:
@@ -50,6 +51,17 @@ def receive(name: str, type: Any = ..., *, timeout: float | None = ...) -> Any: 
 def receive(name: str, type: Any = Any, *, timeout: float | None = None) -> Any:
     """Wait for the next signal of this name. With `timeout=` (seconds): `TimeoutError` after it."""
     return _wait("receive", inside.receive(name, type, timeout=timeout))
+
+
+@overload
+def requests(name: str, type: type[T], *, answer: Any = ...) -> Iterator[Request[T]]: ...
+@overload
+def requests(name: str, type: Any = ..., *, answer: Any = ...) -> Iterator[Request[Any]]: ...
+def requests(name: str, type: Any = Any, *, answer: Any = Any) -> Iterator[Request[Any]]:
+    """Give the requests of this name, one after the other: see `everstep.requests`."""
+    asked = inside.requests(name, type, answer=answer)
+    while True:
+        yield _wait("requests", asked.__anext__())
 
 
 def gather(*functions: Callable[[], Any]) -> list[Any]:

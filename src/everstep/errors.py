@@ -6,7 +6,7 @@
     │   ├── NotEncodable        a value that could not be stored and restored
     │   ├── UnknownWorkflow     a run's workflow is not declared in this process
     │   ├── UnknownRun          there is no run with this id
-    │   ├── IdConflict          the id belongs to a run with another workflow or other arguments
+    │   ├── IdConflict          the id belongs to a run with another workflow or other arguments, or another request
     │   ├── KeyConflict         the key belongs to another action: another step, or other arguments
     │   ├── HoldConflict        a hold is ambiguous, unknown or already resolved
     │   ├── CompensationBegun   what the run did is being undone, or was: it cannot be retried or rolled back
@@ -19,6 +19,9 @@
     ├── RunCancelled            the run was cancelled
     ├── RunTimedOut             the run took longer than its timeout
     ├── RunHeld                 the run waits for a person
+    ├── StreamLimit             an entry or a stream is larger than is allowed
+    ├── NoAnswer                the run has not answered a request in time; it keeps the request
+    ├── RequestRefused          the run refused a request, or its value was of another type than it asks for
     ├── StepError               a step failed with an exception type that is not restorable here
     ├── StepTimedOut            an attempt took longer than its timeout
     ├── NotDone                 raise it in a step: the effect certainly did not happen; another attempt is fine
@@ -171,6 +174,28 @@ class RunHeld(Error):
         super().__init__(message)
         self.hold = hold
         self.reason = reason
+
+
+class StreamLimit(Error):
+    """An entry of a stream is too large, or a stream has too many entries, or a run has too many streams."""
+
+    code: ClassVar[str] = "everstep.stream.limit"
+
+
+class NoAnswer(Error, TimeoutError):
+    """The run has not answered a request within `timeout=`. It keeps the request: ask again with its `id`."""
+
+    code: ClassVar[str] = "everstep.request.unanswered"
+
+    def __init__(self, message: str, id: str = "") -> None:
+        super().__init__(message)
+        self.id = id
+
+
+class RequestRefused(Error):
+    """The run refused a request (`request.refuse(reason)`), or its value is not of the type that the run asks for."""
+
+    code: ClassVar[str] = "everstep.request.refused"
 
 
 class StepError(Error):

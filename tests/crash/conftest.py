@@ -87,6 +87,12 @@ def spending(place: Path, ledger: Ledger) -> dict[str, Trial]:
 
 
 @pytest.fixture(scope="session")
+def exchanged(place: Path, ledger: Ledger) -> Expected:
+    """A run that is asked, and that writes a stream."""
+    return Expected.of(Trial.new(place, ledger, "exchange"))
+
+
+@pytest.fixture(scope="session")
 def nursery(place: Path) -> Iterator[Nursery]:
     nursery = Nursery(place)
     yield nursery

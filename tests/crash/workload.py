@@ -8,6 +8,7 @@
     python workload.py fleet FOLDER LEDGER COUNT    many runs; any number of these processes share them
     python workload.py saga FOLDER LEDGER           a run that fails and one that is rolled back: both are undone
     python workload.py held FOLDER LEDGER           one run that is held, told of by a webhook, and resolved
+    python workload.py exchange FOLDER LEDGER       a run that is asked, and that writes a stream
     python workload.py budget FOLDER LEDGER COUNT   a tree of runs that uses up its budget; 0 to 2 says what then
 
 Started again it goes on. It leaves its results in its journal and exits with 0 when it has all of them.
@@ -413,6 +414,13 @@ async def budget(app: everstep.App, journal: ClientJournal, count: int) -> None:
             return await note_result(app, journal, "budget-1")
 
 
+async def exchange(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    import exchange as part
+
+    part.LEDGER[0] = LEDGER
+    await part.exchange(app, journal, SHOP.parent, journalled)
+
+
 async def reference(app: everstep.App, journal: ClientJournal, count: int) -> None:
     await journalled(journal, "start", "order-1", app.start(reference_order, 7, id="order-1"))
     try:
@@ -521,6 +529,7 @@ async def main(kind: str, folder: str, count: int) -> None:
             "saga": saga,
             "held": held,
             "budget": budget,
+            "exchange": exchange,
         }
         work = works[kind]
         await work(app, journal, count)

@@ -24,6 +24,7 @@ TIDES: set[str] = set()
 """Runs whose outside has changed since they looked at it."""
 
 ELSEWHERE = {"run_repaired", "run_restored", "checkpoint_damaged", "rollback_requested", "compensation_started"}
+ELSEWHERE |= {kind for kind in BODIES if kind.startswith(("request_", "stream_"))}  # see test_exchange.py
 """Kinds of events that come of damage, or that rule out what these runs do."""
 
 Row = dict[str, Any]

@@ -274,10 +274,14 @@ async def do_it_all(app: App) -> Any:
 KEYS = ("effect", "effects", "waiters")
 NOT_NEEDED = (
     *(
+        "answer",
         "archived",
         "checkpoint",
         "children",
         "connect",
+        "stream",
+        "stream_head",
+        "streams",
         "counts",
         "generations",
         "holds",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from everstep.model.status import ENDED, STATUSES
 from everstep.stores.archive import ArchiveRow
+from everstep.stores.beside import AnswerRow, Beside, EntryRow
 from everstep.stores.keys import EffectFilter, ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
@@ -50,7 +51,7 @@ small_bytes = st.sampled_from([b"", b"1", b"\x00\xff"])
 
 @st.composite
 def posts(draw: Draw) -> Post:
-    kind = draw(st.sampled_from(["signal", "signal", "cancel", "hold"]))
+    kind = draw(st.sampled_from(["signal", "signal", "cancel", "hold", "request"]))
     return Post(draw(runs), kind, "n", draw(st.sampled_from(["", "", "i", "j"])), draw(small_bytes), draw(times))
 
 
@@ -157,9 +158,22 @@ def drawn_append(draw: Draw, harness: Harness) -> Append | None:
     if draw(st.integers(0, 5)) == 0:
         what, seq = draw(st.sampled_from(["checkpoint", "event"])), draw(st.integers(1, 8))
         append.archive = [ArchiveRow(row.id, row.generation, what, seq, draw(small_bytes), "why", draw(times))]
+    if draw(st.integers(0, 2)) == 0:
+        append.beside = drawn_beside(draw, row)
     append.epoch += draw(st.sampled_from([0] * 9 + [1]))
     append.generation += draw(st.sampled_from([0] * 12 + [1]))
     return append
+
+
+def drawn_beside(draw: Draw, row: RunRow) -> Beside:
+    """Answers and entries, some of which are there already."""
+    numbers = draw(st.lists(st.integers(1, 4), max_size=2))
+    places = draw(st.lists(st.tuples(st.sampled_from(["s", "t"]), st.integers(1, 5)), max_size=3))
+    facts = draw(st.integers(1, 6)), draw(st.sampled_from(["", "ask"])), draw(st.integers(0, 2)), 0, 1, draw(times)
+    return Beside(
+        [AnswerRow(row.id, number, row.generation, draw(st.integers(1, 6))) for number in numbers],
+        [EntryRow(row.id, row.generation, *place, *facts, draw(small_bytes), b"d") for place in places],
+    )
 
 
 def drawn_repair(draw: Draw, harness: Harness, row: RunRow | None) -> RepairRun | None:
@@ -279,6 +293,9 @@ def everything(store: Store) -> dict[str, Any]:
             store.holds(run=run),
             store.archived(run),
             store.notifications(run=run),
+            [store.answer(run, number) for number in range(1, 5)],
+            [store.streams(run, generation) for generation in range(1, 3)],
+            [store.stream(run, 1, "s"), store.stream(run, 1, "t", 1, 2), store.stream_head(run, 1, "s")],
         ]
     for wanted in (
         {},

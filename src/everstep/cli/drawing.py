@@ -24,7 +24,12 @@ COMPRESSED_FROM: Final = 10_000_000
 """Shorter runs (microseconds) are drawn to scale, whatever they wait for."""
 NAME_CHARACTERS_MAX: Final = 28
 _FIRST_TEXT: Final = re.compile(r'\[\["((?:[^"\\]|\\.)*)"')
-WAITING: Final = {"timer": ("◷", "blue"), "signal": ("✉", "magenta"), "child": ("▸", "cyan")}
+WAITING: Final = {
+    "timer": ("◷", "blue"),
+    "signal": ("✉", "magenta"),
+    "request": ("?", "magenta"),
+    "child": ("▸", "cyan"),
+}
 STYLES: Final = {"completed": "green", "failed": "red", "crashed": "green", "cancelled": "yellow", "open": "cyan"}
 STATUS_STYLES: Final = {
     "queued": "blue",
@@ -113,7 +118,9 @@ def cells_of(row: Row, scale: Scale, now: int) -> list["Text"]:
     mark, style = ("↩", "yellow") if row.undone == "compensated" else MARKS[row.state]
     if row.state == "open" and row.kind in WAITING:
         mark, style = WAITING[row.kind]
-    kind = {"timer": "timer", "signal": "signal", "child": "child", "note": ""}.get(row.kind, row.effect)
+    kind = {"timer": "timer", "signal": "signal", "request": "request", "child": "child", "note": ""}.get(
+        row.kind, row.effect
+    )
     name_style = "" if row.kind == "step" else "bold" if row.kind == "note" else "dim"
     took = "" if row.kind == "note" else between(row.started_at, row.ended_at or now)
     name = styled(shortened(row.name, NAME_CHARACTERS_MAX), name_style)

@@ -25,10 +25,17 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
             "resolve": "resolving",
         },
     ),
-    ("Looking closer", {"history": "listing", "effects": "effects"}),
+    ("Looking closer", {"history": "listing", "effects": "effects", "stream": "exchanging"}),
     (
         "Acting on runs",
-        {"signal": "acting", "cancel": "acting", "retry": "acting", "hold": "acting", "rollback": "acting"},
+        {
+            "signal": "acting",
+            "ask": "exchanging",
+            "cancel": "acting",
+            "retry": "acting",
+            "hold": "acting",
+            "rollback": "acting",
+        },
     ),
     (
         "Checking",

@@ -139,6 +139,8 @@ def _under_way(row: Row, now: int) -> "Text":
         return styled(f"◷ timer, {duration(max(0, row.deadline - now) / 1e6)} left", "blue")
     if row.kind == "signal":
         return styled(f"✉ waits for the signal {row.name}", "magenta")
+    if row.kind == "request":
+        return styled(f"? takes requests {row.name}", "magenta")
     return styled(f"{frame} child run {row.name}  {between(row.started_at, now)}", "cyan")
 
 
@@ -200,6 +202,12 @@ class Watcher:
                 self._said.add(key)
                 line = line_to_paste("signal", self._run, awaited.name, example_value(awaited.type), url=self._url)
                 self._progress.say("✉", f"waits for the signal {awaited.name} ({awaited.type}):", "magenta")
+                self._progress.say(" ", f"  {line}", "bold")
+        for awaited in self.timeline.awaited_requests():
+            if (key := f"request {awaited.name}") not in self._said:
+                self._said.add(key)
+                line = line_to_paste("ask", self._run, awaited.name, example_value(awaited.type), url=self._url)
+                self._progress.say("?", f"takes requests {awaited.name} ({awaited.type}):", "magenta")
                 self._progress.say(" ", f"  {line}", "bold")
         if row.wake_at is not None and (key := f"wake {row.wake_at}") not in self._said:
             self._said.add(key)
@@ -285,6 +293,12 @@ _LINES: dict[str, Any] = {
     "checkpoint_damaged": _checkpoint_damaged,
     "signal_received": lambda event, body, _: ("✉", f"signal {body.name} arrived", "magenta"),
     "signal_rejected": lambda event, body, _: ("✗", f"signal {body.name} was rejected: {body.why}", "red"),
+    "request_received": lambda event, body, _: ("?", f"request {body.name} arrived", "magenta"),
+    "request_answered": lambda event, body, _: (
+        ("✗", f"request {body.name} was refused", "red")
+        if body.refused
+        else ("✓", f"request {body.name} answered", "green")
+    ),
     "cancel_requested": lambda event, body, _: ("⊘", f"cancel requested {body.reason}".rstrip(), "yellow"),
     "rollback_requested": lambda event, body, _: ("↩", f"rollback requested {body.note}".rstrip(), "yellow"),
     "compensation_started": lambda event, body, timeline: ("↩", timeline.rows[-1].note, "yellow"),

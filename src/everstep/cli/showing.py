@@ -104,6 +104,7 @@ def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
     facts["holds"] = [hold_facts(hold, url) for hold in store.holds(run=row.id)]
     facts["children"] = [{"id": child.id, "status": child.status} for child in store.children(row.id)]
     facts["patches"] = timeline.patches
+    facts["streams"] = dict(store.streams(row.id, row.generation))
     facts["checkpoints"] = timeline.checkpoints
     facts["rolled_back"] = timeline.rolled_back
     facts["compensations"] = {step.name: step.undone for step in timeline.compensations()}
@@ -138,6 +139,14 @@ def _waits(row: RunRow, timeline: Timeline, url: str | None) -> list[dict[str, A
         }
         for one in timeline.awaited_signals()
     ]
+    waits += [
+        {
+            "request": one.name,
+            "type": one.type,
+            "command": line_to_paste("ask", row.id, one.name, example_value(one.type), url=url),
+        }
+        for one in timeline.awaited_requests()
+    ]
     if row.wake_at is not None:
         waits.append({"timer": row.wake_at})
     waits += [{"child": one.name} for one in timeline.rows if one.kind == "child" and one.state == "open"]
@@ -165,6 +174,9 @@ def draw_run(
         parts.append(styled("published", "dim"))
         parts += [styled(f"  {name} = {shortened(_one_line(value), 200)}") for name, value in published.items()]
         parts.append("")
+    for name, count in store.streams(row.id, row.generation):
+        line = line_to_paste("stream", row.id, name, url=url)
+        parts += [styled(f"stream {name}: {count} entries", "dim"), styled(f"  {line}", "bold"), ""]
     parts += _problems(store, row, timeline, url)
     for wait in _waits(row, timeline, url):
         parts += _draw_wait(wait, now)
@@ -286,6 +298,9 @@ def theirs(traceback: str) -> list[str]:
 def _draw_wait(wait: dict[str, Any], now: int) -> list[Any]:
     if "signal" in wait:
         text = styled("✉ ", "magenta").append(f"waits for the signal {clean(wait['signal'])} ({clean(wait['type'])}):")
+        return [text, styled(f"  {wait['command']}", "bold")]
+    if "request" in wait:
+        text = styled("? ", "magenta").append(f"takes requests {clean(wait['request'])} ({clean(wait['type'])}):")
         return [text, styled(f"  {wait['command']}", "bold")]
     if "timer" in wait:
         left = duration(max(0, wait["timer"] - now) / 1e6)

@@ -18,7 +18,7 @@ from everstep.model.events import EventRow, decode_body
 from everstep.model.secrets import HIDDEN, shown_error
 from everstep.stores.protocol import Store
 
-RowKind = Literal["step", "timer", "signal", "child", "note"]
+RowKind = Literal["step", "timer", "signal", "request", "child", "note"]
 State = Literal["open", "completed", "failed", "cancelled", "dropped"]
 VALUE_CHARACTERS_MAX = 200
 NO_BUDGET = "no room in the budget"
@@ -129,6 +129,10 @@ class Timeline:
     def awaited_signals(self) -> list[Row]:
         """Return the signals that the code has asked for and not got."""
         return [row for row in self.rows if row.kind == "signal" and row.state == "open"]
+
+    def awaited_requests(self) -> list[Row]:
+        """Return the requests that the code waits for."""
+        return [row for row in self.rows if row.kind == "request" and row.state == "open"]
 
     # -- what it is told -----------------------------------------------------------------------------------------------
     def add(self, event: EventRow) -> None:
@@ -332,6 +336,31 @@ class Timeline:
         if row is not None and row.kind == "signal" and row.state == "completed":
             row.state, row.ended_at, row.value = "open", None, ""
             self._awaited[row.name].appendleft(row)
+
+    def _take_request_awaited(self, event: EventRow, body: Any) -> None:
+        row = Row(kind="request", name=body.name, seq=event.seq, started_at=event.at)
+        row.type, row.source = body.type, body.source
+        self._new(row, body.call)
+        if asked := self._unasked[f"request {body.name}"]:
+            row.value = asked.popleft()[1]
+            row.state, row.ended_at = "completed", event.at
+        else:
+            self._awaited[f"request {body.name}"].append(row)
+
+    def _take_request_received(self, event: EventRow, body: Any) -> None:
+        waiting = self._awaited[f"request {body.name}"]
+        if not waiting:
+            self._unasked[f"request {body.name}"].append((event.at, self._value(body)))
+            return
+        row = waiting.popleft()
+        row.state, row.ended_at, row.value = "completed", event.at, self._value(body)
+
+    def _take_request_answered(self, event: EventRow, body: Any) -> None:
+        if body.refused:
+            error = error_line(self._error(body))
+            self._note(event, f"request {body.name}", f"refused: {error}", "failed")
+        else:
+            self._note(event, f"request {body.name}", "answered")
 
     def _take_child_started(self, event: EventRow, body: Any) -> None:
         row = self._calls[body.call] if body.withheld and body.call in self._calls else None

@@ -57,6 +57,10 @@ class StepBody:
         """Count what the body has used. May be called on any thread."""
         raise AssertionError("an attempt that runs takes charges")
 
+    def take_entry(self, name: str, value: Any) -> None:
+        """Append to a stream of the run. May be called on any thread."""
+        raise AssertionError("an attempt that runs has streams")
+
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A step called by another step's body is the plain function: the outer step's contract covers it."""
         if step.effect in ("once", "atomic"):

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
-from everstep.engine import key_operations, operations, repairing
+from everstep.engine import asking, key_operations, operations, repairing
 from everstep.engine.clock import microseconds
 from everstep.engine.driving import Driving
 from everstep.engine.existing import existing_run
@@ -173,6 +173,28 @@ class App(Driving):
     async def signal(self, run: str, name: str, value: Any = None, *, id: str | None = None) -> None:
         """Send a signal to a run. It is durable on return. Raises `RunEnded` or `UnknownRun`."""
         await operations.signal(self, run, name, value, id or "")
+
+    async def ask(
+        self,
+        run: str,
+        name: str,
+        value: Any = None,
+        *,
+        id: str | None = None,
+        answer: Any = Any,
+        timeout: float | None = None,
+    ) -> Any:
+        """Ask a run something and wait for its answer, which is durable then.
+
+        id: asking again with the same one, also after a crash, gives the same answer and is one request to the run.
+        answer: the type that the answer must have.
+        timeout: after so many seconds `NoAnswer`, a `TimeoutError`; the run keeps the request.
+
+        Raises `RequestRefused` or the error with which the run refused it, `RunEnded` when the run has ended without
+        an answer, `RunHeld` when it waits for a person, `UnknownRun`, and `IdConflict` when the id belongs to another
+        request.
+        """
+        return await asking.ask(self, run, name, value, id=id, answer=answer, timeout=timeout)
 
     async def cancel(self, run: str, reason: str = "", *, grace: float = 30.0, now: bool = False, by: str = "") -> None:
         """Ask a run to stop. Its code gets `asyncio.CancelledError` and may clean up for `grace` seconds; with `now` it

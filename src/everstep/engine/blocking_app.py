@@ -3,13 +3,14 @@
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Generic, TypeVar, TypeVarTuple, overload
 
 from everstep.engine.app import App
 from everstep.engine.handles import Run, Verification
 from everstep.engine.history import Event
 from everstep.engine.repairing import Repair
+from everstep.engine.streams import Entry
 from everstep.engine.workflow import OnExisting
 from everstep.model.status import Status
 from everstep.stores.keys import EffectRow
@@ -100,6 +101,10 @@ class BlockingApp:
         """See `App.signal`."""
         self.wait(self._app.signal(run, name, value, id=id))
 
+    def ask(self, run: str, name: str, value: Any = None, **options: Any) -> Any:
+        """See `App.ask`."""
+        return self.wait(self._app.ask(run, name, value, **options))
+
     def cancel(self, run: str, reason: str = "", **options: Any) -> None:
         """See `App.cancel`."""
         self.wait(self._app.cancel(run, reason, **options))
@@ -177,6 +182,19 @@ class BlockingRun(Generic[T]):
         """See `Run.signal`."""
         self._app.wait(self._run.signal(name, value, id=id))
 
+    def ask(self, name: str, value: Any = None, **options: Any) -> Any:
+        """See `Run.ask`."""
+        return self._app.wait(self._run.ask(name, value, **options))
+
+    def stream(self, name: str, *, after: int = 0) -> Iterator[Entry]:
+        """See `Run.stream`."""
+        entries = self._run.stream(name, after=after)
+        while True:
+            try:
+                yield self._app.wait(_next(entries))
+            except StopAsyncIteration:
+                return
+
     def cancel(self, reason: str = "", *, grace: float = 30.0, now: bool = False) -> None:
         """See `Run.cancel`."""
         self._app.wait(self._run.cancel(reason, grace=grace, now=now))
@@ -191,3 +209,7 @@ class BlockingRun(Generic[T]):
 
 async def _open(make: Callable[[], App]) -> App:
     return await make().open()
+
+
+async def _next(entries: AsyncIterator[Entry]) -> Entry:
+    return await entries.__anext__()

@@ -16,6 +16,7 @@ from everstep.engine import transacting
 from everstep.engine.commands import StepCall
 from everstep.engine.first_turns import Body
 from everstep.engine.spending import Charging, Spending
+from everstep.engine.streaming import Streams
 from everstep.errors import Misuse, StepTimedOut
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
@@ -63,6 +64,10 @@ class Attempt(StepBody):
     def means(self) -> Means:
         return self._bodies.means()
 
+    def take_entry(self, name: str, value: Any) -> None:
+        if self._bodies.running.get(self.call.call) is self:  # else nobody waits for this body any more
+            self._bodies.streams_of_run().take(self, name, value)
+
     def take_charge(self, nanos: int | None, tokens: int | None) -> None:
         with CHARGES:
             spending = self.spending = self.spending or Spending()
@@ -85,6 +90,7 @@ class Bodies:
         self._attempts = attempts
         self._heartbeats: dict[int, bytes] = {}
         self._heartbeat_timer: asyncio.TimerHandle | None = None
+        self.streams: Streams | None = None
 
     def start(self, call: StepCall, attempt: int, details: bytes, *, fallback: bool = False) -> None:
         """Start a body. For contracts other than `read`, its `step_started` is durable now."""
@@ -107,6 +113,13 @@ class Bodies:
             began = time.monotonic()
             body = functools.partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)
             app.threads.start(driver.run, body, lambda value, error: self._end(running, value, error, began), call.call)
+
+    def streams_of_run(self) -> Streams:
+        """Return what writes to the run's streams. May be called on any thread."""
+        with CHARGES:
+            if self.streams is None:
+                self.streams = Streams(self._driver)
+            return self.streams
 
     def means(self) -> Means:
         """Return what an atomic step needs of the app."""
@@ -147,6 +160,8 @@ class Bodies:
         crash_point("body.after")
         if self.running.get(attempt.call.call) is not attempt:
             return
+        if self.streams is not None:
+            self.streams.end(attempt)
         if error is None:
             self._attempts.completed(attempt, value, time.monotonic() - began)
         else:
@@ -157,6 +172,8 @@ class Bodies:
         crash_point("body.after")
         if self.running.get(attempt.call.call) is not attempt:
             return
+        if self.streams is not None:
+            self.streams.end(attempt)
         if settled is None:
             assert error is not None
             self._attempts.failed(attempt, error, seconds)
@@ -219,12 +236,16 @@ class Bodies:
         if attempt is None:
             return
         self.charging.write(attempt)
+        if self.streams is not None:
+            self.streams.end(attempt)
         del self.running[call]
         if attempt.task is not None:
             attempt.task.cancel()
 
     def record_charges(self) -> None:
-        """Write down what running bodies were charged: they may be cut off."""
+        """Write down what running bodies were charged, and have appended: they may be cut off."""
+        if self.streams is not None:
+            self.streams.flush()
         for attempt in self.running.values():
             self.charging.write(attempt)
 
@@ -237,6 +258,8 @@ class Bodies:
         for call in list(self.running):
             self.cancel(call)
         self.charging.stop()
+        if self.streams is not None:
+            self.streams.stop()
         if self._heartbeat_timer is not None:
             self._heartbeat_timer.cancel()
 

@@ -83,6 +83,8 @@ class EnginePart(msgspec.Struct, omit_defaults=True):
     facts: dict[str, KeptFact] = {}
     signals: list[tuple[str, int, msgspec.Raw]] = []
     """What has arrived and was not received yet: name, number, value."""
+    requests: list[tuple[str, int, str, msgspec.Raw]] = []
+    """What was asked and not taken yet: name, number, id, value."""
     kept: list[KeptOutcome] = []
     """Outcomes that a retry went back over, and that the code has not asked for again."""
     is_of_first_type: bool = True
@@ -290,6 +292,9 @@ def _under_way(execution: "Execution") -> list[str]:
     timers = [*loop.timers.values(), *loop.new_timers]
     found += [f"a timer of {timer.duration / 1e6:g} s" for timer in timers if not timer.cancelled()]
     found += [f"receive {name!r}" for name in execution.receiving.awaited()]
+    if (requests := execution.receiving.requests) is not None:
+        found += [f"requests {name!r}" for name in requests.awaited()]
+        found += ["a request without an answer"] * len(requests.taken)
     found += [f"child run {call.run}" for call in execution.children.values()]
     others = [task for task in loop.tasks.values() if task is not execution.main and not task.done()]
     return found + [f"task {task.get_name()}" for task in others]

@@ -207,7 +207,11 @@ class Driving:
         self.pump.look_after()
         self.wanted.discard(driver.run)
         crash_point("run.replayed")
-        driver.go_on(look=look)
+        try:
+            driver.go_on(look=look)
+        except StoreError as error:  # what its code asks for cannot be done just now, and nothing of that is written
+            log.error("Run %s cannot go on just now, and is taken up again: %s", driver.run, error)
+            self.take_again(driver)
 
     async def _hold(self, row: RunRow, report: HoldReport) -> None:
         try:

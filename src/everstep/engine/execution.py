@@ -198,6 +198,12 @@ class Execution:
     def _signal_received(self, body: ev.SignalReceived) -> None:
         self.receiving.arrived(self, body.name, body.number, self.payload(body.value, body.ref))
 
+    def _request_received(self, body: ev.RequestReceived) -> None:
+        from everstep.engine.requests import Asked
+
+        asked = Asked(body.number, body.id, self.payload(body.value, body.ref))
+        self.receiving.requests_of_run().arrived(self, body.name, asked)
+
     def _child_ended(self, body: ev.ChildEnded) -> None:
         call = self._awaited(self.children, body)
         if call is None or call.future.done():
@@ -419,6 +425,8 @@ class Execution:
             _, words, part.gauss = self._random.getstate()
             part.random = _RANDOM.pack(*words)
         part.signals = self.receiving.unreceived()
+        if self.receiving.requests is not None:
+            part.requests = self.receiving.requests.untaken()
         part.facts = {subject: KeptFact.of(taken) for subject, taken in self.witnesses.items()}
         part.kept = self.kept.outcomes[:] if self.kept is not None else []
         if self.books is not None:
@@ -438,6 +446,8 @@ class Execution:
             self._random = random.Random(0)
             self._random.setstate((3, _RANDOM.unpack(part.random), part.gauss))
         self.receiving.restore(part.signals)
+        if part.requests or self.receiving.requests is not None:
+            self.receiving.requests_of_run().restore(part.requests)
         self.witnesses.clear()
         for subject, kept in part.facts.items():
             if subject not in known and kept.recipe is None:
@@ -482,6 +492,7 @@ _APPLY: dict[str, Callable[[Execution, Any], None]] = {
     "step_failed": Execution._step_failed,
     "timer_fired": Execution._timer_fired,
     "signal_received": Execution._signal_received,
+    "request_received": Execution._request_received,
     "child_ended": Execution._child_ended,
     "cancel_requested": Execution._cancel_requested,
     "rollback_requested": Execution._rollback_requested,

@@ -1,5 +1,6 @@
 """A run as an application holds it: an id and what can be asked of it."""
 
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -9,6 +10,7 @@ from everstep.engine.drift import find_drift
 from everstep.engine.history import Event, Recorded, public_events
 from everstep.engine.past import verify_whole
 from everstep.engine.resume import replay
+from everstep.engine.streams import Entry, read_stream
 from everstep.engine.workflow import DECLARED
 from everstep.errors import (
     ChainKeyMissing,
@@ -39,6 +41,19 @@ class Verification(msgspec.Struct):
     problem: str = ""
     drift: list[dict[str, str]] = []
     """With `outside`: every difference between the outside and what the run remembers of it."""
+
+
+def held_error(run: str, holds: Sequence[HoldRow], more: str = "") -> RunHeld:
+    """Return what tells whoever waits for a run that it waits for a person."""
+    if not holds:
+        return RunHeld(f"The run {run} is held.{more}")
+    hold = holds[-1]
+    return RunHeld(
+        f"The run {run} is held ({hold.reason}): {hold.summary.rstrip('.')}. "
+        f"See `everstep holds`; then `everstep resolve {run} --{hold.resolutions[0]}` or another resolution.{more}",
+        hold.id,
+        hold.reason,
+    )
 
 
 class Run(Generic[T]):
@@ -76,16 +91,7 @@ class Run(Generic[T]):
         return self._app.result_types(self) if self._result_types is None else self._result_types
 
     async def _held(self) -> RunHeld:
-        holds = await self.holds()
-        if not holds:
-            return RunHeld(f"The run {self.id} is held.")
-        hold = holds[-1]
-        return RunHeld(
-            f"The run {self.id} is held ({hold.reason}): {hold.summary.rstrip('.')}. "
-            f"See `everstep holds`; then `everstep resolve {self.id} --{hold.resolutions[0]}` or another resolution.",
-            hold.id,
-            hold.reason,
-        )
+        return held_error(self.id, await self.holds())
 
     async def row(self) -> RunRow:
         """Return what the store's table of runs says about this run."""
@@ -130,6 +136,22 @@ class Run(Generic[T]):
     async def signal(self, name: str, value: Any = None, *, id: str | None = None) -> None:
         """Send a signal. It is durable when this returns; with an `id`, sending again delivers it once."""
         await self._app.signal(self.id, name, value, id=id)
+
+    async def ask(
+        self, name: str, value: Any = None, *, id: str | None = None, answer: Any = Any, timeout: float | None = None
+    ) -> Any:
+        """Ask the run something and wait for its answer: see `App.ask`."""
+        return await self._app.ask(self.id, name, value, id=id, answer=answer, timeout=timeout)
+
+    def stream(self, name: str, *, after: int = 0) -> AsyncIterator[Entry]:
+        """Give the entries of a stream, each as soon as it is durable, until the run has ended.
+
+        after: the position of the last entry that you have; you get those behind it. From the beginning by default.
+
+        Each entry has its `value`, `position`, `step` and `attempt`. The first one that an attempt at a step writes
+        says so (`entry.first`): what you have of the same step came from an attempt that was cut off or failed.
+        """
+        return read_stream(self._app, self.id, name, after)
 
     async def cancel(self, reason: str = "", *, grace: float = 30.0, now: bool = False) -> None:
         """Ask the run to stop: see `App.cancel`."""

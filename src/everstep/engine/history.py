@@ -133,6 +133,16 @@ def check_ends(store: Store, row: RunRow) -> Recorded:
     return recorded[-1]
 
 
+def event_at(store: Store, row: RunRow, seq: int) -> Recorded:
+    """Return one event, after checking that it follows the one before it; raise `Damaged` if it is not there."""
+    wanted = sorted({1, max(seq - 1, 1), seq})
+    events = {event.seq: event for event in store.events(row.id, row.generation, only=wanted)}
+    if sorted(events) != wanted:
+        raise Damaged(f"Event {seq} of run {row.id} is not there.")
+    before = chain_start(row.id, row.generation) if seq == 1 else events[seq - 1].digest
+    return _linked(row, before, events[seq], key_of([events[1]], row, store.chain))
+
+
 def refuse_without_key(store: Store, row: RunRow) -> None:
     """Raise `ChainKeyMissing` if this process cannot read a run's history: before anything is done to the run."""
     try:

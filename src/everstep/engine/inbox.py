@@ -79,6 +79,11 @@ class Inbox:
         body = ev.SignalReceived(delivery.number, delivery.name, raw, ref, delivery.id)
         self._driver.deliver("signal_received", "", body)
 
+    def _request(self, delivery: Delivery) -> None:
+        raw, ref = self._driver.journal.pack(delivery.value)
+        body = ev.RequestReceived(delivery.number, delivery.name, raw, ref, delivery.id)
+        self._driver.deliver("request_received", "", body)
+
     def _cancel(self, delivery: Delivery) -> None:
         if delivery.name == ROLLBACK:
             request_rollback(self._driver, rollback_in(delivery))
@@ -121,6 +126,7 @@ class Inbox:
 
 _TAKE: Final[dict[str, Callable[[Inbox, Delivery], None]]] = {
     "signal": Inbox._signal,
+    "request": Inbox._request,
     "cancel": Inbox._cancel,
     "child": Inbox._child,
     "hold": Inbox._hold,

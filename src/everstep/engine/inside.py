@@ -14,6 +14,7 @@ from everstep.effects.witnesses import Judge, Witness
 from everstep.engine.checkpoints import KEPT_MIN, take_checkpoint
 from everstep.engine.commands import CallFuture
 from everstep.engine.execution import current_execution
+from everstep.engine.requests import RequestIterator
 from everstep.engine.witnessing import release_witness, take_witness
 from everstep.engine.workflow import checked_choice, workflow_of
 from everstep.errors import Misuse
@@ -61,6 +62,22 @@ async def receive(name: str, type: Any = Any, *, timeout: float | None = None) -
         return await future
     async with asyncio.timeout(timeout):
         return await future
+
+
+@overload
+def requests(name: str, type: type[T], *, answer: Any = ...) -> RequestIterator[T]: ...
+@overload
+def requests(name: str, type: Any = ..., *, answer: Any = ...) -> RequestIterator[Any]: ...
+def requests(name: str, type: Any = Any, *, answer: Any = Any) -> RequestIterator[Any]:
+    """Return the requests of this name, one after the other, as they are asked with `run.ask(name, value)`.
+
+        async for request in everstep.requests("rename", str):
+            request.answer(await rename(request.value))
+
+    type: what a request's value must be; another one is refused before the code sees it.
+    answer: the type of the answers.
+    """
+    return RequestIterator(current_execution("everstep.requests()"), checked_name(name, "request"), type, answer)
 
 
 def publish(name: str, value: Any) -> None:

@@ -9,6 +9,7 @@ from everstep.errors import Damaged
 from everstep.model.digests import DIGEST_BYTES, chain_next, digest_of
 from everstep.model.events import NO_PAYLOAD, Body, EventRow, encode_body
 from everstep.stores.archive import ArchiveRow
+from everstep.stores.beside import Beside
 from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import Append, CheckpointRow, NewRun, Post
 
@@ -43,6 +44,7 @@ class Journal:
         self.checkpoints: list[CheckpointRow] = []
         self.checkpoints_kept = 0
         self.archive: list[ArchiveRow] = []
+        self.beside: Beside | None = None
 
     def record(self, kind: str, step: str, body: Body, at: int) -> int:
         """Append an event and return its number. Its time is never before its predecessor's."""
@@ -61,12 +63,26 @@ class Journal:
             self.keys = KeyChanges()
         return self.keys
 
+    def beside_events(self) -> Beside:
+        """Return what is written beside the events that are recorded now."""
+        if self.beside is None:
+            self.beside = Beside()
+        return self.beside
+
+    @property
+    def key(self) -> bytes:
+        """The run's chain key, if it has one."""
+        return self._key
+
     def take_back(self, unit: Append, count: int) -> None:
         """A unit was refused: its first `count` events, and all that belongs to it, are not saved yet after all."""
         self.unsaved = [*unit.events[:count], *self.unsaved]
         self.payloads, self.consumed = [*unit.payloads, *self.payloads], [*unit.consumed, *self.consumed]
         self.starts, self.posts = [*unit.starts, *self.starts], [*unit.posts, *self.posts]
         self.checkpoints, self.archive = [*unit.checkpoints, *self.checkpoints], [*unit.archive, *self.archive]
+        if unit.beside is not None:
+            later = self.beside or Beside()
+            self.beside = Beside([*unit.beside.answers, *later.answers], [*unit.beside.entries, *later.entries])
         if unit.keys is not None:
             newer = self.keys or KeyChanges()
             self.keys = KeyChanges(

@@ -29,6 +29,7 @@ from everstep.engine.history import (
     without_collections,
 )
 from everstep.engine.journal import unpacked
+from everstep.engine.streams import verify_streams
 from everstep.errors import Damaged
 from everstep.model.accounts import copied
 from everstep.model.digests import chain_start, checkpoint_digest
@@ -57,8 +58,13 @@ class _Unfit(Exception):
 
 
 def verify_whole(store: Store, run: str) -> list[Recorded]:
-    """Return the history of a run as it is now, verified with its payloads and checkpoints."""
-    return verify_now(store, run, verify_checkpoints)
+    """Return the history of a run as it is now, verified with its payloads, checkpoints and streams."""
+    return verify_now(store, run, _verify_what_is_beside)
+
+
+def _verify_what_is_beside(store: Store, row: RunRow, history: Sequence[Recorded]) -> None:
+    verify_checkpoints(store, row, history)
+    verify_streams(store, row, history)
 
 
 def verify_checkpoints(store: Store, row: RunRow, history: Sequence[Recorded]) -> None:

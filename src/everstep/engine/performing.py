@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from everstep.engine import checkpointing
+from everstep.engine import checkpointing, exchanging
 from everstep.engine.checkpoints import TakeCheckpoint
 from everstep.engine.commands import (
     CancelChild,
@@ -12,6 +12,8 @@ from everstep.engine.commands import (
     PublishValue,
     StartTimer,
 )
+from everstep.engine.requests import AnswerRequest
+from everstep.engine.streaming import AppendEntry
 from everstep.engine.witnessing import TakeWitness
 from everstep.model import events as ev
 
@@ -39,6 +41,12 @@ def perform(driver: "Driver", command: Command) -> None:
         driver.publish(command.name, command.payload)
     elif isinstance(command, CancelChild):
         driver.children.cancel(command.target.run)
+    elif isinstance(command, AnswerRequest):
+        exchanging.answer(driver, command)
+        return
+    elif isinstance(command, AppendEntry):
+        driver.attempts.bodies.streams_of_run().append(command)
+        return
     body = command.body()
     if isinstance(command, PublishValue):
         body = driver.journal.pack_into(body, "value")

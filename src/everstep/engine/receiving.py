@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from everstep.engine.execution import Execution
     from everstep.engine.loop import WorkflowFuture
+    from everstep.engine.requests import Requests
 
 
 class Receiving:
@@ -25,11 +26,21 @@ class Receiving:
     def __init__(self) -> None:
         self._waiting: dict[str, deque[AwaitSignal]] = {}
         self._arrived: dict[str, deque[tuple[int, bytes]]] = {}
+        self.requests: Requests | None = None
+        """The requests of the run: most runs have none."""
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the code waits for any signal."""
-        return any(self._waiting.values())
+        """Whether the code waits for any signal or request."""
+        return any(self._waiting.values()) or (self.requests is not None and self.requests.is_awaited)
+
+    def requests_of_run(self) -> "Requests":
+        """Return what looks after requests."""
+        from everstep.engine.requests import Requests
+
+        if self.requests is None:
+            self.requests = Requests()
+        return self.requests
 
     def arrived(self, execution: "Execution", name: str, number: int, payload: bytes) -> None:
         """Take a signal, and hand it over if somebody waits for it."""
@@ -88,6 +99,8 @@ class Receiving:
         """Drop receives that the code no longer waits for, so that a run at rest knows what it waits for."""
         for name in [name for name, waiting in self._waiting.items() if all(one.future.done() for one in waiting)]:
             del self._waiting[name]
+        if self.requests is not None:
+            self.requests.forget_stale()
 
 
 def decode_signal(codec: Codec, payload: bytes, types: Types, annotation: Any) -> Any:

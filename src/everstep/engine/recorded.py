@@ -22,6 +22,9 @@ COMMANDS: Final = frozenset(
         "charged",
         "budget_narrowed",
         "checkpoint_taken",
+        "request_awaited",
+        "request_answered",
+        "stream_appended",
     }
 )
 """Events that record what the code asked for, beside steps and ends."""
@@ -59,6 +62,12 @@ def recorded_text(event: Recorded) -> str:
         return f"timer of {body.duration / 1e6:g} s"
     if kind == "signal_awaited":
         return f"receive {body.name!r} as {body.type}"
+    if kind == "request_awaited":
+        return f"requests {body.name!r} as {body.type}"
+    if kind == "request_answered":
+        return f"{'refusal' if body.refused else 'answer'} of request {body.name!r}"
+    if kind == "stream_appended":
+        return f"entry of stream {body.name!r}"
     if kind == "child_started":
         return f"child run {body.run} of {body.workflow}({body.preview})"
     if kind == "value_published":

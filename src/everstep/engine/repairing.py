@@ -28,7 +28,15 @@ NAMED_MAX = 100
 """So many steps that were begun in the archived part are named in the event."""
 
 TAKEN: Final = frozenset(
-    {"signal_received", "signal_rejected", "child_ended", "cancel_requested", "rollback_requested", "run_held"}
+    {
+        "signal_received",
+        "signal_rejected",
+        "request_received",
+        "child_ended",
+        "cancel_requested",
+        "rollback_requested",
+        "run_held",
+    }
 )
 """Events with the number of the delivery that they tell of."""
 

@@ -231,7 +231,7 @@ class Replay:
             self._begin_compensation(event)
         elif event.kind == "call_withheld":
             self._withhold(event)
-        elif event.kind != "attempt_charged":  # that is for the books
+        elif event.kind not in ("attempt_charged", "stream_noted"):  # they are for the books, and for readers
             self._note(event)
 
     def _apply(self, event: Recorded) -> None:

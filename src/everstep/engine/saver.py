@@ -47,7 +47,7 @@ class Saver:
     def all_is_durable(self) -> bool:
         """Whether nothing is left to write or to wait for."""
         journal = self._driver.journal
-        unwritten = self._waiters or journal.unsaved or journal.consumed or journal.keys is not None
+        unwritten = self._waiters or journal.unsaved or journal.consumed or journal.keys is not None or journal.beside
         return not unwritten and self.durable == journal.seq
 
     @property
@@ -64,7 +64,7 @@ class Saver:
         journal = driver.journal
         wake_at = driver.wake_at() if driver.status == "waiting" else None
         unchanged = not journal.unsaved and not journal.consumed and self._written == (driver.status, wake_at)
-        if unchanged and journal.keys is None:
+        if unchanged and journal.keys is None and journal.beside is None:
             return None
         seq, digest = self._sent
         row = driver.row_change(wake_at)
@@ -90,6 +90,8 @@ class Saver:
             journal.payloads, journal.consumed, journal.starts, journal.posts = [], [], [], []
         if journal.keys is not None:
             unit.keys, journal.keys = journal.keys, None
+        if journal.beside is not None:
+            unit.beside, journal.beside = journal.beside, None
         before, _ = self._written
         assert row.status == before or may_become(before, row.status), f"{before} does not lead to {row.status}"
         self._sent = (journal.seq, journal.digest)
@@ -111,6 +113,8 @@ class Saver:
                 driver.journal.undurable.pop(digest, None)
             if unit.keys is not None:
                 driver.app.keys_changed(unit.keys)
+            if unit.beside is not None:
+                driver.app.watchers.look_again(driver.run)
             while waiters and waiters[0][0] <= self.durable:
                 waiters.popleft()[1]()
             self._durable_status = (row.status, row.wake_at)

@@ -17,6 +17,7 @@ from everstep.stores.protocol import Store
 if TYPE_CHECKING:
     from everstep.engine.children import RecentEnds
     from everstep.engine.driver import Driver
+    from everstep.engine.watchers import Watchers
 
 
 class Surrounding(Protocol):
@@ -38,6 +39,7 @@ class Surrounding(Protocol):
     drivers: dict[str, "Driver"]
     draining: bool
     notifier: Notifier
+    watchers: "Watchers"
 
     def adopt(self, run: str) -> None:
         """Drive a child run that has just become durable."""

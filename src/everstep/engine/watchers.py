@@ -54,11 +54,12 @@ class Watchers:
                 if not nudged:  # once: after a nudge whoever waits looks again, and so would nudge for ever
                     nudged = True
                     app.pump.nudge()
-            ended = await self._watch(run)
+            ended = await self.watch(run)
             if ended is not None:
                 return ended
 
-    async def _watch(self, run: str) -> End | None:
+    async def watch(self, run: str) -> End | None:
+        """Wait for news of a run: its end, or None when somebody should look again."""
         future: asyncio.Future[End | None] = self._app.loop.create_future()
         self._waiting.setdefault(run, []).append(future)
         self._app.pump.look_after()

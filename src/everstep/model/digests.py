@@ -46,6 +46,30 @@ def checkpoint_digest(run: str, generation: int, seq: int, previous: bytes, engi
     return blake2b(header + previous + engine + state, digest_size=DIGEST_BYTES, person=b"everstep/point").digest()
 
 
+def stream_start(run: str, generation: int, name: str) -> bytes:
+    """Return the digest that stands before a stream's first entry."""
+    text = f"{run}\0{generation}\0{name}"
+    return blake2b(text.encode(), digest_size=DIGEST_BYTES, person=b"everstep/stream").digest()
+
+
+def entry_digest(
+    previous: bytes,
+    position: int,
+    seq: int,
+    step: str,
+    attempt: int,
+    first: int,
+    secret: int,
+    at: int,
+    value: bytes,
+    *,
+    key: bytes = b"",
+) -> bytes:
+    """Return the digest of an entry that follows `previous`; of all that is stored of it, in a form that is its own."""
+    header = f"{position} {seq} {attempt} {first} {secret} {at} {len(step)} {step}".encode()
+    return blake2b(previous + header + value, digest_size=DIGEST_BYTES, key=key, person=b"everstep/entry").digest()
+
+
 def step_key(entropy: str, step: str, arguments: str) -> str:
     """Return the idempotency key of a step: the same in each attempt, and in no other step of any run.
 

@@ -7,12 +7,13 @@ never reaches workflow code.
     commands   step_started (first attempt)  key_taken (first time)  step_cancelled  timer_started
                signal_awaited  signal_rejected  child_started  child_cancelled  value_published  witness_taken
                witness_changed  witness_released  call_withheld (at first)  charged  budget_narrowed
-               checkpoint_taken  compensation_started  run_completed  run_failed  run_cancelled
+               checkpoint_taken  request_awaited  request_answered  stream_appended
+               compensation_started  run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_shared  step_failed  timer_fired  signal_received  child_ended
-               cancel_requested  rollback_requested
+               request_received  cancel_requested  rollback_requested
     notes      step_started (later attempts)  key_taken (later)  attempt_failed  step_doubted  probe_answered
                heartbeat  patched  call_withheld (again)  attempt_charged  checkpoint_damaged  drift_judged  run_held
-               run_resolved  run_retried  run_repaired  run_restored
+               run_resolved  run_retried  run_repaired  run_restored  stream_noted
 """
 
 from collections.abc import Callable
@@ -23,6 +24,13 @@ import msgspec
 from everstep.model.budget_events import AttemptCharged, BudgetNarrowed, CallWithheld, Charged
 from everstep.model.budgets import Allotment, Amounts, Charge
 from everstep.model.event_base import NO_PAYLOAD, Body, EventRow, Outcome
+from everstep.model.exchange_events import (
+    RequestAnswered,
+    RequestAwaited,
+    RequestReceived,
+    StreamAppended,
+    StreamNoted,
+)
 from everstep.model.run_events import (
     CancelRequested,
     CompensationStarted,
@@ -79,6 +87,11 @@ EventKind = Literal[
     "checkpoint_taken",
     "checkpoint_damaged",
     "patched",
+    "request_awaited",
+    "request_received",
+    "request_answered",
+    "stream_appended",
+    "stream_noted",
     "call_withheld",
     "charged",
     "attempt_charged",
@@ -411,6 +424,11 @@ BODIES: Final[dict[str, type[Body]]] = {
     "checkpoint_taken": CheckpointTaken,
     "checkpoint_damaged": CheckpointDamaged,
     "patched": Patched,
+    "request_awaited": RequestAwaited,
+    "request_received": RequestReceived,
+    "request_answered": RequestAnswered,
+    "stream_appended": StreamAppended,
+    "stream_noted": StreamNoted,
     "call_withheld": CallWithheld,
     "charged": Charged,
     "attempt_charged": AttemptCharged,

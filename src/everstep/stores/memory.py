@@ -182,6 +182,8 @@ class MemoryStore(MemoryWork):
             self._keys.apply(operation.keys, row.id, row.generation, operation.row.at)
         if operation.checkpoints:
             self._keep_checkpoints(operation)
+        if operation.beside is not None:
+            self._keep_beside(operation.beside)
         self._archive_rows(operation.archive)
         if ended:
             self._end(row, operation.row)

@@ -13,6 +13,7 @@ from everstep.stores.archive import (
     ArchiveRow,
     archive_bytes,
 )
+from everstep.stores.beside import ENTRY_COLUMNS
 from everstep.stores.protocol import Accepted, MarkRestored, Refused, RepairRun, RunRow, Verdict
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class MemoryRepairs:
             else:
                 del store._events[new.id, generation]
         self._archive_checkpoints(operation)
+        for entry in store._forget_beside(new.id, new.generation, operation.keep):
+            self._archive(operation, "entry", entry.generation, entry.seq, ENTRY_COLUMNS, entry)
         for digest in sorted(set(operation.payloads)):
             if (new.id, digest) in store._payloads:
                 value = store._payloads.pop((new.id, digest))

@@ -7,15 +7,17 @@ from copy import deepcopy
 from everstep.errors import Misuse
 from everstep.model.chains import ChainKeys
 from everstep.model.events import EventRow
+from everstep.stores.memory_beside import MemoryBeside
 from everstep.stores.memory_notifications import MemoryNotifications
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import CheckpointRow, Delivery, HoldRow, RunRow, WorkerRow
 
 
-class MemoryWork:
+class MemoryWork(MemoryBeside):
     """The tables as plain dicts, under one lock."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
+        super().__init__()
         self.url = "memory:"
         self.is_new = True
         self.chain = ChainKeys()

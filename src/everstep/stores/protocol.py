@@ -7,9 +7,9 @@ its lease changes nothing, whatever it still believes.
 
 All times are microseconds since 1970, by the store's clock (`now`).
 
-The inbox of a run is its rows in `signals`: messages (kind `signal`), `cancel`, `hold`, the ends of other runs that
-it follows (kind `child`), and the news that a key which it waits for has changed (kind `key`). They are numbered per
-store in the order of arrival.
+The inbox of a run is its rows in `signals`: messages (kind `signal`), questions that want an answer (kind `request`),
+`cancel`, `hold`, the ends of other runs that it follows (kind `child`), and the news that a key which it waits for has
+changed (kind `key`). They are numbered per store in the order of arrival.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,6 +22,7 @@ from everstep.model.chains import ChainKeys
 from everstep.model.events import EventRow
 from everstep.model.status import Status
 from everstep.stores.archive import ArchiveRow
+from everstep.stores.beside import AnswerRow, Beside, EntryRow
 from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, KeyChanges, SettleKey
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.rows import (
@@ -105,6 +106,8 @@ class Append(msgspec.Struct, kw_only=True, gc=False):
     checkpoints_kept: int = 3
     archive: Sequence[ArchiveRow] = ()
     """Damaged rows. A checkpoint (`what` is `checkpoints`) is moved there from its table."""
+    beside: Beside | None = None
+    """Answers to requests, and entries of streams."""
 
 
 class Claim(msgspec.Struct, gc=False):
@@ -140,8 +143,9 @@ class RepairRun(msgspec.Struct, gc=False):
     Accepted only if the run's epoch is the expected one and the run is free for `worker` at `at` (as for a `Claim`);
     otherwise `Refused("fenced")`. Then, in one transaction: the run's row as it is, its events of this generation after
     number `keep` (and of later generations, and with numbers below 1), the checkpoints at such events and the payloads
-    named in `payloads` go into the archive; the row becomes `row`, with its epoch raised by one and no owner; `event`
-    is appended; the deliveries `pending` are pending again; `hold` is resolved. Keys of effects are left as they are.
+    named in `payloads` go into the archive, with the entries of streams that were written after that event; answers
+    that stand there are forgotten; the row becomes `row`, with its epoch raised by one and no owner; `event` is
+    appended; the deliveries `pending` are pending again; `hold` is resolved. Keys of effects are left as they are.
     """
 
     epoch: int
@@ -302,6 +306,22 @@ class Store(Protocol):
         ...
 
     def payload(self, run: str, digest: str) -> bytes | None: ...
+
+    def answer(self, run: str, number: int) -> AnswerRow | None:
+        """Return where the answer to a request stands, by the request's number in the inbox."""
+        ...
+
+    def stream(self, run: str, generation: int, name: str, after: int = 0, limit: int = 1000) -> list[EntryRow]:
+        """Return entries of a stream after a position, in order."""
+        ...
+
+    def stream_head(self, run: str, generation: int, name: str) -> EntryRow | None:
+        """Return the newest entry of a stream."""
+        ...
+
+    def streams(self, run: str, generation: int) -> list[tuple[str, int]]:
+        """Return the names of a run's streams, and the position of the newest entry of each."""
+        ...
 
     def archived(self, run: str) -> list[ArchiveRow]:
         """Return what was archived of a run, the oldest first."""

@@ -11,7 +11,7 @@ from everstep.model.status import Status
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.
 
-DeliveryKind = Literal["signal", "cancel", "hold", "child", "key"]
+DeliveryKind = Literal["signal", "cancel", "hold", "child", "key", "request"]
 
 
 class RunRow(msgspec.Struct, kw_only=True, gc=False):

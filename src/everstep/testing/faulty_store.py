@@ -22,6 +22,7 @@ METHODS: Final = (
     "commit",
     "connect",
     "counts",
+    "answer",
     "diverged",
     "due",
     "due_notifications",
@@ -46,6 +47,9 @@ METHODS: Final = (
     "runs",
     "signals",
     "strays",
+    "stream",
+    "stream_head",
+    "streams",
     "waiters",
     "workers",
 )

@@ -85,6 +85,9 @@ class HistoryJudge:
         self.shared: list[Shared] = []
         self.ended_by: EventRow | None = None
         self._signal_ids: set[str] = set()
+        self._request_ids: set[str] = set()
+        self._answered: dict[int, int] = {}
+        """Requests that have an answer, and its event."""
         self._subjects: set[str] = set()
         self._entropy = ""
         self._last_call = 0
@@ -339,6 +342,20 @@ class HistoryJudge:
             self._broken("D4", f"takes the signal with the id {body.id!r} a second time")
         self._signal_ids.add(body.id)
 
+    def _request_received(self, body: Any) -> None:
+        self._consume(body.number)
+        if body.id in self._request_ids:
+            self._broken("D4", f"takes the request with the id {body.id!r} a second time")
+        self._request_ids.add(body.id)
+
+    def _request_answered(self, body: Any) -> None:
+        self._other_command(body)
+        if body.number not in self.consumed:
+            self._broken("L3", f"answers request {body.number}, which it has not taken")
+        if body.number in self._answered:
+            self._broken("L3", f"answers request {body.number} a second time")
+        self._answered[body.number] = self._event.seq
+
     def _cancel_requested(self, body: Any) -> None:
         self._consume(body.number)
 
@@ -364,6 +381,7 @@ class HistoryJudge:
             if call.seq >= body.voids and is_effect and call.outcome_seq not in body.crossed:
                 self._broken("L3", f"forgets {call.step} ({call.effect}), which was begun in event {call.seq}")
         self._entropy = body.entropy
+        self._answered = {number: seq for number, seq in self._answered.items() if seq < body.voids}
         for call in self.calls.values():
             call.is_void = call.seq >= body.voids
             call.waits = call.waits or bool(call.own_key and not call.outcome and call.effect == "repeat")
@@ -391,6 +409,10 @@ _JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
     "signal_awaited": HistoryJudge._other_command,
     "signal_received": HistoryJudge._signal_received,
     "signal_rejected": HistoryJudge._other_command,
+    "request_awaited": HistoryJudge._other_command,
+    "request_received": HistoryJudge._request_received,
+    "request_answered": HistoryJudge._request_answered,
+    "stream_appended": HistoryJudge._other_command,
     "child_started": HistoryJudge._child_started,
     "child_cancelled": HistoryJudge._other_command,
     "child_ended": HistoryJudge._child_ended,

@@ -13,7 +13,18 @@ MARKERS: Final = "everstep_markers"
 STORE_TABLES: Final = frozenset(
     {
         *("meta", "runs", "events", "payloads", "signals", "followers", "holds", "workers"),
-        *("archive", "budgets", "checkpoints", "effects", "notifications", "queues", "schedules", "streams", "waiters"),
+        *(
+            "answers",
+            "archive",
+            "budgets",
+            "checkpoints",
+            "effects",
+            "notifications",
+            "queues",
+            "schedules",
+            "streams",
+            "waiters",
+        ),
         *("witnesses", "sqlite_sequence"),
     }
 )

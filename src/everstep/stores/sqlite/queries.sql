@@ -88,6 +88,57 @@ DELETE FROM checkpoints WHERE run = ?1 AND generation = ?2 AND seq < (
     )
 );
 
+-- name: keep_answers
+-- In one transaction with their events. The first answer to a request counts.
+INSERT INTO answers (run, number, generation, seq) VALUES {rows:4} ON CONFLICT DO NOTHING;
+
+-- name: keep_entries
+-- An append without events may be done a second time when nobody knows whether it was: what is there stays.
+INSERT INTO streams (run, generation, name, position, seq, step, attempt, first, secret, at, value, digest)
+VALUES {rows:12} ON CONFLICT DO NOTHING;
+
+-- name: answer
+-- Where the answer to a request stands.
+SELECT run, number, generation, seq FROM answers WHERE run = ?1 AND number = ?2;
+
+-- name: stream
+-- Entries behind a position, in order. Texts as bytes: they may be damaged.
+SELECT CAST(run AS BLOB), generation, CAST(name AS BLOB), position, seq, CAST(step AS BLOB), attempt, first, secret, at,
+    value, digest
+FROM streams WHERE run = ?1 AND generation = ?2 AND name = ?3 AND position > ?4 ORDER BY position LIMIT ?5;
+
+-- name: stream_head
+-- The newest entry: what is written next follows it.
+SELECT CAST(run AS BLOB), generation, CAST(name AS BLOB), position, seq, CAST(step AS BLOB), attempt, first, secret, at,
+    value, digest
+FROM streams WHERE run = ?1 AND generation = ?2 AND name = ?3 ORDER BY position DESC LIMIT 1;
+
+-- name: streams
+-- The streams of a run, and how far each has come. From name to name: a stream may have a million entries.
+WITH RECURSIVE names (name) AS (
+    SELECT min(name) FROM streams WHERE run = ?1 AND generation = ?2
+    UNION ALL
+    SELECT (SELECT min(name) FROM streams WHERE run = ?1 AND generation = ?2 AND name > names.name)
+    FROM names WHERE names.name IS NOT NULL
+)
+SELECT CAST(name AS BLOB),
+    (SELECT max(position) FROM streams WHERE run = ?1 AND generation = ?2 AND name = names.name)
+FROM names WHERE name IS NOT NULL ORDER BY name;
+
+-- name: entries_to_archive
+-- Those that were written after the last good event of this generation. Texts as bytes: they may be damaged.
+SELECT CAST(run AS BLOB), generation, CAST(name AS BLOB), position, seq, CAST(step AS BLOB), attempt, first, secret, at,
+    value, digest
+FROM streams WHERE run = ?1 AND generation = ?2 AND seq > ?3 ORDER BY name, position;
+
+-- name: forget_entries
+-- They are in the archive now.
+DELETE FROM streams WHERE run = ?1 AND generation = ?2 AND seq > ?3;
+
+-- name: forget_answers
+-- Their events are in the archive: the requests are taken, and answered, again.
+DELETE FROM answers WHERE run = ?1 AND generation = ?2 AND seq > ?3;
+
 -- name: archive
 -- Nothing that was damaged is overwritten or lost.
 INSERT INTO archive (run, generation, what, seq, row, why, at) VALUES {rows:7};

@@ -11,6 +11,7 @@ import msgspec
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.stores.archive import ArchiveRow
+from everstep.stores.beside import AnswerRow, EntryRow
 from everstep.stores.keys import EffectFilter, EffectRow
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
@@ -113,6 +114,24 @@ class Reader:
         """Return a payload that was stored beside the history."""
         rows = self._all("payload", run, digest)
         return rows[0][0] if rows else None
+
+    def answer(self, run: str, number: int) -> AnswerRow | None:
+        """Return where the answer to a request stands."""
+        rows = self._all("answer", run, number)
+        return AnswerRow(*rows[0]) if rows else None
+
+    def stream(self, run: str, generation: int, name: str, after: int, limit: int) -> list[EntryRow]:
+        """Return entries of a stream after a position, in order."""
+        return [_entry_row(row) for row in self._all("stream", run, generation, name, after, limit)]
+
+    def stream_head(self, run: str, generation: int, name: str) -> EntryRow | None:
+        """Return the newest entry of a stream."""
+        rows = self._all("stream_head", run, generation, name)
+        return _entry_row(rows[0]) if rows else None
+
+    def streams(self, run: str, generation: int) -> list[tuple[str, int]]:
+        """Return the names of a run's streams, and the position of the newest entry of each."""
+        return [(text(name), position) for name, position in self._all("streams", run, generation)]
 
     def archived(self, run: str) -> list[ArchiveRow]:
         """Return what was archived of a run, the oldest first."""
@@ -232,6 +251,12 @@ def _parts(packed: bytes, lengths: Sequence[int]) -> list[bytes]:
     """Return what stands one behind the other."""
     ends = list(accumulate(lengths))
     return [packed[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _entry_row(row: Row) -> EntryRow:
+    """Return an entry of a stream. A damaged text in it becomes another one, so the chain of digests ends there."""
+    run, generation, name, position, seq, step, *rest = row
+    return EntryRow(text(run), generation, text(name), position, seq, text(step), *rest)
 
 
 def _event_row(row: Row) -> EventRow:

@@ -6,6 +6,7 @@ from typing import Any
 import apsw
 
 from everstep.stores.archive import CHECKPOINT_COLUMNS, EVENT_COLUMNS, PAYLOAD_COLUMNS, RUN_COLUMNS, archive_bytes
+from everstep.stores.beside import ENTRY_COLUMNS
 from everstep.stores.protocol import Accepted, MarkRestored, Refused, RepairRun, Verdict
 from everstep.stores.sqlite.queries import query
 from everstep.stores.sqlite.rows import Row, as_json, resolved_values, run_values
@@ -31,6 +32,10 @@ class Repairs:
         for row in self._all("checkpoints_to_archive", *where):
             self._archive(operation, "checkpoint", row[2], CHECKPOINT_COLUMNS, row)
         self._run("forget_checkpoints", *where)
+        for row in self._all("entries_to_archive", *where):
+            self._archive(operation, "entry", row[4], ENTRY_COLUMNS, row)
+        self._run("forget_entries", *where)
+        self._run("forget_answers", *where)
         digests = as_json(operation.payloads)
         for row in self._all("payloads_to_archive", run, digests):
             self._archive(operation, "payload", 0, PAYLOAD_COLUMNS, row)
@@ -75,7 +80,7 @@ _BLOBS = frozenset(
         ("event", "body"),
         ("event", "digest"),
     }
-    | {("payload", "value")}
+    | {("payload", "value"), ("entry", "value"), ("entry", "digest")}
     | {("checkpoint", name) for name in ("previous", "engine", "state", "digest")}
 )
 

@@ -12,6 +12,7 @@ from everstep.model.chains import ChainKeys
 from everstep.model.crash_points import crash_point
 from everstep.model.events import EventRow
 from everstep.stores.archive import ArchiveRow
+from everstep.stores.beside import AnswerRow, EntryRow
 from everstep.stores.keys import EffectFilter, EffectRow
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import (
@@ -143,6 +144,22 @@ class SqliteStore:
     def payload(self, run: str, digest: str) -> bytes | None:
         """Return a payload that was stored beside the history."""
         return self._reader.payload(run, digest)
+
+    def answer(self, run: str, number: int) -> AnswerRow | None:
+        """Return where the answer to a request stands."""
+        return self._reader.answer(run, number)
+
+    def stream(self, run: str, generation: int, name: str, after: int = 0, limit: int = 1000) -> list[EntryRow]:
+        """Return entries of a stream after a position, in order."""
+        return self._reader.stream(run, generation, name, after, limit)
+
+    def stream_head(self, run: str, generation: int, name: str) -> EntryRow | None:
+        """Return the newest entry of a stream."""
+        return self._reader.stream_head(run, generation, name)
+
+    def streams(self, run: str, generation: int) -> list[tuple[str, int]]:
+        """Return the names of a run's streams, and the position of the newest entry of each."""
+        return self._reader.streams(run, generation)
 
     def archived(self, run: str) -> list[ArchiveRow]:
         """Return what was archived of a run, the oldest first."""

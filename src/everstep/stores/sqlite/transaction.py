@@ -338,6 +338,9 @@ class Transaction:
                 self._run("set_budget", (append.row.budget, append.run))
             if append.checkpoints:
                 self._keep_checkpoints(append)
+            if append.beside is not None:
+                self._insert("keep_answers", 4, append.beside.answers)
+                self._insert("keep_entries", 12, append.beside.entries)
 
     def _keep_checkpoints(self, append: Append) -> None:
         """Insert new checkpoints, and drop those that are too old by now."""

@@ -103,6 +103,32 @@ CREATE INDEX signals_pending ON signals (run) WHERE state = 'pending';
 -- A `child` or `key` delivery has its call as id, which comes again, so it is not meant here.
 CREATE UNIQUE INDEX signals_id ON signals (run, kind, id) WHERE id <> '' AND kind NOT IN ('child', 'key');
 
+-- Where answers to requests stand: an index of events, which are what counts. The first answer to a request stays.
+CREATE TABLE answers (
+    run TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    generation INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    PRIMARY KEY (run, number)
+) STRICT, WITHOUT ROWID;
+
+-- What runs append for others to read while they run. The digest covers the entry before it.
+CREATE TABLE streams (
+    run TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    step TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    first INTEGER NOT NULL,
+    secret INTEGER NOT NULL,
+    at INTEGER NOT NULL,
+    value BLOB NOT NULL,
+    digest BLOB NOT NULL,
+    PRIMARY KEY (run, generation, name, position)
+) STRICT;
+
 -- Who is told of a run's end, once: the row goes when that has happened.
 CREATE TABLE followers (
     run TEXT NOT NULL,

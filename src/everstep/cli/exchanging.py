@@ -1,0 +1,109 @@
+"""What a person exchanges with a run while it runs: `ask` and wait for the answer, `stream` and read along."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import click
+
+from everstep.cli.arguments import decoded_json
+from everstep.cli.opening import acting, existing_run, store_options
+from everstep.cli.resolving import is_served_here
+from everstep.cli.terminal import clean, json_text, payload_json, say_json, say_json_line
+from everstep.codec import Codec
+from everstep.engine.app import App
+from everstep.engine.streams import Entry, entries_now
+from everstep.model.secrets import HIDDEN
+from everstep.model.status import ENDED
+
+
+@click.command("ask")
+@click.argument("run")
+@click.argument("name")
+@click.argument("value", metavar="[JSON]", default="null")
+@click.option("--ask-id", metavar="TEXT", help="Asking again with the same one gives the same answer.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="How long to wait. Default: as long as it takes."
+)
+@store_options
+def ask_command(
+    run: str, name: str, value: str, ask_id: str | None, timeout: float | None, url: str | None, in_json: bool
+) -> None:
+    """Ask a run something, and print its answer.
+
+    \b
+        everstep ask report-17 rename '"tides"'
+
+    The run answers when it takes requests of this name. A refusal is an error.
+    """  # noqa: D301  # click wants the character itself
+    decoded = decoded_json(value, "The value")
+
+    async def do() -> Any:
+        async with acting(url) as app:
+            row = existing_run(app.store, run)
+            app.store.bury_dead(app.clock.now())
+            if not (in_json or row.status in ENDED or is_served_here(app)):
+                click.echo("Nobody drives the run: it answers when a process takes it up.", err=True)
+            return await app.ask(run, name, decoded, id=ask_id, timeout=timeout)
+
+    answer = _plain(asyncio.run(do()))
+    if in_json:
+        say_json({"run": run, "request": name, "answer": answer})
+    else:
+        click.echo(json_text(answer))
+
+
+@click.command("stream")
+@click.argument("run")
+@click.argument("name")
+@click.option("--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("--after", type=click.IntRange(min=0), default=0, metavar="POSITION", help="Begin behind this entry.")
+@click.option("--text", "as_text", is_flag=True, help="Print the texts only, one right behind the other.")
+@store_options
+def stream_command(
+    run: str, name: str, follow: bool, after: int, as_text: bool, url: str | None, in_json: bool
+) -> None:
+    """Print what a run has appended to a stream.
+
+    \b
+        everstep stream report-17 tokens --follow
+
+    An entry that begins another attempt at a step is marked: what the step wrote before came from an attempt that was
+    cut off or failed.
+    """  # noqa: D301  # click wants the character itself
+
+    async def do() -> None:
+        async with acting(url) as app:
+            existing_run(app.store, run)
+            async for entry in _entries(app, run, name, after, follow=follow):
+                _say(entry, in_json=in_json, as_text=as_text)
+
+    asyncio.run(do())
+    if as_text and not in_json:
+        click.echo()
+
+
+async def _entries(app: App, run: str, name: str, after: int, *, follow: bool) -> AsyncIterator[Entry]:
+    if follow:
+        async for entry in app.get(run).stream(name, after=after):
+            yield entry
+    else:
+        for entry in entries_now(app, run, name, after):
+            yield entry
+
+
+def _say(entry: Entry, *, in_json: bool, as_text: bool) -> None:
+    value = HIDDEN if entry.secret else _plain(entry.value)
+    if in_json:
+        say_json_line({**entry._asdict(), "value": value})
+    elif as_text:
+        click.echo(clean(value) if isinstance(value, str) else json_text(value, indent=-1), nl=False)
+    else:
+        by = f"{clean(entry.step)}, attempt {entry.attempt}" if entry.step else "workflow"
+        again = "  (begins again)" if entry.first and entry.attempt > 1 else ""
+        click.echo(f"{entry.position:>6}  {by}  {json_text(value, indent=-1)}{again}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON data."""
+    return payload_json(Codec().encode(value))

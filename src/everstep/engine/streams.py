@@ -1,0 +1,188 @@
+"""Streams as users meet them: appending inside a run, and reading outside."""
+
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from everstep.codec import ANY
+from everstep.effects.body import StepBody
+from everstep.effects.surroundings import CURRENT, persons_line
+from everstep.engine.history import Recorded, key_of
+from everstep.engine.journal import unpacked
+from everstep.engine.streaming import AppendEntry, check_size
+from everstep.errors import Damaged, Misuse, UnknownRun
+from everstep.model.digests import entry_digest, stream_start
+from everstep.model.ids import checked_name, checked_run_id
+from everstep.model.secrets import HIDDEN
+from everstep.model.status import ENDED
+from everstep.stores.beside import EntryRow
+from everstep.stores.protocol import RunRow, Store
+
+if TYPE_CHECKING:
+    from everstep.engine.app import App
+
+PAGE: Final = 500
+"""So many entries are read at once."""
+
+
+class Stream:
+    """Append-only output of a run that others read while it runs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = checked_name(name, "stream")
+
+    def append(self, value: Any) -> None:
+        """Append an entry. It does not wait: readers get it when it is durable."""
+        from everstep.engine.execution import Execution
+
+        current = CURRENT.get()
+        if isinstance(current, StepBody):
+            current.take_entry(self.name, value)
+        elif isinstance(current, Execution):
+            current.require_live()
+            payload = current.codec.encode(value, ANY, f"an entry of the stream {self.name!r}")
+            check_size(self.name, payload)
+            current.issue(AppendEntry(current.next_call(), self.name, payload, persons_line(sys._getframe(1))))
+        else:
+            raise Misuse("everstep.stream() is for code inside a run; it was called outside of one.")
+
+    def __repr__(self) -> str:
+        return f"<stream {self.name}>"
+
+
+def stream(name: str) -> Stream:
+    """Return a stream of the run, to append to: `everstep.stream("tokens").append(token)`.
+
+    In the body of a step, on any thread that has its context, entries are written in small batches and the body never
+    waits for them; they carry the step's attempt. In workflow code each is an event, and is not written again in a
+    replay. `run.stream(name)` reads them.
+    """
+    return Stream(name)
+
+
+class Entry(NamedTuple):
+    """An entry of a stream."""
+
+    position: int
+    """Its place in the stream, from 1."""
+    value: Any
+    step: str = ""
+    """The step whose body wrote it; nothing if workflow code did."""
+    attempt: int = 0
+    first: bool = False
+    """Whether its attempt begins here: whatever you have of the same step is from an earlier attempt. Drop it."""
+    secret: bool = False
+    """Whether a secret step wrote it: then do not show it."""
+    at: int = 0
+    """When it was appended, in microseconds since 1970."""
+
+    def __repr__(self) -> str:
+        value = HIDDEN if self.secret else repr(self.value)
+        by = f" by {self.step}, attempt {self.attempt}" if self.step else ""
+        return f"<entry {self.position}{by}: {value}>"
+
+
+async def read_stream(app: "App", run: str, name: str, after: int) -> AsyncIterator[Entry]:
+    """Give the entries of a stream as they become durable, verified, until the run has ended."""
+    checked_name(name, "stream")
+    row = await app.read(_row, app, run)
+    reader = Reader(app.store, row, name, after)
+    nudged = False
+    while True:
+        app.refuse_when_failed()
+        row = await app.read(_row, app, run)  # before the entries: what is there when it ends is read
+        for entry in (page := await app.read(reader.page)):
+            yield _entry(app, entry)
+        if page:
+            continue
+        if row.status in ENDED or row.generation != reader.generation:
+            return
+        if not nudged:
+            nudged = True
+            app.pump.start()
+            app.pump.nudge()
+        await app.watchers.watch(run)
+
+
+def entries_now(app: "App", run: str, name: str, after: int = 0) -> Iterator[Entry]:
+    """Give the entries that a stream has now, verified."""
+    reader = Reader(app.store, _row(app, run), checked_name(name, "stream"), after)
+    while page := reader.page():
+        for row in page:
+            yield _entry(app, row)
+
+
+def _entry(app: "App", row: EntryRow) -> Entry:
+    value = app.codec.decode(unpacked(row.value, f"entry {row.position} of stream {row.name}"))
+    return Entry(row.position, value, row.step, row.attempt, bool(row.first), bool(row.secret), row.at)
+
+
+def _row(app: "App", run: str) -> RunRow:
+    row = app.store.run(checked_run_id(run))
+    if row is None:
+        raise UnknownRun(f"There is no run {run!r} in {app.store.url}. `everstep ls` lists the runs there.")
+    return row
+
+
+class Reader:
+    """Reads one stream from a position on, and believes nothing that does not match its digest."""
+
+    def __init__(self, store: Store, row: RunRow, name: str, after: int = 0) -> None:
+        self.generation = row.generation
+        self._store = store
+        self._run = row.id
+        self._name = name
+        self._position = after
+        self._key = key_of(store.events(row.id, row.generation, only=[1]), row, store.chain)
+        self._digest = self._digest_at(after)
+
+    def _digest_at(self, position: int) -> bytes:
+        if position < 0:
+            raise Misuse(f"after={position!r}: it is the position of an entry, or 0 for the beginning.")
+        if position == 0:
+            return stream_start(self._run, self.generation, self._name)
+        found = self._store.stream(self._run, self.generation, self._name, position - 1, 1)
+        if not found or found[0].position != position:
+            raise Misuse(f"The stream {self._name!r} of run {self._run} has no entry {position}, so none behind it.")
+        return found[0].digest
+
+    def page(self) -> Sequence[EntryRow]:
+        """Return the next entries, as many as there are, up to a page."""
+        rows = self._store.stream(self._run, self.generation, self._name, self._position, PAGE)
+        for row in rows:
+            if row.position != self._position + 1:
+                raise Damaged(f"Entry {self._position + 1} of stream {self._name!r} of run {self._run} is missing.")
+            if entry_digest(self._digest, *row[3:11], key=self._key) != row.digest:
+                raise Damaged(
+                    f"Entry {row.position} of stream {self._name!r} of run {self._run} does not match its digest."
+                )
+            self._position, self._digest = row.position, row.digest
+        return rows
+
+    def digests(self) -> Iterator[tuple[int, bytes]]:
+        """Give the positions and digests of all entries, verified."""
+        while page := self.page():
+            for row in page:
+                yield row.position, row.digest
+
+
+def verify_streams(store: Store, row: RunRow, history: Sequence[Recorded]) -> None:
+    """Raise `Damaged` unless every entry matches its digest, and all that the history tells of are there."""
+    noted: dict[str, dict[int, str]] = {}
+    for event in history:
+        if event.kind in ("stream_appended", "stream_noted"):
+            noted.setdefault(event.body.name, {})[event.body.position] = event.body.digest
+    names = {name for name, _ in store.streams(row.id, row.generation)}
+    for name in sorted(names | noted.keys()):
+        expected = noted.get(name, {})
+        for position, digest in Reader(store, row, name).digests():
+            if expected.pop(position, digest.hex()) != digest.hex():
+                raise Damaged(
+                    f"Entry {position} of stream {name!r} of run {row.id} is another than its history tells of.",
+                    row.head_seq,
+                )
+        if expected:
+            raise Damaged(
+                f"Entry {min(expected)} of stream {name!r} of run {row.id} is missing, and its history tells of it.",
+                row.head_seq,
+            )

@@ -1,0 +1,66 @@
+"""The bodies of events about what a run exchanges while it runs: requests and their answers, and streams."""
+
+import msgspec
+
+from everstep.model.event_base import NO_PAYLOAD, Body, Outcome
+
+
+class RequestAwaited(Body):
+    """Workflow code asked for the next request of a name, of this type."""
+
+    call: int
+    name: str
+    type: str
+    answer: str = ""
+    """The type that its answers have."""
+    source: str = ""
+
+
+class RequestReceived(Outcome):
+    """A request was taken from the inbox into the history; `number` is its place in the inbox."""
+
+    number: int
+    name: str
+    value: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+    id: str = ""
+
+
+class RequestAnswered(Body):
+    """A request has its answer, which whoever asked is given as soon as this is durable. The first one counts.
+
+    `refused` is `code` when the code refused it, and `type` when its value was not of the type that the code asked
+    for; then `error` is what whoever asked gets. `secret`: the error came from a secret step, so it is not shown.
+    """
+
+    call: int
+    name: str
+    number: int
+    id: str = ""
+    value: msgspec.Raw = NO_PAYLOAD
+    error: msgspec.Raw = NO_PAYLOAD
+    ref: str = ""
+    refused: str = ""
+    secret: bool = False
+    source: str = ""
+
+
+class StreamAppended(Body):
+    """Workflow code appended an entry to a stream. The entry itself stands in `streams`, under this position."""
+
+    call: int
+    name: str
+    position: int
+    digest: str = ""
+    """The entry's digest, which covers all entries of the stream before it."""
+    source: str = ""
+
+
+class StreamNoted(Body):
+    """An attempt at a step has ended that wrote to a stream: how far the stream had come, and the digest there."""
+
+    call: int
+    attempt: int
+    name: str
+    position: int
+    digest: str = ""

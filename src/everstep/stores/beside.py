@@ -1,0 +1,51 @@
+"""What a run writes beside its history: where answers stand, and the entries of its streams.
+
+Both are written in the transaction of the append that they belong to, so a worker that lost its lease writes none.
+"""
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+ENTRY_COLUMNS: Final = (
+    "run", "generation", "name", "position", "seq", "step", "attempt", "first", "secret", "at", "value", "digest",
+)  # fmt: skip
+
+
+class AnswerRow(NamedTuple):
+    """Where the answer to a request stands: the event in the history. `number` is the request's in the inbox."""
+
+    run: str
+    number: int
+    generation: int
+    seq: int
+
+
+class EntryRow(NamedTuple):
+    """An entry of a stream as it is stored: whoever reads it verifies it.
+
+    Positions are dense, from 1, in the order of writing. The digest covers the one before it.
+    """
+
+    run: str
+    generation: int
+    name: str
+    position: int
+    seq: int
+    """The newest event of the run when it was written; its own event's number if workflow code wrote it."""
+    step: str
+    """The step whose body wrote it; nothing if workflow code did."""
+    attempt: int
+    first: int
+    """Whether it is the first one that its attempt wrote to this stream."""
+    secret: int
+    at: int
+    value: bytes
+    digest: bytes
+
+
+class Beside(msgspec.Struct, gc=False):
+    """What an append writes beside its events. What is there already stays as it is."""
+
+    answers: list[AnswerRow] = []
+    entries: list[EntryRow] = []
