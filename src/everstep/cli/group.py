@@ -25,7 +25,7 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
             "resolve": "resolving",
         },
     ),
-    ("Looking closer", {"history": "listing", "effects": "effects"}),
+    ("Looking closer", {"history": "listing", "top": "watching", "effects": "effects"}),
     (
         "Acting on runs",
         {"signal": "acting", "cancel": "acting", "retry": "acting", "hold": "acting", "rollback": "acting"},
@@ -42,7 +42,10 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
             "crashtest": "crashtesting",
         },
     ),
-    ("The store", {"doctor": "doctor", "migrate": "migrating"}),
+    (
+        "The store",
+        {"export": "moving", "import": "moving", "gc": "collecting", "doctor": "doctor", "migrate": "migrating"},
+    ),
 )
 """Section to command to the module that has it, as the function `<command>_command`."""
 

@@ -23,6 +23,7 @@ from everstep.model.events import EventRow
 from everstep.model.status import Status
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, KeyChanges, SettleKey
+from everstep.stores.moving import Deleted, DeletePart, ImportRuns, RunDump
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.rows import (
     CheckpointRow,
@@ -178,6 +179,8 @@ Operation = (
     | MarkRestored
     | TakeNotification
     | SettleNotification
+    | ImportRuns
+    | DeletePart
 )
 
 
@@ -230,7 +233,7 @@ class Failed(NamedTuple):
     error: Exception
 
 
-Verdict = Accepted | Existing | Refused | Posted | NotPosted | Claimed | NotClaimed | Failed | Forgotten
+Verdict = Accepted | Existing | Refused | Posted | NotPosted | Claimed | NotClaimed | Failed | Forgotten | Deleted
 
 
 class Store(Protocol):
@@ -305,6 +308,18 @@ class Store(Protocol):
 
     def archived(self, run: str) -> list[ArchiveRow]:
         """Return what was archived of a run, the oldest first."""
+        ...
+
+    def dump(self, run: str) -> RunDump | None:
+        """Return everything that there is of a run, as of one moment."""
+        ...
+
+    def ties(self, run: str) -> list[str]:
+        """Return the runs that an unfinished run is tied to: by following, or by waiting for a key."""
+        ...
+
+    def deletions(self) -> list[tuple[str, int]]:
+        """Return runs whose deletion has begun and not ended, with the last generation that it is about."""
         ...
 
     def restores(self) -> int:

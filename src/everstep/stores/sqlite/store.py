@@ -13,6 +13,7 @@ from everstep.model.crash_points import crash_point
 from everstep.model.events import EventRow
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import EffectFilter, EffectRow
+from everstep.stores.moving import RunDump
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import (
     LAST,
@@ -147,6 +148,18 @@ class SqliteStore:
     def archived(self, run: str) -> list[ArchiveRow]:
         """Return what was archived of a run, the oldest first."""
         return self._reader.archived(run)
+
+    def dump(self, run: str) -> RunDump | None:
+        """Return everything that there is of a run, as of one moment."""
+        return self._reader.dump(run)
+
+    def ties(self, run: str) -> list[str]:
+        """Return the runs that an unfinished run is tied to: by following, or by waiting for a key."""
+        return self._reader.ties(run)
+
+    def deletions(self) -> list[tuple[str, int]]:
+        """Return runs whose deletion has begun and not ended, with the last generation that it is about."""
+        return self._reader.deletions()
 
     def restores(self) -> int:
         """Return how often this store was restored from a backup."""

@@ -14,6 +14,7 @@ import apsw
 from everstep.model.status import ENDED
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import ForgetKeys, SettleKey
+from everstep.stores.moving import DeletePart, ImportRuns
 from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
@@ -40,6 +41,7 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.sqlite.batch import Batch, is_simple, keeps_running
 from everstep.stores.sqlite.keys import KeyTable
+from everstep.stores.sqlite.moving import Moving
 from everstep.stores.sqlite.queries import batches, query
 from everstep.stores.sqlite.repairs import Repairs
 from everstep.stores.sqlite.rows import (
@@ -69,6 +71,7 @@ class Transaction:
         self._cursor = connection.cursor()
         self._keys = KeyTable(connection)
         self._repairs = Repairs(self._cursor)
+        self._moving = Moving(self._cursor)
 
     # -- a whole batch --------------------------------------------------------------------------------------------
     def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
@@ -143,6 +146,10 @@ class Transaction:
                 return self._repairs.repair(operation)
             case MarkRestored():
                 return self._repairs.mark_restored(operation)
+            case ImportRuns():
+                return self._moving.accept(operation)
+            case DeletePart():
+                return self._moving.delete(operation)
 
     def _append(self, append: Append) -> Verdict:
         check_events(append)
