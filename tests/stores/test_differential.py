@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from everstep.model.status import ENDED, STATUSES
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import EffectFilter, ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
+from everstep.stores.moving import DeletePart
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     LAST,
@@ -186,7 +187,7 @@ def drawn_repair(draw: Draw, harness: Harness, row: RunRow | None) -> RepairRun 
 
 def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
     others = ["start", "start", "post", "post", "claim", "release", "restart", "settle", "forget", "repair", "mark"]
-    others += ["notify"] * 3
+    others += ["notify"] * 3 + ["delete"]
     kind = draw(st.sampled_from(["append"] * 6 + others))
     if kind == "notify":
         return drawn_notifying(draw)
@@ -212,6 +213,8 @@ def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
     if row is None:
         return Release("none", 0, "queued")
     epoch = row.epoch - draw(st.sampled_from([0, 0, 0, 1]))
+    if kind == "delete":
+        return DeletePart(row.id, epoch, draw(times), 1_000)
     if kind == "release":
         return Release(row.id, epoch, draw(st.sampled_from(["queued", "running", "waiting", "held"])))
     return RestartRun(
@@ -279,6 +282,8 @@ def everything(store: Store) -> dict[str, Any]:
             store.holds(run=run),
             store.archived(run),
             store.notifications(run=run),
+            store.dump(run),
+            store.ties(run),
         ]
     for wanted in (
         {},
@@ -286,6 +291,8 @@ def everything(store: Store) -> dict[str, Any]:
         {"tags": {"t": "1"}},
         {"workflow": "other"},
         {"parent": "a"},
+        {"text": "A"},
+        {"tags": {"t": "1"}, "status": ["queued"], "before": (20, "b")},
     ):
         told[f"runs {wanted}"] = store.runs(RunFilter(limit=3, offset=1, **wanted))
     for worker in WORKERS:

@@ -5,7 +5,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from everstep.model.status import ENDED
-from everstep.stores.moving import Deleted, DeletePart, ImportRuns, RunDump, arrived
+from everstep.stores.moving import Deleted, DeletePart, ImportRuns, RunDump, arrived, numbered
 from everstep.stores.protocol import Accepted, Refused, Verdict
 
 if TYPE_CHECKING:
@@ -37,14 +37,15 @@ class MemoryMoving:
                 self.begun.setdefault(row.id, (part.at, row.generation))
                 return Deleted(part.limit, False)
             del store._events[row.id, generation]
-        self._drop(row.id)
+        beside = self._drop(row.id)
         del store._runs[row.id]
         self.begun.pop(row.id, None)
-        return Deleted(part.limit - left + 1, True)
+        return Deleted(part.limit - left + beside + 1, True)
 
-    def _drop(self, run: str) -> None:
-        """Forget all of a run but its row, its events and the keys of its actions."""
-        store = self._store
+    def _drop(self, run: str) -> int:
+        """Forget all of a run but its row, its events and the keys of its actions. Returns how many large rows."""
+        store, whole = self._store, self.dump(run)
+        assert whole is not None
         tables: list[MutableMapping[Any, Any]] = [store._payloads, store._checkpoints]
         for table in tables:
             for key in [key for key in table if key[0] == run]:
@@ -54,6 +55,7 @@ class MemoryMoving:
         store._holds = {id: one for id, one in store._holds.items() if one.run != run}
         store._notifications.forget(run)
         store._repairs.rows = [row for row in store._repairs.rows if row.run != run]
+        return len(whole.payloads) + len(whole.checkpoints) + len(whole.deliveries) + len(whole.archive)
 
     def dump(self, run: str) -> RunDump | None:
         """Return everything of a run. Markers are in the database beside, which is not moved."""
@@ -110,9 +112,8 @@ class MemoryMoving:
         store._keep_payloads(row.id, dump.payloads)
         for one in dump.checkpoints:
             store._checkpoints.setdefault((row.id, one.generation), {})[one.seq] = one
-        for delivery in dump.deliveries:
-            if delivery.number in store._signals:
-                delivery.number = store.last_number + 1
+        for number, delivery in list(numbered(dump, store._signals.__contains__)):
+            delivery.number = store.last_number + 1 if number is None else number
             store.last_number = max(store.last_number, delivery.number)
             store._signals[delivery.number] = delivery
         store._signals = dict(sorted(store._signals.items()))

@@ -1,6 +1,6 @@
 """Taking whole runs out of a store: deleting ended ones part by part, and moving any to another store."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -47,7 +47,7 @@ class ImportRuns(msgspec.Struct, gc=False):
 
     `Refused("taken")` if a run with one of the ids is here, or a hold, or a marker; `Refused("key")` if a key that one
     of the runs is at work on is here. A key that is done or free is left as it is here. What was `running` is `queued`.
-    A delivery keeps its number if that is free here.
+    A delivery keeps its number if that is free here; those that are pending stay in their order.
     """
 
     dumps: Sequence[RunDump]
@@ -77,3 +77,12 @@ def arrived(dump: RunDump) -> RunRow:
     """Return a run's row as it is in the store that it was moved to."""
     status = "queued" if dump.row.status == "running" else dump.row.status
     return msgspec.structs.replace(dump.row, status=status, epoch=dump.row.epoch + 1, owner=None, deaths=0)
+
+
+def numbered(dump: RunDump, is_taken: Callable[[int], bool]) -> Iterator[tuple[int | None, Delivery]]:
+    """Return a run's deliveries with the numbers that they keep; None for the next free one, greater than all."""
+    has_moved = False
+    for one in dump.deliveries:
+        has_to_move = is_taken(one.number) or (has_moved and one.state == "pending")
+        has_moved = has_moved or (has_to_move and one.state == "pending")
+        yield None if has_to_move else one.number, one

@@ -7,7 +7,7 @@ import apsw
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED
 from everstep.stores.archive import ArchiveRow
-from everstep.stores.moving import Deleted, DeletePart, ImportRuns, MarkerRow, RunDump, arrived
+from everstep.stores.moving import Deleted, DeletePart, ImportRuns, MarkerRow, RunDump, arrived, numbered
 from everstep.stores.protocol import Accepted, CheckpointRow, Delivery, Refused, Verdict
 from everstep.stores.sqlite.queries import statements
 from everstep.stores.sqlite.rows import Row, as_json, effect_row, effect_values, hold_row, run_row, run_values
@@ -88,8 +88,8 @@ class Moving:
         self._many("put_event", [(run, generation, *event) for generation, event in dump.events])
         self._many("put_payload", [(run, *one) for one in dump.payloads])
         self._many("put_checkpoint", dump.checkpoints)
-        for one in dump.deliveries:
-            kept = (one.number, run, one.kind, one.name, one.id, one.value, one.at, one.state)
+        for number, one in list(numbered(dump, lambda number: bool(self._all("number_taken", number)))):
+            kept = (number, run, one.kind, one.name, one.id, one.value, one.at, one.state)
             self._all("put_delivery", *kept)
         self._many("put_follower", [(run, *one) for one in dump.followers])
         for hold in dump.holds:

@@ -143,9 +143,12 @@ INSERT INTO payloads (run, digest, value) VALUES (?, ?, ?);
 INSERT INTO checkpoints (run, generation, seq, previous, engine, state, digest, complete) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: put_delivery
--- Under its number, for histories know it, unless somebody here has that; the next numbers are greater than all.
-INSERT INTO signals (number, run, kind, name, id, value, at, state)
-VALUES (CASE WHEN EXISTS (SELECT 1 FROM signals WHERE number = ?1) THEN NULL ELSE ?1 END, ?2, ?3, ?4, ?5, ?6, ?7, ?8);
+-- Under its number, for histories know it, or with NULL under the next one.
+INSERT INTO signals (number, run, kind, name, id, value, at, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: number_taken
+-- Whether a delivery here has this number.
+SELECT 1 FROM signals WHERE number = ?;
 
 -- name: put_follower
 -- Who is told of its end.
