@@ -1,0 +1,231 @@
+"""`everstep export`, `import`, `gc`, `top` and `ls --search`, with real kills."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Folder
+
+APP = """
+import asyncio
+from pathlib import Path
+import everstep
+from everstep import step, workflow
+
+@step(effect="once")
+async def pay(amount: int) -> str:
+    with Path("paid.txt").open("a") as file:
+        file.write(f"{amount} {everstep.key()}\\n")
+    return "x" * 3000
+
+@step(effect="read")
+async def look(number: int) -> int:
+    return number
+
+@workflow
+async def short(number: int) -> int:
+    return await look(number)
+
+@workflow
+async def long(number: int) -> int:
+    for one in range(number):
+        await look(one)
+    return number
+
+@workflow
+async def order(amount: int) -> str:
+    await pay(amount)
+    child = await short(amount)
+    approved = await everstep.receive("approved", bool)
+    await pay(amount + 1)
+    return f"{child} {approved}"
+"""
+
+
+@pytest.fixture
+def shop(folder: Folder) -> Folder:
+    (folder.path / "app.py").write_text(APP)
+    return folder
+
+
+def ids(folder: Folder, *words: str) -> list[str]:
+    return [row["id"] for row in folder.json("ls", *words)]
+
+
+def killed_at(folder: Folder, point: str, *words: str) -> bool:
+    """Run a command in a process that is killed at a crash point; False if it came to its end before."""
+    done = folder.finish(folder.begin(*words, env={"EVERSTEP_CRASH_AT": point}))
+    assert done.status in (0, -signal.SIGKILL), done.err
+    return done.status != 0
+
+
+def is_sound(folder: Folder, url: str = "everstep.db") -> bool:
+    return bool(folder.everstep("verify", "--all", "--url", url).status == 0)
+
+
+# -- moving -------------------------------------------------------------------------------------------------------
+def test_an_unfinished_run_goes_on_in_another_store_and_nothing_is_done_twice(shop: Folder) -> None:
+    shop.left_waiting("o-1", "app.py:order", "5", "--tag", "team=blue")
+    refused = shop.everstep("export", "o-1", "o.jsonl")
+    assert refused.status == 2
+    assert "--hold" in refused.err
+    assert not (shop.path / "o.jsonl").exists()
+    done = shop.everstep("export", "o-1", "o.jsonl", "--hold")
+    assert (done.status, "HELD" in done.out) == (0, True), done.err
+    assert shop.run_row("o-1") == ("held", None)
+    assert shop.everstep("import", "o.jsonl", "--url", "two.db").status == 0
+    assert ids(shop, "--url", "two.db", "--tag", "team=blue") == ["o-1"]
+    assert is_sound(shop, "two.db")
+    shop.everstep("signal", "o-1", "approved", "true", "--url", "two.db")
+    ended = shop.everstep("run", "app.py:order", "5", "--id", "o-1", "--url", "two.db")
+    assert "5 True" in ended.out, ended.err
+    paid = (shop.path / "paid.txt").read_text().splitlines()
+    assert [line.split()[0] for line in paid] == ["5", "6"]
+    assert shop.run_row("o-1")[0] == "held"
+    assert is_sound(shop)
+    assert is_sound(shop, "two.db")
+
+
+def test_what_was_left_to_go_on_is_only_taken_as_a_copy(shop: Folder) -> None:
+    shop.left_waiting("o-1", "app.py:order", "5")
+    done = shop.everstep("export", "--all", "o.jsonl", "--leave")
+    assert "GO ON HERE" in done.out
+    assert shop.run_row("o-1")[0] == "waiting"
+    refused = shop.everstep("import", "o.jsonl", "--url", "two.db")
+    assert (refused.status, "twice" in refused.err) == (2, True)
+    assert ids(shop, "--url", "two.db") == []
+    assert shop.everstep("import", "o.jsonl", "--url", "two.db", "--copies").status == 0
+    assert set(ids(shop, "--url", "two.db")) == {"o-1", *ids(shop)}
+
+
+def test_a_run_that_a_living_process_drives_is_not_exported(shop: Folder) -> None:
+    process = shop.begin("run", "app.py:order", "5", "--id", "o-1")
+    shop.wait_for(lambda: shop.run_row("o-1")[0] == "waiting")
+    refused = shop.everstep("export", "o-1", "o.jsonl", "--hold")
+    assert (refused.status, "alive" in refused.err) == (2, True), refused.err
+    assert not (shop.path / "o.jsonl").exists()
+    shop.kill(process)
+
+
+def test_what_is_there_is_never_written_over(shop: Folder) -> None:
+    shop.everstep("run", "app.py:short", "1", "--id", "a")
+    assert shop.everstep("export", "a", "f.jsonl").status == 0
+    before = (shop.path / "f.jsonl").read_bytes()
+    assert shop.everstep("export", "a", "f.jsonl").status == 2
+    assert (shop.path / "f.jsonl").read_bytes() == before
+    refused = shop.everstep("import", "f.jsonl")
+    assert (refused.status, "already" in refused.err) == (2, True)
+    assert shop.json("import", "f.jsonl", "--skip-existing")["skipped"] == ["a"]
+
+
+def test_a_file_with_any_byte_changed_is_refused_whole(shop: Folder) -> None:
+    shop.everstep("run", "app.py:order", "1", "--id", "a", env={"EVERSTEP_CRASH_AT": "body.after:1"})
+    shop.everstep("run", "app.py:short", "1", "--id", "b")
+    assert shop.everstep("export", "--all", "f.jsonl", "--hold").status == 0
+    whole = (shop.path / "f.jsonl").read_bytes()
+    size = len(whole)
+    changed = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(3, size, size // 25)]
+    changed += [whole[: size // 2], whole[: whole.rindex(b"\n", 0, -1) + 1], b"", b"\n" * 5]
+    for number, content in enumerate(changed):
+        (shop.path / "bad.jsonl").write_bytes(content)
+        done = shop.everstep("import", "bad.jsonl", "--url", f"t{number}.db")
+        assert done.status != 0, number
+        assert ids(shop, "--url", f"t{number}.db") == []
+
+
+def test_a_history_that_was_changed_with_its_digest_is_refused(shop: Folder) -> None:
+    """Whoever makes the file's own digest anew still does not get past the chain."""
+    from hashlib import blake2b
+
+    shop.everstep("run", "app.py:short", "1", "--id", "a")
+    shop.everstep("export", "a", "f.jsonl")
+    lines = (shop.path / "f.jsonl").read_bytes().splitlines(keepends=True)[:-1]
+    place = next(n for n, line in enumerate(lines) if b'"run_completed"' in line)
+    kind, (generation, event) = json.loads(lines[place])
+    event[3] += 1
+    lines[place] = json.dumps([kind, [generation, event]]).encode() + b"\n"
+    digest = blake2b(b"".join(lines), digest_size=32, person=b"everstep/file").hexdigest()
+    lines.append(json.dumps(["end", {"lines": len(lines), "digest": digest}]).encode() + b"\n")
+    (shop.path / "bad.jsonl").write_bytes(b"".join(lines))
+    refused = shop.everstep("import", "bad.jsonl", "--url", "two.db")
+    assert refused.status != 0
+    assert "digest" in refused.err
+    assert ids(shop, "--url", "two.db") == []
+
+
+@pytest.mark.parametrize("point", ["store.commit.before", "store.commit.written", "store.commit.after"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_import_killed_anywhere_is_finished_by_saying_it_again(shop: Folder, point: str, count: int) -> None:
+    for run in ("a", "b", "c"):
+        shop.everstep("run", "app.py:short", "1", "--id", run)
+    shop.everstep("export", "--all", "f.jsonl")
+    assert killed_at(shop, f"{point}:{count}", "import", "f.jsonl", "--url", "two.db")
+    assert is_sound(shop, "two.db")
+    assert shop.everstep("import", "f.jsonl", "--url", "two.db", "--skip-existing").status == 0
+    assert ids(shop, "--url", "two.db") == ["c", "b", "a"]
+    assert is_sound(shop, "two.db")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("point", ["store.commit.before", "store.commit.written", "store.commit.after"])
+def test_an_export_killed_anywhere_leaves_no_file_of_a_run_that_goes_on(shop: Folder, point: str, count: int) -> None:
+    shop.left_waiting("o-1", "app.py:order", "5")
+    assert killed_at(shop, f"{point}:{count}", "export", "o-1", "o.jsonl", "--hold")
+    assert not (shop.path / "o.jsonl").exists()
+    assert is_sound(shop)
+    if shop.run_row("o-1")[0] == "held":  # nothing is lost: it goes on here if a person says so
+        assert shop.everstep("resolve", "o-1", "--retry").status == 0
+    assert shop.everstep("export", "o-1", "o.jsonl", "--hold").status == 0
+    assert shop.run_row("o-1")[0] == "held"
+
+
+# -- deleting -----------------------------------------------------------------------------------------------------
+def test_gc_takes_families_that_have_ended_and_nothing_else(shop: Folder) -> None:
+    shop.left_waiting("o-1", "app.py:order", "5")
+    for run in ("a", "b"):
+        shop.everstep("run", "app.py:short", "1", "--id", run)
+    before = set(ids(shop))
+    assert shop.json("gc", "--older-than", "1h")["deleted"] == []
+    assert set(shop.json("gc", "--older-than", "0s", "--dry-run")["deleted"]) == {"a", "b"}
+    assert set(ids(shop)) == before
+    assert shop.json("gc", "--older-than", "0s", "--keep", "1")["deleted"] == ["a"]
+    assert shop.json("gc", "--older-than", "0s")["deleted"] == ["b"]
+    assert set(ids(shop)) == before - {"a", "b"}  # the child of a run that waits has ended, and stays
+    assert len(ids(shop)) == 2
+    assert is_sound(shop)
+
+
+@pytest.mark.parametrize("point", ["store.commit.before", "store.commit.written", "store.commit.after"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_deletion_killed_anywhere_is_ended_by_the_next(shop: Folder, point: str, count: int) -> None:
+    shop.everstep("run", "app.py:long", "250", "--id", "l-1")
+    shop.everstep("run", "app.py:short", "1", "--id", "s-1")
+    assert killed_at(shop, f"{point}:{count}", "gc", "--older-than", "0s")
+    assert is_sound(shop)  # also with a run of which a part is gone
+    assert shop.everstep("gc", "--older-than", "0s").status == 0
+    assert ids(shop) == []
+    import sqlite3
+
+    connection = sqlite3.connect(shop.path / "everstep.db")
+    for table in ("runs", "events", "payloads", "deletions", "signals", "holds"):
+        assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
+    connection.close()
+
+
+# -- looking ------------------------------------------------------------------------------------------------------
+def test_top_and_ls_show_what_is_there(shop: Folder, tmp_path: Path) -> None:
+    shop.left_waiting("o-1", "app.py:order", "5", "--tag", "team=blue")
+    shop.everstep("hold", "o-1")
+    facts: Any = shop.json("top")
+    assert facts["runs"]["completed"] == 1
+    assert facts["workers"] == [] or all(one["pid"] for one in facts["workers"])
+    assert [one["run"] for one in facts["holds"]] == ["o-1"]
+    shown = shop.everstep("top", "--once").out
+    assert "o-1" in shown
+    assert "held" in shown
+    assert ids(shop, "--search", "TEAM=blue") == ["o-1"]
+    assert ids(shop, "--tag", "team=red") == []
+    assert ids(shop, "--after", ids(shop)[0]) == ids(shop)[1:]
