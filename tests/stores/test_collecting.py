@@ -1,0 +1,67 @@
+"""Which runs `app.gc` takes, in every store."""
+
+import asyncio
+from unittest.mock import patch
+
+from everstep.engine.app import App
+from everstep.engine.collecting import Collected
+from everstep.stores.protocol import HoldRow
+from tests.stores.kit import Harness, append_to
+
+LATER = 4_000_000_000_000_000
+"""In the year 2096."""
+
+
+def collected(harness: Harness, seconds: float = 1.0, keep: int = 0) -> Collected:
+    """Delete what ended so many seconds ago, by the clock of the machine."""
+
+    async def collect() -> Collected:
+        app = App(harness.store, workflows=())
+        await app.open()
+        try:
+            return await app.gc(older_than=seconds, keep=keep)
+        finally:
+            with patch.object(harness.store, "close"):  # the test goes on with it
+                await app.close()
+
+    return asyncio.run(collect())
+
+
+def test_a_family_stays_while_a_child_has_not_ended(harness: Harness) -> None:
+    harness.start("parent", status="running")
+    harness.start("child", status="waiting", parent="parent")
+    harness.start("grandchild", status="running", parent="child")
+    harness.end("parent")
+    harness.end("grandchild")
+    done = collected(harness)
+    assert (done.runs, done.left) == ([], 3)
+    harness.end("child")
+    assert (collected(harness)).runs == ["parent", "child", "grandchild"]
+    assert harness.store.counts() == {}
+
+
+def test_an_ended_run_with_an_open_hold_stays(harness: Harness) -> None:
+    row = harness.start("a", status="running")
+    harness.one(append_to(row, status="held", hold=HoldRow(id="h", run="a", reason="asked")))
+    harness.end("a")
+    assert (collected(harness)).runs == []
+    assert harness.row("a").status == "completed"
+
+
+def test_a_run_that_ended_lately_stays(harness: Harness) -> None:
+    harness.start("old", status="running")
+    harness.end("old")
+    harness.start("new", status="running")
+    harness.end("new", at=LATER)
+    assert (collected(harness, 0.0)).runs == ["old"]
+    assert harness.row("new").status == "completed"
+
+
+def test_the_newest_of_each_workflow_are_kept(harness: Harness) -> None:
+    for number in range(6):
+        name = f"r{number}"
+        harness.start(name, status="running", created_at=number, workflow="order" if number % 2 else "other")
+        harness.end(name)
+    done = collected(harness, keep=2)
+    assert sorted(done.runs) == ["r0", "r1"]
+    assert done.left == 4
