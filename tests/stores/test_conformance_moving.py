@@ -245,3 +245,13 @@ def test_an_import_whose_commit_failed_is_done_once(
     assert sqlite.one(ImportRuns([dumped(source, "a")])) == Accepted()
     assert sqlite.row("a").status == "completed"
     assert len(sqlite.store.events("a", 1)) == 8
+
+
+def test_a_run_is_tied_to_whom_it_follows_and_never_to_itself(harness: Harness) -> None:
+    for run in ("a", "b"):
+        harness.start(run, status="running", arguments="x")
+    follows = [new_run(run, arguments="x", follower="b") for run in ("a", "b")]
+    harness.one(append_to(harness.row("b"), 1, starts=follows))
+    assert dumped(harness, "b").followers == [("b", 1)]
+    assert harness.store.ties("b") == ["a"]
+    assert harness.store.ties("a") == ["b"]

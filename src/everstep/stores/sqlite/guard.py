@@ -14,7 +14,7 @@ STORE_TABLES: Final = frozenset(
     {
         *("meta", "runs", "events", "payloads", "signals", "followers", "holds", "workers"),
         *("archive", "budgets", "checkpoints", "effects", "notifications", "queues", "schedules", "streams", "waiters"),
-        *("witnesses", "sqlite_sequence"),
+        *("witnesses", "sqlite_sequence", "deletions", "tagged"),
     }
 )
 """The tables of a store, and the names that later releases may need for theirs."""

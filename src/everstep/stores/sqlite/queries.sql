@@ -187,8 +187,9 @@ SELECT coalesce((SELECT value FROM meta WHERE name = 'latest_time'), 0);
 
 -- name: ties
 -- Whom an unfinished run follows, who follows it, who has keys that it waits for, and who waits for its keys.
-SELECT run FROM followers WHERE follower = ?1
-UNION SELECT follower FROM followers WHERE run = ?1
+-- Never itself, though a run may follow itself.
+SELECT run FROM followers WHERE follower = ?1 AND run <> ?1
+UNION SELECT follower FROM followers WHERE run = ?1 AND follower <> ?1
 UNION SELECT effects.run FROM waiters JOIN effects ON effects.key = waiters.key WHERE waiters.run = ?1 AND effects.run <> ?1
 UNION SELECT waiters.run FROM effects JOIN waiters ON waiters.key = effects.key WHERE effects.run = ?1 AND waiters.run <> ?1
 ORDER BY 1;
