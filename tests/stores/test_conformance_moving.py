@@ -250,7 +250,7 @@ def test_an_import_whose_commit_failed_is_done_once(
 def test_a_run_is_tied_to_whom_it_follows_and_never_to_itself(harness: Harness) -> None:
     for run in ("a", "b"):
         harness.start(run, status="running", arguments="x")
-    follows = [new_run(run, arguments="x", follower="b") for run in ("a", "b")]
+    follows = [new_run(run, arguments="x", follower="b", follower_call=1) for run in ("a", "b")]
     harness.one(append_to(harness.row("b"), 1, starts=follows))
     assert dumped(harness, "b").followers == [("b", 1)]
     assert harness.store.ties("b") == ["a"]

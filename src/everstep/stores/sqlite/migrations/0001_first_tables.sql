@@ -244,6 +244,12 @@ CREATE TRIGGER runs_tagged AFTER INSERT ON runs WHEN NEW.tags <> '{}' AND json_v
     INSERT OR IGNORE INTO tagged SELECT key, value, NEW.created_at, NEW.id FROM json_each(NEW.tags);
 END;
 
+CREATE TRIGGER runs_untagged_before BEFORE UPDATE OF tags, created_at ON runs WHEN OLD.tags <> '{}' AND json_valid(OLD.tags)
+BEGIN
+    DELETE FROM tagged WHERE run = OLD.id AND created_at = OLD.created_at
+        AND (name, value) IN (SELECT key, value FROM json_each(OLD.tags));
+END;
+
 CREATE TRIGGER runs_retagged AFTER UPDATE OF tags, created_at ON runs WHEN NEW.tags <> '{}' AND json_valid(NEW.tags) BEGIN
     INSERT OR IGNORE INTO tagged SELECT key, value, NEW.created_at, NEW.id FROM json_each(NEW.tags);
 END;
