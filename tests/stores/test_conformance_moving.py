@@ -8,7 +8,18 @@ import pytest
 from everstep.stores.keys import KeyChanges, KeyClaim
 from everstep.stores.moving import Deleted, DeletePart, ImportRuns, RunDump
 from everstep.stores.notifications import NotificationRow
-from everstep.stores.protocol import Accepted, Claim, EffectFilter, HoldRow, Post, Posted, Refused, RunFilter, StartRun
+from everstep.stores.protocol import (
+    Accepted,
+    Claim,
+    EffectFilter,
+    HoldRow,
+    Post,
+    Posted,
+    Refused,
+    RestartRun,
+    RunFilter,
+    StartRun,
+)
 from tests.stores.kit import HARNESSES, Harness, SqliteHarness, append_to, checkpoint_for, claimed, new_run
 from tests.stores.test_sqlite_faults import break_commit
 
@@ -255,3 +266,38 @@ def test_a_run_is_tied_to_whom_it_follows_and_never_to_itself(harness: Harness) 
     assert dumped(harness, "b").followers == [("b", 1)]
     assert harness.store.ties("b") == ["a"]
     assert harness.store.ties("a") == ["b"]
+
+
+def test_the_index_of_tags_is_what_the_rows_say(tmp_path: Path) -> None:
+    harness = SqliteHarness(tmp_path)
+
+    def indexed() -> list[tuple[str, str, str]]:
+        connection = harness.store.connect()
+        rows = connection.execute("SELECT name, value, run FROM tagged ORDER BY 1, 2, 3").fetchall()
+        connection.close()
+        return list(rows)
+
+    harness.start("a", status="running", created_at=1, tags={"team": "blue", "size": "1"})
+    harness.do(*[StartRun(new_run(run, created_at=1, tags={"team": "red"})) for run in ("b", "c")])
+    harness.one(append_to(harness.row("a"), starts=[new_run("d", tags={"team": "green"})]))
+    begun = [
+        ("size", "1", "a"),
+        ("team", "blue", "a"),
+        ("team", "green", "d"),
+        ("team", "red", "b"),
+        ("team", "red", "c"),
+    ]
+    assert indexed() == begun
+    harness.end("a")
+    row = claimed(harness.one(Claim("a", "me", 1, ["completed"])))
+    harness.one(RestartRun(row.epoch, new_run("a", generation=2, created_at=1, tags={"team": "black"})))
+    assert indexed() == [("team", "black", "a"), *begun[2:]]
+    harness.end("a")
+    delete(harness, "a")
+    assert indexed() == begun[2:]
+    (tmp_path / "other").mkdir()
+    other = SqliteHarness(tmp_path / "other")
+    assert other.one(ImportRuns([dumped(harness, "d")])) == Accepted()
+    assert found(other, tags={"team": "green"}) == ["d"]
+    harness.close()
+    other.close()

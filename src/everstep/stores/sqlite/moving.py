@@ -10,7 +10,16 @@ from everstep.stores.archive import ArchiveRow
 from everstep.stores.moving import Deleted, DeletePart, ImportRuns, MarkerRow, RunDump, arrived, numbered
 from everstep.stores.protocol import Accepted, CheckpointRow, Delivery, Refused, Verdict
 from everstep.stores.sqlite.queries import statements
-from everstep.stores.sqlite.rows import Row, as_json, effect_row, effect_values, hold_row, run_row, run_values
+from everstep.stores.sqlite.rows import (
+    Row,
+    as_json,
+    effect_row,
+    effect_values,
+    hold_row,
+    run_row,
+    run_values,
+    tag_values,
+)
 
 LARGE: Final = ("events", "payloads", "checkpoints", "archive", "signals")
 """The tables that may have very many rows, or very large ones, of one run."""
@@ -85,6 +94,7 @@ class Moving:
         row = arrived(dump)
         run = row.id
         self._all("put_run", *run_values(row))
+        self._many("put_tag", tag_values(row))
         self._many("put_event", [(run, generation, *event) for generation, event in dump.events])
         self._many("put_payload", [(run, *one) for one in dump.payloads])
         self._many("put_checkpoint", dump.checkpoints)

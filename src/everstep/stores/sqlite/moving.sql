@@ -130,6 +130,10 @@ INSERT INTO runs (id, workflow, version, semantics, status, generation, head_seq
     published, outcome, budget)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: put_tag
+-- It is found by it.
+INSERT INTO tagged (name, value, created_at, run) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
+
 -- name: put_event
 -- As it is: its digest was verified.
 INSERT INTO events (run, generation, seq, kind, step, at, body, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?);

@@ -103,6 +103,10 @@ INSERT INTO runs (id, workflow, version, semantics, status, generation, head_seq
     published, outcome, budget)
 VALUES {rows:25} ON CONFLICT DO NOTHING;
 
+-- name: keep_tags
+-- Of new runs, so that they are found by them.
+INSERT INTO tagged (name, value, created_at, run) VALUES {rows:4} ON CONFLICT DO NOTHING;
+
 -- name: restart_run
 -- A new generation in the old row. The epoch stays: epochs never go down. The first and the last parameters are
 -- those of create_runs, so ?9 (its epoch) is not used.

@@ -53,6 +53,7 @@ from everstep.stores.sqlite.rows import (
     resolved_values,
     run_row,
     run_values,
+    tag_values,
     text,
 )
 
@@ -326,9 +327,10 @@ class Transaction:
 
     # -- parts ------------------------------------------------------------------------------------------------------
     def _append_events(self, appends: Sequence[Append], news: Sequence[NewRun]) -> None:
-        """Insert the events and payloads of accepted appends and of new runs."""
+        """Insert the events and payloads of accepted appends and of new runs, and the tags of these."""
         events: list[Any] = []
         payloads: list[Row] = []
+        tags: list[Row] = []
         for a in appends:
             run, generation = a.run, a.generation
             for event in a.events:
@@ -338,8 +340,11 @@ class Transaction:
         for new in news:
             events += (new.row.id, new.row.generation, *new.event)
             payloads += [(new.row.id, digest, value) for digest, value in new.payloads]
+            if new.row.tags:
+                tags += tag_values(new.row)
         self._insert_flat("append_events", 8, events)
         self._insert("keep_payloads", 3, payloads)
+        self._insert("keep_tags", 4, tags)
         for append in appends:
             if append.row.budget is not None:
                 self._run("set_budget", (append.row.budget, append.run))

@@ -231,7 +231,8 @@ CREATE TABLE deletions (
     at INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Runs by their tags, newest last. The triggers keep it the same as the column, whoever writes that.
+-- Runs by their tags, newest last. Whoever inserts a run inserts these, if it has any: a trigger would cost every start.
+-- The triggers keep them the same as the column, whoever changes that.
 CREATE TABLE tagged (
     name TEXT NOT NULL,
     value TEXT NOT NULL,
@@ -239,10 +240,6 @@ CREATE TABLE tagged (
     run TEXT NOT NULL,
     PRIMARY KEY (name, value, created_at, run)
 ) STRICT, WITHOUT ROWID;
-
-CREATE TRIGGER runs_tagged AFTER INSERT ON runs WHEN NEW.tags <> '{}' AND json_valid(NEW.tags) BEGIN
-    INSERT OR IGNORE INTO tagged SELECT key, value, NEW.created_at, NEW.id FROM json_each(NEW.tags);
-END;
 
 CREATE TRIGGER runs_untagged_before BEFORE UPDATE OF tags, created_at ON runs WHEN OLD.tags <> '{}' AND json_valid(OLD.tags)
 BEGIN
