@@ -1,6 +1,7 @@
 """An App: what an application may ask of Everstep. How runs are driven stands in `driving.py`."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
@@ -17,6 +18,7 @@ from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow
 from everstep.errors import Misuse, StoreError
 from everstep.model.budgets import allotment_of
 from everstep.model.ids import checked_run_id
+from everstep.model.retention import Retention
 from everstep.model.status import STATUSES
 from everstep.stores.keys import STATES, EffectFilter, EffectRow, EffectState, shown_effect
 from everstep.stores.protocol import Existing, HoldRow, RunFilter, RunRow, StartRun, Verdict
@@ -291,13 +293,31 @@ class App(Driving):
         """
         return await key_operations.forget(self, self.clock.now() - microseconds(older_than))
 
-    async def gc(self, *, older_than: float, keep: int = 0, dry_run: bool = False) -> Collected:
-        """Delete runs that ended so many seconds ago, in short transactions, so that nobody who writes has to wait.
+    async def gc(
+        self,
+        *,
+        older_than: float | timedelta | None = None,
+        keep: int = 0,
+        keys_older_than: float | timedelta | None = None,
+        dry_run: bool = False,
+    ) -> Collected:
+        """Delete what is old enough, in short transactions, so that nobody who writes has to wait. See `Retention`.
 
-        A run goes with its children, and only when all of them have ended so long ago; held runs never go. The keys of
-        actions stay (`forget_keys`). With `keep`, the newest so many runs of each workflow stay.
+        older_than: runs that ended so many seconds ago. A run goes with its children, and only when all of them have
+            ended so long ago; none goes that is held, or has a key in doubt.
+        keep: the newest so many runs of each workflow stay.
+        keys_older_than: keys of actions that have not changed for so long. Without it they all stay.
+        dry_run: only say what would be deleted.
+        With neither time, what `everstep.open(retention=…)` says is done now.
         """
-        return await collect(self, older_than=older_than, keep=keep, dry_run=dry_run)
+        return await collect(self, self._retention(older_than, keep, keys_older_than), dry_run=dry_run)
+
+    def _retention(self, runs: Any, keep: int, keys: Any) -> Retention:
+        if runs is not None or keys is not None:
+            return Retention(runs=runs, keys=keys, keep=keep)
+        if self.collector.retention is None or keep:
+            raise Misuse("app.gc needs older_than= or keys_older_than=, or an app that was opened with retention=.")
+        return self.collector.retention
 
     async def export(
         self, runs: Sequence[str] | None, path: str, *, unfinished: Unfinished | None = None, by: str = ""

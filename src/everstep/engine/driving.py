@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, Final, Self, TypeVar
 
 from everstep.codec import Codec
@@ -28,12 +29,14 @@ from everstep.engine.judging import compare_outside
 from everstep.engine.notifying import Notifier, OnHold
 from everstep.engine.pump import Pump
 from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
+from everstep.engine.retaining import Collector
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
 from everstep.errors import ChainKeyMissing, Damaged, Misuse, StoreError, UnknownWorkflow
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
+from everstep.model.retention import Retention, retention_of
 from everstep.model.status import ENDED, Status
 from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import (
@@ -77,6 +80,7 @@ class Driving:
         randomness: random.Random | None = None,
         workflows: Sequence[str] | None = None,
         on_hold: OnHold = None,
+        retention: Retention | float | timedelta | None = None,
     ) -> None:
         if lease < 1:
             raise Misuse(f"lease={lease!r}: it is a number of seconds, at least 1.")
@@ -97,6 +101,7 @@ class Driving:
         self.watchers = Watchers(self)
         self.draining = False
         self.notifier = Notifier(self, on_hold)
+        self.collector = Collector(self, retention_of(retention))
         self.worker = ""
         self.restores = 0
         """How often the store was restored from a backup. It cannot be while there are workers."""
@@ -139,11 +144,13 @@ class Driving:
                 raise
             self.worker = worker
             self.pump.start()
+            self.collector.begin()
 
     async def close(self, drain: float = 0.0) -> None:
         """Stop: start no more bodies, wait `drain` seconds for those that run, save, and give the runs back."""
         self.draining = True
         await self.pump.stop()
+        self.collector.close()
         await wait_for_bodies(self.drivers, drain, can_save=lambda: self._failed is None)
         if self._failed is None:
             for driver in self.drivers.values():

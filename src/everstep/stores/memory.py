@@ -445,6 +445,11 @@ class MemoryStore(MemoryWork):
         with self._lock:
             return deepcopy(newest_first(list(self._keys.rows.values()), filter))
 
+    def old_keys(self, before: int) -> int:
+        """Return how many keys are done or free and have not changed since."""
+        with self._lock:
+            return len(self._keys.old(before))
+
     def waiters(self, key: str) -> list[tuple[str, int]]:
         """Return who waits for a key: runs and their calls."""
         with self._lock:

@@ -350,6 +350,10 @@ class Store(Protocol):
         """Return keys, those that changed last first."""
         ...
 
+    def old_keys(self, before: int) -> int:
+        """Return how many keys `ForgetKeys` would delete."""
+        ...
+
     def waiters(self, key: str) -> list[tuple[str, int]]:
         """Return who waits for a key: runs and their calls."""
         ...

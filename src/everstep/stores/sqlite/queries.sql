@@ -346,6 +346,10 @@ DELETE FROM effects WHERE key IN (
     WHERE changed_at < ?1 AND state <> 'under-way' ORDER BY changed_at, key LIMIT ?2
 );
 
+-- name: old_keys
+-- How many keys could be forgotten.
+SELECT count(*) FROM effects INDEXED BY effects_changed WHERE changed_at < ? AND state <> 'under-way';
+
 -- name: wait_for_key
 -- Whoever waits is told when the key changes, once.
 INSERT INTO waiters (key, run, call) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;

@@ -195,6 +195,10 @@ class Reader:
         wanted = (filter.prefix, filter.run, filter.step, filter.state, filter.limit, filter.offset)
         return [effect_row(row) for row in self._all("effects", *wanted)]
 
+    def old_keys(self, before: int) -> int:
+        """Return how many keys are done or free and have not changed since."""
+        return int(self._all("old_keys", before)[0][0])
+
     def waiters(self, key: str) -> list[tuple[str, int]]:
         """Return who waits for a key: runs and their calls."""
         return [(run, call) for run, call in self._all("waiters", key)]

@@ -193,6 +193,10 @@ class SqliteStore:
         """Return keys, those that changed last first."""
         return self._reader.effects(filter)
 
+    def old_keys(self, before: int) -> int:
+        """Return how many keys are done or free and have not changed since."""
+        return self._reader.old_keys(before)
+
     def waiters(self, key: str) -> list[tuple[str, int]]:
         """Return who waits for a key: runs and their calls."""
         return self._reader.waiters(key)
