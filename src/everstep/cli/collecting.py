@@ -73,9 +73,5 @@ def _print(done: Collected, place: str, *, dry_run: bool) -> None:
     if done.keys:
         out.print(styled("· " if dry_run else "✓ ", "green").append(f"{done.keys} keys of actions {verb}"))
     if done.left:
-        out.print(
-            styled(
-                f"  {done.left} are old enough and stay: kept, held, in doubt, or one of their family is too young",
-                "dim",
-            )
-        )
+        why = "kept, held, in doubt, or one of their family is too young"
+        out.print(styled(f"  {done.left} are old enough and stay: {why}", "dim"))

@@ -40,9 +40,7 @@ STYLES = {
     help="How long a worker that does not answer keeps its runs. A dead one on this machine loses them at once.",
 )  # fmt: skip
 @click.option("--retention", type=Age(), metavar="AGE", help="Delete runs that ended so long ago: 30d, 12h, 90m.")
-@click.option(
-    "--key-retention", type=Age(), metavar="AGE", help="Forget keys of actions that did not change for so long."
-)
+@click.option("--key-retention", type=Age(), metavar="AGE", help="Forget keys that did not change for so long.")
 @store_options
 def worker_command(
     files: tuple[str, ...],

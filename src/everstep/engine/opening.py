@@ -117,14 +117,8 @@ def open(
     if durability not in ("power", "process"):
         raise Misuse(f'durability={durability!r}: it is "power" or "process".')
     on_hold = default_on_hold() if on_hold is None else on_hold
-    options = {
-        "recover": recover,
-        "lease": lease,
-        "codec": codec,
-        "on_hold": on_hold,
-        "retention": retention_of(retention),
-        **testing,
-    }
+    kept = retention_of(retention)
+    options = {"recover": recover, "lease": lease, "codec": codec, "on_hold": on_hold, "retention": kept, **testing}
     return Opening(url, durability, options, chain_key)
 
 
