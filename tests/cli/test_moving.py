@@ -193,6 +193,7 @@ def test_gc_takes_families_that_have_ended_and_nothing_else(shop: Folder) -> Non
     assert set(ids(shop)) == before
     assert shop.json("gc", "--older-than", "0s", "--keep", "1")["deleted"] == ["a"]
     assert shop.json("gc", "--older-than", "0s")["deleted"] == ["b"]
+    assert shop.everstep("gc").status == 2
     assert set(ids(shop)) == before - {"a", "b"}  # the child of a run that waits has ended, and stays
     assert len(ids(shop)) == 2
     assert is_sound(shop)
@@ -213,6 +214,26 @@ def test_a_deletion_killed_anywhere_is_ended_by_the_next(shop: Folder, point: st
     for table in ("runs", "events", "payloads", "deletions", "signals", "holds"):
         assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
     connection.close()
+
+
+@pytest.mark.parametrize("count", [2, 4, 6])
+def test_a_worker_keeps_to_its_retention_and_one_killed_meanwhile_leaves_the_rest_to_the_next(
+    shop: Folder, count: int
+) -> None:
+    shop.left_waiting("o-1", "app.py:order", "5")
+    for run in ("l-1", "l-2"):
+        shop.everstep("run", "app.py:long", "250", "--id", run)
+    before = set(ids(shop))
+    words = ("worker", "app.py", "--retention", "0s")
+    killed = shop.begin(*words, env={"EVERSTEP_CRASH_AT": f"store.commit.written:{count}"})
+    assert shop.finish(killed).status == -signal.SIGKILL
+    assert is_sound(shop)
+    process = shop.begin(*words)
+    shop.wait_for(lambda: len(ids(shop)) == 2)
+    process.send_signal(signal.SIGTERM)
+    assert shop.finish(process).status == 0
+    assert set(ids(shop)) == before - {"l-1", "l-2"}
+    assert is_sound(shop)
 
 
 # -- looking ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from unittest.mock import patch
 
 from everstep.engine.app import App
 from everstep.engine.collecting import Collected
-from everstep.stores.protocol import HoldRow
+from everstep.stores.keys import ForgetKeys, Forgotten, KeyChanges, KeyClaim, KeyEnd, SettleKey
+from everstep.stores.protocol import Accepted, HoldRow
 from tests.stores.kit import Harness, append_to
 
 NOW, LATER = 10_000_000_000, 20_000_000_000
@@ -46,6 +47,32 @@ def test_an_ended_run_with_an_open_hold_stays(harness: Harness) -> None:
     harness.end("a")
     assert (collected(harness)).runs == []
     assert harness.row("a").status == "completed"
+
+
+def test_a_run_with_a_key_in_doubt_stays_until_somebody_decides(harness: Harness) -> None:
+    row = harness.start("a", status="running")
+    claim = KeyClaim("k", 3, 2, "charge", "x", "once")
+    harness.one(append_to(row, keys=KeyChanges(claims=[claim])))
+    harness.end("a", "cancelled")
+    done = collected(harness)
+    assert (done.runs, done.left) == ([], 1)
+    assert harness.one(SettleKey("k", 5, b"1", "h", "ann")) == Accepted()
+    assert collected(harness).runs == ["a"]
+    key = harness.store.effect("k")
+    assert (key and key.state, key and key.outcome) == ("done", b"1")
+
+
+def test_old_keys_are_counted_as_they_would_be_forgotten(harness: Harness) -> None:
+    row = harness.start("a", status="running")
+    claims = [KeyClaim(name, call, call, "charge", "x", "once") for call, name in enumerate("klm", 1)]
+    harness.one(append_to(row, at=10, keys=KeyChanges(claims=claims)))
+    for claim, at in zip(claims[:2], (20, 30), strict=True):
+        harness.one(append_to(harness.row("a"), at=at, keys=KeyChanges(ends=[KeyEnd(claim, b"1", "h")])))
+    assert [harness.store.old_keys(before) for before in (20, 21, 31)] == [0, 1, 2]
+    for before in (20, 21, 31):
+        counted = harness.store.old_keys(before)
+        assert harness.one(ForgetKeys(before)) == Forgotten(counted)
+    assert harness.store.effect("m") is not None
 
 
 def test_a_run_that_ended_lately_stays(harness: Harness) -> None:

@@ -266,6 +266,7 @@ def everything(store: Store) -> dict[str, Any]:
         told[f"due {target}"] = [store.due_notifications(target=target, at=at, limit=2) for at in (5, 20, 40)]
     told["diverged"] = store.diverged(["order", "other"], 2)
     told["keys"] = [(store.effect(key), store.waiters(key)) for key in KEYS]
+    told["old keys"] = [store.old_keys(at) for at in (5, 20, 40)]
     told["effects"] = [store.effects(EffectFilter(**wanted)) for wanted in ({}, {"run": "a"}, {"state": "done"})]
     for run in RUNS:
         told[run] = [
