@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ async def long(number: int) -> int:
     for one in range(number):
         await look(one)
     return number
+
+@step(effect="repeat", key="report:{number}")
+async def report(number: int) -> int:
+    return number
+
+@workflow
+async def shared(number: int) -> int:
+    return await report(number)
 
 @workflow
 async def order(amount: int) -> str:
@@ -177,9 +186,64 @@ def test_an_export_killed_anywhere_leaves_no_file_of_a_run_that_goes_on(shop: Fo
     assert not (shop.path / "o.jsonl").exists()
     assert is_sound(shop)
     if shop.run_row("o-1")[0] == "held":  # nothing is lost: it goes on here if a person says so
-        assert shop.everstep("resolve", "o-1", "--retry").status == 0
+        (hold,) = shop.json("holds")
+        assert shop.everstep("resolve", "o-1", "--retry", "--hold", hold["id"]).status == 0
     assert shop.everstep("export", "o-1", "o.jsonl", "--hold").status == 0
     assert shop.run_row("o-1")[0] == "held"
+
+
+def test_a_stopped_worker_of_the_old_store_does_nothing_more_about_a_run_that_was_moved(shop: Folder) -> None:
+    """It comes back to life, gets the signal that it waited for, and is fenced."""
+    shop.everstep("run", "app.py:order", "5", "--id", "o-1", env={"EVERSTEP_CRASH_AT": "body.after:1"})
+    old = shop.begin("worker", "app.py", "--lease", "1")
+    shop.wait_for(lambda: shop.run_row("o-1")[0] == "held")
+    assert shop.everstep("resolve", "o-1", "--done", '"x"').status == 0
+    shop.wait_for(lambda: shop.run_row("o-1")[0] == "waiting")
+    old.send_signal(signal.SIGSTOP)
+    try:
+        shop.wait_for(lambda: shop.everstep("export", "o-1", "o.jsonl", "--hold").status == 0)  # when its lease is over
+        assert shop.everstep("import", "o.jsonl", "--url", "two.db").status == 0
+        new = shop.begin("worker", "app.py", "--url", "two.db")
+        shop.everstep("signal", "o-1", "approved", "true")
+        shop.everstep("signal", "o-1", "approved", "true", "--url", "two.db")
+    finally:
+        old.send_signal(signal.SIGCONT)
+    shop.wait_for(lambda: shop.json("show", "o-1", "--url", "two.db")["status"] == "completed")
+    again = shop.begin("worker", "app.py")  # nor does a new one
+    time.sleep(1.5)
+    for process in (old, new, again):
+        process.send_signal(signal.SIGTERM)
+        assert shop.finish(process).status == 0
+    assert [line.split()[0] for line in (shop.path / "paid.txt").read_text().splitlines()] == ["5", "6"]
+    assert shop.run_row("o-1")[0] == "held"
+    assert is_sound(shop)
+    assert is_sound(shop, "two.db")
+
+
+def test_a_moved_run_goes_on_in_the_old_store_only_if_its_hold_is_named(shop: Folder) -> None:
+    for run in ("o-1", "o-2"):
+        shop.left_waiting(run, "app.py:order", "5")
+    assert shop.everstep("export", "o-1", "o.jsonl", "--hold").status == 0
+    assert shop.everstep("hold", "o-2").status == 0
+    refused = shop.everstep("resolve", "o-1", "--retry")
+    assert (refused.status, "o.jsonl" in refused.err) == (2, True), refused.err
+    for words in (("rollback", "o-1", "--allow-uncompensated"), ("resolve", "o-1", "--rollback")):
+        assert shop.everstep(*words).status == 2
+    many = shop.json("resolve", "--reason", "asked", "--retry", "--yes")
+    assert (many["resolved"], [one["run"] for one in many["refused"]]) == (["o-2"], ["o-1"])
+    assert [shop.run_row(run)[0] for run in ("o-1", "o-2")] == ["held", "queued"]
+    (hold,) = shop.json("holds")
+    assert shop.everstep("resolve", "o-1", "--retry", "--hold", hold["id"]).status == 0
+    assert shop.run_row("o-1")[0] != "held"
+
+
+def test_a_run_with_a_shared_key_under_way_is_not_exported_and_not_held(shop: Folder) -> None:
+    shop.everstep("run", "app.py:shared", "5", "--id", "k-1", env={"EVERSTEP_CRASH_AT": "body.after:1"})
+    refused = shop.everstep("export", "k-1", "k.jsonl", "--hold")
+    assert (refused.status, "under way" in refused.err) == (2, True), refused.err
+    assert not (shop.path / "k.jsonl").exists()
+    assert shop.run_row("k-1")[0] != "held"
+    assert shop.everstep("run", "app.py:shared", "5", "--id", "k-1").status == 0
 
 
 # -- deleting -----------------------------------------------------------------------------------------------------

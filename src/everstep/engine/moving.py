@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 PAGE: Final = 500
 NAMED_MAX: Final = 5
+EXPORTED: Final = "exported"
+"""The fact in the hold of a run that goes on elsewhere: the file."""
 Unfinished = Literal["hold", "leave"]
 
 
@@ -140,8 +142,12 @@ async def _hold(app: "App", claimed: Sequence[RunRow], path: str, by: str) -> No
         report = HoldReport(
             "asked",
             f"exported to {os.path.basename(path)}: it goes on in the store where that file is imported",
-            facts={"by": by, "exported": path},
-            consequences={"retry": "go on HERE; only if the file is imported nowhere, or everything is done twice"},
+            facts={"by": by, EXPORTED: path},
+            without=["rollback"],
+            consequences={
+                "retry": "go on HERE (with --hold ID): only if the file is imported nowhere, or all is done twice",
+                "cancel": "end what is here as cancelled, without its code; what was imported elsewhere is not touched",
+            },
         )
         verdict = await app.committer.submit(hold_unit(app, row, report))
         if not isinstance(verdict, Accepted):
@@ -162,6 +168,8 @@ def _write_part(app: "App", families: Sequence[Sequence[RunRow]], path: str, mod
         for family in families:
             dumps = [dump for row in family if (dump := app.store.dump(row.id)) is not None]
             check_sound(dumps, app.store.chain)
+            if mode == "hold":
+                _refuse_keys_under_way(dumps, "exported")
             writing.family(dumps)
         writing.end()
 
@@ -222,15 +230,19 @@ def _refuse(app: "App", header: Header, family: Sequence[RunDump], *, skip_exist
         )
     if header.entropy == app.store.entropy:
         return
-    keys = [
-        one.key for dump in family if dump.row.id not in existing for one in dump.effects if one.state == "under-way"
-    ]
-    if keys:
-        raise Misuse(
-            f"A step with the key {keys[0]!r} was under way. What it gave its receiver derives from the store that it "
-            "was in, so here it would be another action. Let the run settle it there, then export again. Nothing was "
-            "imported."
-        )
+    _refuse_keys_under_way([dump for dump in family if dump.row.id not in existing], "imported")
+
+
+def _refuse_keys_under_way(dumps: Sequence[RunDump], verb: str) -> None:
+    """What a receiver was given for a shared key derives from the store, so elsewhere it would be another action."""
+    for dump in dumps:
+        for one in dump.effects:
+            if one.state == "under-way":
+                raise Misuse(
+                    f"A step of run {dump.row.id} with the key {one.key!r} was under way. What it gave its receiver "
+                    "derives from the store that it was in, so in another it would be another action. Let the run "
+                    f"settle it there, then export it. Nothing was {verb}."
+                )
 
 
 def _named(runs: Sequence[str]) -> str:
