@@ -145,7 +145,7 @@ async def _hold(app: "App", claimed: Sequence[RunRow], path: str, by: str) -> No
             facts={"by": by, EXPORTED: path},
             without=["rollback"],
             consequences={
-                "retry": "go on HERE (with --hold ID): only if the file is imported nowhere, or all is done twice",
+                "retry": "go on HERE: only if the file is imported nowhere, or all is done twice",
                 "cancel": "end what is here as cancelled, without its code; what was imported elsewhere is not touched",
             },
         )
