@@ -24,7 +24,7 @@ from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
 from everstep.engine.first_turns import FirstTurns
 from everstep.engine.history import Recorded
 from everstep.engine.holding import HoldReport
-from everstep.engine.inbox import cancel_in
+from everstep.engine.inbox import cancel_in, hold_in
 from everstep.engine.judging import compare_outside
 from everstep.engine.notifying import Notifier, OnHold
 from everstep.engine.pump import Pump
@@ -216,9 +216,10 @@ class Driving:
         crash_point("run.replayed")
         driver.go_on(look=look)
 
-    async def _hold(self, row: RunRow, report: HoldReport) -> None:
+    async def _hold(self, row: RunRow, report: HoldReport, consumed: Sequence[int] = ()) -> None:
         try:
             unit = hold_unit(self, row, report)
+            unit.consumed = consumed
             verdict = await self.committer.submit(unit)
         except StoreError:
             self.want(row.id)  # it is taken up again, and held then
@@ -326,12 +327,15 @@ class Driving:
             self._taking_up.discard(driver.run)
 
     async def _look_at_delayed(self, row: RunRow) -> None:
-        """A run that has not begun is cancelled without its code; anything else waits until it begins."""
+        """A run that has not begun is cancelled or held without its code; anything else waits until it begins."""
         from everstep.engine.operations import end_claimed
 
         for delivery in self.store.inbox(row.id):
             if delivery.kind == "cancel":
                 await end_claimed(self, row, cancel_in(delivery))
+                return
+            if delivery.kind == "hold":
+                await self._hold(row, hold_in(delivery), [delivery.number])
                 return
 
     def adopt(self, run: str) -> None:
