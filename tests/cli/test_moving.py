@@ -46,6 +46,16 @@ async def report(number: int) -> int:
 async def shared(number: int) -> int:
     return await report(number)
 
+@everstep.transaction(everstep.STORE)
+async def count(connection, name: str) -> int:
+    connection.execute("CREATE TABLE IF NOT EXISTS counted (name TEXT)")
+    connection.execute("INSERT INTO counted VALUES (?)", (name,))
+    return len(connection.execute("SELECT name FROM counted").fetchall())
+
+@workflow
+async def counter(name: str) -> int:
+    return await count(name)
+
 @workflow
 async def order(amount: int) -> str:
     await pay(amount)
@@ -292,6 +302,21 @@ def test_a_deletion_killed_anywhere_is_ended_by_the_next(shop: Folder, point: st
     connection = sqlite3.connect(shop.path / "everstep.db")
     for table in ("runs", "events", "payloads", "deletions", "signals", "holds"):
         assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
+    connection.close()
+
+
+def test_the_marker_that_tells_an_unfinished_run_what_happened_stays(shop: Folder) -> None:
+    """Its step is committed, and only the marker knows."""
+    assert shop.everstep("run", "app.py:counter", '"ann"', "--id", "old").status == 0
+    killed = shop.everstep(
+        "run", "app.py:counter", '"bob"', "--id", "new", env={"EVERSTEP_CRASH_AT": "transaction.after:1"}
+    )
+    assert killed.status == -signal.SIGKILL
+    assert shop.json("gc", "--older-than", "0s")["deleted"] == ["old"]
+    ended = shop.everstep("run", "app.py:counter", '"bob"', "--id", "new")
+    assert ended.status == 0, ended.err
+    connection = sqlite3.connect(shop.path / "everstep.db")
+    assert connection.execute("SELECT name FROM counted ORDER BY name").fetchall() == [("ann",), ("bob",)]
     connection.close()
 
 
