@@ -52,6 +52,16 @@ async def count(connection, name: str) -> int:
     connection.execute("INSERT INTO counted VALUES (?)", (name,))
     return len(connection.execute("SELECT name FROM counted").fetchall())
 
+@step(effect="repeat")
+async def doze() -> None:
+    Path("begun.txt").touch()
+    while not Path("quick").exists():
+        await asyncio.sleep(0.05)
+
+@workflow
+async def slow() -> None:
+    await doze()
+
 @workflow
 async def counter(name: str) -> int:
     return await count(name)
@@ -308,9 +318,8 @@ def test_a_deletion_killed_anywhere_is_ended_by_the_next(shop: Folder, point: st
 def test_the_marker_that_tells_an_unfinished_run_what_happened_stays(shop: Folder) -> None:
     """Its step is committed, and only the marker knows."""
     assert shop.everstep("run", "app.py:counter", '"ann"', "--id", "old").status == 0
-    killed = shop.everstep(
-        "run", "app.py:counter", '"bob"', "--id", "new", env={"EVERSTEP_CRASH_AT": "transaction.after:1"}
-    )
+    crash = {"EVERSTEP_CRASH_AT": "transaction.after:1"}
+    killed = shop.everstep("run", "app.py:counter", '"bob"', "--id", "new", env=crash)
     assert killed.status == -signal.SIGKILL
     assert shop.json("gc", "--older-than", "0s")["deleted"] == ["old"]
     ended = shop.everstep("run", "app.py:counter", '"bob"', "--id", "new")
@@ -318,6 +327,26 @@ def test_the_marker_that_tells_an_unfinished_run_what_happened_stays(shop: Folde
     connection = sqlite3.connect(shop.path / "everstep.db")
     assert connection.execute("SELECT name FROM counted ORDER BY name").fetchall() == [("ann",), ("bob",)]
     connection.close()
+
+
+def test_a_run_that_was_taken_over_stays_while_who_lost_it_may_wake_up(shop: Folder) -> None:
+    """It may be in the middle of an atomic step, and only the run's marker tells it that it comes too late."""
+    process = shop.begin("run", "app.py:slow", "--id", "s-1")
+    shop.wait_for(lambda: (shop.path / "begun.txt").exists())
+    stop_between_transactions(shop, process)
+    try:
+        (shop.path / "quick").touch()
+        shop.change("UPDATE workers SET lease_until = 0")
+        worker = shop.begin("worker", "app.py")
+        shop.wait_for(lambda: shop.run_row("s-1")[0] == "completed")
+        done = shop.json("gc", "--older-than", "0s")
+        assert (done["deleted"], done["left"]) == ([], 1)
+    finally:
+        process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    assert shop.json("gc", "--older-than", "0s")["deleted"] == ["s-1"]
+    worker.send_signal(signal.SIGTERM)
+    assert shop.finish(worker).status == 0
 
 
 @pytest.mark.parametrize("count", [2, 4, 6])

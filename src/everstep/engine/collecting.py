@@ -6,8 +6,8 @@ transaction. A process that dies in between leaves a run of which a part is gone
 deletion ends it.
 
 Families go together: the run that nobody started, and its children. A family is left alone while any of it has not
-ended, has an open hold, has a key in doubt that somebody has to decide about, or has ended too lately. The keys of
-actions outlive their runs: they have a retention of their own.
+ended, has an open hold, has a key in doubt that somebody has to decide about, was taken over from a worker that may
+still wake up, or has ended too lately. The keys of actions outlive their runs: they have a retention of their own.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from everstep.engine.clock import microseconds
+from everstep.model.events import decode_body
 from everstep.model.retention import Retention
 from everstep.model.status import ENDED
 from everstep.stores.keys import EffectFilter, ForgetKeys, Forgotten
@@ -101,7 +102,7 @@ async def _families(app: "Driving", until: int, keep: int, done: Collected) -> A
             if row.ended_at is None or row.ended_at >= until:
                 continue
             family = await family_of(app.store, row)
-            if kept[row.workflow] <= keep or not all(may_go(app.store, one, until) for one in family):
+            if kept[row.workflow] <= keep or not await _may_all_go(app, family, until):
                 done.left += len(family)
                 continue
             yield family
@@ -117,6 +118,41 @@ async def family_of(store: Store, row: RunRow) -> list[RunRow]:
                 family.append(child)
         await asyncio.sleep(0)
     return family
+
+
+async def _may_all_go(app: "Driving", family: Sequence[RunRow], until: int) -> bool:
+    for number, row in enumerate(family):
+        if number % 10 == 9:
+            await asyncio.sleep(0)
+        if not may_go(app.store, row, until):
+            return False
+    alive = {worker.id for worker in app.store.workers()}
+    taken_over = [row for row in family if row.epoch > 0] if alive - {app.worker} else []
+    for row in taken_over:
+        if alive & await asyncio.to_thread(overtaken_in, app.store, row):
+            return False
+    return True
+
+
+def overtaken_in(store: Store, row: RunRow) -> set[str]:
+    """Return the workers that began steps of a run before somebody took it over from them.
+
+    While one of them lives it may wake up in the middle of an atomic step, and only a marker tells it that it is late.
+    """
+    overtaken: set[str] = set()
+    for generation in store.generations(row.id):
+        begun_by = ""
+        for event in store.events(row.id, generation):
+            if event.kind != "step_started":
+                continue
+            try:
+                by = decode_body(event.kind, event.body).by
+            except msgspec.MsgspecError:  # a damaged history does not tell
+                continue
+            if begun_by and by != begun_by:
+                overtaken.add(begun_by)
+            begun_by = by
+    return overtaken
 
 
 def may_go(store: Store, row: RunRow, until: int) -> bool:
