@@ -52,16 +52,6 @@ async def count(connection, name: str) -> int:
     connection.execute("INSERT INTO counted VALUES (?)", (name,))
     return len(connection.execute("SELECT name FROM counted").fetchall())
 
-@step(effect="repeat")
-async def doze() -> None:
-    Path("begun.txt").touch()
-    while not Path("quick").exists():
-        await asyncio.sleep(0.05)
-
-@workflow
-async def slow() -> None:
-    await doze()
-
 @workflow
 async def counter(name: str) -> int:
     return await count(name)
@@ -99,6 +89,19 @@ def stop_between_transactions(folder: Folder, process: "subprocess.Popen[str]") 
             time.sleep(0.05)
         finally:
             connection.close()
+
+
+def is_stopped(process: "subprocess.Popen[str]") -> bool:
+    """Tell whether a process has stopped itself."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def counted(folder: Folder) -> list[str]:
+    """Return what atomic steps have written to the store."""
+    connection = sqlite3.connect(folder.path / "everstep.db")
+    names = [name for (name,) in connection.execute("SELECT name FROM counted ORDER BY name")]
+    connection.close()
+    return names
 
 
 def killed_at(folder: Folder, point: str, *words: str) -> bool:
@@ -324,27 +327,24 @@ def test_the_marker_that_tells_an_unfinished_run_what_happened_stays(shop: Folde
     assert shop.json("gc", "--older-than", "0s")["deleted"] == ["old"]
     ended = shop.everstep("run", "app.py:counter", '"bob"', "--id", "new")
     assert ended.status == 0, ended.err
-    connection = sqlite3.connect(shop.path / "everstep.db")
-    assert connection.execute("SELECT name FROM counted ORDER BY name").fetchall() == [("ann",), ("bob",)]
-    connection.close()
+    assert counted(shop) == ["ann", "bob"]
 
 
 def test_a_run_that_was_taken_over_stays_while_who_lost_it_may_wake_up(shop: Folder) -> None:
     """It may be in the middle of an atomic step, and only the run's marker tells it that it comes too late."""
-    process = shop.begin("run", "app.py:slow", "--id", "s-1")
-    shop.wait_for(lambda: (shop.path / "begun.txt").exists())
-    stop_between_transactions(shop, process)
-    try:
-        (shop.path / "quick").touch()
-        shop.change("UPDATE workers SET lease_until = 0")
-        worker = shop.begin("worker", "app.py")
-        shop.wait_for(lambda: shop.run_row("s-1")[0] == "completed")
-        done = shop.json("gc", "--older-than", "0s")
-        assert (done["deleted"], done["left"]) == ([], 1)
-    finally:
-        process.send_signal(signal.SIGKILL)
-    process.wait(10)
-    assert shop.json("gc", "--older-than", "0s")["deleted"] == ["s-1"]
+    late = shop.begin(
+        "run", "app.py:counter", '"ann"', "--id", "c-1", env={"EVERSTEP_CRASH_AT": "transaction.before:1:stop"}
+    )
+    shop.wait_for(lambda: is_stopped(late))
+    shop.change("UPDATE workers SET lease_until = 0")
+    worker = shop.begin("worker", "app.py")
+    shop.wait_for(lambda: shop.run_row("c-1")[0] == "completed")
+    done = shop.json("gc", "--older-than", "0s")
+    assert (done["deleted"], done["left"]) == ([], 1)
+    late.send_signal(signal.SIGCONT)
+    shop.finish(late)
+    assert counted(shop) == ["ann"]
+    assert shop.json("gc", "--older-than", "0s")["deleted"] == ["c-1"]
     worker.send_signal(signal.SIGTERM)
     assert shop.finish(worker).status == 0
 

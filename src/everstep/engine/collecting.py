@@ -135,23 +135,25 @@ async def _may_all_go(app: "Driving", family: Sequence[RunRow], until: int) -> b
 
 
 def overtaken_in(store: Store, row: RunRow) -> set[str]:
-    """Return the workers that began steps of a run before somebody took it over from them.
+    """Return the workers that may be in the middle of an atomic step of a run that somebody took over from them.
 
-    While one of them lives it may wake up in the middle of an atomic step, and only a marker tells it that it is late.
+    While one of them lives it may wake up there, and only a marker tells it that it is late.
     """
     overtaken: set[str] = set()
     for generation in store.generations(row.id):
-        begun_by = ""
+        begun_by: dict[int, str] = {}
         for event in store.events(row.id, generation):
-            if event.kind != "step_started":
+            if event.kind not in ("step_started", "step_completed", "step_failed"):
                 continue
             try:
-                by = decode_body(event.kind, event.body).by
+                body = decode_body(event.kind, event.body)
             except msgspec.MsgspecError:  # a damaged history does not tell
                 continue
-            if begun_by and by != begun_by:
-                overtaken.add(begun_by)
-            begun_by = by
+            before = begun_by.pop(body.call, "")
+            if event.kind == "step_started" and body.effect == "atomic":
+                overtaken |= {before} - {body.by, ""}
+                begun_by[body.call] = body.by
+        overtaken |= set(begun_by.values())
     return overtaken
 
 
