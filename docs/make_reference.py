@@ -50,7 +50,7 @@ DECORATORS: Final[dict[str, type]] = {"step": Step, "transaction": TransactionSt
 
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Declaring": ("workflow", "step", "transaction", "STORE", "Retry", "Budget", "register", "Live"),
-    "Running": ("run", "open", "App", "Run"),
+    "Running": ("run", "open", "App", "Run", "Retention"),
     "Telling of holds": ("Webhook", "verify_webhook"),
     "Inside a workflow": (
         "receive",
@@ -297,7 +297,7 @@ def class_entry(name: str, cls: type, level: str = "###") -> str:
     fields = [one for one in fields_of(cls) if not one[0].startswith("_") and "ClassVar" not in one[1]]
     if fields:
         parts.append(table_of(fields))
-    if not issubclass(cls, BaseException) and cls not in (everstep.Retry, everstep.Budget):
+    if not issubclass(cls, BaseException) and cls not in (everstep.Retry, everstep.Budget, everstep.Retention):
         parts += [heading(f"{name}.{n}", signature(n, f, without=1), f, level + "#") for n, f in methods_of(cls)]
     return "\n".join(parts)
 

@@ -17,6 +17,7 @@ from everstep.effects.transaction import transaction
 from everstep.engine.workflow import workflow
 from everstep.errors import BudgetExceeded, Error, Evicted, Fatal, NotDone
 from everstep.model.budgets import Budget
+from everstep.model.retention import Retention
 from everstep.model.retry import Retry
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ __all__ = [
     "Fatal",
     "Live",
     "NotDone",
+    "Retention",
     "Retry",
     "Run",
     "Unknown",

@@ -14,6 +14,7 @@ from everstep.model.status import ENDED, STATUSES
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import AnswerRow, Beside, EntryRow
 from everstep.stores.keys import EffectFilter, ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
+from everstep.stores.moving import DeletePart
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     LAST,
@@ -200,7 +201,7 @@ def drawn_repair(draw: Draw, harness: Harness, row: RunRow | None) -> RepairRun 
 
 def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
     others = ["start", "start", "post", "post", "claim", "release", "restart", "settle", "forget", "repair", "mark"]
-    others += ["notify"] * 3
+    others += ["notify"] * 3 + ["delete"]
     kind = draw(st.sampled_from(["append"] * 6 + others))
     if kind == "notify":
         return drawn_notifying(draw)
@@ -226,6 +227,8 @@ def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
     if row is None:
         return Release("none", 0, "queued")
     epoch = row.epoch - draw(st.sampled_from([0, 0, 0, 1]))
+    if kind == "delete":
+        return DeletePart(row.id, epoch, draw(times), 1_000)
     if kind == "release":
         return Release(row.id, epoch, draw(st.sampled_from(["queued", "running", "waiting", "held"])))
     return RestartRun(
@@ -277,6 +280,7 @@ def everything(store: Store) -> dict[str, Any]:
         told[f"due {target}"] = [store.due_notifications(target=target, at=at, limit=2) for at in (5, 20, 40)]
     told["diverged"] = store.diverged(["order", "other"], 2)
     told["keys"] = [(store.effect(key), store.waiters(key)) for key in KEYS]
+    told["old keys"] = [store.old_keys(at) for at in (5, 20, 40)]
     told["effects"] = [store.effects(EffectFilter(**wanted)) for wanted in ({}, {"run": "a"}, {"state": "done"})]
     for run in RUNS:
         told[run] = [
@@ -296,6 +300,8 @@ def everything(store: Store) -> dict[str, Any]:
             [store.answer(run, number) for number in range(1, 5)],
             [store.streams(run, generation) for generation in range(1, 3)],
             [store.stream(run, 1, "s"), store.stream(run, 1, "t", 1, 2), store.stream_head(run, 1, "s")],
+            store.dump(run),
+            store.ties(run),
         ]
     for wanted in (
         {},
@@ -303,6 +309,8 @@ def everything(store: Store) -> dict[str, Any]:
         {"tags": {"t": "1"}},
         {"workflow": "other"},
         {"parent": "a"},
+        {"text": "A"},
+        {"tags": {"t": "1"}, "status": ["queued"], "before": (20, "b")},
     ):
         told[f"runs {wanted}"] = store.runs(RunFilter(limit=3, offset=1, **wanted))
     for worker in WORKERS:

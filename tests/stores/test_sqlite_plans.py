@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from everstep.stores.sqlite.queries import _for_rows, names, query
+from everstep.stores.sqlite.queries import _for_rows, names, query, statements
 from tests.stores.kit import SqliteHarness
 
 IDLE = {
@@ -31,6 +31,8 @@ MAY_SCAN = {
     "notifications_all": "a list for people",
     "notifications_undelivered": "a list for people, by the index of what is undelivered",
     "runs": "a list for people, by the index of its order",
+    "ties": "few rows of waiters, asked for an export",
+    "deletions": "few rows",
     "counts": "a figure for people, from an index alone",
     "workers": "few rows",
     "mark_restored": "few rows of workers",
@@ -41,6 +43,7 @@ MAY_SCAN = {
 }
 
 TABLES = "runs|signals|events|payloads|checkpoints|archive|holds|followers|workers|effects|waiters|notifications|told"
+TABLES += "|tagged|everstep_markers"
 SCAN = re.compile(rf"SCAN ({TABLES})\b(?: USING (?:COVERING )?INDEX (\w+))?")
 
 
@@ -112,3 +115,18 @@ def test_every_statement_has_a_reason() -> None:
 def test_a_statement_for_many_rows_keeps_to_powers_of_two() -> None:
     assert query("append_events").endswith("VALUES {rows:8}")
     assert _for_rows("append_events", 2).endswith("VALUES (?,?,?,?,?,?,?,?),(?,?,?,?,?,?,?,?)")
+
+
+def test_runs_with_a_tag_are_found_by_it_and_in_order(sqlite: SqliteHarness) -> None:
+    lines = plan(sqlite, "runs_tagged")
+    assert any("SEARCH tagged USING PRIMARY KEY (name=? AND value=?" in line for line in lines), lines
+    assert not any("TEMP B-TREE FOR ORDER BY" in line for line in lines), lines
+
+
+def test_deleting_and_moving_runs_walk_no_table(sqlite: SqliteHarness) -> None:
+    connection = sqlite.sqlite._reader._connection
+    for name, sql in statements("moving.sql").items():
+        count = sql.count("?") if "?1" not in sql else max(int(number) for number in re.findall(r"\?(\d+)", sql))
+        lines = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + sql, (None,) * count)]
+        if name != "dump_waiters":  # few rows: calls that wait just now
+            assert not any(SCAN.search(line) for line in lines), (name, lines)

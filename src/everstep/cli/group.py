@@ -25,7 +25,7 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
             "resolve": "resolving",
         },
     ),
-    ("Looking closer", {"history": "listing", "effects": "effects", "stream": "exchanging"}),
+    ("Looking closer", {"history": "listing", "top": "watching", "effects": "effects", "stream": "exchanging"}),
     (
         "Acting on runs",
         {
@@ -49,7 +49,10 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
             "crashtest": "crashtesting",
         },
     ),
-    ("The store", {"doctor": "doctor", "migrate": "migrating"}),
+    (
+        "The store",
+        {"export": "moving", "import": "moving", "gc": "collecting", "doctor": "doctor", "migrate": "migrating"},
+    ),
 )
 """Section to command to the module that has it, as the function `<command>_command`."""
 

@@ -37,14 +37,27 @@ AMOUNTS = ("cost", "charged", "used", "granted", "allotted", "budget", "limits")
 @click.option("--status", multiple=True, type=click.Choice(STATUSES), help="Only these; can be given again.")
 @click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
 @click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Only runs with this tag; can be given again.")
+@click.option(
+    "--search", "text", default="", metavar="TEXT", help="Only runs with this in id, workflow, arguments or tags."
+)
+@click.option("--after", metavar="RUN", help="The page that begins after this run of the list.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @store_options
 def ls_command(
-    status: tuple[Any, ...], workflow: str | None, tags: tuple[str, ...], limit: int, url: str | None, in_json: bool
+    status: tuple[Any, ...],
+    workflow: str | None,
+    tags: tuple[str, ...],
+    text: str,
+    after: str | None,
+    limit: int,
+    url: str | None,
+    in_json: bool,
 ) -> None:
     """List the runs of a store, the newest first."""
     with reading(url) as store:
-        chosen = RunFilter(status=status, workflow=workflow, tags=parsed_tags(tags), limit=limit)
+        last = existing_run(store, after) if after is not None else None
+        chosen = RunFilter(status=status, workflow=workflow, tags=parsed_tags(tags), text=text, limit=limit)
+        chosen.before = (last.created_at, last.id) if last is not None else None
         rows = store.runs(chosen)
         now, counts = store.now(), store.counts()
         if in_json:

@@ -11,6 +11,7 @@ from everstep.cli.mistakes import EXIT_FAILED
 from everstep.cli.opening import acting, existing_run, line_to_paste, store_options, user_name
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.app import App
+from everstep.engine.operations import refuse_going_on_twice
 from everstep.engine.telling import hold_facts
 from everstep.errors import Error, HoldConflict, describe
 from everstep.stores.protocol import HoldRow
@@ -124,6 +125,7 @@ async def _resolve_many(
         if yes:
             for hold in holds:
                 try:
+                    refuse_going_on_twice(hold, answer["resolution"], is_named=False)
                     await _resolve(app, hold.run, hold.id, answer)
                     done.append(hold.run)
                 except Error as error:

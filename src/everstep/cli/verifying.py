@@ -43,6 +43,8 @@ def verify_command(run: str | None, all_runs: bool, outside: bool, url: str | No
         raise click.UsageError("Name a RUN, or say --all.")
     with reading(url) as store:
         rows = [existing_run(store, run)] if run is not None else every_run(store)
+        deleting = dict(store.deletions())
+        rows = [row for row in rows if deleting.get(row.id, 0) < row.generation]  # `everstep gc` ends what it began
         found = [verification(store, row, outside=outside) for row in rows]
         found += strays(store) if all_runs else []
         place = place_of(store)

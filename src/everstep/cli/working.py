@@ -4,10 +4,12 @@ import asyncio
 
 import click
 
+from everstep.cli.collecting import Age
 from everstep.cli.logs import log_lines
 from everstep.cli.opening import place_of, store_options
 from everstep.cli.terminal import clean, clock_time, console, say_json_line, styled
 from everstep.engine.opening import default_on_hold, default_url
+from everstep.model.retention import Retention
 from everstep.stores.opening import open_store
 from everstep.stores.protocol import Store
 from everstep.worker.loading import load_all, split
@@ -37,9 +39,18 @@ STYLES = {
     "--lease", type=click.FloatRange(min=1), default=30.0, show_default=True, metavar="SECONDS",
     help="How long a worker that does not answer keeps its runs. A dead one on this machine loses them at once.",
 )  # fmt: skip
+@click.option("--retention", type=Age(), metavar="AGE", help="Delete runs that ended so long ago: 30d, 12h, 90m.")
+@click.option("--key-retention", type=Age(), metavar="AGE", help="Forget keys that did not change for so long.")
 @store_options
 def worker_command(
-    files: tuple[str, ...], concurrency: int, drain: float, lease: float, url: str | None, in_json: bool
+    files: tuple[str, ...],
+    concurrency: int,
+    drain: float,
+    lease: float,
+    retention: float | None,
+    key_retention: float | None,
+    url: str | None,
+    in_json: bool,
 ) -> int:
     """Serve workflows: take up their unfinished runs, now and all the time.
 
@@ -54,9 +65,10 @@ def worker_command(
     detail = f"serving {', '.join(names)} from {place_of(store)}" + (" (new)" if store.is_new else "")
     on_hold = default_on_hold()
     options = {"concurrency": concurrency, "lease": lease, "workflows": names if narrowed else None}
+    kept = Retention(runs=retention, keys=key_retention)
 
     async def work() -> int:
-        app = WorkerApp(store, tell, on_hold=on_hold, **options)
+        app = WorkerApp(store, tell, on_hold=on_hold, retention=kept, **options)
         tell(News(what="started", detail=detail))
         return await serve(app, tell, drain=drain)
 

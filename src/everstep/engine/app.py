@@ -1,20 +1,24 @@
 """An App: what an application may ask of Everstep. How runs are driven stands in `driving.py`."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
-from everstep.engine import asking, key_operations, operations, repairing
+from everstep.engine import asking, key_operations, moving, operations, repairing
 from everstep.engine.clock import microseconds
+from everstep.engine.collecting import Collected, collect
 from everstep.engine.driving import Driving
 from everstep.engine.existing import existing_run
 from everstep.engine.handles import Run
+from everstep.engine.moving import Exported, Imported, Unfinished
 from everstep.engine.repairing import Repair
 from everstep.engine.starting import Origin, new_run
 from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, checked_choice, workflow_of
 from everstep.errors import Misuse, StoreError
 from everstep.model.budgets import allotment_of
 from everstep.model.ids import checked_run_id
+from everstep.model.retention import Retention
 from everstep.model.status import STATUSES
 from everstep.stores.keys import STATES, EffectFilter, EffectRow, EffectState, shown_effect
 from everstep.stores.protocol import Existing, HoldRow, RunFilter, RunRow, StartRun, Verdict
@@ -151,10 +155,17 @@ class App(Driving):
         workflow: str | None = None,
         parent: str | None = None,
         tags: dict[str, str] | None = None,
+        text: str = "",
+        before: RunRow | None = None,
         limit: int = 100,
         offset: int = 0,
     ) -> Sequence[RunRow]:
-        """Return runs, newest first."""
+        """Return runs, newest first.
+
+        tags: all of these. They are found by an index.
+        text: in the id, the workflow, the arguments' preview or a tag (`name=value`); capital letters do not matter.
+        before: the last run of the page before, to page on also while new runs arrive.
+        """
         wanted = (status,) if isinstance(status, str) else tuple(status)
         for one in wanted:
             checked_choice("status", one, STATUSES)
@@ -165,6 +176,8 @@ class App(Driving):
                 workflow=workflow,
                 parent=parent,
                 tags=tags or {},
+                text=text,
+                before=(before.created_at, before.id) if before is not None else None,
                 limit=limit,
                 offset=offset,
             ),
@@ -301,6 +314,53 @@ class App(Driving):
         Until then a key is kept, also when its run was deleted. A forgotten one may be used again for anything.
         """
         return await key_operations.forget(self, self.clock.now() - microseconds(older_than))
+
+    async def gc(
+        self,
+        *,
+        older_than: float | timedelta | None = None,
+        keep: int = 0,
+        keys_older_than: float | timedelta | None = None,
+        dry_run: bool = False,
+    ) -> Collected:
+        """Delete what is old enough, in short transactions, so that nobody who writes has to wait. See `Retention`.
+
+        older_than: runs that ended so many seconds ago. A run goes with its children, and only when all of them have
+            ended so long ago; none goes that is held, or has a key in doubt.
+        keep: the newest so many runs of each workflow stay.
+        keys_older_than: keys of actions that have not changed for so long. Without it they all stay.
+        dry_run: only say what would be deleted.
+        With neither time, what `everstep.open(retention=…)` says is done now.
+        """
+        return await collect(self, self._retention(older_than, keep, keys_older_than), dry_run=dry_run)
+
+    def _retention(self, runs: Any, keep: int, keys: Any) -> Retention:
+        if runs is not None or keys is not None:
+            return Retention(runs=runs, keys=keys, keep=keep)
+        if self.collector.retention is None or keep:
+            raise Misuse("app.gc needs older_than= or keys_older_than=, or an app that was opened with retention=.")
+        return self.collector.retention
+
+    async def export(
+        self, runs: Sequence[str] | None, path: str, *, unfinished: Unfinished | None = None, by: str = ""
+    ) -> Exported:
+        """Write runs into a new file, each with its family: parents, children, and whom they wait for. None: all runs.
+
+        unfinished: what becomes of those that have not ended. `hold`: they are held here, and go on where the file is
+            imported. `leave`: they go on here, and the file is a copy. It must be said if there are any.
+        """
+        return await moving.export(self, runs, path, unfinished=unfinished, by=by)
+
+    async def import_(self, path: str, *, skip_existing: bool = False, copies: bool = False) -> Imported:
+        """Put the runs of a file into this store; unfinished ones go on here. All of it is verified first.
+
+        skip_existing: leave runs alone whose ids are here; otherwise that is an `IdConflict` and nothing is imported.
+        copies: also take unfinished runs that were left to go on where they were, so that everything is done twice.
+        """
+        done = await moving.import_file(self, path, skip_existing=skip_existing, copies=copies)
+        for run in done.unfinished:
+            self._want_if_declared(run)
+        return done
 
     async def repair(self, run: str, *, note: str = "", by: str = "", dry_run: bool = False) -> Repair:
         """Put a damaged run right from the good part of its history, and say what can no longer be seen.

@@ -86,14 +86,18 @@ async def _answer(app: "App", post: Post, number: int, *, asked_before: bool) ->
         row = await app.read(app.store.run, post.run)  # before the answer: one that is there when it ends is found
         if row is None:
             raise _unknown(app, post.run)
-        answered = await app.read(find_answer, app, row, number, thorough or row.status in ENDED)
+        answered = await app.read(find_answer, app, row, post.id, number, thorough or row.status in ENDED)
         thorough = False
         if answered is not None:
             return answered
         if row.status in ENDED:
             raise _ended(post, row.status, "it ended without having answered it") from _failure(app, row)
         is_new = not generation and not asked_before  # it is in the inbox of just this generation
-        if row.generation != generation and not is_new and not await app.read(_can_be_answered, app, row, number):
+        if (
+            row.generation != generation
+            and not is_new
+            and not await app.read(_can_be_answered, app, row, post.id, number)
+        ):
             raise _ended(post, row.status, "it was asked before the run was restarted")
         generation = row.generation
         if row.status == "held":
@@ -109,34 +113,35 @@ async def _answer(app: "App", post: Post, number: int, *, asked_before: bool) ->
         await app.watchers.watch(post.run)
 
 
-def find_answer(app: "App", row: RunRow, number: int, thorough: bool) -> ev.RequestAnswered | None:
+def find_answer(app: "App", row: RunRow, id: str, number: int, thorough: bool) -> ev.RequestAnswered | None:
     """Return the answer to a request, verified. The table says where it stands; if that is wrong, the history does.
 
+    Its id tells that it is the right one: the run may have been moved here, and its requests got other numbers.
     thorough: look into the whole history also if the table knows of none: a row of it may be lost.
     """
     place = app.store.answer(row.id, number)
     if place is None:
-        return _in_history(app, row, number) if thorough else None
+        return _in_history(app, row, id) if thorough else None
     of_its_time = msgspec.structs.replace(row, generation=place.generation)
     try:
         event = event_at(app.store, of_its_time, place.seq)
     except Damaged:
         event = None
-    if event is not None and event.kind == "request_answered" and event.body.number == number:
+    if event is not None and event.kind == "request_answered" and event.body.id == id:
         answered: ev.RequestAnswered = event.body
         return answered
-    found = _in_history(app, row, number)
+    found = _in_history(app, row, id)
     if found is None and place.generation == row.generation:
         raise Damaged(f"The answer to request {number} of run {row.id} is not where it should be.")
     return found
 
 
-def _in_history(app: "App", row: RunRow, number: int) -> ev.RequestAnswered | None:
+def _in_history(app: "App", row: RunRow, id: str) -> ev.RequestAnswered | None:
     history = load_verified(app.store, row)
-    return next((e.body for e in history if e.kind == "request_answered" and e.body.number == number), None)
+    return next((e.body for e in history if e.kind == "request_answered" and e.body.id == id), None)
 
 
-def _can_be_answered(app: "App", row: RunRow, number: int) -> bool:
+def _can_be_answered(app: "App", row: RunRow, id: str, number: int) -> bool:
     """Whether this generation of the run has the request, or will take it."""
     delivery = _delivery(app, row.id, number)
     if delivery is None or delivery.state == "undelivered":
@@ -144,7 +149,7 @@ def _can_be_answered(app: "App", row: RunRow, number: int) -> bool:
     if delivery.state == "pending" or row.generation == 1:
         return True
     history = load_verified(app.store, row)
-    return any(event.kind == "request_received" and event.body.number == number for event in history)
+    return any(event.kind == "request_received" and event.body.id == id for event in history)
 
 
 def _delivery(app: "App", run: str, number: int) -> Delivery | None:

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequen
 from typing import Any, Generic, TypeVar, TypeVarTuple, overload
 
 from everstep.engine.app import App
+from everstep.engine.collecting import Collected
 from everstep.engine.handles import Run, Verification
 from everstep.engine.history import Event
+from everstep.engine.moving import Exported, Imported
 from everstep.engine.repairing import Repair
 from everstep.engine.streams import Entry
 from everstep.engine.workflow import OnExisting
@@ -148,6 +150,18 @@ class BlockingApp:
     def forget_keys(self, *, older_than: float) -> int:
         """See `App.forget_keys`."""
         return self.wait(self._app.forget_keys(older_than=older_than))
+
+    def gc(self, **options: Any) -> Collected:
+        """See `App.gc`."""
+        return self.wait(self._app.gc(**options))
+
+    def export(self, runs: Sequence[str] | None, path: str, **options: Any) -> Exported:
+        """See `App.export`."""
+        return self.wait(self._app.export(runs, path, **options))
+
+    def import_(self, path: str, **options: Any) -> Imported:
+        """See `App.import_`."""
+        return self.wait(self._app.import_(path, **options))
 
     def repair(self, run: str, **options: Any) -> Repair:
         """See `App.repair`."""

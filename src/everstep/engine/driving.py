@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, Final, Self, TypeVar
 
 from everstep.codec import Codec
@@ -23,17 +24,19 @@ from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
 from everstep.engine.first_turns import FirstTurns
 from everstep.engine.history import Recorded
 from everstep.engine.holding import HoldReport
-from everstep.engine.inbox import cancel_in
+from everstep.engine.inbox import cancel_in, hold_in
 from everstep.engine.judging import compare_outside
 from everstep.engine.notifying import Notifier, OnHold
 from everstep.engine.pump import Pump
 from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
+from everstep.engine.retaining import Collector
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
 from everstep.errors import ChainKeyMissing, Damaged, Misuse, StoreError, UnknownWorkflow
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
+from everstep.model.retention import Retention, retention_of
 from everstep.model.status import ENDED, Status
 from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import (
@@ -77,6 +80,7 @@ class Driving:
         randomness: random.Random | None = None,
         workflows: Sequence[str] | None = None,
         on_hold: OnHold = None,
+        retention: Retention | float | timedelta | None = None,
     ) -> None:
         if lease < 1:
             raise Misuse(f"lease={lease!r}: it is a number of seconds, at least 1.")
@@ -97,6 +101,7 @@ class Driving:
         self.watchers = Watchers(self)
         self.draining = False
         self.notifier = Notifier(self, on_hold)
+        self.collector = Collector(self, retention_of(retention))
         self.worker = ""
         self.restores = 0
         """How often the store was restored from a backup. It cannot be while there are workers."""
@@ -139,11 +144,13 @@ class Driving:
                 raise
             self.worker = worker
             self.pump.start()
+            self.collector.begin()
 
     async def close(self, drain: float = 0.0) -> None:
         """Stop: start no more bodies, wait `drain` seconds for those that run, save, and give the runs back."""
         self.draining = True
         await self.pump.stop()
+        self.collector.close()
         await wait_for_bodies(self.drivers, drain, can_save=lambda: self._failed is None)
         if self._failed is None:
             for driver in self.drivers.values():
@@ -213,9 +220,10 @@ class Driving:
             log.error("Run %s cannot go on just now, and is taken up again: %s", driver.run, error)
             self.take_again(driver)
 
-    async def _hold(self, row: RunRow, report: HoldReport) -> None:
+    async def _hold(self, row: RunRow, report: HoldReport, consumed: Sequence[int] = ()) -> None:
         try:
             unit = hold_unit(self, row, report)
+            unit.consumed = consumed
             verdict = await self.committer.submit(unit)
         except StoreError:
             self.want(row.id)  # it is taken up again, and held then
@@ -323,12 +331,15 @@ class Driving:
             self._taking_up.discard(driver.run)
 
     async def _look_at_delayed(self, row: RunRow) -> None:
-        """A run that has not begun is cancelled without its code; anything else waits until it begins."""
+        """A run that has not begun is cancelled or held without its code; anything else waits until it begins."""
         from everstep.engine.operations import end_claimed
 
         for delivery in self.store.inbox(row.id):
             if delivery.kind == "cancel":
                 await end_claimed(self, row, cancel_in(delivery))
+                return
+            if delivery.kind == "hold":
+                await self._hold(row, hold_in(delivery), [delivery.number])
                 return
 
     def adopt(self, run: str) -> None:

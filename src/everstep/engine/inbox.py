@@ -40,6 +40,14 @@ def rollback_in(delivery: Delivery) -> ev.RollbackRequested:
     return request
 
 
+def hold_in(delivery: Delivery) -> HoldReport:
+    """Return what a `hold` delivery asks for, also if how it was asked for is damaged."""
+    try:
+        return msgspec.json.decode(delivery.value, type=HoldReport)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return HoldReport("asked", "somebody asked for it, and how is damaged")
+
+
 class Inbox:
     """Takes deliveries into the history of one run."""
 
@@ -117,11 +125,7 @@ class Inbox:
         self._driver.attempts.keys.woken(int(delivery.id))
 
     def _hold(self, delivery: Delivery) -> None:
-        try:
-            report = msgspec.json.decode(delivery.value, type=HoldReport)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            report = HoldReport("asked", "somebody asked for it, and how is damaged")
-        self._driver.put_on_hold(report)
+        self._driver.put_on_hold(hold_in(delivery))
 
 
 _TAKE: Final[dict[str, Callable[[Inbox, Delivery], None]]] = {

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar, TypeVarTuple, overload
 
@@ -18,6 +19,7 @@ from everstep.engine.workflow import OnExisting
 from everstep.errors import Misuse
 from everstep.model.chains import ChainKeyOption
 from everstep.model.mistakes import runs_while_imported
+from everstep.model.retention import Retention, retention_of
 from everstep.stores.opening import open_store
 
 R = TypeVar("R")
@@ -92,6 +94,7 @@ def open(
     codec: Any = None,
     on_hold: OnHold = None,
     chain_key: ChainKeyOption = None,
+    retention: Retention | float | timedelta | None = None,
     **testing: Any,
 ) -> Opening:
     """Open a store and return an app for it: `async with everstep.open() as app:`, or `with` in blocking code.
@@ -108,11 +111,14 @@ def open(
         whoever can write the store cannot forge one unnoticed. Or a list: the first makes new runs, the others are
         still believed, and `None` among them lets runs be believed that were made without a key. Or a function that
         returns either. Default: `EVERSTEP_CHAIN_KEY`.
+    retention: how long ended runs are kept: seconds, a `timedelta`, or an `everstep.Retention` with more to say. While
+        this app drives runs, it deletes older ones in the background. Default: everything is kept.
     """
     if durability not in ("power", "process"):
         raise Misuse(f'durability={durability!r}: it is "power" or "process".')
     on_hold = default_on_hold() if on_hold is None else on_hold
-    options = {"recover": recover, "lease": lease, "codec": codec, "on_hold": on_hold, **testing}
+    kept = retention_of(retention)
+    options = {"recover": recover, "lease": lease, "codec": codec, "on_hold": on_hold, "retention": kept, **testing}
     return Opening(url, durability, options, chain_key)
 
 

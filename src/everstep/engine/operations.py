@@ -258,6 +258,7 @@ async def resolve(
             f"{resolution!r} does not resolve hold {chosen.id} ({chosen.reason}). "
             f"Possible: {', '.join(f'{one} ({_consequence(chosen, one)})' for one in chosen.resolutions)}.{hint}"
         )
+    refuse_going_on_twice(chosen, resolution, is_named=hold is not None)
     if resolution == "repair":
         await repair(app, run, note=note, by=by)
         return
@@ -278,6 +279,16 @@ async def resolve(
     app.watchers.look_again(run)
     if resolution == "cancel":
         app.pump.nudge()  # a run here may follow it, and has its end in its inbox now
+
+
+def refuse_going_on_twice(hold: HoldRow, resolution: str, *, is_named: bool) -> None:
+    """A run that was exported goes on elsewhere. Here it goes on only if somebody means just this hold."""
+    path = report_of(hold).get("exported")
+    if path is not None and resolution == "retry" and not is_named:
+        raise HoldConflict(
+            f"The run {hold.run} was exported to {path}, and goes on where that is imported. If it is imported nowhere "
+            f"and never will be, let it go on here: `everstep resolve {hold.run} --retry --hold {hold.id}`."
+        )
 
 
 def _consequence(hold: HoldRow, resolution: str) -> str:

@@ -189,7 +189,7 @@ class Pump:
             await app.take_up_run(self._suspect)
 
     def _is_left_alone(self, row: RunRow) -> bool:
-        """Whether a run is not for this worker, or not yet: of a newer release, or delayed and not cancelled."""
+        """Whether a run is not for this worker, or not yet: of a newer release, or delayed and nobody stops it."""
         app = self.app
         if not is_supported(row):
             if row.id not in self._left_alone:
@@ -197,7 +197,7 @@ class Pump:
                 log.warning("Run %s is of a newer release (semantics %d): left alone.", row.id, row.semantics)
             return True
         if row.owner == app.worker and is_delayed(row, app.clock.now()):
-            return not any(delivery.kind == "cancel" for delivery in app.store.inbox(row.id))
+            return not any(delivery.kind in ("cancel", "hold") for delivery in app.store.inbox(row.id))
         return False
 
     def _runs_alone(self) -> bool:

@@ -16,8 +16,10 @@ from everstep.model.status import ENDED
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, SettleKey, may_settle, newest_first
 from everstep.stores.memory_keys import MemoryKeys
+from everstep.stores.memory_moving import MemoryMoving
 from everstep.stores.memory_repairs import MemoryRepairs
 from everstep.stores.memory_work import MemoryWork
+from everstep.stores.moving import DeletePart, ImportRuns, RunDump
 from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     LAST,
@@ -50,6 +52,7 @@ from everstep.stores.protocol import (
     child_value,
     pages,
 )
+from everstep.stores.rows import is_found
 
 _numbers: Final = itertools.count(1)
 
@@ -62,6 +65,8 @@ class MemoryStore(MemoryWork):
         self.entropy = os.urandom(16).hex()
         self._keys = MemoryKeys(self._tell_of_key)
         self._repairs = MemoryRepairs(self)
+        self._moving = MemoryMoving(self)
+        self.last_number = 0
         self._beside: tuple[str, Any] | None = None
         """A SQLite database in memory for what atomic steps write: its name, and a connection that keeps it alive."""
 
@@ -113,6 +118,10 @@ class MemoryStore(MemoryWork):
                     return self._repairs.repair(operation)
                 case MarkRestored():
                     return self._repairs.mark_restored(operation)
+                case ImportRuns():
+                    return self._moving.accept(operation)
+                case DeletePart():
+                    return self._moving.delete(operation)
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this operation only
             return Failed(error)
 
@@ -300,7 +309,7 @@ class MemoryStore(MemoryWork):
         return Posted(self._deliver(post))
 
     def _deliver(self, post: Post) -> int:
-        number = len(self._signals) + 1
+        number = self.last_number = self.last_number + 1
         delivery = Delivery(number, post.run, post.kind, post.name, post.id, post.value, post.at)
         if self._runs[post.run].status in ENDED:
             delivery.state = "undelivered"
@@ -344,6 +353,8 @@ class MemoryStore(MemoryWork):
                 and filter.workflow in (None, row.workflow)
                 and filter.parent in (None, row.parent)
                 and filter.tags.items() <= row.tags.items()
+                and (filter.before is None or (row.created_at, row.id) < filter.before)
+                and (not filter.text or is_found(filter.text, row))
             )
 
         with self._lock:
@@ -390,6 +401,22 @@ class MemoryStore(MemoryWork):
         with self._lock:
             return deepcopy([row for row in self._repairs.rows if row.run == run])
 
+    def dump(self, run: str) -> RunDump | None:
+        """Return everything that there is of a run."""
+        with self._lock:
+            return self._moving.dump(run)
+
+    def ties(self, run: str) -> list[str]:
+        """Return the runs that an unfinished run is tied to: by following, or by waiting for a key."""
+        with self._lock:
+            return self._moving.ties(run)
+
+    def deletions(self) -> list[tuple[str, int]]:
+        """Return runs whose deletion has begun and not ended, with the last generation that it is about."""
+        with self._lock:
+            begun = sorted((at, run, generation) for run, (at, generation) in self._moving.begun.items())
+            return [(run, generation) for _, run, generation in begun]
+
     def restores(self) -> int:
         """Return how often this store was restored from a backup."""
         return self._repairs.restores
@@ -419,6 +446,11 @@ class MemoryStore(MemoryWork):
         """Return keys, those that changed last first."""
         with self._lock:
             return deepcopy(newest_first(list(self._keys.rows.values()), filter))
+
+    def old_keys(self, before: int) -> int:
+        """Return how many keys are done or free and have not changed since."""
+        with self._lock:
+            return len(self._keys.old(before))
 
     def waiters(self, key: str) -> list[tuple[str, int]]:
         """Return who waits for a key: runs and their calls."""

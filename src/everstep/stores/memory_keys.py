@@ -66,11 +66,14 @@ class MemoryKeys:
 
     def forget(self, forget: ForgetKeys) -> int:
         """Delete old keys, and return how many."""
-        old = [row for row in self.rows.values() if row.state != "under-way" and row.changed_at < forget.before]
-        old = sorted(old, key=lambda row: (row.changed_at, row.key))[: forget.limit]
+        old = sorted(self.old(forget.before), key=lambda row: (row.changed_at, row.key))[: forget.limit]
         for row in old:
             del self.rows[row.key]
         return len(old)
+
+    def old(self, before: int) -> list[EffectRow]:
+        """Return keys that may be forgotten."""
+        return [row for row in self.rows.values() if row.state != "under-way" and row.changed_at < before]
 
     def waiting_for(self, key: str) -> list[tuple[str, int]]:
         """Return who waits for a key."""

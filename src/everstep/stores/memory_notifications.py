@@ -22,6 +22,10 @@ class MemoryNotifications:
             if row.hold == hold and row.state == "pending":
                 row.state, row.claimed_by = "dropped", None
 
+    def forget(self, run: str) -> None:
+        """The run is deleted."""
+        self._rows = {id: row for id, row in self._rows.items() if row.run != run}
+
     def take(self, take: TakeNotification, workers: Collection[str]) -> bool:
         """Take a row, if it is free."""
         row = self._rows.get(take.id)

@@ -24,6 +24,7 @@ from everstep.model.status import Status
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import AnswerRow, Beside, EntryRow
 from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, KeyChanges, SettleKey
+from everstep.stores.moving import Deleted, DeletePart, ImportRuns, RunDump
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.rows import (
     CheckpointRow,
@@ -182,6 +183,8 @@ Operation = (
     | MarkRestored
     | TakeNotification
     | SettleNotification
+    | ImportRuns
+    | DeletePart
 )
 
 
@@ -234,7 +237,7 @@ class Failed(NamedTuple):
     error: Exception
 
 
-Verdict = Accepted | Existing | Refused | Posted | NotPosted | Claimed | NotClaimed | Failed | Forgotten
+Verdict = Accepted | Existing | Refused | Posted | NotPosted | Claimed | NotClaimed | Failed | Forgotten | Deleted
 
 
 class Store(Protocol):
@@ -327,6 +330,18 @@ class Store(Protocol):
         """Return what was archived of a run, the oldest first."""
         ...
 
+    def dump(self, run: str) -> RunDump | None:
+        """Return everything that there is of a run, as of one moment."""
+        ...
+
+    def ties(self, run: str) -> list[str]:
+        """Return the runs that an unfinished run is tied to: by following, or by waiting for a key."""
+        ...
+
+    def deletions(self) -> list[tuple[str, int]]:
+        """Return runs whose deletion has begun and not ended, with the last generation that it is about."""
+        ...
+
     def restores(self) -> int:
         """Return how often this store was restored from a backup."""
         ...
@@ -353,6 +368,10 @@ class Store(Protocol):
 
     def effects(self, filter: EffectFilter) -> list[EffectRow]:
         """Return keys, those that changed last first."""
+        ...
+
+    def old_keys(self, before: int) -> int:
+        """Return how many keys `ForgetKeys` would delete."""
         ...
 
     def waiters(self, key: str) -> list[tuple[str, int]]:

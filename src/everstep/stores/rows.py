@@ -1,7 +1,7 @@
 """What a store keeps, row by row, as everybody else sees it."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -142,14 +142,27 @@ class HoldRow(msgspec.Struct, kw_only=True):
 
 
 class RunFilter(msgspec.Struct, kw_only=True):
-    """Which runs to list. Newest first. `before` is a `created_at`/id pair to page on."""
+    """Which runs to list. Newest first."""
 
     status: Sequence[Status] = ()
     workflow: str | None = None
     parent: str | None = None
     tags: dict[str, str] = {}
+    text: str = ""
+    """What is in the id, the workflow, the arguments' preview or a tag; capital letters do not matter (A to Z)."""
+    before: tuple[int, str] | None = None
+    """A run's `created_at` and id: only those that come after it in the list. To page on, also while runs arrive."""
     limit: int = 100
     offset: int = 0
+
+
+SMALL: Final = {ord(letter): letter.lower() for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
+
+
+def is_found(text: str, row: RunRow) -> bool:
+    """Tell whether a run has a text where a search looks for it."""
+    tags = [f"{name}={value}" for name, value in row.tags.items()]
+    return any(text.translate(SMALL) in one.translate(SMALL) for one in (row.id, row.workflow, row.preview, *tags))
 
 
 class WorkerRow(msgspec.Struct):

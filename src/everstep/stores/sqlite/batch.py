@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from everstep.model.status import ENDED
 from everstep.stores.keys import ForgetKeys, SettleKey
+from everstep.stores.moving import DeletePart, ImportRuns
 from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Append,
@@ -126,8 +127,11 @@ def _runs_mentioned(operation: Operation) -> Iterator[str]:
                 yield new.follower or ""
             for post in operation.posts:
                 yield post.run
-        case Post() | Claim() | Release():
+        case Post() | Claim() | Release() | DeletePart():
             yield operation.run
+        case ImportRuns():
+            for dump in operation.dumps:
+                yield dump.row.id
         case SettleKey() | ForgetKeys() | MarkRestored() | TakeNotification() | SettleNotification():
             pass
         case RepairRun():

@@ -21,6 +21,7 @@ import apsw
 from everstep.errors import Damaged, StoreError, StoreFailed, StoreFull
 from everstep.model.crash_points import crash_point
 from everstep.stores.keys import ForgetKeys, SettleKey
+from everstep.stores.moving import DeletePart, ImportRuns
 from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
@@ -247,7 +248,9 @@ class Writer:
                 return claim == (operation.attempt, operation.worker, operation.until)
             case ((Post() | Claim() | Release() | SettleKey() | ForgetKeys() | RepairRun() | MarkRestored()), _):
                 return False
-            case ((TakeNotification() | SettleNotification()), _):
+            case ImportRuns(dumps=[first, *_]), Accepted():
+                return self._row("run_head", first.row.id) != ()
+            case ((TakeNotification() | SettleNotification() | ImportRuns() | DeletePart()), _):
                 return False
             case ((StartRun() | RestartRun()), Accepted()):
                 new, event = operation.new.row, operation.new.event

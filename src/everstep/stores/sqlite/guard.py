@@ -13,19 +13,8 @@ MARKERS: Final = "everstep_markers"
 STORE_TABLES: Final = frozenset(
     {
         *("meta", "runs", "events", "payloads", "signals", "followers", "holds", "workers"),
-        *(
-            "answers",
-            "archive",
-            "budgets",
-            "checkpoints",
-            "effects",
-            "notifications",
-            "queues",
-            "schedules",
-            "streams",
-            "waiters",
-        ),
-        *("witnesses", "sqlite_sequence"),
+        *("answers", "archive", "budgets", "checkpoints", "effects", "notifications", "queues", "schedules", "streams"),
+        *("waiters", "witnesses", "sqlite_sequence", "deletions", "tagged"),
     }
 )
 """The tables of a store, and the names that later releases may need for theirs."""

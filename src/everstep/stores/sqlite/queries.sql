@@ -154,6 +154,10 @@ INSERT INTO runs (id, workflow, version, semantics, status, generation, head_seq
     published, outcome, budget)
 VALUES {rows:25} ON CONFLICT DO NOTHING;
 
+-- name: keep_tags
+-- Of new runs, so that they are found by them.
+INSERT INTO tagged (name, value, created_at, run) VALUES {rows:4} ON CONFLICT DO NOTHING;
+
 -- name: restart_run
 -- A new generation in the old row. The epoch stays: epochs never go down. The first and the last parameters are
 -- those of create_runs, so ?9 (its epoch) is not used.
@@ -235,6 +239,19 @@ ON CONFLICT (name) DO UPDATE SET value = max(meta.value, excluded.value);
 -- name: latest_time
 -- Read once, when a store is opened.
 SELECT coalesce((SELECT value FROM meta WHERE name = 'latest_time'), 0);
+
+-- name: ties
+-- Whom an unfinished run follows, who follows it, who has keys that it waits for, and who waits for its keys.
+-- Never itself, though a run may follow itself.
+SELECT run FROM followers WHERE follower = ?1 AND run <> ?1
+UNION SELECT follower FROM followers WHERE run = ?1 AND follower <> ?1
+UNION SELECT effects.run FROM waiters JOIN effects ON effects.key = waiters.key WHERE waiters.run = ?1 AND effects.run <> ?1
+UNION SELECT waiters.run FROM effects JOIN waiters ON waiters.key = effects.key WHERE effects.run = ?1 AND waiters.run <> ?1
+ORDER BY 1;
+
+-- name: deletions
+-- Runs of which a part was deleted and a part is there.
+SELECT run, generation FROM deletions ORDER BY at, run;
 
 -- name: restores
 -- How often the store was restored from a backup.
@@ -379,6 +396,10 @@ DELETE FROM effects WHERE key IN (
     SELECT key FROM effects INDEXED BY effects_changed
     WHERE changed_at < ?1 AND state <> 'under-way' ORDER BY changed_at, key LIMIT ?2
 );
+
+-- name: old_keys
+-- How many keys could be forgotten.
+SELECT count(*) FROM effects INDEXED BY effects_changed WHERE changed_at < ? AND state <> 'under-way';
 
 -- name: wait_for_key
 -- Whoever waits is told when the key changes, once.
@@ -683,10 +704,14 @@ SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantic
     CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
     CAST(preview AS BLOB), published, outcome, budget
 FROM runs INDEXED BY runs_created
-WHERE (?1 IS NULL OR workflow = ?1) AND (?2 IS NULL OR parent = ?2)
+WHERE ?5 IS NULL AND (?1 IS NULL OR workflow = ?1) AND (?2 IS NULL OR parent = ?2)
     AND (?3 IS NULL OR NOT EXISTS (
         SELECT 1 FROM json_each(?3) AS wanted WHERE NOT EXISTS (
             SELECT 1 FROM json_each(runs.tags) AS tag WHERE tag.key = wanted.key AND tag.value = wanted.value)))
+    AND (?6 IS NULL OR (created_at, id) < (?6, ?7))
+    AND (?8 = '' OR instr(lower(id), ?8) OR instr(lower(workflow), ?8) OR instr(lower(preview), ?8)
+        OR EXISTS (SELECT 1 FROM json_each(CASE WHEN json_valid(tags) THEN tags ELSE '{}' END) AS tag
+            WHERE instr(lower(tag.key || '=' || tag.value), ?8)))
 ORDER BY created_at DESC, id DESC LIMIT ?4;
 
 -- name: runs_of_status
@@ -700,7 +725,29 @@ WHERE status = ?5 AND (?1 IS NULL OR workflow = ?1) AND (?2 IS NULL OR parent = 
     AND (?3 IS NULL OR NOT EXISTS (
         SELECT 1 FROM json_each(?3) AS wanted WHERE NOT EXISTS (
             SELECT 1 FROM json_each(runs.tags) AS tag WHERE tag.key = wanted.key AND tag.value = wanted.value)))
+    AND (?6 IS NULL OR (created_at, id) < (?6, ?7))
+    AND (?8 = '' OR instr(lower(id), ?8) OR instr(lower(workflow), ?8) OR instr(lower(preview), ?8)
+        OR EXISTS (SELECT 1 FROM json_each(CASE WHEN json_valid(tags) THEN tags ELSE '{}' END) AS tag
+            WHERE instr(lower(tag.key || '=' || tag.value), ?8)))
 ORDER BY created_at DESC, id DESC LIMIT ?4;
+
+-- name: runs_tagged
+-- The same for runs with a tag (?9, ?10): walked in the order of that tag, whatever else there is.
+SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
+    head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
+    CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, runs.created_at, updated_at, ended_at,
+    CAST(preview AS BLOB), published, outcome, budget
+FROM tagged CROSS JOIN runs ON runs.id = tagged.run
+WHERE tagged.name = ?9 AND tagged.value = ?10 AND tagged.created_at = runs.created_at
+    AND (?5 IS NULL OR status = ?5) AND (?1 IS NULL OR workflow = ?1) AND (?2 IS NULL OR parent = ?2)
+    AND NOT EXISTS (
+        SELECT 1 FROM json_each(?3) AS wanted WHERE NOT EXISTS (
+            SELECT 1 FROM json_each(runs.tags) AS tag WHERE tag.key = wanted.key AND tag.value = wanted.value))
+    AND (?6 IS NULL OR (tagged.created_at, tagged.run) < (?6, ?7))
+    AND (?8 = '' OR instr(lower(id), ?8) OR instr(lower(workflow), ?8) OR instr(lower(preview), ?8)
+        OR EXISTS (SELECT 1 FROM json_each(CASE WHEN json_valid(tags) THEN tags ELSE '{}' END) AS tag
+            WHERE instr(lower(tag.key || '=' || tag.value), ?8)))
+ORDER BY tagged.created_at DESC, tagged.run DESC LIMIT ?4;
 
 -- name: children
 -- Oldest first, as they were started.

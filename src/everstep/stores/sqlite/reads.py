@@ -13,9 +13,12 @@ from everstep.model.events import EventRow
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import AnswerRow, EntryRow
 from everstep.stores.keys import EffectFilter, EffectRow
+from everstep.stores.moving import RunDump
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
+from everstep.stores.rows import SMALL
 from everstep.stores.sqlite.connections import translated
+from everstep.stores.sqlite.moving import Moving
 from everstep.stores.sqlite.queries import query
 from everstep.stores.sqlite.rows import Row, as_json, effect_row, hold_row, notification_row, run_row, text, worker_row
 
@@ -63,10 +66,17 @@ class Reader:
         """Return the runs that a filter asks for, newest first."""
         tags = as_json(filter.tags) if filter.tags else None
         wanted = (filter.workflow, filter.parent, tags, filter.offset + filter.limit)
-        if filter.status:
-            rows = [row for status in set(filter.status) for row in self._all("runs_of_status", *wanted, status)]
+        searched = (*(filter.before or (None, "")), filter.text.translate(SMALL))
+        if tags is not None:
+            first = sorted(filter.tags.items())[0]
+            statuses: set[str | None] = set(filter.status) or {None}
+            asked = [(*wanted, status, *searched, *first) for status in statuses]
+            rows = [row for one in asked for row in self._all("runs_tagged", *one)]
+        elif filter.status:
+            each = [(*wanted, status, *searched) for status in set(filter.status)]
+            rows = [row for one in each for row in self._all("runs_of_status", *one)]
         else:
-            rows = self._all("runs", *wanted)
+            rows = self._all("runs", *wanted, None, *searched)
         found = sorted(map(run_row, rows), key=lambda row: (row.created_at, row.id), reverse=True)
         return found[filter.offset : filter.offset + filter.limit]
 
@@ -137,6 +147,29 @@ class Reader:
         """Return what was archived of a run, the oldest first."""
         return [ArchiveRow(*row) for row in self._all("archived", run)]
 
+    def dump(self, run: str) -> RunDump | None:
+        """Return everything of a run, read in one transaction."""
+        try:
+            with self._lock:
+                cursor = self._connection.cursor()
+                cursor.execute("BEGIN")  # so that all of it is as of one moment
+                try:
+                    return Moving(cursor).dump(run)
+                finally:
+                    cursor.execute("COMMIT")
+        except (UnicodeDecodeError, msgspec.MsgspecError) as error:
+            raise Damaged(f"{self._path} has a row of run {run} that is damaged.") from error
+        except apsw.Error as error:
+            raise translated(error, self._path, writing=False) from error
+
+    def ties(self, run: str) -> list[str]:
+        """Return the runs that an unfinished run is tied to."""
+        return [one for (one,) in self._all("ties", run)]
+
+    def deletions(self) -> list[tuple[str, int]]:
+        """Return runs whose deletion has begun and not ended."""
+        return [(run, generation) for run, generation in self._all("deletions")]
+
     def restores(self) -> int:
         """Return how often this store was restored from a backup."""
         number: int = self._all("restores")[0][0]
@@ -180,6 +213,10 @@ class Reader:
         """Return keys, those that changed last first."""
         wanted = (filter.prefix, filter.run, filter.step, filter.state, filter.limit, filter.offset)
         return [effect_row(row) for row in self._all("effects", *wanted)]
+
+    def old_keys(self, before: int) -> int:
+        """Return how many keys are done or free and have not changed since."""
+        return int(self._all("old_keys", before)[0][0])
 
     def waiters(self, key: str) -> list[tuple[str, int]]:
         """Return who waits for a key: runs and their calls."""

@@ -56,6 +56,11 @@ def text(value: bytes) -> str:
     return value.decode("utf-8", "replace")
 
 
+def tag_values(row: RunRow) -> list[Row]:
+    """Return the rows of `tagged` of a new run. (Triggers keep them when its row changes or goes.)"""
+    return [(name, value, row.created_at, row.id) for name, value in row.tags.items()]
+
+
 def run_row(values: Row) -> RunRow:
     """Return a run from its columns in their order in the table. A row that is damaged says so."""
     try:

@@ -14,6 +14,7 @@ from everstep.model.events import EventRow
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import AnswerRow, EntryRow
 from everstep.stores.keys import EffectFilter, EffectRow
+from everstep.stores.moving import RunDump
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import (
     LAST,
@@ -165,6 +166,18 @@ class SqliteStore:
         """Return what was archived of a run, the oldest first."""
         return self._reader.archived(run)
 
+    def dump(self, run: str) -> RunDump | None:
+        """Return everything that there is of a run, as of one moment."""
+        return self._reader.dump(run)
+
+    def ties(self, run: str) -> list[str]:
+        """Return the runs that an unfinished run is tied to: by following, or by waiting for a key."""
+        return self._reader.ties(run)
+
+    def deletions(self) -> list[tuple[str, int]]:
+        """Return runs whose deletion has begun and not ended, with the last generation that it is about."""
+        return self._reader.deletions()
+
     def restores(self) -> int:
         """Return how often this store was restored from a backup."""
         return self._reader.restores()
@@ -196,6 +209,10 @@ class SqliteStore:
     def effects(self, filter: EffectFilter) -> list[EffectRow]:
         """Return keys, those that changed last first."""
         return self._reader.effects(filter)
+
+    def old_keys(self, before: int) -> int:
+        """Return how many keys are done or free and have not changed since."""
+        return self._reader.old_keys(before)
 
     def waiters(self, key: str) -> list[tuple[str, int]]:
         """Return who waits for a key: runs and their calls."""

@@ -14,6 +14,7 @@ import apsw
 from everstep.model.status import ENDED
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import ForgetKeys, SettleKey
+from everstep.stores.moving import DeletePart, ImportRuns
 from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
@@ -40,6 +41,7 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.sqlite.batch import Batch, is_simple, keeps_running
 from everstep.stores.sqlite.keys import KeyTable
+from everstep.stores.sqlite.moving import Moving
 from everstep.stores.sqlite.queries import batches, query
 from everstep.stores.sqlite.repairs import Repairs
 from everstep.stores.sqlite.rows import (
@@ -51,6 +53,7 @@ from everstep.stores.sqlite.rows import (
     resolved_values,
     run_row,
     run_values,
+    tag_values,
     text,
 )
 
@@ -69,6 +72,7 @@ class Transaction:
         self._cursor = connection.cursor()
         self._keys = KeyTable(connection)
         self._repairs = Repairs(self._cursor)
+        self._moving = Moving(self._cursor)
 
     # -- a whole batch --------------------------------------------------------------------------------------------
     def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
@@ -146,6 +150,10 @@ class Transaction:
                 return self._repairs.repair(operation)
             case MarkRestored():
                 return self._repairs.mark_restored(operation)
+            case ImportRuns():
+                return self._moving.accept(operation)
+            case DeletePart():
+                return self._moving.delete(operation)
 
     def _append(self, append: Append) -> Verdict:
         check_events(append)
@@ -319,9 +327,10 @@ class Transaction:
 
     # -- parts ------------------------------------------------------------------------------------------------------
     def _append_events(self, appends: Sequence[Append], news: Sequence[NewRun]) -> None:
-        """Insert the events and payloads of accepted appends and of new runs."""
+        """Insert the events and payloads of accepted appends and of new runs, and the tags of these."""
         events: list[Any] = []
         payloads: list[Row] = []
+        tags: list[Row] = []
         for a in appends:
             run, generation = a.run, a.generation
             for event in a.events:
@@ -331,8 +340,11 @@ class Transaction:
         for new in news:
             events += (new.row.id, new.row.generation, *new.event)
             payloads += [(new.row.id, digest, value) for digest, value in new.payloads]
+            if new.row.tags:
+                tags += tag_values(new.row)
         self._insert_flat("append_events", 8, events)
         self._insert("keep_payloads", 3, payloads)
+        self._insert("keep_tags", 4, tags)
         for append in appends:
             if append.row.budget is not None:
                 self._run("set_budget", (append.row.budget, append.run))

@@ -247,3 +247,37 @@ CREATE TABLE everstep_markers (
     outcome BLOB,
     at INTEGER NOT NULL
 ) STRICT;
+
+CREATE INDEX everstep_markers_run ON everstep_markers (run);
+
+-- Runs of which a part was deleted, because their deletion takes more than one transaction, or was cut off.
+CREATE TABLE deletions (
+    run TEXT NOT NULL PRIMARY KEY,
+    generation INTEGER NOT NULL,
+    at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Runs by their tags, newest last. Whoever inserts a run inserts these, if it has any: a trigger would cost every start.
+-- The triggers keep them the same as the column, whoever changes that.
+CREATE TABLE tagged (
+    name TEXT NOT NULL,
+    value TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    run TEXT NOT NULL,
+    PRIMARY KEY (name, value, created_at, run)
+) STRICT, WITHOUT ROWID;
+
+CREATE TRIGGER runs_untagged_before BEFORE UPDATE OF tags, created_at ON runs WHEN OLD.tags <> '{}' AND json_valid(OLD.tags)
+BEGIN
+    DELETE FROM tagged WHERE run = OLD.id AND created_at = OLD.created_at
+        AND (name, value) IN (SELECT key, value FROM json_each(OLD.tags));
+END;
+
+CREATE TRIGGER runs_retagged AFTER UPDATE OF tags, created_at ON runs WHEN NEW.tags <> '{}' AND json_valid(NEW.tags) BEGIN
+    INSERT OR IGNORE INTO tagged SELECT key, value, NEW.created_at, NEW.id FROM json_each(NEW.tags);
+END;
+
+CREATE TRIGGER runs_untagged AFTER DELETE ON runs WHEN OLD.tags <> '{}' AND json_valid(OLD.tags) BEGIN
+    DELETE FROM tagged WHERE run = OLD.id AND created_at = OLD.created_at
+        AND (name, value) IN (SELECT key, value FROM json_each(OLD.tags));
+END;

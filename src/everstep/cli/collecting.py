@@ -1,0 +1,77 @@
+"""`everstep gc`: deleting runs that have ended."""
+
+import asyncio
+import re
+from typing import Any, Final
+
+import click
+
+from everstep.cli.mistakes import EXIT_DONE
+from everstep.cli.opening import acting, place_of, store_options
+from everstep.cli.terminal import clean, console, say_json, styled
+from everstep.engine.collecting import Collected
+
+LISTED_MAX: Final = 20
+UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+class Age(click.ParamType[float]):
+    """A time such as 30d, 12h or 90m."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return seconds."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", str(value))
+        if match is None:
+            self.fail(f"{value!r} is not a time such as 30d, 12h or 90m.", param, ctx)
+        return float(match[1]) * UNITS[match[2]]
+
+
+@click.command("gc")
+@click.option("--older-than", type=Age(), metavar="AGE", help="Runs that ended so long ago: 30d, 12h, 90m.")
+@click.option("--keep", type=click.IntRange(min=0), default=0, help="The newest so many of each workflow stay.")
+@click.option("--keys-older-than", type=Age(), metavar="AGE", help="Keys of actions that did not change for so long.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@store_options
+def gc_command(
+    older_than: float | None, keep: int, keys_older_than: float | None, dry_run: bool, url: str | None, in_json: bool
+) -> int:
+    """Delete runs that have ended, with all that belongs to them, while others go on working.
+
+    A run goes with its children, when all of them have ended so long ago. What has not ended, is held, or has a key in
+    doubt stays. So do the keys of actions, which `everstep effects` lists, unless --keys-older-than is said: after that
+    an action may be done again. The file does not become smaller; its room is used again. A worker with --retention
+    does the same by itself.
+    """
+    if older_than is None and keys_older_than is None:
+        raise click.UsageError("Say --older-than AGE, --keys-older-than AGE, or both.")
+
+    async def do() -> tuple[Collected, str]:
+        async with acting(url) as app:
+            done = await app.gc(older_than=older_than, keep=keep, keys_older_than=keys_older_than, dry_run=dry_run)
+            return done, place_of(app.store)
+
+    done, place = asyncio.run(do())
+    if in_json:
+        facts = {"deleted": done.runs, "rows": done.rows, "left": done.left, "keys": done.keys}
+        say_json({"store": place, "dry_run": dry_run, **facts})
+        return EXIT_DONE
+    _print(done, place, dry_run=dry_run)
+    return EXIT_DONE
+
+
+def _print(done: Collected, place: str, *, dry_run: bool) -> None:
+    """Tell a person what was deleted."""
+    out = console()
+    verb = "would be deleted" if dry_run else "deleted"
+    out.print(styled("· " if dry_run else "✓ ", "green").append(f"{len(done.runs)} runs {verb} in {place}"))
+    for run in done.runs[:LISTED_MAX] if dry_run else ():
+        out.print(styled(f"    {clean(run)}", "dim"))
+    if dry_run and len(done.runs) > LISTED_MAX:
+        out.print(styled(f"    … and {len(done.runs) - LISTED_MAX} more", "dim"))
+    if done.keys:
+        out.print(styled("· " if dry_run else "✓ ", "green").append(f"{done.keys} keys of actions {verb}"))
+    if done.left:
+        why = "kept, held, in doubt, or one of their family is too young"
+        out.print(styled(f"  {done.left} are old enough and stay: {why}", "dim"))

@@ -1,0 +1,90 @@
+"""`everstep export` and `everstep import`: moving runs between stores."""
+
+import asyncio
+from typing import Literal
+
+import click
+
+from everstep.cli.mistakes import EXIT_DONE
+from everstep.cli.opening import acting, line_to_paste, place_of, store_options, user_name
+from everstep.cli.terminal import clean, console, say_json, styled
+from everstep.engine.app import App
+from everstep.engine.moving import Exported, Imported
+from everstep.engine.opening import default_on_hold, default_url
+from everstep.stores.opening import open_store
+
+
+@click.command("export")
+@click.argument("words", nargs=-1, required=True, metavar="[RUN]... FILE")
+@click.option("--all", "all_runs", is_flag=True, help="Every run of the store.")
+@click.option("--hold", is_flag=True, help="Hold unfinished ones here: they go on where the file is imported.")
+@click.option("--leave", is_flag=True, help="Let unfinished ones go on here: the file is only a copy.")
+@store_options
+def export_command(
+    words: tuple[str, ...], all_runs: bool, hold: bool, leave: bool, url: str | None, in_json: bool
+) -> int:
+    """Write runs into a new file, with their parents, children and whatever they wait for.
+
+    Unfinished runs must not be driven in two stores, so for them --hold or --leave has to be said.
+    """
+    *runs, path = words
+    if bool(runs) == all_runs:
+        raise click.UsageError("Name the runs and then the FILE, or say --all and the FILE.")
+    if hold and leave:
+        raise click.UsageError("--hold and --leave exclude each other.")
+    unfinished: Literal["hold", "leave"] | None = "hold" if hold else "leave" if leave else None
+
+    async def do() -> tuple[Exported, str]:
+        async with acting(url) as app:
+            done = await app.export(None if all_runs else runs, path, unfinished=unfinished, by=user_name())
+            return done, place_of(app.store)
+
+    done, place = asyncio.run(do())
+    if in_json:
+        say_json({"store": place, "file": path, "mode": done.mode, "runs": done.runs, "unfinished": done.unfinished})
+        return EXIT_DONE
+    out = console()
+    out.print(styled("✓ ", "green").append(f"{len(done.runs)} runs of {place} are in {clean(path)}"))
+    if done.mode == "hold":
+        text = f"{len(done.unfinished)} had not ended. They are HELD here, and go on where the file is imported."
+        out.print(styled(f"  {text} Do not resolve those holds unless the file is thrown away.", "yellow"))
+    elif done.mode == "leave":
+        text = f"{len(done.unfinished)} have not ended and GO ON HERE. Whoever drives the copies does everything twice."
+        out.print(styled(f"  {text}", "yellow"))
+    return EXIT_DONE
+
+
+@click.command("import")
+@click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False))
+@click.option("--skip-existing", is_flag=True, help="Leave runs alone whose ids are here already.")
+@click.option("--copies", is_flag=True, help="Also unfinished runs that go on elsewhere: all they do is done twice.")
+@store_options
+def import_command(path: str, skip_existing: bool, copies: bool, url: str | None, in_json: bool) -> int:
+    """Put the runs of an exported file into this store, which is created if need be. Unfinished ones go on here.
+
+    All of the file is verified before anything is written. Each family of runs is imported in one transaction; after a
+    crash say the same with --skip-existing.
+    """
+
+    async def do() -> tuple[Imported, str]:
+        app = App(open_store(url or default_url()), workflows=(), on_hold=default_on_hold())
+        await app.open()
+        try:
+            return await app.import_(path, skip_existing=skip_existing, copies=copies), place_of(app.store)
+        finally:
+            await app.close()
+
+    done, place = asyncio.run(do())
+    if in_json:
+        say_json({"store": place, "runs": done.runs, "skipped": done.skipped, "unfinished": done.unfinished})
+        return EXIT_DONE
+    out = console()
+    out.print(
+        styled("✓ ", "green").append(f"{len(done.runs)} runs imported into {place}; {len(done.skipped)} were there")
+    )
+    if done.unfinished:
+        line = line_to_paste("worker", "app.py", url=url)
+        out.print(
+            f"  {len(done.unfinished)} of them have not ended. A worker with their code goes on with them: {line}"
+        )
+    return EXIT_DONE

@@ -1,0 +1,210 @@
+"""Moving runs between stores by a file: JSON lines, each of them `["kind", content]`.
+
+The first line says what the file is, and the last has a digest over all before it. Between them each run has a line
+`run`, then its events, payloads, checkpoints and so on, in the order of `PARTS`. A payload is written once for all
+runs of the file: later ones have only its digest. Bytes are Base64.
+
+Families are moved whole, for a parent waits for its children. A file is written beside its name and takes that name
+when it is complete and the runs that were exported with `hold` are held where they were.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any, BinaryIO, Final, Literal
+
+import msgspec
+
+from everstep.engine.history import verified, verify_payloads
+from everstep.engine.past import verify_checkpoints, verify_whole
+from everstep.errors import Damaged, Misuse
+from everstep.model.chains import ChainKeys
+from everstep.model.events import EventRow
+from everstep.model.status import ENDED
+from everstep.stores.archive import ArchiveRow
+from everstep.stores.beside import AnswerRow, EntryRow
+from everstep.stores.keys import EffectRow
+from everstep.stores.moving import ImportRuns, MarkerRow, RunDump
+from everstep.stores.protocol import Accepted, CheckpointRow, Delivery, HoldRow, RunRow, Store
+
+FORMAT: Final = 1
+DIGEST_BYTES: Final = 32
+Mode = Literal["hold", "leave", "ended"]
+"""What became of unfinished runs where they were: held, or left to go on. `ended`: there were none."""
+
+PARTS: Final[dict[str, Any]] = {
+    "event": tuple[int, EventRow],
+    "payload": tuple[str, bytes | None],
+    "checkpoint": CheckpointRow,
+    "delivery": Delivery,
+    "follower": tuple[str, int],
+    "hold": HoldRow,
+    "effect": EffectRow,
+    "wait": tuple[str, int],
+    "archived": ArchiveRow,
+    "marker": MarkerRow,
+    "answer": AnswerRow,
+    "entry": EntryRow,
+}
+"""The kinds of lines that follow a run's own, and what is in them."""
+FIELDS: Final = ("events", "payloads", "checkpoints", "deliveries", "followers", "holds", "effects", "waits", "archive")
+_FIELD_OF: Final = dict(zip(PARTS, (*FIELDS, "markers", "answers", "entries"), strict=True))
+_encode: Final = msgspec.json.Encoder().encode
+_line: Final = msgspec.json.Decoder(tuple[str, msgspec.Raw])
+
+
+class Header(msgspec.Struct, kw_only=True):
+    """The first line."""
+
+    format: int = FORMAT
+    mode: Mode
+    at: int
+    entropy: str
+    """That of the store which the runs were in: the keys of shared actions derive from it."""
+    runs: int
+
+
+class Trailer(msgspec.Struct):
+    """The last line."""
+
+    lines: int
+    digest: str
+
+
+class Writing:
+    """Writes a file of runs, line by line."""
+
+    def __init__(self, stream: BinaryIO, header: Header) -> None:
+        self._stream = stream
+        self._digest = blake2b(digest_size=DIGEST_BYTES, person=b"everstep/file")
+        self._lines = 0
+        self._payloads: set[str] = set()
+        self._write("everstep", header)
+
+    def family(self, dumps: Sequence[RunDump]) -> None:
+        """Write runs that are imported together."""
+        self._write("family", len(dumps))
+        for dump in dumps:
+            self._run(dump)
+
+    def _run(self, dump: RunDump) -> None:
+        self._write("run", dump.row)
+        for kind, field in _FIELD_OF.items():
+            for part in getattr(dump, field):
+                self._write(kind, self._once(*part) if kind == "payload" else part)
+
+    def _once(self, digest: str, value: bytes) -> tuple[str, bytes | None]:
+        is_new = digest not in self._payloads
+        self._payloads.add(digest)
+        return digest, value if is_new else None
+
+    def end(self) -> None:
+        """Write the last line, and have all of it on the disk."""
+        last = Trailer(self._lines, self._digest.hexdigest())
+        self._stream.write(_encode(("end", last)) + b"\n")
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+
+    def _write(self, kind: str, content: Any) -> None:
+        line = _encode((kind, content)) + b"\n"
+        self._digest.update(line)
+        self._lines += 1
+        self._stream.write(line)
+
+
+def read_header(stream: BinaryIO) -> Header:
+    """Check a whole file against its digest, and return its first line. Nothing of it was used before."""
+    digest = blake2b(digest_size=DIGEST_BYTES, person=b"everstep/file")
+    lines, last, first = 0, b"", b""
+    stream.seek(0)
+    for line in stream:
+        if last:
+            digest.update(last)
+            lines += 1
+        first, last = first or line, line
+    header: Header = _decoded(first, "everstep", Header, "It is not a file of exported runs.")
+    if header.format > FORMAT:
+        raise Misuse(f"The file has format {header.format}; this version knows {FORMAT}. Use a newer version.")
+    trailer: Trailer = _decoded(last, "end", Trailer, "Its last line is missing: it is not complete.")
+    if (trailer.lines, trailer.digest) != (lines, digest.hexdigest()):
+        raise Damaged("The file does not match its digest: it was damaged or changed. Export the runs again.")
+    return header
+
+
+def _decoded(line: bytes, kind: str, type: Any, why: str) -> Any:
+    try:
+        found, content = _line.decode(line)
+        if found == kind:
+            return msgspec.json.decode(content, type=type)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass
+    raise Damaged(why)
+
+
+def read_families(stream: BinaryIO) -> Iterator[list[RunDump]]:
+    """Return the families of a file that was checked. One of them is in memory at a time."""
+    stream.seek(0)
+    places: dict[str, int] = {}
+    at = 0
+    family: list[RunDump] = []
+    for line in iter(stream.readline, b""):
+        kind, content = _line.decode(line)
+        if kind in ("family", "end") and family:
+            yield [_with_payloads(dump, stream, places) for dump in family]
+            stream.seek(at + len(line))
+            family = []
+        if kind == "run":
+            family.append(RunDump(msgspec.json.decode(content, type=RunRow)))
+        elif kind in PARTS:
+            part = msgspec.json.decode(content, type=PARTS[kind])
+            if kind == "payload" and part[1] is not None:
+                places[part[0]] = at
+            getattr(family[-1], _FIELD_OF[kind]).append(part)
+        at += len(line)
+
+
+def _with_payloads(dump: RunDump, stream: BinaryIO, places: dict[str, int]) -> RunDump:
+    """Put in the payloads that were written before, for another run."""
+    for number, (digest, value) in enumerate(list[tuple[str, bytes | None]](dump.payloads)):
+        if value is None:
+            stream.seek(places[digest])
+            _, content = _line.decode(stream.readline())
+            dump.payloads[number] = msgspec.json.decode(content, type=tuple[str, bytes])
+    return dump
+
+
+# -- verifying ----------------------------------------------------------------------------------------------------
+def check_sound(dumps: Iterable[RunDump], chain: ChainKeys) -> None:
+    """Raise `Damaged` unless the histories of all generations match their digests, and all that they name is there.
+
+    They are put into a store in memory, so that it is the same check as for any run.
+    """
+    from everstep.stores.memory import MemoryStore
+
+    for dump in dumps:
+        store = MemoryStore()
+        store.chain = chain
+        (verdict,) = store.commit([ImportRuns([dump])])
+        row = store.run(dump.row.id)
+        if not isinstance(verdict, Accepted) or row is None or dump.row.damage:
+            raise Damaged(f"The run {dump.row.id} cannot be read: {dump.row.damage or verdict}")
+        there = store.generations(row.id)
+        if there != list(range(1, row.generation + 1)):
+            raise Damaged(f"The run {row.id} should have {row.generation} generations; there are {there}.")
+        verify_whole(store, row.id)
+        for generation in there[:-1]:
+            _check_older(store, row, generation)
+
+
+def _check_older(store: Store, row: RunRow, generation: int) -> None:
+    events = store.events(row.id, generation)
+    head = {"head_seq": events[-1].seq, "head_digest": events[-1].digest, "generation": generation}
+    older = msgspec.structs.replace(row, **head)
+    recorded = verified(events, older, store.chain)
+    verify_payloads(store, row, recorded, is_newest=False)
+    verify_checkpoints(store, older, recorded)
+
+
+def unfinished_of(dumps: Sequence[RunDump]) -> list[str]:
+    """Return the ids of runs that have not ended."""
+    return [dump.row.id for dump in dumps if dump.row.status not in ENDED]

@@ -1,0 +1,60 @@
+"""The part of an app that keeps to its retention: from time to time it deletes what is old enough, in the background.
+
+It deletes as `collecting.py` does, a little at a time, so runs that go on hardly notice. Each process with a retention
+does it; two that meet leave each other's runs alone. A process that dies in between leaves the rest to the others.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from everstep.engine.clock import Alarm, microseconds, set_alarm
+from everstep.engine.collecting import collect
+from everstep.errors import StoreError
+from everstep.model.retention import Retention
+
+if TYPE_CHECKING:
+    from everstep.engine.driving import Driving
+
+log = logging.getLogger("everstep.gc")
+
+FIRST_SECONDS: Final = 1.0
+"""How soon after its start a process looks for the first time, so that short ones do their share."""
+
+
+class Collector:
+    """Deletes in the background what need not be kept. Without a retention it does nothing."""
+
+    def __init__(self, app: "Driving", retention: Retention | None) -> None:
+        self.retention = retention
+        self._app = app
+        self._alarm: Alarm | None = None
+
+    def begin(self) -> None:
+        """The app has become a worker: look soon, and then from time to time."""
+        if self.retention is not None and self._alarm is None:
+            self._look_after(min(FIRST_SECONDS, self.retention.seconds_between))
+
+    def close(self) -> None:
+        """Look no more. What is being deleted just now stops by itself."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _look_after(self, seconds: float) -> None:
+        app = self._app
+        self._alarm = set_alarm(app.clock, app.loop, app.clock.now() + microseconds(seconds), self._ring)
+
+    def _ring(self) -> None:
+        if not self._app.draining:
+            self._app.spawn(self._look())
+
+    async def _look(self) -> None:
+        assert self.retention is not None
+        try:
+            done = await collect(self._app, self.retention)
+            if done.runs or done.keys:
+                log.info("%d runs and %d keys were old enough, and were deleted.", len(done.runs), done.keys)
+        except StoreError as error:
+            log.error("Deleting what is old failed, and is tried again: %s", error)
+        finally:
+            if not self._app.draining:
+                self._look_after(self.retention.seconds_between)

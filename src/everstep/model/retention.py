@@ -1,0 +1,63 @@
+"""How long what has ended is kept."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from everstep.errors import Misuse
+
+Time = float | timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long ended runs, and the keys of actions, are kept. Times are seconds or a `timedelta`; None is for ever.
+
+    runs: a run that ended so long ago is deleted with all that is its own: history, result, published values, inbox.
+    keys: a key (`key=`) that is done or free, and has not changed for so long, is forgotten: then its action may be
+        done again. Keys outlive their runs, so this is a time of its own.
+    keep: the newest so many ended runs of each workflow stay, however old they are.
+    every: how long to wait before looking again.
+    """
+
+    runs: Time | None = None
+    keys: Time | None = None
+    keep: int = 0
+    every: Time = 300.0
+
+    def __post_init__(self) -> None:
+        for name in ("runs", "keys", "every"):
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, _seconds(name, given))
+        if type(self.keep) is not int or self.keep < 0:
+            raise Misuse(f"Retention(keep={self.keep!r}): it is a number of runs, at least 0.")
+        if _seconds("every", self.every) <= 0:
+            raise Misuse("Retention(every=0): there has to be a time between two looks.")
+
+    @property
+    def seconds_of_runs(self) -> float | None:
+        """How long ended runs are kept."""
+        return None if self.runs is None else _seconds("runs", self.runs)
+
+    @property
+    def seconds_of_keys(self) -> float | None:
+        """How long keys are kept."""
+        return None if self.keys is None else _seconds("keys", self.keys)
+
+    @property
+    def seconds_between(self) -> float:
+        """How long to wait before looking again."""
+        return _seconds("every", self.every)
+
+
+def _seconds(name: str, given: Any) -> float:
+    seconds = given.total_seconds() if isinstance(given, timedelta) else given
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        raise Misuse(f"Retention({name}={given!r}): it is a number of seconds or a timedelta, not below 0.")
+    return float(seconds)
+
+
+def retention_of(given: Retention | Time | None) -> Retention | None:
+    """Return what `retention=` means: a time alone is that of runs."""
+    return given if given is None or isinstance(given, Retention) else Retention(runs=given)

@@ -1,0 +1,92 @@
+"""Taking whole runs out of a store: deleting ended ones part by part, and moving any to another store."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from everstep.model.events import EventRow
+from everstep.stores.archive import ArchiveRow
+from everstep.stores.beside import AnswerRow, EntryRow
+from everstep.stores.keys import EffectRow
+from everstep.stores.rows import CheckpointRow, Delivery, HoldRow, RunRow
+
+
+class MarkerRow(NamedTuple):
+    """The marker of an atomic step that writes to the store's own database."""
+
+    key: str
+    run: str
+    step: str
+    attempt: int
+    outcome: bytes | None
+    at: int
+
+
+class RunDump(msgspec.Struct):
+    """Everything that a store has of one run, read in one transaction. Notifications are left out."""
+
+    row: RunRow
+    events: list[tuple[int, EventRow]] = []
+    """Each with its generation."""
+    payloads: list[tuple[str, bytes]] = []
+    checkpoints: list[CheckpointRow] = []
+    deliveries: list[Delivery] = []
+    followers: list[tuple[str, int]] = []
+    """Who is told of the run's end, and under which call."""
+    holds: list[HoldRow] = []
+    effects: list[EffectRow] = []
+    """The keys of actions that the run has, or had last."""
+    waits: list[tuple[str, int]] = []
+    """Keys that the run waits for, and the calls that do."""
+    archive: list[ArchiveRow] = []
+    markers: list[MarkerRow] = []
+    answers: list[AnswerRow] = []
+    entries: list[EntryRow] = []
+    """Of all streams."""
+
+
+class ImportRuns(msgspec.Struct, gc=False):
+    """Put runs of another store here, all or none. Nobody owns them and their epochs are raised by one.
+
+    `Refused("taken")` if a run with one of the ids is here, or a hold, or a marker; `Refused("key")` if a key that one
+    of the runs is at work on is here. A key that is done or free is left as it is here. What was `running` is `queued`.
+    A delivery keeps its number if that is free here; those that are pending stay in their order.
+    """
+
+    dumps: Sequence[RunDump]
+
+
+class DeletePart(msgspec.Struct, gc=False):
+    """Delete up to `limit` rows of an ended run that was claimed at `epoch`; with the last of them its own row.
+
+    Verdict: `Deleted`, `Refused("missing")`, or `Refused("fenced")` if its epoch is another, it has not ended, or a
+    hold of it is open. The keys of its actions stay.
+    """
+
+    run: str
+    epoch: int
+    at: int
+    limit: int = 200
+
+
+class Deleted(NamedTuple):
+    """So many rows were deleted; `done` when nothing of the run is left."""
+
+    rows: int
+    done: bool
+
+
+def arrived(dump: RunDump) -> RunRow:
+    """Return a run's row as it is in the store that it was moved to."""
+    status = "queued" if dump.row.status == "running" else dump.row.status
+    return msgspec.structs.replace(dump.row, status=status, epoch=dump.row.epoch + 1, owner=None, deaths=0)
+
+
+def numbered(dump: RunDump, is_taken: Callable[[int], bool]) -> Iterator[tuple[int | None, Delivery]]:
+    """Return a run's deliveries with the numbers that they keep; None for the next free one, greater than all."""
+    has_moved = False
+    for one in dump.deliveries:
+        has_to_move = is_taken(one.number) or (has_moved and one.state == "pending")
+        has_moved = has_moved or (has_to_move and one.state == "pending")
+        yield None if has_to_move else one.number, one

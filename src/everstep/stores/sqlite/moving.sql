@@ -1,0 +1,208 @@
+-- The statements with which whole runs are deleted, and moved between stores.
+
+-- name: state_of_run
+-- What decides whether a part of it may be deleted.
+SELECT status, epoch, generation, EXISTS (SELECT 1 FROM holds WHERE run = ?1 AND resolved_at IS NULL)
+FROM runs WHERE id = ?1;
+
+-- name: deleted_just_now
+-- How many rows the last statement deleted.
+SELECT changes();
+
+-- name: delete_events
+-- A part of them, found by the key: a transaction stays short however many there are.
+DELETE FROM events WHERE rowid IN (SELECT rowid FROM events WHERE run = ?1 LIMIT ?2);
+
+-- name: delete_payloads
+-- A part of them, found by the key: a transaction stays short however many there are.
+DELETE FROM payloads WHERE rowid IN (SELECT rowid FROM payloads WHERE run = ?1 LIMIT ?2);
+
+-- name: delete_checkpoints
+-- A part of them, found by the key: a transaction stays short however many there are.
+DELETE FROM checkpoints WHERE rowid IN (SELECT rowid FROM checkpoints WHERE run = ?1 LIMIT ?2);
+
+-- name: delete_archive
+-- A part of them, found by the key: a transaction stays short however many there are.
+DELETE FROM archive WHERE rowid IN (SELECT rowid FROM archive WHERE run = ?1 LIMIT ?2);
+
+-- name: delete_signals
+-- A part of them. Their numbers never come back.
+DELETE FROM signals WHERE number IN (SELECT number FROM signals WHERE run = ?1 LIMIT ?2);
+
+-- name: delete_streams
+-- A part of them, found by the key: a transaction stays short however many there are.
+DELETE FROM streams WHERE rowid IN (SELECT rowid FROM streams WHERE run = ?1 LIMIT ?2);
+
+-- name: delete_answers
+-- As many as there were requests, and small.
+DELETE FROM answers WHERE run = ?;
+
+-- name: note_deletion
+-- The run is no longer whole. If nobody goes on with it, the next one who deletes anything does.
+INSERT INTO deletions (run, generation, at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: delete_holds
+-- All of them are resolved.
+DELETE FROM holds WHERE run = ?;
+
+-- name: delete_notifications
+-- Of these holds.
+DELETE FROM notifications WHERE run = ?;
+
+-- name: delete_followers
+-- They have been told.
+DELETE FROM followers WHERE run = ?;
+
+-- name: delete_following
+-- An ended run hears nothing any more.
+DELETE FROM followers WHERE follower = ?;
+
+-- name: delete_markers
+-- A run that has ended asks no more.
+DELETE FROM everstep_markers WHERE run = ?;
+
+-- name: delete_deletion
+-- Nothing of it is left to delete.
+DELETE FROM deletions WHERE run = ?;
+
+-- name: delete_run
+-- The last of it.
+DELETE FROM runs WHERE id = ?;
+
+-- name: dump_run
+-- Its row.
+SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
+    head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
+    CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
+    CAST(preview AS BLOB), published, outcome, budget
+FROM runs WHERE id = ?;
+
+-- name: dump_events
+-- All generations.
+SELECT generation, seq, kind, step, at, body, digest FROM events WHERE run = ? ORDER BY generation, seq;
+
+-- name: dump_payloads
+-- By their digests, so that two dumps of one run are the same.
+SELECT digest, value FROM payloads WHERE run = ? ORDER BY digest;
+
+-- name: dump_checkpoints
+-- The newest few.
+SELECT run, generation, seq, previous, engine, state, digest, complete FROM checkpoints
+WHERE run = ? ORDER BY generation, seq;
+
+-- name: dump_signals
+-- Those that were taken, too: a second one with the same id is known by them.
+SELECT number, run, kind, name, id, value, at, state FROM signals WHERE run = ? ORDER BY number;
+
+-- name: dump_followers
+-- Who waits for its end.
+SELECT follower, call FROM followers WHERE run = ? ORDER BY follower, call;
+
+-- name: dump_holds
+-- Open and resolved ones.
+SELECT holds.id, run, reason, step, summary, report, resolutions, holds.created_at, resolved_at, resolution, by, note, ''
+FROM holds WHERE run = ? ORDER BY holds.created_at, holds.id;
+
+-- name: dump_effects
+-- The keys of its actions.
+SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
+    outcome, secret
+FROM effects WHERE run = ? ORDER BY key;
+
+-- name: dump_waiters
+-- The whole table: few rows, for each is a call that waits just now.
+SELECT key, call FROM waiters WHERE run = ? ORDER BY key, call;
+
+-- name: dump_archive
+-- The oldest first.
+SELECT run, generation, what, seq, row, why, at FROM archive WHERE run = ? ORDER BY id;
+
+-- name: dump_answers
+-- Where they stand.
+SELECT run, number, generation, seq FROM answers WHERE run = ? ORDER BY number;
+
+-- name: dump_entries
+-- All streams of all generations.
+SELECT run, generation, name, position, seq, step, attempt, first, secret, at, value, digest FROM streams
+WHERE run = ? ORDER BY generation, name, position;
+
+-- name: dump_markers
+-- Of atomic steps that write to the store itself.
+SELECT key, run, step, attempt, outcome, at FROM everstep_markers WHERE run = ? ORDER BY key;
+
+-- name: are_taken
+-- Whether any of these ids of runs, of holds, or keys of markers is here.
+SELECT EXISTS (SELECT 1 FROM json_each(?1) AS wanted JOIN runs ON runs.id = wanted.value)
+    OR EXISTS (SELECT 1 FROM json_each(?2) AS wanted JOIN holds ON holds.id = wanted.value)
+    OR EXISTS (SELECT 1 FROM json_each(?3) AS wanted JOIN everstep_markers ON everstep_markers.key = wanted.value);
+
+-- name: are_keys_taken
+-- Whether anybody here has, or had, one of these keys.
+SELECT EXISTS (SELECT 1 FROM json_each(?1) AS wanted JOIN effects ON effects.key = wanted.value);
+
+-- name: put_run
+-- Nobody has this id: that was asked in the same transaction.
+INSERT INTO runs (id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at,
+    queue, priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview,
+    published, outcome, budget)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: put_tag
+-- It is found by it.
+INSERT INTO tagged (name, value, created_at, run) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: put_event
+-- As it is: its digest was verified.
+INSERT INTO events (run, generation, seq, kind, step, at, body, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: put_payload
+-- Named by its digest.
+INSERT INTO payloads (run, digest, value) VALUES (?, ?, ?);
+
+-- name: put_checkpoint
+-- Its event has its digest.
+INSERT INTO checkpoints (run, generation, seq, previous, engine, state, digest, complete) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: put_delivery
+-- Under its number, for histories know it, or with NULL under the next one.
+INSERT INTO signals (number, run, kind, name, id, value, at, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?) RETURNING number;
+
+-- name: put_answer
+-- Under the number that its request has here.
+INSERT INTO answers (run, number, generation, seq) VALUES (?, ?, ?, ?);
+
+-- name: put_entry
+-- Of a stream, as it is.
+INSERT INTO streams (run, generation, name, position, seq, step, attempt, first, secret, at, value, digest)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: number_taken
+-- Whether a delivery here has this number.
+SELECT 1 FROM signals WHERE number = ?;
+
+-- name: put_follower
+-- Who is told of its end.
+INSERT INTO followers (run, follower, call) VALUES (?, ?, ?);
+
+-- name: put_hold
+-- Open or resolved, as it was.
+INSERT INTO holds (id, run, reason, step, summary, report, resolutions, created_at, resolved_at, resolution, by, note)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: put_effect
+-- A key that is here stays as it is here.
+INSERT INTO effects (key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by,
+    note, digest, outcome, secret)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: put_waiter
+-- Who waits for a key.
+INSERT INTO waiters (key, run, call) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: put_archived
+-- What was archived before it was moved.
+INSERT INTO archive (run, generation, what, seq, row, why, at) VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: put_marker
+-- Of an atomic step that wrote to the store that the run was in.
+INSERT INTO everstep_markers (key, run, step, attempt, outcome, at) VALUES (?, ?, ?, ?, ?, ?);
