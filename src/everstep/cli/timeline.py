@@ -414,6 +414,9 @@ class Timeline:
     def _take_run_restored(self, event: EventRow, body: Any) -> None:
         self._note(event, "restored", "the store was restored from a backup", "failed")
 
+    def _take_run_continued(self, event: EventRow, body: Any) -> None:
+        self._note(event, "continued", "with a fresh history")
+
     def _take_run_completed(self, event: EventRow, body: Any) -> None:
         self._ended(event)
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.engine import checkpointing, compensating, performing
+from everstep.engine import checkpointing, compensating, continuing, performing
 from everstep.engine.attempts import StepAttempts
 from everstep.engine.budgets import Budgets
 from everstep.engine.children import Children
@@ -34,6 +34,7 @@ from everstep.engine.commands import (
 )
 from everstep.engine.deadlines import Deadlines
 from everstep.engine.execution import Execution
+from everstep.engine.generations import ContinueRun
 from everstep.engine.holding import HoldReport, stuck_report
 from everstep.engine.inbox import Inbox
 from everstep.engine.journal import Journal
@@ -44,9 +45,10 @@ from everstep.engine.saver import Saver
 from everstep.engine.surrounding import Surrounding
 from everstep.errors import NotDecodable, RunTimedOut, StoreError
 from everstep.model import events as ev
+from everstep.model.budgets import Allotment
 from everstep.model.crash_points import crash_point
 from everstep.model.status import Status
-from everstep.stores.protocol import HoldRow, RowChange, RunRow
+from everstep.stores.protocol import HoldRow, NewRun, RowChange, RunRow
 
 log = logging.getLogger("everstep.run")
 
@@ -54,6 +56,7 @@ STATUS_OF_END: Final[dict[str, Status]] = {
     "run_completed": "completed",
     "run_failed": "failed",
     "run_cancelled": "cancelled",
+    "run_continued": "running",
 }
 
 
@@ -105,6 +108,10 @@ class Driver:
         self.damaged_checkpoints: Sequence[DamagedCheckpoint] = ()
         """Those that recovery had to pass over."""
         self.execution.unapplied = self._unapplied
+        self.allotment: Allotment | None = None
+        """The budget that the run was given at its start."""
+        self.renewal: NewRun | None = None
+        """The next generation, once the code has said `continue_as`."""
         self._end_recorded: tuple[str, ev.Body, bytes | None] | None = None
         self._set_deadlines(replayed, clock_started)
 
@@ -303,6 +310,9 @@ class Driver:
     # -- ends and holds --------------------------------------------------------------------------------------------
     def _end(self, command: EndRun) -> None:
         """The code is done."""
+        if isinstance(command, ContinueRun):
+            continuing.record(self, command)
+            return
         body = command.body()
         if command.kind != "run_cancelled":
             body = self.journal.pack_into(body, "value" if command.kind == "run_completed" else "error")
@@ -478,7 +488,7 @@ class Driver:
 
     def ended_as(self) -> Status | None:
         """Return the status in which the run left this process for good: an end, or held; None if it just left."""
-        if not self.saver.all_is_durable:
+        if not self.saver.all_is_durable or self.renewal is not None:
             return None
         return STATUS_OF_END[self.ending] if self.ending else "held" if self.hold else None
 

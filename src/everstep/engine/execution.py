@@ -37,6 +37,7 @@ from everstep.engine.commands import (
 )
 from everstep.engine.crossing import Kept
 from everstep.engine.ending import Failure, end_of
+from everstep.engine.generations import take_along
 from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
 from everstep.engine.receiving import Receiving
@@ -118,6 +119,8 @@ class Execution:
         self.entropy = started.entropy
         self.caution = "restored" if started.unseen else ""
         self.loop.now = at
+        if started.carried is not None:
+            take_along(self, started.carried)
         payload = self.payload(started.arguments, started.arguments_ref)
         args, kwargs = self.codec.decode_arguments(self.workflow.signature, payload)
         self._check_arguments(args, kwargs)

@@ -170,7 +170,7 @@ def _row_of(store: Store, row: RunRow, found: Diagnosis, *, is_held: bool) -> Ru
         outcome=_outcome(store, row.id, last),
         published=_published(store, row.id, found.good),
         budget=standing_at(found.good),
-        created_at=first.at,
+        created_at=started.carried.created_at if started.carried is not None else first.at,
         updated_at=last.at,
         ended_at=last.at if ended else None,
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from everstep.engine.agreement import published_before
 from everstep.engine.checkpoints import Checkpoint, Checkpoints, Jump
 from everstep.engine.commands import ChildCall, Command, Difference, EndRun, StartTimer, StepCall
 from everstep.engine.crossing import Kept, kept_by
@@ -53,7 +54,7 @@ def first_run(execution: Execution, started: Recorded) -> Replayed:
         execution.begin(started.body, started.at)
     except SpinningWorkflow:
         return Replayed(execution, [], [], {}, {}, spins=True)
-    return Replayed(execution, [], execution.take_commands(), {}, {})
+    return Replayed(execution, [], execution.take_commands(), {}, published_before(started))
 
 
 class Replay:
@@ -74,7 +75,7 @@ class Replay:
         self.execution = execution
         self.differences: list[Difference] = []
         self.attempts: dict[int, Attempts] = {}
-        self.published: dict[str, msgspec.Raw] = {}
+        self.published: dict[str, msgspec.Raw] = published_before(history[0])
         self.cancel_at = 0
         self._queue: deque[Command] = deque()
         self._accepted: dict[int, str] = {}
@@ -225,7 +226,7 @@ class Replay:
             self.attempts.setdefault(event.body.call, Attempts()).due = KEY
             if not event.body.again:
                 self._match(event)
-        elif event.kind in ENDS:
+        elif event.kind in ENDS or event.kind == "run_continued":
             self._match_end(event)
         elif event.kind == "compensation_started":
             self._begin_compensation(event)

@@ -74,6 +74,7 @@ def take_up(
     replayed.execution.lookup = lambda digest: journal.undurable.get(digest) or stored(digest)
     driver = Driver(app, row, replayed, journal, _clock_started_at(past))
     driver.damaged_checkpoints = past.damaged
+    driver.allotment = past.events[0].body.budget
     if first := replayed.first_checkpoint:
         driver.first_checkpoint = (first, app.store.events(row.id, row.generation, first, first)[0].digest)
     if app.restores > _restores_noted(past):
@@ -133,6 +134,8 @@ def _clock_started_at(past: Past) -> int:
             return int(event.at)
         if past.checkpoint is not None and event.seq == past.checkpoint.seq:
             return past.checkpoint.part.clock_started
+    if (carried := past.events[0].body.carried) is not None:
+        return int(carried.clock_started)
     return int(past.events[0].at) + microseconds(past.events[0].body.delay)
 
 

@@ -50,7 +50,10 @@ class Account:
 
     def _take(self, event: Recorded) -> None:
         kind, body = event.kind, event.body
-        if kind == "step_started":
+        if kind == "run_started" and body.carried is not None:
+            self.uncompensated += body.carried.uncompensated
+            self.lost = bool(body.carried.caution)
+        elif kind == "step_started":
             self._open[body.call] = event
         elif kind == "step_completed":
             self._settle(self._open.pop(body.call, None), body)

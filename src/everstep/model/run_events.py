@@ -3,6 +3,7 @@
 import msgspec
 
 from everstep.model.budgets import Allotment, Limits
+from everstep.model.carried import Carried
 from everstep.model.event_base import NO_PAYLOAD, Body, Outcome
 
 
@@ -31,6 +32,8 @@ class RunStarted(Body):
     """The parent that started it may have done so before, in a part of its history that is lost."""
     budget: Allotment | None = None
     """How much the run may use, with its children."""
+    carried: Carried | None = None
+    """What the run takes along from its history before this one, if its code said `continue_as`."""
 
 
 class CancelRequested(Outcome):
@@ -151,6 +154,12 @@ class RunRestored(Body):
     """
 
     number: int = 0
+
+
+class RunContinued(Body):
+    """This history ends, and the run goes on with a fresh one, with other `arguments` (their digest)."""
+
+    arguments: str
 
 
 class RunCompleted(Body):

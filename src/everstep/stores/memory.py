@@ -183,9 +183,18 @@ class MemoryStore(MemoryWork):
         if operation.checkpoints:
             self._keep_checkpoints(operation)
         self._archive_rows(operation.archive)
+        if operation.renewal is not None:
+            self._renew(row, operation, operation.renewal)
         if ended:
             self._end(row, operation.row)
         return Accepted()
+
+    def _renew(self, row: RunRow, operation: Append, new: NewRun) -> None:
+        check_events(new)
+        self._keys.end_run(row.id, row.generation, operation.row.at)
+        self._followers = {entry for entry in self._followers if entry[1] != row.id}
+        new.row.epoch = row.epoch
+        self._create(new)
 
     def _keep_checkpoints(self, operation: Append) -> None:
         kept = self._checkpoints.setdefault((operation.run, operation.generation), {})

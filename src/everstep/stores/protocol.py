@@ -103,6 +103,9 @@ class Append(msgspec.Struct, kw_only=True, gc=False):
     checkpoints: Sequence[CheckpointRow] = ()
     """New checkpoints, whose events are among `events`. Of all that the run has, the newest `checkpoints_kept` stay."""
     checkpoints_kept: int = 3
+    renewal: NewRun | None = None
+    """The next generation, which begins as this one ends: its row takes the place of the run's, but for the epoch. The
+    inbox stays as it is, and so do the followers; what the old generation itself followed is followed no more."""
     archive: Sequence[ArchiveRow] = ()
     """Damaged rows. A checkpoint (`what` is `checkpoints`) is moved there from its table."""
 

@@ -1,7 +1,7 @@
 """The rules that one history can break by itself. One pass, whatever its length."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -11,10 +11,11 @@ from everstep.model.status import ENDED, Status
 from everstep.testing.histories import RunHistory, Violation
 from everstep.testing.rules_sagas import SagaJudge
 
-STATUS_OF_END: Final[dict[str, Status]] = {
+STATUS_OF_END: Final[dict[str, Status | Literal["continued"]]] = {
     "run_completed": "completed",
     "run_failed": "failed",
     "run_cancelled": "cancelled",
+    "run_continued": "continued",
 }
 
 
@@ -84,6 +85,8 @@ class HistoryJudge:
         """Inbox numbers, and the events that took them."""
         self.shared: list[Shared] = []
         self.ended_by: EventRow | None = None
+        self.carried_head = ""
+        """The end of the generation before, which this one goes on from."""
         self._signal_ids: set[str] = set()
         self._subjects: set[str] = set()
         self._entropy = ""
@@ -126,7 +129,7 @@ class HistoryJudge:
         if self.ended_by is not None and event.kind != "run_retried":
             rule = "D1" if event.kind in ENDS else "L3"
             self._broken(rule, f"stands after the run's end (event {self.ended_by.seq})")
-        if event.kind in ENDS:
+        if event.kind in ENDS or event.kind == "run_continued":
             self.ended_by = event
         elif event.kind in _JUDGE:
             _JUDGE[event.kind](self, body)
@@ -158,6 +161,7 @@ class HistoryJudge:
 
     def _run_started(self, body: Any) -> None:
         self._entropy = body.entropy
+        self.carried_head = body.carried.head if body.carried is not None else ""
 
     def _step_started(self, body: Any) -> None:
         event = self._event

@@ -173,6 +173,8 @@ class Transaction:
             self._keys.apply(append.keys, append.run, append.generation, append.row.at)
         if append.archive:
             self._archive(append.archive)
+        if append.renewal is not None:
+            self._renew(append, append.renewal)
         if ended:
             value = child_value(append.row.status, append.row.outcome, append.row.budget)
             self._insert("tell_followers", 4, [(0, append.run, value, append.row.at)])
@@ -180,6 +182,13 @@ class Transaction:
             self._keys.end_run(append.run, append.generation, append.row.at)
             self._run("settle_inbox", (append.run,))
         return ACCEPTED
+
+    def _renew(self, append: Append, new: NewRun) -> None:
+        check_events(new)
+        self._keys.end_run(append.run, append.generation, append.row.at)
+        self._run("stop_following", (append.run,))
+        self._run("restart_run", run_values(new.row))
+        self._append_events([], [new])
 
     def _refusal(self, append: Append, ended: bool) -> Refused | None:
         state = self._all("run_head", (append.run,))
