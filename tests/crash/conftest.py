@@ -59,6 +59,12 @@ def looping(place: Path, ledger: Ledger) -> Expected:
 
 
 @pytest.fixture(scope="session")
+def continued(place: Path, ledger: Ledger) -> Expected:
+    """A run that goes on with a fresh history, twice."""
+    return Expected.of(Trial.new(place, ledger, "continued"))
+
+
+@pytest.fixture(scope="session")
 def mending(place: Path, ledger: Ledger, looping: Expected) -> "Counter[str]":
     """The points that a recovery passes which finds its newest checkpoint damaged."""
     trial = Trial.new(place, ledger, "loop")

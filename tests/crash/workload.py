@@ -5,6 +5,7 @@
     python workload.py lanes FOLDER LEDGER          twenty quick reads whose order is chance
     python workload.py refused FOLDER LEDGER        an atomic step that is refused when it is done again
     python workload.py loop FOLDER LEDGER           a loop with checkpoints
+    python workload.py continued FOLDER LEDGER      a run that goes on with a fresh history, again and again
     python workload.py fleet FOLDER LEDGER COUNT    many runs; any number of these processes share them
     python workload.py saga FOLDER LEDGER           a run that fails and one that is rolled back: both are undone
     python workload.py held FOLDER LEDGER           one run that is held, told of by a webhook, and resolved
@@ -255,6 +256,30 @@ async def reference_loop(turns: int) -> list[str]:
 async def loop(app: everstep.App, journal: ClientJournal, count: int) -> None:
     await journalled(journal, "start", "loop-1", app.start(reference_loop, 8, id="loop-1"))
     await note_result(app, journal, "loop-1")
+
+
+@workflow(budget=everstep.Budget(steps=1000))
+async def reference_continued(left: int, done: list[str]) -> list[str]:
+    """Each generation does four things, and receives one of the signals that were sent to the first."""
+    everstep.publish("left", left)
+    done.append(await pack(200 + left))
+    done.append(await asyncio.to_thread(remit, 200 + left))
+    done.append(await reference_child(200 + left))
+    done.append(await everstep.receive("word", str))
+    if left:
+        everstep.continue_as(left - 1, done)
+    return done
+
+
+async def continued(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    run = await journalled(journal, "start", "on-1", app.start(reference_continued, 2, [], id="on-1"))
+    for number in range(3):
+        name = f"word-{number}"
+        try:
+            await journalled(journal, "signal", "on-1", run.signal("word", name, id=name), id=name, name="word")
+        except everstep.errors.RunEnded:
+            pass  # it was sent before, and the run has ended since
+    await note_result(app, journal, "on-1")
 
 
 def damage_checkpoints(path: str, count: int) -> None:
@@ -517,6 +542,7 @@ async def main(kind: str, folder: str, count: int) -> None:
             "reads": reads,
             "lanes": lanes,
             "loop": loop,
+            "continued": continued,
             "fleet": fleet,
             "saga": saga,
             "held": held,

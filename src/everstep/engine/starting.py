@@ -141,8 +141,10 @@ def continued_run(
     budget: Allotment | None,
     carried: Carried,
 ) -> NewRun:
-    """Return the next generation of a run, as its code wants it. Who starts the run again still names the first one's
-    arguments, so the row keeps their digest."""
+    """Return the next generation of a run, as its code wants it.
+
+    Who starts the run again still names the arguments of the first one, so the row keeps their digest.
+    """
     return new_run(
         workflow,
         row.id,
