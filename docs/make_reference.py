@@ -56,6 +56,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "publish",
         "start",
         "checkpoint",
+        "continue_as",
         "patched",
         "now",
         "random",

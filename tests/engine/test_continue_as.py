@@ -164,7 +164,7 @@ async def test_a_process_that_dies_after_the_fresh_history_began_is_followed_by_
     assert await (await again.start(counting, 0, 2, id="r")).result(timeout=10) == 3
     done = [note.split()[1] for note in NOTES]
     assert done == ["0", "1", "1", "2"]
-    assert len({note for note in NOTES}) == 3, "the attempt that was cut off and the next have one key"
+    assert len(set(NOTES)) == 3, "the attempt that was cut off and the next have one key"
     all_is_sound(machine)
 
 

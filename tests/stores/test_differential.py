@@ -157,6 +157,8 @@ def drawn_append(draw: Draw, harness: Harness) -> Append | None:
     if draw(st.integers(0, 5)) == 0:
         what, seq = draw(st.sampled_from(["checkpoint", "event"])), draw(st.integers(1, 8))
         append.archive = [ArchiveRow(row.id, row.generation, what, seq, draw(small_bytes), "why", draw(times))]
+    if status == "running" and not append.release and draw(st.integers(0, 2)) == 0:
+        append.renewal = new_run(row.id, generation=row.generation + 1, status="running", arguments="x")
     append.epoch += draw(st.sampled_from([0] * 9 + [1]))
     append.generation += draw(st.sampled_from([0] * 12 + [1]))
     return append

@@ -336,6 +336,13 @@ class Execution:
         elif target.target.on_parent_end == "cancel":
             self.issue(CancelChild(self.next_call(), target))
 
+    def cancel_child(self, target: StepCall | ChildCall | None) -> None:
+        """The code asks a child to stop, and may go on waiting for its end."""
+        self.require_live()
+        assert isinstance(target, ChildCall)
+        target.is_told_to_stop = True
+        self.issue(CancelChild(self.next_call(), target))
+
     def _call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """`asyncio.to_thread(step, …)`: the way in which an `async` workflow calls a `def` step."""
         function, args, kwargs = unwrap_to_thread(function, args)

@@ -163,6 +163,8 @@ class MemoryStore(MemoryWork):
             raise Misuse(f"There is a hold {hold.id} already.")
         for new in operation.starts:
             check_events(new)
+        if operation.renewal is not None:
+            check_events(operation.renewal)
         ended = operation.row.status in ENDED
         self._move(row, operation, ended)
         self._events[row.id, row.generation].extend(operation.events)
@@ -190,7 +192,6 @@ class MemoryStore(MemoryWork):
         return Accepted()
 
     def _renew(self, row: RunRow, operation: Append, new: NewRun) -> None:
-        check_events(new)
         self._keys.end_run(row.id, row.generation, operation.row.at)
         self._followers = {entry for entry in self._followers if entry[1] != row.id}
         new.row.epoch = row.epoch
