@@ -7,7 +7,10 @@ import pytest
 
 import everstep
 from everstep import step, witness, workflow
+from everstep.engine.app import App
 from everstep.errors import IdConflict, Misuse, RunCancelled, RunTimedOut
+from everstep.model.events import CancelRequested, encode_body
+from everstep.stores.protocol import Post
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine, scenario
 
@@ -146,6 +149,61 @@ async def test_a_signal_that_was_recorded_before_the_end_and_not_received_is_car
     assert await run.result(timeout=10) == "early"
     (started,) = machine.bodies("r", "run_started")
     assert [name for name, _, _ in started.carried.signals] == ["word"]
+    all_is_sound(machine)
+
+
+def deliver_behind(machine: Machine, app: App, post: Post) -> None:
+    """Let something arrive when the outcome that lets the code end is recorded, and the code has not seen it."""
+    driver = app.drivers[post.run]
+    deliver, commit_now = driver.deliver, app.committer.commit_now
+
+    def both(kind: str, step: str, body: Any, *, expensive: bool = False) -> None:
+        if kind != "step_completed":
+            deliver(kind, step, body, expensive=expensive)
+            return
+        app.committer.commit_now = lambda: None  # type: ignore[method-assign]
+        deliver(kind, step, body, expensive=True)
+        machine.store.commit([post])
+        driver.inbox.take(app.store.inbox(post.run))
+        assert next(one[2] for one in driver.execution.unapplied) == "step_completed"
+        assert len(driver.execution.unapplied) == 2
+        app.committer.commit_now = commit_now  # type: ignore[method-assign]
+
+    driver.deliver = both  # type: ignore[method-assign]
+
+
+@scenario
+async def test_a_signal_that_the_code_had_not_come_to_is_carried_over(machine: Machine) -> None:
+    @workflow(name="hasty")
+    async def hasty(left: int) -> str:
+        await add(left)
+        if left:
+            everstep.continue_as(left - 1)
+        return await everstep.receive("word", str)
+
+    GATES["add 1"] = gate = Gate()
+    app = await machine.boot()
+    run = await app.start(hasty, 1, id="r")
+    await gate.reached.wait()
+    deliver_behind(machine, app, Post("r", "signal", "word", value=app.codec.encode("early"), at=machine.clock.now()))
+    gate.opened.set()
+    assert await run.result(timeout=10) == "early"
+    assert [event.kind for event in machine.events("r", 1)][-2:] == ["signal_received", "run_continued"]
+    all_is_sound(machine)
+
+
+@scenario
+async def test_a_cancel_that_the_code_had_not_come_to_comes_before_a_fresh_history(machine: Machine) -> None:
+    GATES["add 0"] = gate = Gate()
+    app = await machine.boot()
+    run = await app.start(counting, 0, 1, id="r")
+    await gate.reached.wait()
+    deliver_behind(machine, app, Post("r", "cancel", value=encode_body(CancelRequested()), at=machine.clock.now()))
+    gate.opened.set()
+    with pytest.raises(RunCancelled):
+        await run.result(timeout=10)
+    assert machine.row("r").generation == 1
+    assert machine.replay("r").differences == []
     all_is_sound(machine)
 
 
