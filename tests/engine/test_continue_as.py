@@ -69,6 +69,22 @@ async def test_a_run_goes_on_with_a_fresh_history_and_the_new_arguments(machine:
 
 
 @scenario
+async def test_the_same_call_in_two_generations_has_two_keys_and_draws_other_numbers(machine: Machine) -> None:
+    @workflow(name="same")
+    async def same(drawn: list[float]) -> list[float]:
+        await add(7)
+        drawn.append(everstep.random().random())
+        if len(drawn) < 3:
+            everstep.continue_as(drawn)
+        return drawn
+
+    app = await machine.boot()
+    drawn = await (await app.start(same, [], id="r")).result(timeout=10)
+    assert len(NOTES) == len(set(NOTES)) == 3
+    assert len(set(drawn)) == 3
+
+
+@scenario
 async def test_a_def_workflow_goes_on_with_a_fresh_history_too(machine: Machine) -> None:
     @workflow(name="counting_plainly")
     def plainly(number: int, left: int) -> int:
@@ -387,14 +403,15 @@ async def test_a_rollback_knows_what_earlier_generations_did_that_nothing_undoes
 
     @workflow(name="sending")
     async def sending(left: int) -> str:
-        if left:
+        if left == 2:
             await send(left)
+        if left:
             everstep.continue_as(left - 1)
         return await everstep.receive("go", str)
 
     app = await machine.boot()
-    await app.start(sending, 1, id="r")
-    await machine.until(lambda: machine.row("r").generation == 2 and machine.status("r") == "waiting")
+    await app.start(sending, 2, id="r")
+    await machine.until(lambda: machine.row("r").generation == 3 and machine.status("r") == "waiting")
     with pytest.raises(Misuse, match="send"):
         await app.rollback("r")
 
