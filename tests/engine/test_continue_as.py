@@ -7,6 +7,7 @@ import pytest
 
 import everstep
 from everstep import step, witness, workflow
+from everstep.cli.verifying import verification
 from everstep.engine.app import App
 from everstep.errors import IdConflict, Misuse, RunCancelled, RunTimedOut
 from everstep.model.events import CancelRequested, encode_body
@@ -289,7 +290,10 @@ async def test_a_remembered_fact_is_carried_over_and_its_drift_found(machine: Ma
     await app.start(watchful, True, id="r")
     await machine.until(lambda: machine.row("r").generation == 2 and machine.status("r") == "waiting")
     await machine.kill(app)
+    assert verification(machine.store, machine.row("r"), outside=True)["drift"] == []
     path.write_text("another")
+    (drift,) = verification(machine.store, machine.row("r"), outside=True)["drift"]
+    assert str(path) in drift["subject"]
     again = await machine.worker()
     await again.signal("r", "go", "on")
     await machine.until_status("r", "held")
@@ -420,5 +424,7 @@ async def test_a_rollback_knows_what_earlier_generations_did_that_nothing_undoes
 async def test_a_missing_link_between_two_generations_is_found(machine: Machine) -> None:
     app = await machine.boot()
     await (await app.start(counting, 0, 2, id="r")).result(timeout=10)
+    assert verification(machine.store, machine.row("r"))["sound"]
     machine.sql("DELETE FROM events WHERE run = 'r' AND generation = 2")
+    assert "the next one does not follow it" in verification(machine.store, machine.row("r"))["problem"]
     assert {violation.rule for violation in check(export_histories(machine.store))} == {"L3", "D6"}
