@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_BENCH ?= .venv-bench
 PYTEST_ARGS ?=
-PYTEST_WORKERS ?= 2
+PYTEST_WORKERS ?= 3
 BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -46,9 +46,10 @@ demo: setup ## see a program survive being killed
 
 test: check pytest ## everything that must hold before a change is merged
 
-pytest: setup # the tests alone
+pytest: setup # the tests alone; they start hundreds of processes, so the sources are compiled ahead
 	$(SAY) "tests, $$($(BIN)/python --version)"
-	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m compileall -q src
+	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: setup ## formatting, lint, types
 	$(SAY) "format"
@@ -68,6 +69,7 @@ docs: setup ## write the reference in docs/ from the code, and what docs/desync.
 
 bench: $(VENV_BENCH)/.finished ## measure Everstep beside other systems, on this machine (QUICK=1: a glance)
 	$(SAY) "benchmarks"
+	@$(VENV_BENCH)/bin/python -m compileall -q src # as pip did with the other systems
 	@$(VENV_BENCH)/bin/python benchmarks $(if $(QUICK),--quick) $(BENCH_ARGS)
 
 $(VENV_BENCH)/.finished: pyproject.toml constraints-bench.txt

@@ -2,6 +2,7 @@
 
 python benchmarks/hot_path.py                   the figures: the best and the median of three, each in its own process
 python benchmarks/hot_path.py --profile w1-read where the time goes, by function
+python benchmarks/hot_path.py --against v0.1.0  the same figures of another commit, measured in turn with this one
 """
 
 import argparse
@@ -9,10 +10,14 @@ import cProfile
 import io
 import pstats
 import statistics
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import with_everstep
-from measuring import Figures, empty_folder, measure
+from measuring import ROOT, Figures, empty_folder, measure
 
 ROUNDS = 3
 SECONDS_MAX = 18.0
@@ -48,6 +53,37 @@ def figures() -> None:
     print(f"{time.monotonic() - began:.1f} s")
 
 
+def against(commit: str) -> None:
+    """Measure another commit and this one in turn, in the same minutes: a busy moment hits both."""
+    with worktree(commit) as other:
+        sources = {"then": str(other / "src"), "now": str(ROOT / "src")}
+        found: dict[tuple[str, str], list[Figures]] = {}
+        for _ in range(2 * ROUNDS + 1):
+            for _, script, name in ROWS:
+                for when, source in sources.items() if script == "with_everstep.py" else ():
+                    with empty_folder() as folder:
+                        figures = measure(script, name, folder, PYTHONPATH=source)
+                    found.setdefault((name, when), []).append(figures)
+    print(f"{'CPU, µs/step, the best of ' + str(2 * ROUNDS + 1):32}{'then':>10}{'now':>10}{'':>10}")
+    for label, script, name in ROWS:
+        if script == "with_everstep.py":
+            then, now = (min(one["cpu_microseconds"] for one in found[name, when]) for when in sources)
+            print(f"{label:32}{then:10.1f}{now:10.1f}{now / then - 1:10.1%}")
+
+
+@contextmanager
+def worktree(commit: str) -> Iterator[Path]:
+    """Check another commit out beside this one, and take it away again."""
+    with empty_folder() as folder:
+        path = folder / "then"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(path), commit], check=True)
+        try:
+            yield path
+        finally:
+            subprocess.run([*git, "remove", "--force", str(path)], check=True)
+
+
 def profile(name: str, lines: int) -> None:
     """Make one measurement in this process under the profiler. Its own cost makes small functions look larger."""
     profiler = cProfile.Profile()
@@ -64,8 +100,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", metavar="MEASUREMENT", choices=sorted(with_everstep.MEASUREMENTS))
     parser.add_argument("--lines", type=int, default=40, help="functions in the profile")
+    parser.add_argument("--against", metavar="COMMIT", help="measure another commit in turn with this one")
     options = parser.parse_args()
     if options.profile:
         profile(options.profile, options.lines)
+    elif options.against:
+        against(options.against)
     else:
         figures()

@@ -42,12 +42,18 @@ def main(measurements: Mapping[str, Measurement]) -> None:
     print(json.dumps(measurements[name](folder)))
 
 
-def measure(script: str, name: str, folder: Path, *, seconds_max: float = 60.0) -> Figures:
-    """Make one measurement in a process of its own and return its figures."""
+def measure(script: str, name: str, folder: Path, *, seconds_max: float = 60.0, **more: str) -> Figures:
+    """Make one measurement in a process of its own, with `more` in its environment, and return its figures."""
     command = [sys.executable, str(HERE / script), name, str(folder)]
     try:
         ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds_max, cwd=folder, env=environment(), check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=seconds_max,
+            cwd=folder,
+            env=environment(**more),
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise Failed(f"{script} {name} took longer than {seconds_max:.0f} s") from None

@@ -21,8 +21,7 @@ session = Session()
 
 @step(effect="read")
 def log_in(user: str) -> None:
-    session.log_in(user)
-    session.tokens.update(last=user)  # the mistake
+    session.log_in(user)  # the mistake
 
 
 @step

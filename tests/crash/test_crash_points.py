@@ -91,10 +91,10 @@ def test_a_run_survives_a_kill_at_every_pass_of_every_crash_point(
 
 @pytest.mark.timeout(300)
 def test_a_recovery_survives_a_kill_at_every_crash_point(
-    place: Path, ledger: Ledger, undisturbed: Expected, recovering: Counter[str]
+    place: Path, ledger: Ledger, undisturbed: Expected, recovering: Counter[str], nursery: Nursery
 ) -> None:
     def one(case: tuple[str, int]) -> list[str]:
-        trial = Trial.new(place, ledger)
+        trial = Trial.new(place, ledger, nursery=nursery)
         if not kill_at(trial, *split(FIRST_KILL)):
             return [f"{FIRST_KILL} did not fire"]
         if not kill_at(trial, *case) and case[1] == 1:

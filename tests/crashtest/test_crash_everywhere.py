@@ -6,7 +6,6 @@ from everstep.cli.crash_page import page_of
 from everstep.errors import Misuse
 from everstep.testing import crash_everywhere
 from everstep.testing.crash_boundaries import Boundary, chosen, spread
-from everstep.testing.suspects import suspects_in
 from everstep.worker.loading import load_workflow
 from tests.crashtest import kit
 
@@ -44,8 +43,3 @@ def test_without_a_limit_all_boundaries_are_chosen_and_with_one_so_many_of_each_
     assert [one.count for one in chosen(passed, 2, 100)] == [1, 10, 1]
     assert len(chosen(passed, None, 6)) == 6
     assert [one.count for one in spread(boundaries("rest", 9), 3)] == [1, 5, 9]
-
-
-@pytest.mark.parametrize("path", sorted(kit.EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_no_line_of_an_example_is_a_suspect_of_chance_or_order(path: object) -> None:
-    assert [one for one in suspects_in(str(path)) if one.sort in ("chance", "set")] == []

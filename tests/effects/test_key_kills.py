@@ -112,7 +112,7 @@ def test_two_processes_race_for_two_hundred_keys_and_each_is_used_once(place: Pl
         for name in owners:
             owners[name] += "step_started" in place.kinds(f"{name}-{number}")
     assert sum(owners.values()) == KEYS
-    assert min(owners.values()) > 0, f"it was a race: {owners}"
+    assert min(owners.values()) > KEYS / 10, f"it was a race: {owners}"
     assert points.read_text().split().count("key.refused") > 0, "also between the look and the claim"
     place.check()
 

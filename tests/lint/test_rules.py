@@ -8,7 +8,7 @@ from everstep.lint.linting import lint_text
 from everstep.model.mistakes import RULES
 
 HEAD = """\
-import asyncio, os, random, secrets, subprocess, socket, sqlite3, smtplib, tempfile, threading, time, uuid
+import asyncio, os, sys, random, secrets, subprocess, socket, sqlite3, smtplib, tempfile, threading, time, uuid
 import datetime as dt
 import httpx, requests
 from datetime import date, datetime
@@ -20,6 +20,25 @@ SEEN: list[str] = []
 CACHE = {}
 HERE = Path(__file__)
 client = httpx.AsyncClient()
+DIARY = open("diary.txt", "a")
+LINK = socket.create_connection(("a", 1))
+BOOKS = sqlite3.connect("books.db")
+
+class Session:
+    seen = []
+
+    def __init__(self): self.tokens, self.kept = {}, {}
+
+    def log_in(self, user): self.tokens[user] = "token"
+
+    def token(self, user): return self.tokens[user]
+
+    def cached(self, user):
+        if user not in self.kept:
+            self.kept[user] = 1
+        return self.kept[user]
+
+SESSION = Session()
 
 @step(effect="read")
 async def look(x=None): ...
@@ -64,12 +83,20 @@ BAD_BODIES = [
     *("outside", "import shutil as s\ns.rmtree('x')"),
     *("outside", "from urllib.request import urlopen as fetch\nfetch('x')"),
     *("outside", "send = requests.post\nsend('x')"),
+    *("outside", "DIARY.write(topic)"),
+    *("outside", "print(topic, file=DIARY)"),
+    *("outside", "LINK.sendall(b'x')"),
+    *("outside", "BOOKS.execute('delete from books')"),
     *("sleep", "time.sleep(1)"),
     *("clock", "time.time()"),
     *("clock", "datetime.now()"),
     *("clock", "dt.datetime.utcnow()"),
     *("clock", "date.today()"),
     *("clock", "begun = time.perf_counter()"),
+    *("clock", "await look(time.strftime('%H'))"),
+    *("clock", "await look(x=f'{time.time():.0f}')"),
+    *("chance", "os.getpid()"),
+    *("chance", "id(topic)"),
     *("chance", "random.random()"),
     *("chance", "random.Random().choice([1])"),
     *("chance", "uuid.uuid4()"),
@@ -81,10 +108,19 @@ BAD_BODIES = [
     *("order", "await asyncio.gather(*map(look, set(topic)))"),
     *("order", "await look(list(set(topic)))"),
     *("order", "await look(', '.join({'a', topic}))"),
+    *("order", "await look(x=list(set(topic)))"),
+    *("order", "names = list(set(topic))\nawait look(names)"),
+    *("order", "names = [*set(topic)]\nawait look(names[0])"),
+    *("order", "await look(next(iter(set(topic))))"),
     *("order", "todo = set(topic)\nwhile todo:\n    await look(todo.pop())"),
     *("order", "for x in set(topic) - {'a'}:\n    await asyncio.to_thread(look_plainly, x)"),
     *("globals", "SEEN.append(topic)"),
     *("globals", "CACHE[topic] = 1"),
+    *("globals", "CACHE[topic]['x'].append(1)"),
+    *("globals", "SESSION.user = topic"),
+    *("globals", "SESSION.tokens[topic] = 1"),
+    *("globals", "SESSION.log_in(topic)"),
+    *("globals", "Session.seen.append(topic)"),
     *("globals", "global HERE\nHERE = None"),
     *("loop", "asyncio.run(look())"),
     *("thread", "await asyncio.to_thread(requests.get, 'x')"),
@@ -127,6 +163,13 @@ def test_a_mistake_in_a_workflow_is_found(rule: str, body: str) -> None:
         "if topic in {'a', 'b'}: await look(1)",
         "SEEN = []\nSEEN.append(topic)",
         "CACHE.get(topic)",
+        "SESSION.token(topic), SESSION.cached(topic)",
+        "SESSION = Session()\nSESSION.user = topic\nSESSION.log_in(topic)",
+        "names = sorted(set(topic))\nawait look(names[0])",
+        "names = list(set(topic))\nprint(names)",
+        "print(topic, file=sys.stderr)",
+        "time.strftime('%H', (2030, 1, 1, 0, 0, 0, 0, 1, 0))",
+        "def write(x): ...\nwrite(topic)",
         "await asyncio.to_thread(look_plainly, 1)",
         "task = asyncio.create_task(look(1))\nawait task",
         "asyncio.create_task(look(1))",
@@ -237,6 +280,9 @@ def test_helpers_that_call_each_other_do_not_make_it_go_round_in_circles() -> No
             "globals",
             "@step\nasync def note(x):\n    SEEN.append(x)\n\n@workflow\nasync def flow():\n    await note(1)\n    return len(SEEN)",  # noqa: E501
         ),
+        ("globals", "@step\ndef log_in(x):\n    SESSION.log_in(x)\n\n@step\ndef ask(x):\n    SESSION.token(x)"),
+        ("globals", "@step\ndef log_in(x):\n    SESSION.log_in(x)\n\n@step\ndef ask(x):\n    SESSION.tokens[x]"),
+        ("globals", "@step\ndef log_in(x):\n    SESSION.user = x\n\n@step\ndef ask():\n    return SESSION.user"),
         ("import", "everstep.run(look)"),
         ("import", "with open('x') as file:\n    print(everstep.run(look))"),
         ("import", "try:\n    pass\nfinally:\n    everstep.run(look)"),
@@ -264,6 +310,9 @@ def test_a_mistake_elsewhere_is_found(rule: str, text: str) -> None:
         "@step\nasync def outer(f: everstep.Live[object] = lambda: 1): ...",
         "@step\nasync def note(x):\n    SEEN.append(x)\n\ndef main():\n    print(SEEN)",
         "@step\nasync def cached(x):\n    if x not in CACHE:\n        CACHE[x] = 1\n    return CACHE[x]",
+        "@step\ndef log_in(x):\n    SESSION.log_in(x)\n\n@step\ndef ask(x):\n    SESSION.cached(x)",
+        "@step\ndef log_in(x):\n    SESSION.log_in(x)\n    return SESSION.tokens[x]",
+        "@step\ndef note(x):\n    DIARY.write(x)",
         "if __name__ == '__main__':\n    everstep.run(look)",
         "def main():\n    everstep.run(look)",
         "def plain():\n    open('x')\n    time.sleep(1)\n    random.random()",
@@ -308,3 +357,9 @@ def test_steps_that_share_a_helper_are_judged_one_by_one() -> None:
     found = lint_text("app.py", HEAD + text)
     assert [(one.rule, one.function) for one in found] == [("key", "one"), ("key", "two")]
     assert [one.source for one in found] == ["def one():", "def two():"]
+
+
+def test_a_file_that_the_body_opens_itself_is_found_once() -> None:
+    assert rules_in(in_workflow("with open('x', 'a') as own:\n    own.write(topic)\n    print(1, file=own)")) == [
+        "outside"
+    ]

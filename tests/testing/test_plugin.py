@@ -7,6 +7,7 @@ import textwrap
 import tomllib
 from pathlib import Path
 
+from everstep.lint.linting import lint_file
 from tests.house.sources import ROOT
 
 PROGRAM = """\
@@ -55,7 +56,7 @@ def pytest_in(folder: Path, tests: str, *words: str) -> tuple[int, str]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(installed(folder / "installed"))])},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -125,49 +126,78 @@ def test_each_test_has_a_store_and_a_ledger_of_its_own(tmp_path: Path) -> None:
 
 
 CRASHES = """
-    import everstep.testing
+    import time
+    from everstep.testing import ledger
 
-    class Report:
-        def __init__(self, holds): self.holds = holds
-        def text(self): return "broken at body.after:3"
+    @step
+    def charge(customer: str) -> str:
+        return ledger.apply(ledger.offered(), "charge", everstep.key(), customer)
 
-    def crash_everywhere(flow, *arguments, **options):
-        assert arguments == ((3,) if flow is reminder else ())
-        return Report(options == {"kills": 3})
+    @step(effect="read")
+    def look_up(at: float) -> str:
+        return "found"
 
-    everstep.testing.crash_everywhere = crash_everywhere
+    @workflow
+    def right(customer: str) -> str:
+        return charge(customer)
 
-    @pytest.mark.crash_everywhere(workflow=patient, kills=3)
+    @workflow
+    def wrong() -> str:
+        return look_up(time.time())
+
+    """
+KEPT = """
+    @pytest.mark.crash_everywhere("ann", workflow=right, most=1, orders=0)
     def test_kept(everstep_crash_report):
         assert everstep_crash_report.holds
+        assert everstep_crash_report.count("kept") > 10
 
-    @pytest.mark.crash_everywhere(3, workflow=reminder)
+    """
+BROKEN = """
+    @pytest.mark.crash_everywhere(workflow=wrong, most=1, orders=0)
     def test_broken():
         raise AssertionError("is not reached")
     """
 
 
-def test_the_marker_runs_the_crash_test_and_fails_with_what_is_broken(tmp_path: Path) -> None:
-    status, out = pytest_in(tmp_path, CRASHES)
-    assert status == 1
-    assert "broken at body.after:3" in out
-    assert "is not reached" not in out
+def test_the_marker_kills_a_workflow_everywhere_before_the_test(tmp_path: Path) -> None:
+    status, out = pytest_in(tmp_path, CRASHES + KEPT)
+    assert status == 0, out
     assert "1 passed" in out
+
+
+def test_the_marker_fails_the_test_of_a_broken_workflow_with_what_lint_says_of_it(tmp_path: Path) -> None:
+    status, out = pytest_in(tmp_path, CRASHES + BROKEN)
+    assert status == 1, out
+    assert "1 error" in out
+    assert "raise AssertionError" not in out
+    (found,) = lint_file(str(tmp_path / "test_mine.py"))
+    assert "BROKEN: replayed code asks for the same as before" in out
+    assert f"test_mine.py:{found.line}: {found.what}" in out
+    assert f"remedy: {found.remedy}" in out
 
 
 def test_a_marked_test_never_passes_without_a_crash_test(tmp_path: Path) -> None:
     status, out = pytest_in(
         tmp_path,
         """
-        import everstep.testing
-        everstep.testing.crash_everywhere = None
+        @pytest.mark.crash_everywhere
+        def test_of_no_workflow(): ...
 
-        @pytest.mark.crash_everywhere(workflow=patient)
-        def test_it(): ...
+        @pytest.mark.crash_everywhere(workflow=len)
+        def test_of_a_plain_function(): ...
+
+        @pytest.mark.crash_everywhere(workflow=for_ever, most=0)
+        def test_of_no_boundary(): ...
+
+        def test_without_a_marker(everstep_crash_report): ...
         """,
     )
     assert status == 1
-    assert "nothing was tested" in out
+    assert "4 errors" in out
+    assert "Say which workflow" in out
+    assert "The crash test could not be done" in out
+    assert "is for tests with @pytest.mark.crash_everywhere" in out
 
 
 def test_the_plugin_loads_no_engine_until_a_test_asks(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from everstep.effects.saga import compensation_of, is_of_the_same_class
 from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse
 from everstep.model.budgets import estimate_from
-from everstep.model.contracts import Effect, may_run_again
+from everstep.model.contracts import Effect, may_run_again, needs_intent
 from everstep.model.ids import checked_name
 from everstep.model.retry import ONE_ATTEMPT, Retry
 
@@ -79,6 +79,7 @@ class Step:
         self.is_async = is_async_callable(function)
         self.signature = Signature(function)
         self.compensate: Step | None = compensation_of(self, compensate) if compensate is not None else None
+        self.needs_intent = needs_intent(effect)
         self.is_accounted_for = self.compensate is not None or not may_run_again(effect)
         """Whether its arguments are kept whole, and it is settled before the run may end or the code be told."""
         for error in raises:

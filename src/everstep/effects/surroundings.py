@@ -38,7 +38,8 @@ CURRENT: ContextVar[Surroundings | None] = ContextVar("everstep_surroundings", d
 def where_is(frame: FrameType) -> str:
     """Return `file.py:12: the source line` of a frame, for reports that a person reads."""
     code = frame.f_code
-    place = id(code), frame.f_lasti  # the number of the line would have to be worked out each time
+    # The number of the line would have to be worked out each time, and `id` would raise an audit event.
+    place = _identity(code), frame.f_lasti
     known = _PLACES.get(place)
     if known is not None and known[0] is code:
         return known[1]
@@ -77,6 +78,7 @@ def persons_functions(frame: FrameType | None) -> tuple[CodeType, ...]:
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _LOOP: Final = os.path.join(_PACKAGE, "engine", "loop.py")
 _NOT_A_PERSONS: Final = (_PACKAGE, os.path.join(os.path.dirname(inspect.__file__), "asyncio", ""))
+_identity: Final = object.__hash__
 _PLACES: dict[tuple[int, int], tuple[CodeType, str]] = {}
 """Lines by place in the code. The code is kept with its line, for its number may come again when it is gone."""
 

@@ -16,7 +16,7 @@ from everstep.engine.keys import Keys
 from everstep.errors import Fatal, NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.budgets import Charge
-from everstep.model.contracts import EXPENSIVE_SECONDS, KEPT, may_run_again, needs_intent
+from everstep.model.contracts import EXPENSIVE_SECONDS, KEPT, may_run_again
 from everstep.model.crash_points import crash_point
 
 if TYPE_CHECKING:
@@ -65,15 +65,17 @@ class StepAttempts:
         if call.keyed is not None:
             self.keys.begin(call)
             return
-        if self._driver.execution.kept is not None and self._take_kept(call):
+        driver = self._driver
+        execution = driver.execution
+        if execution.kept is not None and self._take_kept(call):
             return
-        if not (call.cancelled or self.has_room(call)):
+        if driver.budgets is not None and not (call.cancelled or self.has_room(call)):
             return
         seq = self.record_start(call, call.body())
         if not call.cancelled:
-            self._known[call.call] = Attempts(1, by=self._driver.app.worker)
-            if self._driver.execution.caution and self._may_have_happened_unseen(call):
-                self.doubts.begin(call, None, because=self._driver.execution.caution)
+            self._known[call.call] = Attempts(1, by=driver.app.worker)
+            if execution.caution and self._may_have_happened_unseen(call):
+                self.doubts.begin(call, None, because=execution.caution)
             else:
                 self.start_when_allowed(call, seq)
 
@@ -108,9 +110,10 @@ class StepAttempts:
             body.whole, body.ref = self._driver.journal.pack(call.arguments.payload)
             if call.target.database is not None:
                 body.database = call.target.database.name
-        if self._driver.budgets is not None:
-            self._driver.budgets.reserve(call, body)
-        return self._driver.record("step_started", call.step, body)
+        driver = self._driver
+        if driver.budgets is not None:
+            driver.budgets.reserve(call, body)
+        return driver.record("step_started", call.step, body)
 
     def settle_open(self, call: StepCall) -> None:
         """A step was begun and its outcome is not recorded: its contract says what to do.
@@ -235,12 +238,14 @@ class StepAttempts:
 
         So does a read in a run with a budget: what it may use is charged, whatever happens.
         """
-        must_wait = needs_intent(call.target.effect) or self._driver.budgets is not None
-        if must_wait and seq > self._driver.saver.durable:
+        driver = self._driver
+        saver = driver.saver
+        must_wait = call.target.needs_intent or driver.budgets is not None
+        if must_wait and seq > saver.durable:
             self.starting.add(call.call)
-            self._driver.saver.when_durable(seq, functools.partial(self._start, call, fallback))
+            saver.when_durable(seq, functools.partial(self._start, call, fallback))
         else:
-            self._driver.saver.save(waited_for=False)
+            driver.app.committer.ready(saver, waited_for=False)
             self._start(call, fallback)
 
     def _start(self, call: StepCall, fallback: bool) -> None:
@@ -250,7 +255,8 @@ class StepAttempts:
             return
         if driver.app.draining and may_run_again(call.target.effect):
             return  # whoever goes on starts it; what must not happen twice would be in doubt then, so it starts here
-        if driver.takes_nothing and may_run_again(call.target.effect) and not driver.lets_bodies_end:
+        is_left = driver.hold_wanted is not None and not driver.lets_bodies_end
+        if is_left and may_run_again(call.target.effect):
             return  # the run is about to be held; what must be known has begun by now, and goes on
         attempts = self._known[call.call]
         if driver.execution.caution and not (attempts.asked or fallback) and self._may_have_happened_unseen(call):

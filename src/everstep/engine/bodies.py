@@ -14,6 +14,7 @@ from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
 from everstep.engine import transacting
 from everstep.engine.commands import StepCall
+from everstep.engine.first_turns import Body
 from everstep.engine.spending import Charging, Spending
 from everstep.errors import Misuse, StepTimedOut
 from everstep.model.contracts import may_run_again
@@ -101,8 +102,7 @@ class Bodies:
         if target.effect == "atomic" and not fallback:
             transacting.start(driver, self, running, context, cut_off=self._attempts.was_cut_off(call.call))
         elif target.is_async or target.timeout is not None or fallback:
-            # Not through the loop's factory: a body must not start before its turn, whatever the application likes.
-            running.task = asyncio.Task(self._perform(running), loop=app.loop, name=call.step, context=context)
+            app.first_turns.add(self, running, call.step, context)
         else:
             began = time.monotonic()
             body = functools.partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)
@@ -112,6 +112,16 @@ class Bodies:
         """Return what an atomic step needs of the app."""
         app = self._driver.app
         return Means(app.store, app.codec, app.clock.now)
+
+    def begin(self, attempt: Attempt) -> Body | None:
+        """Return the body of an attempt whose turn has come, if it is still wanted."""
+        return self._perform(attempt) if self.running.get(attempt.call.call) is attempt else None
+
+    def goes_on(self, attempt: Attempt, task: "asyncio.Task[None]") -> None:
+        """The body of an attempt has to wait for something. It may have been cancelled even in its first turn."""
+        attempt.task = task
+        if self.running.get(attempt.call.call) is not attempt:
+            task.cancel()
 
     async def _perform(self, attempt: Attempt) -> None:
         """Run the body to its end, whatever that is, and tell the driver."""

@@ -411,14 +411,15 @@ _init_future = asyncio.Future.__init__
 class CallFuture(WorkflowFuture):
     """The future of a step or child call. When the code stops waiting for it, that is a command too."""
 
+    target: StepCall | ChildCall | None = None
+    _cancel_wanted: tuple[Any] | None = None
+    is_cancel_wanted = False
+    """Whether the code was cancelled, and is not told before the step is settled."""
+
     def __init__(self, loop: WorkflowLoop, execution: "Execution") -> None:
         self.number = next(loop.numbers)
         _init_future(self, loop=loop)
         self.execution = execution
-        self.target: StepCall | ChildCall | None = None
-        self._cancel_wanted: tuple[Any] | None = None
-        self.is_cancel_wanted = False
-        """Whether the code was cancelled, and is not told before the step is settled."""
 
     def cancel(self, msg: Any = None) -> bool:
         """Stop waiting. An effect that must not happen twice is settled first; the code is cancelled after that."""

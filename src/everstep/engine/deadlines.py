@@ -1,7 +1,6 @@
 """The deadlines of one run in memory: timers, next attempts, its timeout, the grace of a cancel."""
 
 import heapq
-import itertools
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from everstep.model import events as ev
@@ -22,12 +21,15 @@ class Deadline(NamedTuple):
 
 
 class Deadlines:
-    """A heap; entries whose cause is gone are dropped when they come to the top."""
+    """A heap; entries whose cause is gone are dropped when they come to the top.
 
-    def __init__(self, driver: "Driver") -> None:
-        self._driver = driver
+    It is handed its driver with each question, and does not hold it: a circle would wait for the garbage collector.
+    """
+
+    def __init__(self) -> None:
         self._heap: list[Deadline] = []
-        self._order = itertools.count()
+        self._set = 0
+        """How many there were ever."""
 
     @property
     def are_any(self) -> bool:
@@ -36,30 +38,18 @@ class Deadlines:
 
     def add(self, at: int, kind: DeadlineKind, call: int = 0) -> None:
         """Set a deadline."""
-        heapq.heappush(self._heap, Deadline(at, next(self._order), kind, call))
+        self._set += 1
+        heapq.heappush(self._heap, Deadline(at, self._set, kind, call))
 
-    def next(self) -> Deadline | None:
+    def next(self, driver: "Driver") -> Deadline | None:
         """Return the earliest deadline whose cause still holds."""
-        while self._heap and not self._holds(self._heap[0]):
+        while self._heap and not _holds(self._heap[0], driver):
             heapq.heappop(self._heap)
         return self._heap[0] if self._heap else None
 
-    def _holds(self, deadline: Deadline) -> bool:
-        driver = self._driver
-        if deadline.kind == "timer":
-            return deadline.call in driver.execution.loop.timers
-        if deadline.kind == "attempt":
-            return driver.attempts.is_due_later(deadline.call)
-        if deadline.kind == "probe":
-            return driver.attempts.doubts.is_due(deadline.call)
-        if driver.execution.is_undone:
-            return False
-        return deadline.kind == "grace" or driver.execution.cancel is None
-
-    def fire(self, until: int) -> None:
+    def fire(self, driver: "Driver", until: int) -> None:
         """Do what was due up to a time, in the order in which it was due."""
-        driver = self._driver
-        while not driver.takes_nothing and (top := self.next()) and top.at <= until:
+        while not driver.takes_nothing and (top := self.next(driver)) and top.at <= until:
             heapq.heappop(self._heap)
             if top.kind == "timer":
                 driver.deliver("timer_fired", "", ev.TimerFired(top.call))
@@ -75,3 +65,15 @@ class Deadlines:
             else:
                 driver.end_wanted = True
                 driver.come_to_rest()
+
+
+def _holds(deadline: Deadline, driver: "Driver") -> bool:
+    if deadline.kind == "timer":
+        return deadline.call in driver.execution.loop.timers
+    if deadline.kind == "attempt":
+        return driver.attempts.is_due_later(deadline.call)
+    if deadline.kind == "probe":
+        return driver.attempts.doubts.is_due(deadline.call)
+    if driver.execution.is_undone:
+        return False
+    return deadline.kind == "grace" or driver.execution.cancel is None

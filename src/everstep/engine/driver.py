@@ -16,6 +16,7 @@ arrives), `deadlines` (what is due), `saver` (what is written).
 import logging
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -75,11 +76,9 @@ class Driver:
         self.fresh = replayed.fresh
         """What the code asks for beyond its history."""
         self.journal = journal
-        self.deadlines = Deadlines(self)
+        self.deadlines = Deadlines()
         self.attempts = StepAttempts(self, replayed.attempts)
         self._waiting_for_keys = self.attempts.keys.waiting
-        self.inbox = Inbox(self)
-        self.children = Children(self)
         self.saver = Saver(self)
         books = self.execution.books
         self.budgets = Budgets(self, books, replayed.attempts) if books is not None else None
@@ -88,7 +87,8 @@ class Driver:
         self.ending = ""
         self.outcome: bytes | None = None
         self.hold: HoldRow | None = None
-        self._hold_wanted: HoldReport | None = None
+        self.hold_wanted: HoldReport | None = None
+        """What the run is to be held for, as soon as nothing is under way that must not be cut off."""
         self.end_wanted = False
         """Whether the run is to end without its code, as soon as no effect is under way or in doubt."""
         self.failure: BaseException | None = None
@@ -128,6 +128,16 @@ class Driver:
         elif timeout is not None:
             self.deadlines.add(clock_started + microseconds(timeout), "run")
 
+    @cached_property
+    def inbox(self) -> Inbox:
+        """What takes deliveries: most runs end before there are any."""
+        return Inbox(self)
+
+    @cached_property
+    def children(self) -> Children:
+        """What looks after child runs: most runs have none."""
+        return Children(self)
+
     @property
     def starts_nothing(self) -> bool:
         """Whether no more bodies start: the run is over, is about to be held, or the app stops."""
@@ -136,12 +146,12 @@ class Driver:
     @property
     def takes_nothing(self) -> bool:
         """Whether nothing that is due or arrives is taken: the run is over, or about to be held."""
-        return bool(self.is_over or self._hold_wanted is not None)
+        return bool(self.is_over or self.hold_wanted is not None)
 
     @property
     def lets_bodies_end(self) -> bool:
         """Whether the run is about to be held for its budget: what is under way was paid for, and is not cut off."""
-        return self._hold_wanted is not None and self._hold_wanted.reason == "budget"
+        return self.hold_wanted is not None and self.hold_wanted.reason == "budget"
 
     @property
     def is_over(self) -> bool:
@@ -166,14 +176,14 @@ class Driver:
         old = [child for number, child in self.execution.children.items() if number not in new]
         if self.budgets is not None:
             old = [child for child in old if child.call not in self.budgets.withheld]
-        if self.hold is None:
+        if old and self.hold is None:
             self.children.take_up(old, tell_again=self._retried)
         if not (self.takes_nothing or self.end_wanted):  # else nobody would do it, and it would look begun
             self._perform(self.fresh)
         self._applying = False
         if self._unapplied:
             self._apply_outcomes()
-        if look and self._hold_wanted is None and self.failure is None:
+        if look and self.hold_wanted is None and self.failure is None:
             self.ring()
         else:
             self.come_to_rest()
@@ -214,7 +224,7 @@ class Driver:
         self._applying = True
         try:
             unapplied, execution = self._unapplied, self.execution
-            while unapplied and not (self.stopped or self.ending or self.hold or self.end_wanted or self._hold_wanted):
+            while unapplied and not (self.stopped or self.ending or self.hold or self.end_wanted or self.hold_wanted):
                 seq, expensive, kind, body, at = unapplied[0]
                 if expensive and seq > self.saver.durable:
                     break
@@ -266,12 +276,12 @@ class Driver:
             log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
             self._alarm = self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.ring)
             return
-        self.deadlines.fire(self.app.clock.now())
+        self.deadlines.fire(self, self.app.clock.now())
         self.come_to_rest()
 
     def wake_at(self) -> int | None:
         """Return when the run has something to do by itself."""
-        top = self.deadlines.next()
+        top = self.deadlines.next(self)
         return top.at if top is not None else None
 
     def request_cancel(self, request: ev.CancelRequested) -> None:
@@ -346,7 +356,8 @@ class Driver:
         """Children that should not outlive the run are asked to stop, in the same transaction."""
         crash_point("run.end")
         self.attempts.bodies.cancel_all()
-        self.children.cancel_those_that_end_with_it()
+        if self.execution.children:
+            self.children.cancel_those_that_end_with_it()
         self.ending, self.outcome = kind, outcome
         self._end_recorded = (kind, body, outcome)
         self.record(kind, "", body)
@@ -380,10 +391,10 @@ class Driver:
         """Stop here and ask a person, once no body runs any more that must not be cut off."""
         if self.is_over:
             return
-        report = self._hold_wanted or report  # the first; a step in doubt is found again when that is resolved
+        report = self.hold_wanted or report  # the first; a step in doubt is found again when that is resolved
         goes_on = report.reason == "budget" and (self.attempts.bodies.running or self.attempts.starting)
         if self._applying or goes_on or self.attempts.must_not_be_cut_off():  # what the code asked for comes first
-            self._hold_wanted = report
+            self.hold_wanted = report
             return
         report = compensating.with_undoing(report, self)
         self.attempts.bodies.cancel_all()
@@ -398,8 +409,8 @@ class Driver:
             return
         if self._waiting_for_keys and self.attempts.keys.withdraw_cancelled():
             return
-        if self._hold_wanted is not None:
-            self.put_on_hold(self._hold_wanted)
+        if self.hold_wanted is not None:
+            self.put_on_hold(self.hold_wanted)
             return
         if self.end_wanted and not self.attempts.has_unsettled():
             self._force_end()
@@ -440,16 +451,14 @@ class Driver:
 
     def row_change(self, wake_at: int | None) -> RowChange:
         """Return what the run's row should say beside the new head."""
-        current = ""
-        for call in self.execution.steps.values():
-            current = call.step
-            break
+        steps, journal, attempts = self.execution.steps, self.journal, self.attempts
+        current = next(iter(steps.values())).step if steps else ""
         budget = self.budgets.news(ended=bool(self.ending)) if self.budgets is not None else None
-        at, news = self.journal.at, self._news()
+        at, news = journal.at, self._news() if self._publishes else None
         if self.ending:
             return RowChange(STATUS_OF_END[self.ending], at, wake_at, current, news, self.outcome, budget=budget)
-        progress = len(self.journal.unsaved) > self.attempts.restarts
-        self.attempts.restarts = 0
+        progress = len(journal.unsaved) > attempts.restarts
+        attempts.restarts = 0
         status: Status = "held" if self.hold else self.status
         return RowChange(status, at, wake_at, current, news, None, progress, budget)
 
@@ -458,10 +467,8 @@ class Driver:
         self.published[name] = msgspec.Raw(payload)
         self._publishes = True
 
-    def _news(self) -> bytes | None:
-        """Return the published values, if any is new since the last unit."""
-        if not self._publishes:
-            return None
+    def _news(self) -> bytes:
+        """Return the published values, of which some are new since the last unit."""
         self._publishes = False
         return msgspec.json.encode(self.published)
 
@@ -478,7 +485,9 @@ class Driver:
         self.execution.evict()
         # They point back here: see Execution.evict.
         del self.attempts.bodies, self.attempts.doubts, self.attempts.keys
-        del self.attempts, self.inbox, self.saver, self.children
+        del self.attempts, self.saver
+        vars(self).pop("inbox", None)
+        vars(self).pop("children", None)
         self.budgets = None
 
     @property

@@ -20,6 +20,7 @@ from everstep.engine.clock import Clock, StoreClock, microseconds
 from everstep.engine.closing import wait_for_bodies
 from everstep.engine.committer import Committer
 from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
+from everstep.engine.first_turns import FirstTurns
 from everstep.engine.history import Recorded
 from everstep.engine.holding import HoldReport
 from everstep.engine.inbox import cancel_in
@@ -117,6 +118,7 @@ class Driving:
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self.threads = Threads(self.loop, THREADS_MAX)
+        self.first_turns = FirstTurns(self.loop)
         self.committer = Committer(self.store, self.loop)
         self.pump = Pump(self)
         if self.recover:
@@ -162,9 +164,7 @@ class Driving:
 
     async def _stop_all(self) -> None:
         """Take all runs out of memory, and wait until their bodies have taken note."""
-        bodies = [
-            attempt.task for driver in self.drivers.values() for attempt in driver.attempts.bodies.running.values()
-        ]
+        bodies = [one.task for driver in self.drivers.values() for one in driver.attempts.bodies.running.values()]
         for driver in list(self.drivers.values()):
             driver.stop()
         for task in self._tasks:

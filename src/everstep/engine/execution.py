@@ -10,7 +10,7 @@ import itertools
 import random
 import struct
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from contextvars import Context
 from types import FrameType
 from typing import Any, TypeVar
@@ -59,6 +59,7 @@ from everstep.model.ids import child_id
 
 _RANDOM = struct.Struct("<625I")
 """The state of a `random.Random`."""
+_NONE: frozenset[Any] = frozenset()
 PayloadLookup = Callable[[str], bytes]
 _C = TypeVar("_C")
 
@@ -79,10 +80,10 @@ class Execution:
         self.branch = 0
         """How often the run had been retried when the code came here: ids of children and keys hang on it."""
         self.steps: dict[int, StepCall] = {}
-        self.begun: set[int] = set()
+        self.begun: Set[int] = _NONE
         """The open steps that were begun when the replay came to its end."""
         self.children: dict[int, ChildCall] = {}
-        self.receiving = Receiving(self)
+        self.receiving = Receiving()
         self.patches: dict[str, bool] = {}
         self.witnesses: dict[str, Taken] = {}
         """The facts that the run remembers, by subject."""
@@ -104,7 +105,7 @@ class Execution:
         self.cancel: ev.CancelRequested | None = None
         self.caution = ""
         """`repaired` or `restored`: steps that must not happen twice may have been begun in a part that is lost."""
-        self.unseen_workers: set[str] = set()
+        self.unseen_workers: Set[str] = _NONE
         """Who began steps in a part of the history that was archived."""
         self.main: asyncio.Task[Any] | None = None
         self._calls = 0
@@ -197,7 +198,7 @@ class Execution:
             self.loop.fire(timer)
 
     def _signal_received(self, body: ev.SignalReceived) -> None:
-        self.receiving.arrived(body.name, body.number, self.payload(body.value, body.ref))
+        self.receiving.arrived(self, body.name, body.number, self.payload(body.value, body.ref))
 
     def _child_ended(self, body: ev.ChildEnded) -> None:
         call = self._awaited(self.children, body)

@@ -64,7 +64,7 @@ class Inbox:
                 continue
             # Never beyond the present: the sender's clock may be ahead, and no timer fires early.
             if fire:
-                driver.deadlines.fire(min(delivery.at, driver.app.clock.now()))
+                driver.deadlines.fire(driver, min(delivery.at, driver.app.clock.now()))
             if driver.is_over:
                 return
             if delivery.kind == "child":  # read before it counts as taken: the store may fail

@@ -56,7 +56,7 @@ async def receive(name: str, type: Any = Any, *, timeout: float | None = None) -
     """Wait for the next signal of this name and return its value; after `timeout` seconds: `TimeoutError`."""
     execution = current_execution("everstep.receive()")
     source = persons_line(sys._getframe(1))
-    future = execution.receiving.receive(checked_name(name, "signal"), type, source)
+    future = execution.receiving.receive(execution, checked_name(name, "signal"), type, source)
     if timeout is None:
         return await future
     async with asyncio.timeout(timeout):

@@ -21,6 +21,8 @@ from threading import get_ident
 from types import FrameType
 from typing import Any, Final
 
+import msgspec
+
 from everstep.effects.surroundings import persons_line
 from everstep.engine import guard
 from everstep.errors import Evicted, OutsideInWorkflow
@@ -62,16 +64,13 @@ class WorkflowTask(asyncio.Task[Any]):
         return self.number
 
 
-class Ready:
+class Ready(msgspec.Struct, eq=False, weakref=True):
     """A callback that is ready to run: what `asyncio.Handle` is elsewhere, with only what is needed here."""
 
-    __slots__ = ("_args", "_callback", "_cancelled", "_context")
-
-    def __init__(self, callback: Any, args: tuple[Any, ...], context: Context) -> None:
-        self._callback = callback
-        self._args = args
-        self._context = context
-        self._cancelled = False
+    _callback: Any
+    _args: tuple[Any, ...]
+    _context: Context
+    _cancelled: bool = False
 
     def cancel(self) -> None:
         """Do not run it."""
@@ -157,8 +156,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
         return self._executor(function, args)
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug = staticmethod(bool)  # it is asked for every future, and always says no
 
     def is_running(self) -> bool:
         return True
@@ -193,7 +191,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def drain(self) -> None:
         """Run workflow code until it can only wait for events."""
         outer = _get_running_loop()
-        task = _step_out_of_task(outer)
+        task = _step_out_of_task(outer) if ONE_TASK_PER_THREAD else None
         if type(sys.get_asyncgen_hooks().firstiter) is not _AsyncgenHooks:
             _AsyncgenHooks.install()
         ready = self._ready
@@ -221,7 +219,8 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
             handle = None  # an error's traceback may keep this frame, and so would keep what it held last
             guard.ARMED.discard(thread)
             _set_running_loop(outer)
-            _step_into_task(outer, task)
+            if ONE_TASK_PER_THREAD:
+                _step_into_task(outer, task)
 
     def hold_asyncgen(self, generator: Any) -> None:
         """Hold a generator that begins: when the garbage collector finds one is no part of the history."""
@@ -280,6 +279,7 @@ class _AsyncgenHooks:
 
 
 if sys.version_info >= (3, 14):
+    ONE_TASK_PER_THREAD = True
 
     def _step_out_of_task(outer: asyncio.AbstractEventLoop | None) -> Any:
         """CPython 3.14 keeps one current task per thread, so the outer one steps aside while workflow code runs."""
@@ -290,6 +290,7 @@ if sys.version_info >= (3, 14):
             asyncio.tasks._swap_current_task(outer, task)  # type: ignore[attr-defined]
 
 else:
+    ONE_TASK_PER_THREAD = False
 
     def _step_out_of_task(outer: asyncio.AbstractEventLoop | None) -> Any:
         return None

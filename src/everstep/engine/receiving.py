@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 
 class Receiving:
-    """The signals of one run, the first to the first that waits."""
+    """The signals of one run, the first to the first that waits.
 
-    def __init__(self, execution: "Execution") -> None:
-        self._execution = execution
+    It is handed its execution, and does not hold it: a circle would wait for the garbage collector.
+    """
+
+    def __init__(self) -> None:
         self._waiting: dict[str, deque[AwaitSignal]] = {}
         self._arrived: dict[str, deque[tuple[int, bytes]]] = {}
 
@@ -29,14 +31,13 @@ class Receiving:
         """Whether the code waits for any signal."""
         return any(self._waiting.values())
 
-    def arrived(self, name: str, number: int, payload: bytes) -> None:
+    def arrived(self, execution: "Execution", name: str, number: int, payload: bytes) -> None:
         """Take a signal, and hand it over if somebody waits for it."""
         self._arrived.setdefault(name, deque()).append((number, payload))
-        self._hand_over(name)
+        self._hand_over(execution, name)
 
-    def receive(self, name: str, annotation: Any, source: str) -> "WorkflowFuture":
+    def receive(self, execution: "Execution", name: str, annotation: Any, source: str) -> "WorkflowFuture":
         """Ask for the next signal of this name."""
-        execution = self._execution
         execution.require_live()
         future = execution.loop.create_future()
         types: Types = ANY if annotation in (Any, object) else types_of(annotation)
@@ -44,10 +45,10 @@ class Receiving:
         command = AwaitSignal(execution.next_call(), name, text, (types, annotation), future, source)
         self._waiting.setdefault(name, deque()).append(command)
         execution.issue(command)
-        self._hand_over(name)
+        self._hand_over(execution, name)
         return future
 
-    def _hand_over(self, name: str) -> None:
+    def _hand_over(self, execution: "Execution", name: str) -> None:
         """Hand signals to waiting receives, the first to the first."""
         signals, waiting = self._arrived.get(name), self._waiting.get(name)
         while signals and waiting:
@@ -57,9 +58,9 @@ class Receiving:
                 continue
             number, payload = signals.popleft()
             try:
-                value = decode_signal(self._execution.codec, payload, *command.types)
+                value = decode_signal(execution.codec, payload, *command.types)
             except NotDecodable as refused:
-                self._execution.issue(RejectSignal(self._execution.next_call(), name, number, str(refused)))
+                execution.issue(RejectSignal(execution.next_call(), name, number, str(refused)))
                 continue
             waiting.popleft()
             command.future.set_result(value)

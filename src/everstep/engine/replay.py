@@ -410,7 +410,7 @@ class Replay:
             self.execution.caution = kind.removeprefix("run_")
             for one in self.attempts.values():
                 one.asked = False
-            self.execution.unseen_workers.update(getattr(body, "workers", ()))
+            self.execution.unseen_workers |= set(getattr(body, "workers", ()))
 
     def _note_resolution(self, attempts: Attempts, resolution: str, at: int) -> None:
         """What a person decided about one step: fresh attempts, another one, or another round of questions."""

@@ -4,7 +4,7 @@ Whatever does not agree puts the run on hold, and nothing else is changed.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -49,6 +49,20 @@ DEATHS_MAX = 3
 """A run whose drivers died this often in a row without progress, the last time alone, is held as poisoned."""
 
 
+class Payloads:
+    """The payloads beside a run's history, by their digests: those that are stored, and the newest, which are not."""
+
+    __slots__ = ("_run", "_store", "_undurable")
+
+    def __init__(self, store: Store, run: str, undurable: Mapping[str, bytes]) -> None:
+        self._store = store
+        self._run = run
+        self._undurable = undurable
+
+    def __call__(self, digest: str) -> bytes:
+        return self._undurable.get(digest) or restore_payload(self._store.payload(self._run, digest), digest)
+
+
 def take_up(
     app: Surrounding, row: RunRow, workflow: Workflow, events: list[Recorded] | None = None
 ) -> Driver | HoldReport:
@@ -70,8 +84,7 @@ def take_up(
         return diverged_report(replayed.differences)
     key = app.store.chain.key(past.events[0].body.chain, row.id)
     journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, past.events[-1].at, key)
-    stored = replayed.execution.lookup
-    replayed.execution.lookup = lambda digest: journal.undurable.get(digest) or stored(digest)
+    replayed.execution.lookup = Payloads(app.store, row.id, journal.undurable)
     driver = Driver(app, row, replayed, journal, _clock_started_at(past))
     driver.damaged_checkpoints = past.damaged
     driver.allotment = past.events[0].body.budget
@@ -114,10 +127,7 @@ def replay(
     quiet: bool = False,
 ) -> Replayed:
     """Replay a run's code against its history; with a checkpoint, against the parts of it that `load_past` returns."""
-
-    def lookup(digest: str) -> bytes:
-        return restore_payload(store.payload(row.id, digest), digest)
-
+    lookup = Payloads(store, row.id, {})
     execution = Execution(workflow, run=row.id, generation=row.generation, codec=codec, lookup=lookup)
     if history[0].body.budget is not None:
         execution.books = Books(history[0].body, history[0].at)

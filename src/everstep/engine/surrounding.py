@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from everstep.codec import Codec
 from everstep.engine.clock import Clock
 from everstep.engine.committer import Committer
+from everstep.engine.first_turns import FirstTurns
 from everstep.engine.notifying import Notifier
 from everstep.engine.threads import Threads
 from everstep.stores.keys import KeyChanges
@@ -29,6 +30,7 @@ class Surrounding(Protocol):
     context: Context
     thread: int
     threads: Threads
+    first_turns: FirstTurns
     randomness: random.Random
     worker: str
     restores: int

@@ -52,8 +52,8 @@ def lint_paths(paths: Sequence[str]) -> Linted:
     return Linted(len(files), findings)
 
 
-def lint_file(file: str) -> list[Finding]:
-    """Look at a file."""
+def lint_file(file: str, *, heed_silence: bool = True) -> list[Finding]:
+    """Look at a file. Without heed of `# everstep: ok`, also what a person has silenced is found."""
     import tokenize
 
     try:
@@ -63,10 +63,10 @@ def lint_file(file: str) -> list[Finding]:
         return [_not_python(file, error)]
     except OSError as error:
         raise Misuse(f"{file} cannot be read: {error.strerror}.") from None
-    return lint_text(file, text)
+    return lint_text(file, text, heed_silence=heed_silence)
 
 
-def lint_text(file: str, text: str) -> list[Finding]:
+def lint_text(file: str, text: str, *, heed_silence: bool = True) -> list[Finding]:
     """Look at the text of a file. A file that does not speak of Everstep has nothing to look at."""
     if "everstep" not in text:
         return []
@@ -79,7 +79,7 @@ def lint_text(file: str, text: str) -> list[Finding]:
     found: dict[tuple[int, int, str], Finding] = {}
     for one in _findings(module):
         found.setdefault((one.line, one.column, one.rule), one)
-    left = [one for one in found.values() if not _is_silenced(module, one)]
+    left = [one for one in found.values() if not (heed_silence and _is_silenced(module, one))]
     return sorted([*left, *_without_reason(module)])
 
 

@@ -7,10 +7,11 @@ from typing import TypeGuard
 from everstep.lint.module import Module
 from everstep.lint.reach import Reached
 from everstep.lint.scopes import dotted
-from everstep.lint.tables import CHANCE, CLOCKS, outside_event
+from everstep.lint.tables import CHANCE, CLOCKS, HANDLE_CALLS, OF_THE_PROCESS, outside_event
 from everstep.model.mistakes import (
     Mistake,
     asks_the_clock,
+    asks_the_process,
     draws_by_itself,
     outside,
     plain_function_on_thread,
@@ -45,8 +46,12 @@ def _judge_call(module: Module, reached: Reached, call: ast.Call, name: str) -> 
     shown = ast.unparse(call.func)
     if event is not None:
         yield call, outside(event)
-    elif name in CLOCKS:
+    elif (used := _used_handle(module, reached, call, name)) is not None:
+        yield call, outside(used)
+    elif name in CLOCKS or (name == "time.strftime" and len(call.args) == 1):
         yield call, asks_the_clock(f"{shown}()")
+    elif name in OF_THE_PROCESS:
+        yield call, asks_the_process(f"{shown}()")
     elif name in CHANCE:
         yield call, draws_by_itself(f"{shown}()", CHANCE[name])
     elif name == "random.Random" and not call.args and not call.keywords:
@@ -57,6 +62,18 @@ def _judge_call(module: Module, reached: Reached, call: ast.Call, name: str) -> 
         yield from _judge_thread(module, reached, call, call.args[0])
     elif name.endswith("_loop().run_in_executor") and len(call.args) > 1:
         yield from _judge_thread(module, reached, call, call.args[1])
+
+
+def _used_handle(module: Module, reached: Reached, call: ast.Call, name: str) -> str | None:
+    """Return what a call does to something that the module has opened. What the body opens is a finding there."""
+    handle, does = call.func, HANDLE_CALLS.get(name)
+    if name == "print":
+        handle = next((one.value for one in call.keywords if one.arg == "file"), call.func)
+        does = HANDLE_CALLS.get(f"{dotted(handle, reached.function.scope)}.write")
+    while isinstance(handle, ast.Attribute):
+        handle = handle.value
+    is_shared = isinstance(handle, ast.Name) and bool(module.module_bindings(handle.id, reached.function))
+    return does if is_shared else None
 
 
 def _judge_thread(module: Module, reached: Reached, call: ast.Call, target: ast.expr) -> Found:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from everstep.lint.module import Function, Module
+from everstep.lint.objects import changed_root, class_of, left_by_call, reads_any
 from everstep.lint.reach import Reached, reached_from, running_nodes
 from everstep.lint.rules_outside import Found
 from everstep.lint.scopes import Scope, dotted
@@ -17,10 +18,6 @@ _SET_METHODS: Final = frozenset({"union", "intersection", "difference", "symmetr
 _MUTABLE: Final = frozenset(
     {"list", "dict", "set", "collections.defaultdict", "collections.deque", "collections.Counter", "bytearray"}
     | {"collections.OrderedDict"}
-)
-_CHANGES: Final = frozenset(
-    {"append", "appendleft", "extend", "insert", "add", "update", "setdefault", "pop", "popleft", "popitem"}
-    | {"remove", "discard", "clear", "sort", "reverse", "subtract"}
 )
 _DURABLE: Final = ("everstep.", "asyncio.to_thread")
 
@@ -41,7 +38,7 @@ def judge_order(module: Module, reached: Reached) -> Found:
             case ast.Call(func=ast.Attribute(value=value, attr="pop"), args=[]) if is_set(value, function.scope):
                 yield node, goes_by_a_set("what is taken from it")
             case ast.Call() if _is_durable(module, node, function):
-                for argument in node.args:
+                for argument in (*node.args, *(one.value for one in node.keywords)):
                     if _is_ordered_set(argument, function.scope) or _maps_a_step(module, argument, function):
                         yield argument, goes_by_a_set("with which arguments a step is called")
 
@@ -86,9 +83,21 @@ def _is_set_annotation(annotation: ast.expr | None) -> bool:
     return text.partition("[")[0] in ("set", "frozenset", "Set", "typing.Set", "AbstractSet")
 
 
-def _is_ordered_set(node: ast.expr, scope: Scope) -> bool:
-    """A set itself is stored in an order of its own; what was made of it in its order is not."""
-    match node:
+def _is_ordered_set(node: ast.expr, scope: Scope, depth: int = 8) -> bool:
+    """A set itself is stored in an order of its own; what was made of it in its order, or taken from that, is not."""
+    match node if depth else None:
+        case ast.Name(id=name):
+            where, bindings = scope.find(name)
+            values = [one.value for one in bindings if one.kind == "value" and one.value is not None]
+            return (
+                where is not None
+                and len(values) == len(bindings) > 0
+                and all(_is_ordered_set(one, where, depth - 1) for one in values)
+            )
+        case ast.Subscript(value=inner):
+            return _is_ordered_set(inner, scope, depth - 1)
+        case ast.Call(func=ast.Name(id="next"), args=[inner, *_]):
+            return is_set(inner, scope)
         case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner]) | ast.List(elts=[ast.Starred(value=inner)]):
             return is_set(inner, scope)
         case ast.Call(func=ast.Attribute(value=ast.Constant(), attr="join"), args=[inner]):
@@ -140,7 +149,9 @@ def judge_globals_of_steps(module: Module, group: Sequence[Reached]) -> Found:
     own = {reached.function for reached in group}
     for reached in group:
         for node, name in _changed_globals(module, reached.function):
-            if _readers(module).get(name, set()) - own:
+            others = _readers(module).get(name, set()) - own
+            _, attributes = left_by_call(module, node)
+            if any(not attributes or reads_any(module, one, name, attributes) for one in others):
                 yield node, changes_a_global(name, reached.root.name, in_step=True)
 
 
@@ -160,19 +171,23 @@ def _readers(module: Module) -> dict[str, set[Function]]:
 
 def _changed_globals(module: Module, function: Function) -> Iterator[tuple[ast.AST, str]]:
     for node in running_nodes(function):
-        match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)) if method in _CHANGES:
-                pass
-            case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
-                pass
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) if name in function.scope.globals:
-                yield node, name
-                continue
-            case _:
-                continue
-        bindings = module.module_bindings(name, function)
-        if bindings and all(one.value is not None and _is_mutable(one.value, module.scope) for one in bindings):
+        if isinstance(node, ast.Name):
+            if not isinstance(node.ctx, ast.Load) and node.id in function.scope.globals:
+                yield node, node.id
+            continue
+        name, attributes = left_by_call(module, node)
+        if attributes and module.module_bindings(name, function):
             yield node, name
+        elif (root := changed_root(node)) is not None and _keeps(module, function, *root):
+            yield node, root[0]
+
+
+def _keeps(module: Module, function: Function, name: str, attribute: str) -> bool:
+    """Tell whether a variable of the module keeps what is changed inside it."""
+    bindings = module.module_bindings(name, function)
+    if bindings and all(one.value is not None and _is_mutable(one.value, module.scope) for one in bindings):
+        return True
+    return bool(bindings and attribute) and class_of(module, name) is not None
 
 
 def _is_mutable(value: ast.expr, scope: Scope) -> bool:

@@ -21,7 +21,7 @@ _SAME_TYPE: Final = {"pathlib.PosixPath": _PATH, "pathlib.WindowsPath": _PATH}
 
 @dataclass
 class Binding:
-    """One way in which a name gets its value: an import, a value, an annotation, a function, or something else."""
+    """One way in which a name gets its value: an import, a value, an annotation, a function, a class, or another."""
 
     kind: str
     target: str = ""
@@ -121,7 +121,9 @@ def _bind(scope: Scope, node: ast.AST) -> None:
             scope.bind(name, Binding("value", value=value))
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
             scope.bind(name, Binding("function", node=node))
-        case ast.ClassDef(name=name) | ast.ExceptHandler(name=str(name)):
+        case ast.ClassDef(name=name):
+            scope.bind(name, Binding("class", node=node))
+        case ast.ExceptHandler(name=str(name)):
             scope.bind(name, Binding("other"))
         case ast.Global(names=names):
             scope.globals.update(names)

@@ -102,6 +102,26 @@ CHANCE: Final[dict[str, str]] = {
 """A function that draws by itself to what draws the same in every replay."""
 
 
+OF_THE_PROCESS: Final = frozenset({"os.getpid", "os.getppid", "threading.get_ident", "threading.get_native_id", "id"})
+"""Functions whose answer belongs to one process."""
+_FILE_METHODS: Final = {
+    **dict.fromkeys(("write", "writelines", "truncate"), "file.write"),
+    **dict.fromkeys(("read", "readline", "readlines"), "file.read"),
+}
+_SOCKET_METHODS: Final = ("send", "sendall", "sendto", "recv", "recvfrom", "makefile")
+_DATABASE_METHODS: Final = ("execute", "executemany", "executescript", "commit")
+HANDLE_CALLS: Final[dict[str, str]] = {
+    **{f"{made}().{name}": event for made in (*_OPENS, "pathlib.Path.open") for name, event in _FILE_METHODS.items()},
+    **{
+        f"{made}().{name}": "socket.send"
+        for made in ("socket.socket", "socket.create_connection")
+        for name in _SOCKET_METHODS
+    },
+    **{f"sqlite3.connect().{name}": "sqlite3.execute" for name in _DATABASE_METHODS},
+}
+"""A method of something that was opened before to what it does. No audit event tells of it."""
+
+
 def outside_event(name: str) -> str | None:
     """Return the audit event that a call of a well-known function leads to."""
     if name in OUTSIDE_CALLS:

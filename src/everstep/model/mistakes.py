@@ -1,14 +1,14 @@
 """Mistakes in workflows and steps, in words: what is wrong, and the remedy.
 
-The guard says it when code runs into one, `everstep lint` when it reads the code. The words stand here once, so that a
-person who has read one of them knows the other.
+The guard says it when code runs into one, `everstep lint` when it reads the code, `everstep crashtest` when a crash has
+shown it. The words stand here once, so that a person who has read one of them knows the others.
 """
 
 from typing import Final, NamedTuple
 
 
 class Mistake(NamedTuple):
-    """What is wrong, and what to do about it. `rule` is its name for `everstep lint`."""
+    """What is wrong, and what to do about it. `rule` is its name for `everstep lint`, if that can find it."""
 
     rule: str
     what: str
@@ -47,6 +47,8 @@ SLEEP_DURABLY: Final = (
     "use `await asyncio.sleep(…)` (in a `def` workflow `everstep.blocking.sleep(…)`), which survives a crash"
 )
 
+EFFECT_FIRST: Final = "do the effect first, with everstep.key(), and leave it to Everstep to record that it is done"
+
 OUTSIDE: Final[dict[str, str]] = {
     "open": "opens a file",
     "os.remove": "removes a file",
@@ -79,8 +81,14 @@ OUTSIDE: Final[dict[str, str]] = {
 }
 """Audit events of Python to what a workflow body does that raises one. The guard refuses just these."""
 
-UNGUARDED: Final[dict[str, str]] = {"os.stat": "looks at a file"}
-"""The same for what raises no audit event: only reading the code finds it."""
+UNGUARDED: Final[dict[str, str]] = {
+    "os.stat": "looks at a file",
+    "file.write": "writes to a file",
+    "file.read": "reads a file",
+    "socket.send": "uses the network",
+    "sqlite3.execute": "uses a database",
+}
+"""The same for what raises no audit event: only reading the code finds it, or a crash."""
 
 
 def outside(event: str) -> Mistake:
@@ -101,6 +109,12 @@ def draws_by_itself(call: str, instead: str) -> Mistake:
     """Workflow code draws a random value. Nothing stops it when it runs."""
     what = f"The workflow body draws a random value ({call}), which is another one in every replay"
     return Mistake("chance", what, f"use {instead}")
+
+
+def asks_the_process(call: str) -> Mistake:
+    """Workflow code asks for what belongs to one process. Nothing stops it when it runs."""
+    what = f"The workflow body asks for a number of its process ({call}), which is another one in every replay"
+    return Mistake("chance", what, "ask for it in a step (@everstep.step), or use everstep.uuid()")
 
 
 def goes_by_a_set(what: str) -> Mistake:
@@ -174,6 +188,39 @@ def two_effects(step: str, effect: str) -> Mistake:
     """A step with two effects: there is an instant between them."""
     what = f"The step {step} ({effect}) has two effects, and a crash may come between them"
     return Mistake("effects", what, "make each of them a step of its own")
+
+
+def read_changes(step: str) -> Mistake:
+    """A `read` that was repeated, and could be seen outside. Only a crash shows it."""
+    what = f"The step {step} is declared a read, was done again after the crash, and changes something outside"
+    return Mistake("", what, "declare the contract that it keeps: a read changes nothing")
+
+
+def key_ignored(step: str) -> Mistake:
+    """A receiver that is given the key and does it twice all the same. Only a crash shows it."""
+    what = f"The step {step} was done again after the crash, with the same key, and its receiver ignores keys"
+    remedy = (
+        'declare effect="once" with a probe that asks the receiver what it has done, or use a receiver that does one '
+        "key once"
+    )
+    return Mistake("", what, remedy)
+
+
+def marked_too_early(step: str) -> Mistake:
+    """A step that notes that it is done before it is. Only a crash shows it."""
+    what = f"The step {step} notes that it is done before it is done: killed in between, it is never done"
+    return Mistake("", what, EFFECT_FIRST)
+
+
+def written_in_part() -> Mistake:
+    """Files that lack something after a crash."""
+    return Mistake("", "What was written before the crash is not all that is written without one", EFFECT_FIRST)
+
+
+def takes_another_way() -> Mistake:
+    """Workflow code that does something else in another process, without anything in it that says why."""
+    what = "The workflow body took another way after the crash than before"
+    return Mistake("", what, "whatever may differ between two processes belongs into a step (@everstep.step)")
 
 
 def not_storable(type_name: str) -> tuple[str, str]:

@@ -28,19 +28,19 @@ AHEAD: Final = (
 )
 """What is imported before any child is made, beside what this module needs itself."""
 OUTPUT: Final = "output.txt"
-PROGRAM: Final = "import sys; from everstep.testing import crash_nursery; crash_nursery.serve(sys.argv[1])"
+PROGRAM: Final = "import sys; from everstep.testing import crash_nursery; crash_nursery.serve(*sys.argv[1:])"
 
 
 class Nursery:
     """The parent, as a crash test uses it."""
 
-    def __init__(self, folder: Path, hash_seed: int) -> None:
+    def __init__(self, folder: Path, hash_seed: int, ahead: tuple[str, ...] = ()) -> None:
         self._address = str(folder / f"nursery-{hash_seed}")
         # Settings of Everstep are for the runs of whoever calls this, not for those of a crash test.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
         environment |= {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, self._address],
+            [sys.executable, "-c", PROGRAM, self._address, *ahead],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -72,10 +72,10 @@ class Nursery:
         self._process.stdout.close()
 
 
-def serve(address: str) -> None:
-    """Fork a child for each connection, until the standard input ends."""
+def serve(address: str, *ahead: str) -> None:
+    """Fork a child for each connection, until the standard input ends. `ahead` is imported before that as well."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for name in AHEAD:
+    for name in (*AHEAD, *ahead):
         import_module(name)
     gc.collect()
     gc.freeze()

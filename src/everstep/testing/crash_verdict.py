@@ -8,9 +8,12 @@ import msgspec
 
 from everstep.codec.preview import harmless
 from everstep.engine.holding import report_facts
+from everstep.lint.finding import Finding
+from everstep.model import mistakes
+from everstep.model.mistakes import Mistake
+from everstep.testing.causes import BY_CHANCE, BY_ORDER, IN_MEMORY, IN_THE_BODY, Causes
 from everstep.testing.crash_boundaries import Boundary
 from everstep.testing.crash_trial import Account
-from everstep.testing.suspects import Suspect, line_of_function, suspects_in
 
 PLACE: Final = re.compile(r"([^\s:]+\.py):(\d+)")
 KEPT: Final = frozenset({"in-doubt"})
@@ -50,18 +53,14 @@ class Expected(msgspec.Struct):
 class Judge:
     """Compares trials with undisturbed runs of the same workflow."""
 
-    def __init__(self, file: str, expected: Expected) -> None:
-        self._file = file
+    def __init__(self, causes: Causes, expected: Expected) -> None:
+        self._causes = causes
         self._expected = expected
-        self._suspects = suspects_in(file)
 
     def undisturbed(self, account: Account) -> Broken | None:
         """Judge a run that nobody has disturbed."""
         if account.status == "failed" and "OutsideInWorkflow" in account.error:
-            place = PLACE.search(account.error)
-            line = self._at(int(place.group(2))) if place else ""
-            what, _, remedy = account.error.partition(" — ")
-            return Broken("a workflow's body does not touch the outside", line, harmless(what), harmless(remedy))
+            return self._refused(account.error)
         if account.violations:
             return Broken("a history keeps its rules", found=account.violations, history=account.history)
         return None
@@ -97,6 +96,15 @@ class Judge:
                 return self._different(promise, name, account, killed)
         return None
 
+    def _refused(self, error: str) -> Broken:
+        """The engine has refused something in the workflow's body, in the words that lint has for it."""
+        broken = Broken("a workflow's body does not touch the outside")
+        line = _line_in(error)
+        if (seen := self._causes.refused(line)) is not None:
+            return self._found(broken, seen)
+        what, _, remedy = error.partition(": ")[2].partition(" — ")
+        return _told(broken, Mistake("", harmless(what), harmless(remedy)), self._causes.at(line) if line else "")
+
     # -- held runs --------------------------------------------------------------------------------------------------
     def _held(self, account: Account) -> Broken | None:
         usual = {hold.reason for hold in self._expected.first.holds}
@@ -106,17 +114,14 @@ class Judge:
         hold = unusual[0]
         if hold.reason != "diverged":
             found = [f"held as {hold.reason}: {harmless(hold.summary)}"]
-            return Broken("the run goes on by itself", self._step_place(hold.step or ""), found=found)
+            return Broken("the run goes on by itself", self._causes.place_of(hold.step or ""), found=found)
         differences = report_facts(hold).get("differences", [])
         found = [f"recorded: {one['recorded']}   now: {one['now']}" for one in differences[:3]]
         line = _line_in(str(differences[0].get("now_source", "")) if differences else "")
-        broken = Broken("replayed code asks for the same as before", self._at(line), found=[harmless(x) for x in found])
-        return self._explained(broken, ("chance", "set", "memory"), line) or self._unexplained(broken)
-
-    def _unexplained(self, broken: Broken) -> Broken:
-        broken.why = "after the crash the workflow's code took another way than before"
-        broken.remedy = "whatever may differ between two processes belongs into a step (@everstep.step)"
-        return broken
+        broken = Broken("replayed code asks for the same as before", found=[harmless(one) for one in found])
+        if (seen := self._causes.likeliest((BY_CHANCE, BY_ORDER, IN_MEMORY), line)) is not None:
+            return self._found(broken, seen)
+        return _told(broken, mistakes.takes_another_way(), self._causes.at(line))
 
     # -- effects ----------------------------------------------------------------------------------------------------
     def _effects(self, account: Account) -> tuple[list[str], list[str]]:
@@ -138,54 +143,35 @@ class Judge:
         repeated = [step for step, effect in account.repeated.items() if effect != "read"]
         again = [step for step in repeated if step in {one.step for one in killed}] or repeated
         if not again:
-            if (explained := self._explained(broken, ("body",), 0)) is not None:
-                return explained
+            if (seen := self._causes.likeliest([IN_THE_BODY])) is not None:
+                return self._found(broken, seen)
             again = list(account.repeated)
         if not again:
-            return self._explained(broken, ("memory",), 0) or self._unexplained(broken)
+            seen = self._causes.likeliest([IN_MEMORY])
+            return self._found(broken, seen) if seen is not None else _told(broken, mistakes.takes_another_way())
         step = again[-1]
-        broken.place = self._step_place(step)
+        place = self._causes.place_of(step)
         if account.repeated[step] == "read":
-            broken.why = f"{step} is declared a read, was done again after the crash, and changes something outside"
-            broken.remedy = "declare the contract that it keeps: a read changes nothing"
-            return broken
-        if step in account.keyless:
-            broken.why = f"{step} ({account.repeated[step]}) was done again after the crash and never used its key"
-            broken.remedy = (
-                "hand everstep.key() on to the receiver, which knows by it what it has done; if it knows no keys, "
-                'declare the step effect="once" with a probe'
-            )
-        else:
-            broken.why = (
-                f"{step} ({account.repeated[step]}) was done again after the crash, and its receiver ignores keys"
-            )
-            broken.remedy = (
-                'declare the step effect="once" with a probe that asks the receiver what it has done, '
-                "or use a receiver that does one key once"
-            )
-        return broken
+            return _told(broken, mistakes.read_changes(step), place)
+        if step not in account.keyless:
+            return _told(broken, mistakes.key_ignored(step), place)
+        seen = self._causes.of_step("key", step)
+        return self._found(broken, seen) if seen is not None else _told(broken, mistakes.key_unused(step), place)
 
     def _lost(self, account: Account, killed: list[Boundary], names: list[str]) -> Broken:
         found = [f"{name} was applied in an undisturbed run, and now it is missing" for name in dict.fromkeys(names)]
         broken = Broken("an effect of a completed step has happened", found=found)
         inside = [one for one in killed if one.step and one.column in ("body", "commit", "outcome")]
         boundary = inside[0] if inside else killed[0]
-        broken.place = _shown(boundary.place) or self._step_place(boundary.step)
+        step = boundary.step or names[0]
         together = self._effects_of_one_step(names[0])
-        if len(together) > 1:
-            broken.why = (
-                f"{boundary.step or names[0]} has {len(together)} effects ({', '.join(together)}) and one outcome"
-            )
-            broken.remedy = "two effects in one step cannot be told apart after a crash: give each a step of its own"
-        else:
-            broken.why = (
-                f"{boundary.step or names[0]} was marked as done before it was done: killed in between, "
-                "it is not done any more"
-            )
-            broken.remedy = (
-                "do the effect first, with everstep.key(), and leave it to Everstep to record that it is done"
-            )
-        return broken
+        if len(together) < 2:
+            return _told(broken, mistakes.marked_too_early(step), self._place(boundary))
+        broken.found.append(f"{step} has the effects {', '.join(together)}, and one outcome")
+        if (seen := self._causes.of_step("effects", step)) is not None:
+            return self._found(broken, seen)
+        mistake = mistakes.two_effects(step, account.contracts.get(boundary.step, "once"))
+        return _told(broken, mistake, self._place(boundary))
 
     def _effects_of_one_step(self, name: str) -> list[str]:
         """Return the effects that were asked for under the key of this one."""
@@ -200,52 +186,32 @@ class Judge:
         if name == "files" and _is_longer(usual, now):
             return self._repeated(broken, account, killed)
         if name == "files" and self._is_shorter(usual, now):
-            boundary = killed[0]
-            broken.place = _shown(boundary.place) or self._step_place(boundary.step)
-            broken.why = "what was written before the crash is not all that is written without one"
-            broken.remedy = (
-                "do the effect first, with everstep.key(), and leave it to Everstep to record that it is done"
-            )
-            return broken
-        explained = self._explained(broken, ("memory", "set", "chance", "body"), 0)
-        if explained is not None:
-            return explained
-        boundary = killed[-1]
-        broken.place = _shown(boundary.place) or self._step_place(boundary.step)
-        return self._unexplained(broken)
+            return _told(broken, mistakes.written_in_part(), self._place(killed[0]))
+        seen = self._causes.likeliest((IN_MEMORY, BY_ORDER, BY_CHANCE, IN_THE_BODY))
+        if seen is not None:
+            return self._found(broken, seen)
+        return _told(broken, mistakes.takes_another_way(), self._place(killed[-1]))
 
     @staticmethod
     def _is_shorter(usual: dict[str, str], now: dict[str, str]) -> bool:
         return any(name not in now or len(now[name]) < len(usual[name]) for name in usual)
 
-    def _explained(self, broken: Broken, sorts: tuple[str, ...], line: int) -> Broken | None:
-        """Name the suspect that is the likeliest cause: of the first sort there is, nearest above a line."""
-        for sort in sorts:
-            of_sort = [one for one in self._suspects if one.sort == sort]
-            if of_sort:
-                nearest = max(of_sort, key=lambda one: _nearness(one, line))
-                broken.place, broken.why, broken.remedy = self._at(nearest.line), nearest.what, nearest.remedy
-                return broken
-        return None
+    def _found(self, broken: Broken, seen: Finding) -> Broken:
+        """Explain it by what lint has found."""
+        return _told(broken, Mistake(seen.rule, seen.what, seen.remedy), self._causes.at(seen.line))
 
-    def _at(self, line: int) -> str:
-        return f"{os.path.basename(self._file)}:{line}" if line else os.path.basename(self._file)
-
-    def _step_place(self, step: str) -> str:
-        return self._at(line_of_function(self._file, step)) if step else ""
+    def _place(self, boundary: Boundary) -> str:
+        return os.path.basename(boundary.place) or self._causes.place_of(boundary.step)
 
 
-def _nearness(suspect: Suspect, line: int) -> tuple[bool, int]:
-    return suspect.line <= line, suspect.line if suspect.line <= line else -suspect.line
+def _told(broken: Broken, mistake: Mistake, place: str = "") -> Broken:
+    broken.place, broken.why, broken.remedy = place, mistake.what, mistake.remedy
+    return broken
 
 
 def _line_in(source: str) -> int:
     found = PLACE.search(source)
     return int(found.group(2)) if found else 0
-
-
-def _shown(place: str) -> str:
-    return os.path.basename(place)
 
 
 def _is_longer(usual: Any, now: Any) -> bool:

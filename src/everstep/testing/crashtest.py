@@ -23,6 +23,7 @@ import msgspec
 from everstep.codec import Codec
 from everstep.engine.workflow import Workflow, workflow_of
 from everstep.errors import Misuse
+from everstep.testing.causes import Causes
 from everstep.testing.crash_boundaries import Boundary, chosen, spread
 from everstep.testing.crash_nursery import Nursery
 from everstep.testing.crash_trial import KILLED, Account, Setting, Trial
@@ -151,7 +152,7 @@ def crash_everywhere(
     began = time.monotonic()
     with (
         TemporaryDirectory(prefix="crashtest-", dir=_quick_folder()) as folder,
-        _nurseries(Path(folder)) as nurseries,
+        _nurseries(Path(folder), _ahead(target)) as nurseries,
         Ledger.start(Path(folder) / "ledger") as ledger,
     ):
         test = CrashTest(target, setting, Path(folder), ledger, nurseries, progress or (lambda *told: None))
@@ -169,12 +170,17 @@ def _payload(workflow: Workflow, args: tuple[Any, ...]) -> str:
     return Codec().encode_arguments(workflow.signature, args, {}, workflow.name).payload.decode()
 
 
+def _ahead(workflow: Workflow) -> tuple[str, ...]:
+    """A workflow in a file of tests imports pytest, and that takes longer than all the rest of a trial."""
+    return ("pytest",) if "pytest" in workflow.function.__globals__ else ()
+
+
 @contextmanager
-def _nurseries(folder: Path) -> Iterator[list[Nursery]]:
+def _nurseries(folder: Path, ahead: tuple[str, ...]) -> Iterator[list[Nursery]]:
     found: list[Nursery] = []
     try:
         for seed in HASH_SEEDS:
-            found.append(Nursery(folder, seed))  # noqa: PERF401  # those that have started are closed if another does not
+            found.append(Nursery(folder, seed, ahead))  # noqa: PERF401  # those that have started are closed if another does not
         yield found
     finally:
         for one in found:
@@ -197,6 +203,7 @@ class CrashTest:
         self._nurseries, self._progress = nurseries, progress
         self._judge: Judge
         self._report = Report(workflow.name, setting.file)
+        self._qualname = workflow.function.__qualname__
         self._resumes: dict[str, list[Boundary]] = {}
         """What the process passed that went on after a kill, by the boundary of that kill."""
         self._over = itertools.count(1)
@@ -208,7 +215,7 @@ class CrashTest:
         self._progress("undisturbed runs", 0, 0)
         accounts, passed = self._undisturbed(orders)
         expected = Expected(accounts)
-        self._judge = Judge(self._setting.file, expected)
+        self._judge = Judge(Causes(self._setting.file, self._qualname), expected)
         for account in accounts:
             if (broken := self._judge.undisturbed(account)) is not None:
                 report.broken = [broken]

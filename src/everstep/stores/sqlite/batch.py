@@ -1,7 +1,6 @@
 """Which operations of a batch can be done together, with the result of doing them in order."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from everstep.model.status import ENDED
 from everstep.stores.keys import ForgetKeys, SettleKey
@@ -44,8 +43,8 @@ class Batch:
     """
 
     def __init__(self, operations: Sequence[Operation]) -> None:
-        mentioned = Counter(run for operation in operations for run in _runs_mentioned(operation))
-        begun = _begun_with_an_append(operations, mentioned)
+        mentioned, has_starts = _count_mentions(operations)
+        begun = _begun_with_an_append(operations, mentioned) if has_starts else frozenset()
         self.appends: list[Append] = []
         self.starts: list[StartRun] = []
         self.others: list[tuple[int, Operation]] = []
@@ -89,7 +88,21 @@ class Batch:
         self.followed = [append for append in self.appends if append.run in entangled]
 
 
-def _begun_with_an_append(operations: Sequence[Operation], mentioned: Counter[str]) -> set[str]:
+def _count_mentions(operations: Sequence[Operation]) -> tuple[dict[str, int], bool]:
+    """Return how often each run is mentioned, and whether any is started. Most operations mention just their own."""
+    mentioned: dict[str, int] = {}
+    has_starts = False
+    for operation in operations:
+        if type(operation) is Append and not (operation.starts or operation.posts):
+            mentioned[operation.run] = mentioned.get(operation.run, 0) + 1
+        else:
+            has_starts = has_starts or isinstance(operation, StartRun)
+            for run in _runs_mentioned(operation):
+                mentioned[run] = mentioned.get(run, 0) + 1
+    return mentioned, has_starts
+
+
+def _begun_with_an_append(operations: Sequence[Operation], mentioned: dict[str, int]) -> Set[str]:
     """Return the runs whose start and then one simple append that does not end them are all that mentions them."""
     started: set[str] = set()
     both: set[str] = set()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import apsw
@@ -80,18 +81,12 @@ class Reader:
         """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
         try:
             ((facts, bodies, digests),) = self._all("events_packed", run, generation, first, last)
-            entries = msgspec.json.decode(facts)
+            seqs, kinds, steps, ats, body_bytes, digest_bytes = msgspec.json.decode(facts)
         except (msgspec.MsgspecError, UnicodeDecodeError, apsw.TooBigError):
             return self._events_singly(run, generation, first, last)
-        events: list[EventRow] = []
-        body_at = digest_at = 0
-        for seq, kind, step, at, body_bytes, digest_bytes in entries:
-            body = bodies[body_at : body_at + body_bytes]
-            digest = digests[digest_at : digest_at + digest_bytes]
-            events.append(EventRow(seq, kind, step, at, body, digest))
-            body_at += body_bytes
-            digest_at += digest_bytes
-        return events
+        columns = zip(seqs, kinds, steps, ats, _parts(bodies, body_bytes), _parts(digests, digest_bytes), strict=True)
+        new_tuple = tuple.__new__  # what EventRow(…) comes down to, in a third of the time
+        return [new_tuple(EventRow, values) for values in columns]
 
     def _events_singly(self, run: str, generation: int, first: int, last: int) -> list[EventRow]:
         return [_event_row(row) for row in self._all("events", run, generation, first, last)]
@@ -231,6 +226,12 @@ class Reader:
         if everyone:
             wakes.append(self._all("next_wake_free")[0][0])
         return min((wake for wake in wakes if wake is not None), default=None)
+
+
+def _parts(packed: bytes, lengths: Sequence[int]) -> list[bytes]:
+    """Return what stands one behind the other."""
+    ends = list(accumulate(lengths))
+    return [packed[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _event_row(row: Row) -> EventRow:

@@ -7,7 +7,7 @@ rolls back and does the operations one by one.
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
@@ -93,9 +93,11 @@ class Transaction:
         runs = [run_values(start.new.row) for start in batch.starts]
         if self._insert("create_runs", 25, runs) != len(runs):
             return False
-        heads = [append for append in batch.appends if keeps_running(append)]
+        heads: list[Append] = []
+        changes: list[Append] = []
+        for append in batch.appends:
+            (heads if keeps_running(append) else changes).append(append)
         found = self._update("move_head", "move_heads", [head_values(append) for append in heads])
-        changes = [a for a in batch.appends if not keeps_running(a)]
         if found != len(heads):
             # Some were not `running` before. Those that moved just now no longer have the expected head.
             changes += heads
@@ -105,7 +107,8 @@ class Transaction:
             return False
         self._append_events(batch.appends, [start.new for start in batch.starts])
         for append in batch.appends:
-            self._consume(append)
+            if append.consumed:
+                self._consume(append)
         if batch.followed:
             told = [
                 (place, a.run, child_value(a.row.status, a.row.outcome, a.row.budget), a.row.at)
@@ -326,11 +329,18 @@ class Transaction:
     # -- parts ------------------------------------------------------------------------------------------------------
     def _append_events(self, appends: Sequence[Append], news: Sequence[NewRun]) -> None:
         """Insert the events and payloads of accepted appends and of new runs."""
-        events = [(a.run, a.generation, *event) for a in appends for event in a.events]
-        events += [(new.row.id, new.row.generation, *new.event) for new in news]
-        self._insert("append_events", 8, events)
-        payloads = [(a.run, digest, value) for a in appends for digest, value in a.payloads]
-        payloads += [(new.row.id, digest, value) for new in news for digest, value in new.payloads]
+        events: list[Any] = []
+        payloads: list[Row] = []
+        for a in appends:
+            run, generation = a.run, a.generation
+            for event in a.events:
+                events += (run, generation, *event)
+            if a.payloads:
+                payloads += [(run, digest, value) for digest, value in a.payloads]
+        for new in news:
+            events += (new.row.id, new.row.generation, *new.event)
+            payloads += [(new.row.id, digest, value) for digest, value in new.payloads]
+        self._insert_flat("append_events", 8, events)
         self._insert("keep_payloads", 3, payloads)
         for append in appends:
             if append.row.budget is not None:
@@ -360,11 +370,14 @@ class Transaction:
 
     def _insert(self, name: str, width: int, rows: Sequence[Row]) -> int:
         """Insert rows and return how many were new."""
+        return self._insert_flat(name, width, list(chain.from_iterable(rows))) if rows else 0
+
+    def _insert_flat(self, name: str, width: int, values: Sequence[Any]) -> int:
+        """Insert rows that stand one behind the other, and return how many were new."""
         inserted = 0
-        if rows:
-            for sql, parameters in batches(name, width, list(chain.from_iterable(rows))):
-                self._cursor.execute(sql, parameters)
-                inserted += self._connection.changes()
+        for sql, parameters in batches(name, width, values):
+            self._cursor.execute(sql, parameters)
+            inserted += self._connection.changes()
         return inserted
 
     def _update(self, one: str, many: str, rows: Sequence[Row]) -> int:
