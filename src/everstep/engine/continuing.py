@@ -82,7 +82,7 @@ def record(driver: "Driver", command: ContinueRun) -> None:
     execution, journal, row = driver.execution, driver.journal, driver.row
     for kind, body in unapplied:
         if kind == "signal_received":
-            execution.receiving.arrived(body.name, body.number, execution.payload(body.value, body.ref))
+            execution.receiving.arrived(execution, body.name, body.number, execution.payload(body.value, body.ref))
     driver.attempts.bodies.cancel_all()
     driver.children.cancel_those_that_end_with_it()
     driver.ending = command.kind
