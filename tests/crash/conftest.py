@@ -84,6 +84,12 @@ def undone(place: Path, ledger: Ledger) -> Expected:
 
 
 @pytest.fixture(scope="session")
+def carried(place: Path, ledger: Ledger) -> Expected:
+    """What is left of two runs that were undone after they had gone on with a fresh history, undisturbed."""
+    return Expected.of(Trial.new(place, ledger, "carrying"), far_1="failed", far_2="cancelled")
+
+
+@pytest.fixture(scope="session")
 def spending(place: Path, ledger: Ledger) -> dict[str, Trial]:
     """Trees of runs that used up their budgets undisturbed, by what they do then."""
     trials = {then: Trial.new(place, ledger, "budget", count) for count, then in enumerate(THENS)}

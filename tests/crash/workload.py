@@ -8,6 +8,7 @@
     python workload.py continued FOLDER LEDGER      a run that goes on with a fresh history, again and again
     python workload.py fleet FOLDER LEDGER COUNT    many runs; any number of these processes share them
     python workload.py saga FOLDER LEDGER           a run that fails and one that is rolled back: both are undone
+    python workload.py carrying FOLDER LEDGER       the same, with fresh histories before they are undone
     python workload.py held FOLDER LEDGER           one run that is held, told of by a webhook, and resolved
     python workload.py budget FOLDER LEDGER COUNT   a tree of runs that uses up its budget; 0 to 2 says what then
 
@@ -359,6 +360,31 @@ async def saga(app: everstep.App, journal: ClientJournal, count: int) -> None:
     await note_error(app, journal, "trip-2")
 
 
+@workflow
+async def saga_continued(left: int, comes_back: bool) -> str:
+    """Each generation does three things that can be undone; the last one fails, or is rolled back later."""
+    await take_seat(300 + left)
+    await asyncio.to_thread(pay, 300 + left)
+    await asyncio.to_thread(label, 300 + left)
+    if left:
+        everstep.continue_as(left - 1, comes_back)
+    if comes_back:
+        return "home"
+    raise LookupError("no car")
+
+
+async def carrying(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    await journalled(journal, "start", "far-1", app.start(saga_continued, 2, False, id="far-1"))
+    await note_error(app, journal, "far-1")
+    await journalled(journal, "start", "far-2", app.start(saga_continued, 1, True, id="far-2"))
+    try:
+        if await app.get("far-2").result(timeout=60) == "home":
+            await journalled(journal, "rollback", "far-2", app.rollback("far-2", "changed my mind"))
+    except everstep.errors.RunCancelled:
+        pass  # an earlier process rolled it back
+    await note_error(app, journal, "far-2")
+
+
 async def note_error(app: everstep.App, journal: ClientJournal, run: str) -> None:
     try:
         value = await app.get(run).result(timeout=60)
@@ -545,6 +571,7 @@ async def main(kind: str, folder: str, count: int) -> None:
             "continued": continued,
             "fleet": fleet,
             "saga": saga,
+            "carrying": carrying,
             "held": held,
             "budget": budget,
         }

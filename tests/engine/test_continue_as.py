@@ -355,21 +355,6 @@ async def _step_open(left: int) -> None:
     everstep.continue_as(left)
 
 
-@step
-async def undo(outcome: int, number: int) -> None:
-    NOTES.append(f"undo {number}")
-
-
-@step(compensate=undo)
-async def undoable(number: int) -> int:
-    return number
-
-
-async def _undoable(left: int) -> None:
-    await undoable(1)
-    everstep.continue_as(left)
-
-
 async def _judged(left: int) -> None:
     await everstep.expect(witness.value("mine", lambda: 1))
     everstep.continue_as(left)
@@ -377,7 +362,7 @@ async def _judged(left: int) -> None:
 
 @pytest.mark.parametrize(
     ("function", "says"),
-    [(_child_open, "child run"), (_step_open, "step add"), (_undoable, "compensation"), (_judged, "remembers")],
+    [(_child_open, "child run"), (_step_open, "step add"), (_judged, "remembers")],
 )
 @scenario
 async def test_what_a_fresh_history_would_not_know_is_refused(machine: Machine, function: Any, says: str) -> None:

@@ -109,6 +109,8 @@ class Timeline:
         self._timers_of: dict[int, Row] = {}
         self._last_sign_at = 0
         self._undone_by: dict[int, Row] = {}
+        self._carried: list[Row] = []
+        """Steps of older generations that can be undone."""
 
     # -- what it says --------------------------------------------------------------------------------------------------
     @property
@@ -123,7 +125,7 @@ class Timeline:
 
     def compensations(self) -> list[Row]:
         """Return the steps that were to be undone, in the order in which they were done."""
-        return [row for row in self.steps if row.undone]
+        return [row for row in [*self._carried, *self.steps] if row.undone]
 
     def awaited_signals(self) -> list[Row]:
         """Return the signals that the code has asked for and not got."""
@@ -357,6 +359,11 @@ class Timeline:
     def _take_run_started(self, event: EventRow, body: Any) -> None:
         self.started_at = event.at
         self.accounts = accounts_of(body, event.at)
+        for one in body.carried.undoable if body.carried is not None else ():
+            row = Row(kind="step", name=one.title, seq=0, started_at=0, ended_at=0, state="completed")
+            row.effect = one.effect
+            self._calls[one.call] = row
+            self._carried.append(row)
 
     def _take_value_published(self, event: EventRow, body: Any) -> None:
         self.published[body.name] = self._value(body)

@@ -7,7 +7,7 @@ inbox stays as it is, so a signal or cancel that comes meanwhile is taken by the
 """
 
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
@@ -16,6 +16,7 @@ from everstep.effects.witnesses import recipe_of
 from everstep.engine.checkpoints import KeptFact, under_way
 from everstep.engine.execution import current_execution
 from everstep.engine.generations import Continue, ContinueRun
+from everstep.engine.saga import cannot_be_carried
 from everstep.engine.starting import Origin, continued_run
 from everstep.errors import Misuse
 from everstep.model.carried import Carried
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from everstep.engine.execution import Execution
 
 STOPPING = ("cancel_requested", "rollback_requested")
+UNDOABLE_MAX: Final = 1000
+"""So many completed steps with a compensation are carried over at most: each new history begins with them."""
 
 
 def continue_as(*args: Any) -> NoReturn:
@@ -40,8 +43,9 @@ def continue_as(*args: Any) -> NoReturn:
 
     It never returns. The run keeps its id, its tags, its timeout, its budget and what it has used of it, what it
     published, the facts that it remembers (`expect`), and signals that nobody has received. Nothing else may be under
-    way: a step, timer, `receive`, task or child that was begun and not awaited is `Misuse`, and so is a completed step
-    with a compensation, for only the code that called it knows how to undo it.
+    way: a step, timer, `receive`, task or child that was begun and not awaited is `Misuse`. Completed steps with a
+    compensation are undone as well when a later generation fails or is rolled back; so they must be declared steps,
+    and what they are given must be stored: a bound method, or one with `Live` arguments, is `Misuse`.
     """
     execution = current_execution("everstep.continue_as()")
     execution.require_live()
@@ -59,18 +63,29 @@ def _refuse(execution: "Execution", at: str) -> None:
             f"{at}everstep.continue_as() with something else under way ({listed}): a fresh history would not know of "
             "it. Await it or cancel it before, and call continue_as from the workflow's own task."
         )
-    if execution.saga.completed:
-        steps = ", ".join(done.step for done in list(execution.saga.completed.values())[:3])
-        raise Misuse(
-            f"{at}everstep.continue_as() after a step with a compensation ({steps}): only this history knows how to "
-            "undo it. Do such steps in a child run, and await it."
-        )
+    _refuse_undoable(execution, at)
     for subject, taken in execution.witnesses.items():
         if taken.judge is not None or recipe_of(taken.witness) is None:
             raise Misuse(
                 f"{at}everstep.continue_as() of a run that remembers {subject}, which could not be observed again, or "
                 "not judged, without the code that expects it. `release` it before, and `expect` it anew."
             )
+
+
+def _refuse_undoable(execution: "Execution", at: str) -> None:
+    """Raise `Misuse` if a later generation could not undo what was done, or would have too much of it to carry."""
+    done = execution.saga.completed
+    for one in done.values():
+        if why := cannot_be_carried(one):
+            raise Misuse(
+                f"{at}everstep.continue_as() after {one.title}, which has a compensation and {why}: only this history "
+                "could undo it. Do such steps in a child run, and await it."
+            )
+    if len(done) > UNDOABLE_MAX:
+        raise Misuse(
+            f"{at}everstep.continue_as() with {len(done)} completed steps that have a compensation: each history would "
+            f"begin with all of them, and {UNDOABLE_MAX} is the most. Do such steps in child runs, and await them."
+        )
 
 
 def record(driver: "Driver", command: ContinueRun) -> None:
@@ -115,6 +130,7 @@ def _carried(driver: "Driver") -> Carried:
     carried.published = driver.published
     carried.caution, carried.unseen_workers = execution.caution, sorted(execution.unseen_workers)
     carried.uncompensated = execution.saga.remembered()
+    carried.undoable = execution.saga.carried(execution, driver.journal.pack)
     if execution.books is not None:
         carried.accounts = execution.books.head.carried()
     return carried

@@ -52,6 +52,7 @@ def take_along(execution: "Execution", carried: Carried) -> None:
     """A new generation begins: give it what the one before had."""
     execution.caution, execution.unseen_workers = carried.caution, set(carried.unseen_workers)
     execution.saga.uncompensated = list(carried.uncompensated)
+    execution.saga.take_along(carried.undoable)
     execution.receiving.restore(carried.signals)
     for subject, fact in carried.facts.items():
         execution.witnesses[subject] = msgspec.json.decode(bytes(fact), type=KeptFact).taken(None)

@@ -39,6 +39,7 @@ from everstep.errors import ChainKeyMissing, Damaged, NotDecodable
 from everstep.model import events as ev
 from everstep.model.accounts import standing_at
 from everstep.model.budgets import Limits
+from everstep.model.carried import carried_step
 from everstep.model.semantics import SUPPORTED
 from everstep.model.status import Status, may_become
 from everstep.stores.protocol import Append, HoldRow, Post, RowChange, RunRow, Store
@@ -243,8 +244,9 @@ def resolve_unit(
         outcome.skipped = resolution == "skip"
         undone = next((one.body.compensates for one in reversed(history) if _is_start_of(one, outcome.call)), 0)
         if undone and not outcome.skipped:
-            started = next(one for one in history if _is_start_of(one, undone))
-            note_compensated(journal, undone, started.body.key)
+            carried = carried_step(history[0].body.carried, undone)
+            started = next((one for one in history if _is_start_of(one, undone)), None)
+            note_compensated(journal, undone, carried.key if carried else started.body.key if started else "", carried)
         journal.record("step_completed", hold.step, outcome, journal.at)
         _end_key(app, journal, history, outcome.call, payload if resolution == "done" else None)
     elif resolution == "cancel":

@@ -52,6 +52,8 @@ class Account:
         kind, body = event.kind, event.body
         if kind == "run_started" and body.carried is not None:
             self.uncompensated += body.carried.uncompensated
+            self._undoable = {one.call: one.title for one in body.carried.undoable}
+            self._done = {one.call: one.title for one in body.carried.undoable if not may_run_again(one.effect)}
             self.lost = bool(body.carried.caution)
         elif kind == "step_started":
             self._open[body.call] = event

@@ -5,7 +5,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from everstep.model.digests import chain_next, chain_start, compensation_entropy, shared_key, step_key
+from everstep.model.carried import Carried, undoing_entropy
+from everstep.model.digests import chain_next, chain_start, shared_key, step_key
 from everstep.model.events import ENDS, EventRow, decode_body
 from everstep.model.status import ENDED, Status
 from everstep.testing.histories import RunHistory, Violation
@@ -94,7 +95,10 @@ class HistoryJudge:
         self._last_checkpoint = 0
         self._at = 0
         self._event: EventRow
-        self._saga = SagaJudge(self._broken)
+        self._carried: Carried | None = None
+        self.carried: dict[int, Call] = {}
+        """Steps of older generations that can be undone."""
+        self.saga = SagaJudge(self._broken)
         self._go()
 
     def _go(self) -> None:
@@ -133,7 +137,7 @@ class HistoryJudge:
             self.ended_by = event
         elif event.kind in _JUDGE:
             _JUDGE[event.kind](self, body)
-        self._saga.take(event.kind, body, self.calls)
+        self.saga.take(event.kind, body, {**self.carried, **self.calls} if self.carried else self.calls)
 
     def _judge_row(self) -> None:
         row, events = self.history.row, self.history.events
@@ -161,13 +165,19 @@ class HistoryJudge:
 
     def _run_started(self, body: Any) -> None:
         self._entropy = body.entropy
-        self.carried_head = body.carried.head if body.carried is not None else ""
+        self._carried = body.carried
+        if body.carried is None:
+            return
+        self.carried_head = body.carried.head
+        for one in body.carried.undoable:
+            place = (one.step, "", one.effect, "", 1, 0, 0, "", "step_completed", one.call)
+            self.carried[one.call] = Call("step_started", 0, *place, compensate=one.compensate)
 
     def _step_started(self, body: Any) -> None:
         event = self._event
         if body.attempt == 1 and body.because in ("", "kept"):
             undone = body.compensates
-            entropy = compensation_entropy(self._entropy, undone) if undone else self._entropy
+            entropy = undoing_entropy(self._carried, self._entropy, undone) if undone else self._entropy
             key = step_key(entropy, event.step, body.arguments)
             new = Call(event.kind, event.seq, event.step, key, body.effect, body.arguments, 1)
             new.compensate, new.compensates = body.compensate, undone
