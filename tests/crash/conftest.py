@@ -90,6 +90,12 @@ def carried(place: Path, ledger: Ledger) -> Expected:
 
 
 @pytest.fixture(scope="session")
+def forked(place: Path, ledger: Ledger) -> Expected:
+    """A run, its fork, and that one's."""
+    return Expected.of(Trial.new(place, ledger, "forking"))
+
+
+@pytest.fixture(scope="session")
 def spending(place: Path, ledger: Ledger) -> dict[str, Trial]:
     """Trees of runs that used up their budgets undisturbed, by what they do then."""
     trials = {then: Trial.new(place, ledger, "budget", count) for count, then in enumerate(THENS)}

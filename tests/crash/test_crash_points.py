@@ -139,12 +139,14 @@ def test_every_crash_point_of_the_table_is_passed_by_a_workload(
     refused: Expected,
     looping: Expected,
     continued: Expected,
+    forked: Expected,
     mending: Counter[str],
     undone: Expected,
     notified: Expected,
     spending: dict[str, Trial],
 ) -> None:
     passed = set(undisturbed.points) | set(refused.points) | set(looping.points) | set(undone.points)
+    passed |= set(forked.points)
     passed |= set(continued.points) | set(notified.points) | set(spending["fallback"].passed())
     never = POINTS - passed - set(recovering) - set(mending)
     assert not never, f"no workload passes {sorted(never)}"

@@ -9,6 +9,7 @@
     python workload.py fleet FOLDER LEDGER COUNT    many runs; any number of these processes share them
     python workload.py saga FOLDER LEDGER           a run that fails and one that is rolled back: both are undone
     python workload.py carrying FOLDER LEDGER       the same, with fresh histories before they are undone
+    python workload.py forking FOLDER LEDGER        a run, a fork of it, and a fork of that
     python workload.py held FOLDER LEDGER           one run that is held, told of by a webhook, and resolved
     python workload.py budget FOLDER LEDGER COUNT   a tree of runs that uses up its budget; 0 to 2 says what then
 
@@ -385,6 +386,27 @@ async def carrying(app: everstep.App, journal: ClientJournal, count: int) -> Non
     await note_error(app, journal, "far-2")
 
 
+@workflow
+async def reference_forked(number: int) -> list[str]:
+    done = [await asyncio.to_thread(look_up, number)]
+    done.append(await pack(number))
+    done.append(await asyncio.to_thread(remit, number))
+    everstep.publish("done", len(done))
+    return done
+
+
+async def forking(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    """A run, a fork of it before its effects, and a fork of that fork after one."""
+    await journalled(journal, "start", "fork-0", app.start(reference_forked, 400, id="fork-0"))
+    await note_result(app, journal, "fork-0")
+    for number, (step, kind) in enumerate((("look_up", "step_completed"), ("pack", "step_completed"))):
+        source, id = f"fork-{number}", f"fork-{number + 1}"
+        at = next(one.seq for one in await app.get(source).history() if (one.step, one.kind) == (step, kind))
+        fork = app.fork(source, at=at, id=id, allow_effects=["pack", "remit"])
+        await journalled(journal, "start", id, fork)
+        await note_result(app, journal, id)
+
+
 async def note_error(app: everstep.App, journal: ClientJournal, run: str) -> None:
     try:
         value = await app.get(run).result(timeout=60)
@@ -572,6 +594,7 @@ async def main(kind: str, folder: str, count: int) -> None:
             "fleet": fleet,
             "saga": saga,
             "carrying": carrying,
+            "forking": forking,
             "held": held,
             "budget": budget,
         }

@@ -28,7 +28,14 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
     ("Looking closer", {"history": "listing", "effects": "effects"}),
     (
         "Acting on runs",
-        {"signal": "acting", "cancel": "acting", "retry": "acting", "hold": "acting", "rollback": "acting"},
+        {
+            "signal": "acting",
+            "cancel": "acting",
+            "retry": "acting",
+            "hold": "acting",
+            "fork": "forking",
+            "rollback": "acting",
+        },
     ),
     (
         "Checking",

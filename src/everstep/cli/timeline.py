@@ -15,6 +15,7 @@ from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged
 from everstep.model.accounts import Accounts, accounts_of
 from everstep.model.events import EventRow, decode_body
+from everstep.model.forked import Forked
 from everstep.model.secrets import HIDDEN, shown_error
 from everstep.stores.protocol import Store
 
@@ -102,6 +103,8 @@ class Timeline:
         self.rolled_back = False
         self.accounts: Accounts | None = None
         """What the run has used, with or without a budget."""
+        self.forked: Forked | None = None
+        """Where it was forked from, if it was."""
         self._calls: dict[int, Row] = {}
         self._awaited: defaultdict[str, deque[Row]] = defaultdict(deque)
         self._unasked: defaultdict[str, deque[tuple[int, str]]] = defaultdict(deque)
@@ -359,6 +362,7 @@ class Timeline:
     def _take_run_started(self, event: EventRow, body: Any) -> None:
         self.started_at = event.at
         self.accounts = accounts_of(body, event.at)
+        self.forked = body.forked
         for one in body.carried.undoable if body.carried is not None else ():
             row = Row(kind="step", name=one.title, seq=0, started_at=0, ended_at=0, state="completed")
             row.effect = one.effect

@@ -46,7 +46,7 @@ def compare_ends(row: RunRow, first: "Recorded", last: "Recorded") -> None:
         ("semantics", started.semantics, row.semantics),
         ("parent", started.parent, row.parent or ""),
         ("arguments", started.digest, row.arguments),
-        ("start", started.carried.created_at if started.carried is not None else first.at, row.created_at),
+        ("start", created_at(first), row.created_at),
     )
     for what, recorded, said in pairs:
         if recorded != said:
@@ -60,6 +60,14 @@ def compare_ends(row: RunRow, first: "Recorded", last: "Recorded") -> None:
         raise Damaged(f"The row of run {row.id} has another end than its history.", last.seq)
     if not is_outcome_of(last, row.outcome):
         raise Damaged(f"The row of run {row.id} has another outcome than its history.", last.seq)
+
+
+def created_at(first: "Recorded") -> int:
+    """Return when a run was started, by the first event of its newest history."""
+    started = first.body
+    if started.forked is not None:
+        return int(started.forked.at)
+    return int(started.carried.created_at if started.carried is not None else first.at)
 
 
 def says_held(last: "Recorded") -> bool:

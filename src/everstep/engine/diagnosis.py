@@ -13,6 +13,7 @@ from everstep.model.chains import ChainKeys
 from everstep.model.contracts import may_run_again
 from everstep.model.digests import step_key
 from everstep.model.events import EventRow, decode_body
+from everstep.model.forked import switches
 from everstep.stores.protocol import RunRow, Store
 
 
@@ -133,8 +134,12 @@ def steps_in(found: Diagnosis) -> tuple[list[UnseenStep], list[str], int]:
 
 def _entropy(history: Sequence[Recorded]) -> str:
     """Return the random bits that keys hang on at the end of a history."""
-    newest = next((event for event in reversed(history) if event.kind in ("run_retried", "run_started")), None)
-    return str(newest.body.entropy) if newest is not None else ""
+    if not history:
+        return ""
+    found = [(1, history[0].body.entropy)]
+    found += [one for one in switches(history[0].body) if one[0] <= len(history)]
+    found += [(event.seq, event.body.entropy) for event in history if event.kind == "run_retried"]
+    return str(max(found, key=lambda one: one[0])[1])
 
 
 def _carried(history: Sequence[Recorded]) -> Carried | None:

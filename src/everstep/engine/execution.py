@@ -111,6 +111,8 @@ class Execution:
         self._calls = 0
         self._visits: dict[str, int] = {}
         self._issued: list[Command] = []
+        self.copied_children: Mapping[int, str] = {}
+        """In a fork: the ids of children that the other run had started."""
         self._random: random.Random | None = None
         self._cancel_came_too_late = False
 
@@ -380,7 +382,7 @@ class Execution:
         if self.books is not None:
             self.books.enter_child(self._calls + 1, workflow, self.children)
         number = self.next_call()
-        run = id or child_id(self.run, self.generation, number, self.branch)
+        run = id or self.copied_children.get(number) or child_id(self.run, self.generation, number, self.branch)
         call = ChildCall(number, run, workflow, arguments, future, source)
         future.target = call
         self.children[number] = call
@@ -411,6 +413,10 @@ class Execution:
         if self._random is None:
             self._random = random.Random(derived_key(self.entropy, "#random"))
         return self._random
+
+    def forget_random(self) -> None:
+        """Draw other numbers from here on, by the entropy that counts now."""
+        self._random = None
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
     def remembered(self, number: int, numbers: int) -> EnginePart:

@@ -145,6 +145,8 @@ def _clock_started_at(past: Past) -> int:
             return int(event.at)
         if past.checkpoint is not None and event.seq == past.checkpoint.seq:
             return past.checkpoint.part.clock_started
+    if (forked := past.events[0].body.forked) is not None:
+        return int(forked.at)
     if (carried := past.events[0].body.carried) is not None:
         return int(carried.clock_started)
     return int(past.events[0].at) + microseconds(past.events[0].body.delay)

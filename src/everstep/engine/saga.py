@@ -52,13 +52,26 @@ class Compensable(msgspec.Struct):
 class Saga:
     """What is known of the effects of one run, and how far their undoing is."""
 
-    __slots__ = ("begun", "completed", "end", "is_wanted", "names", "skipped", "todo", "uncompensated", "undone")
+    __slots__ = (
+        "begun",
+        "completed",
+        "end",
+        "is_copied",
+        "is_wanted",
+        "names",
+        "skipped",
+        "todo",
+        "uncompensated",
+        "undone",
+    )
 
     def __init__(self) -> None:
         self.completed: dict[int, Compensable] = {}
         """The completed steps with a compensation that has not completed, in the order of the log."""
         self.uncompensated: list[str] = []
         """The completed steps that must not happen twice and that nothing undoes."""
+        self.is_copied = False
+        """Whether what happens just now was copied from another run."""
         self.is_wanted = False
         """Whether the code has failed and asked for compensation."""
         self.begun = False
@@ -75,7 +88,9 @@ class Saga:
     # -- what the history says -------------------------------------------------------------------------------------
     def settled(self, execution: "Execution", call: StepCall, body: ev.StepCompleted | ev.StepShared) -> None:
         """A step that is accounted for has completed."""
-        if isinstance(body, ev.StepShared):
+        if self.is_copied:
+            pass  # its effect is that of the run which this one was forked from
+        elif isinstance(body, ev.StepShared):
             pass  # its effect is that of another step, which alone may undo it
         elif call.compensates:
             self._compensated(execution, call, body)

@@ -5,6 +5,7 @@ import msgspec
 from everstep.model.budgets import Allotment, Limits
 from everstep.model.carried import Carried
 from everstep.model.event_base import NO_PAYLOAD, Body, Outcome
+from everstep.model.forked import Forked
 
 
 class RunStarted(Body):
@@ -34,6 +35,8 @@ class RunStarted(Body):
     """How much the run may use, with its children."""
     carried: Carried | None = None
     """What the run takes along from its history before this one, if its code said `continue_as`."""
+    forked: Forked | None = None
+    """The run and the event that it was forked from."""
 
 
 class CancelRequested(Outcome):

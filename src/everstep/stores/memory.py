@@ -126,7 +126,7 @@ class MemoryStore(MemoryWork):
     def _create(self, new: NewRun) -> None:
         run = new.row
         self._runs[run.id] = run
-        self._events[run.id, run.generation] = [new.event]
+        self._events[run.id, run.generation] = [new.event, *new.more]
         self._keep_payloads(run.id, new.payloads)
         if new.follower is not None:
             self._followers.add((run.id, new.follower, new.follower_call))

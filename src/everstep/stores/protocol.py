@@ -420,7 +420,8 @@ def child_value(status: str, outcome: bytes | None, budget: bytes | None = None)
 def check_events(new: NewRun | Append) -> None:
     """Raise `Misuse` if the events do not fit the heads that they are said to lead from and to."""
     if isinstance(new, NewRun):
-        sound = (new.event.seq, new.event.digest) == (new.row.head_seq, new.row.head_digest)
+        last = new.more[-1] if new.more else new.event
+        sound = (last.seq, last.digest) == (new.row.head_seq, new.row.head_digest) and len(new.more) == last.seq - 1
     else:
         sound = not new.events or (
             new.events[0].seq == new.expected_seq + 1 and new.events[-1].seq == new.expected_seq + len(new.events)

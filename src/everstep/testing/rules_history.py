@@ -8,6 +8,7 @@ import msgspec
 from everstep.model.carried import Carried, undoing_entropy
 from everstep.model.digests import chain_next, chain_start, shared_key, step_key
 from everstep.model.events import ENDS, EventRow, decode_body
+from everstep.model.forked import copied_events, switches
 from everstep.model.status import ENDED, Status
 from everstep.testing.histories import RunHistory, Violation
 from everstep.testing.rules_sagas import SagaJudge
@@ -56,6 +57,8 @@ class Call(msgspec.Struct):
     is_skipped: bool = False
     compensate: str = ""
     compensates: int = 0
+    is_copied: bool = False
+    """Whether it is another run's, which this one was forked from."""
     happened: bool = True
     """False when its outcome was given by a fallback, or by a person who skipped it."""
 
@@ -91,6 +94,8 @@ class HistoryJudge:
         self._signal_ids: set[str] = set()
         self._subjects: set[str] = set()
         self._entropy = ""
+        self._copied = 0
+        self._switches: list[tuple[int, str]] = []
         self._last_call = 0
         self._last_checkpoint = 0
         self._at = 0
@@ -130,6 +135,8 @@ class HistoryJudge:
             self._broken("D6", "a history begins with run_started, once")
         if event.kind == "rollback_requested":
             self.ended_by = None  # an ended run goes on, to undo what it did
+        while self._switches and event.seq > self._switches[0][0]:
+            self._entropy = self._switches.pop(0)[1]
         if self.ended_by is not None and event.kind != "run_retried":
             rule = "D1" if event.kind in ENDS else "L3"
             self._broken(rule, f"stands after the run's end (event {self.ended_by.seq})")
@@ -153,6 +160,11 @@ class HistoryJudge:
                 Violation("L3", self.run, row.head_seq, f"{row.status} without an event that says so")
             )
 
+    @property
+    def _is_copied(self) -> bool:
+        """Whether the event is another run's, which this one was forked from."""
+        return self._event.seq <= self._copied
+
     # -- commands ---------------------------------------------------------------------------------------------------
     def _begin(self, call: int, new: Call) -> Call:
         if call != self._last_call + 1:
@@ -160,11 +172,15 @@ class HistoryJudge:
         self._last_call = call
         new.number = call
         self.calls[call] = new
-        self.every_call.append(new)
+        if self._is_copied:
+            new.is_copied, new.compensate = True, ""
+        else:
+            self.every_call.append(new)
         return new
 
     def _run_started(self, body: Any) -> None:
         self._entropy = body.entropy
+        self._copied, self._switches = copied_events(body), switches(body)
         self._carried = body.carried
         if body.carried is None:
             return
@@ -231,6 +247,8 @@ class HistoryJudge:
             self._broken("D8", "takes over an outcome, and no other step had its key")
         value = (bytes(body.value), body.ref)
         seq = self._event.seq
+        if self._is_copied:
+            return
         self.shared.append(Shared(seq, call.own_key, body.run, body.generation, body.seq, body.by, value))
 
     def _call_withheld(self, body: Any) -> None:
@@ -363,6 +381,8 @@ class HistoryJudge:
             self._broken("L3", f"is of the run {body.run}, and the call started {call.run}")
 
     def _consume(self, number: int) -> None:
+        if self._is_copied:
+            return  # it was in another run's inbox
         if number in self.consumed:
             self._broken("D4", f"takes delivery {number} a second time (first in event {self.consumed[number]})")
         elif number:

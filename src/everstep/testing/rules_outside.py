@@ -139,7 +139,7 @@ def judge_children(judges: Sequence[HistoryJudge]) -> list[Violation]:
     found = []
     for judge in judges:
         for call in judge.calls.values():
-            if call.kind != "child_started":
+            if call.kind != "child_started" or call.is_copied:
                 continue
             child = rows.get(call.run)
             if child is None:

@@ -338,7 +338,8 @@ class Transaction:
             if a.payloads:
                 payloads += [(run, digest, value) for digest, value in a.payloads]
         for new in news:
-            events += (new.row.id, new.row.generation, *new.event)
+            for event in (new.event, *new.more):
+                events += (new.row.id, new.row.generation, *event)
             payloads += [(new.row.id, digest, value) for digest, value in new.payloads]
         self._insert_flat("append_events", 8, events)
         self._insert("keep_payloads", 3, payloads)
