@@ -1,4 +1,4 @@
-"""Forks under kills: a process that dies in the middle of one leaves all of it or nothing, and nothing happens twice."""
+"""Forks under kills: a process that dies in the middle of one leaves all of it or nothing, and no effect twice."""
 
 from pathlib import Path
 

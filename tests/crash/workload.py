@@ -388,7 +388,7 @@ async def carrying(app: everstep.App, journal: ClientJournal, count: int) -> Non
 
 @workflow
 async def reference_forked(number: int) -> list[str]:
-    done = [await asyncio.to_thread(look_up, number)]
+    done = [await look_up(number)]
     done.append(await pack(number))
     done.append(await asyncio.to_thread(remit, number))
     everstep.publish("done", len(done))
@@ -399,9 +399,11 @@ async def forking(app: everstep.App, journal: ClientJournal, count: int) -> None
     """A run, a fork of it before its effects, and a fork of that fork after one."""
     await journalled(journal, "start", "fork-0", app.start(reference_forked, 400, id="fork-0"))
     await note_result(app, journal, "fork-0")
-    for number, (step, kind) in enumerate((("look_up", "step_completed"), ("pack", "step_completed"))):
+    for number, name in enumerate(("look_up", "pack")):
         source, id = f"fork-{number}", f"fork-{number + 1}"
-        at = next(one.seq for one in await app.get(source).history() if (one.step, one.kind) == (step, kind))
+        at = next(
+            one.seq for one in await app.get(source).history() if (one.step, one.kind) == (name, "step_completed")
+        )
         fork = app.fork(source, at=at, id=id, allow_effects=["pack", "remit"])
         await journalled(journal, "start", id, fork)
         await note_result(app, journal, id)

@@ -16,8 +16,8 @@ def begin_with_copies(
     """What is copied is not this run's to undo, and its children have ids of the other's. Returns the branches."""
     execution.saga.is_copied = True
     execution.copied_children = {one.body.call: one.body.run for one in copied if one.kind == "child_started"}
-    retries = [one.seq for one in copied if one.kind == "run_retried"]
-    return {seq: (sum(one <= seq for one in retries), entropy) for seq, entropy in forks.items() if seq > 1}
+    retried = [one.seq for one in copied if one.kind == "run_retried"]
+    return {seq: (sum(one <= seq for one in retried), entropy) for seq, entropy in forks.items() if seq > 1}
 
 
 def fork_off(execution: "Execution", queue: Iterable[Command], entropy: str) -> None:
