@@ -46,12 +46,30 @@ def test_show_ls_and_history_tell_where_a_fork_comes_from(folder: Folder) -> Non
     assert "else" in ended.out
 
 
-def test_other_arguments_at_event_1_and_a_fork_that_the_code_does_not_agree_with_is_held(folder: Folder) -> None:
+def test_other_arguments_at_event_1_become_what_the_workflow_takes(folder: Folder) -> None:
     assert folder.everstep(*REPORT, "--id", "r-1").status == 0
-    wrong = folder.everstep("fork", "r-1", "--at", "1", "--input", '"moons"', "--allow-effects")
-    assert wrong.status == 2
-    assert "JSON list" in wrong.err
-    given = '["moons", {"name": "bob"}]'
-    assert folder.everstep("fork", "r-1", "--at", "1", "--input", given, "--allow-effects", "--id", "r-2").status == 0
+    at_1 = ("fork", "r-1", "--at", "1", "--allow-effects", "--id", "r-2", "--input")
+    wrong = folder.everstep(*at_1, '"moons"', "--app", "app.py")
+    assert (wrong.status, "JSON list" in wrong.err) == (2, True)
+    without = folder.everstep(*at_1, '["moons", {"name": "bob"}]')
+    assert (without.status, "--app" in without.err) == (2, True)
+    assert folder.everstep(*at_1, '["moons", {"name": "bob"}]', "--app", "app.py").status == 0
+    assert "send bob" not in (folder.path / "effects.txt").read_text(), "a command does not drive runs"
     done = folder.everstep("run", "app.py:report", '"moons"', '{"name": "bob"}', "--id", "r-2")
-    assert done.status in (0, 2), done.err
+    assert done.status == 0
+    assert "sent to bob" in done.out
+    assert "Reader" in done.out
+
+
+def test_a_fork_that_the_code_does_not_agree_with_is_refused_where_the_code_is_and_held_where_it_is_not(
+    folder: Folder,
+) -> None:
+    old, new = {"QUESTION": "old"}, {"QUESTION": "new"}
+    folder.left_waiting("c-1", "app.py:changing", env=old)
+    (at, _) = outcomes(folder, "c-1")[-1]
+    refused = folder.everstep("fork", "c-1", "--at", str(at), "--app", "app.py", env=new)
+    assert refused.status == 2
+    assert "no longer does what was recorded" in refused.err
+    assert folder.everstep("fork", "c-1", "--at", str(at), "--id", "c-2").status == 0
+    assert folder.everstep("run", "app.py:changing", "--id", "c-2", env=new).status == 3
+    assert [one["reason"] for one in folder.json("holds")] == ["diverged"]

@@ -19,13 +19,27 @@ from everstep.stores.protocol import (
     RunFilter,
     StartRun,
 )
-from tests.stores.kit import Harness, append_to, claimed, events_after, new_run
+from tests.stores.kit import Harness, append_to, claimed, events_after, new_run, with_history
 
 AWKWARD = b"\x00\xff\xfe'\"\\ \xc3\x28 \x00"
 """Bytes that are neither UTF-8 nor a C string."""
 
 
 # -- starting -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_may_begin_with_a_history_of_which_all_or_nothing_is_there(harness: Harness) -> None:
+    new = with_history(new_run("a", payloads=[("d", b"x")]), 300)
+    assert harness.one(StartRun(new)) == Accepted()
+    assert harness.store.events("a", 1) == [new.event, *new.more]
+    assert (harness.row("a").head_seq, harness.store.payload("a", "d")) == (301, b"x")
+    assert harness.one(append_to(harness.row("a"))) == Accepted()
+    assert isinstance(harness.one(StartRun(with_history(new_run("a"), 2))), Existing)
+    wrong = with_history(new_run("b"), 3)
+    wrong.more = wrong.more[1:]
+    assert isinstance(harness.one(StartRun(wrong)), Failed)
+    assert harness.store.run("b") is None
+    assert harness.store.events("b", 1) == []
 
 
 def test_a_started_run_is_there_as_it_was_given(harness: Harness) -> None:

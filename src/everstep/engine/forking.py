@@ -165,14 +165,9 @@ def _started(
 def _arguments(app: "App", workflow: str, args: Sequence[Any], payloads: dict[str, bytes]) -> dict[str, Any]:
     if isinstance(args, str) or not isinstance(args, Sequence):
         raise Misuse("args= is the list of all arguments of the workflow.")
-    if workflow in DECLARED.names():
-        encoded = app.codec.encode_arguments(DECLARED.named(workflow).signature, tuple(args), {}, workflow)
-        payload, digest = encoded.payload, encoded.digest
-    else:
-        payload = app.codec.encode(list(args), ANY, f"the arguments of {workflow}")
-        digest = digest_of(payload).hex()
-    raw, ref = _packed(payload, payloads)
-    return {"arguments": raw, "arguments_ref": ref, "digest": digest}
+    encoded = app.codec.encode_arguments(DECLARED.named(workflow).signature, tuple(args), {}, workflow)
+    raw, ref = _packed(encoded.payload, payloads)
+    return {"arguments": raw, "arguments_ref": ref, "digest": encoded.digest}
 
 
 def _edited(app: "App", run: str, event: Recorded, value: Any, payloads: dict[str, bytes]) -> tuple[str, ev.Body]:
