@@ -154,6 +154,36 @@ async def test_a_failed_step_can_be_given_an_outcome(machine: Machine) -> None:
 
 
 @scenario
+async def test_a_failure_that_was_copied_is_not_retried_by_the_fork(machine: Machine) -> None:
+    fails = [True]
+
+    @step(name="fragile")
+    async def fragile() -> str:
+        note(f"fragile {everstep.key()}")
+        if fails:
+            raise ValueError("down")
+        return "up"
+
+    @workflow(name="fragile_work")
+    async def fragile_work() -> str:
+        return await fragile()
+
+    app = await machine.boot()
+    with pytest.raises(ValueError, match="down"):
+        await (await app.start(fragile_work, id="r")).result(timeout=10)
+    failed = await app.fork("r", at=seq_of(machine, "r", "step_failed", "fragile"), id="f")
+    with pytest.raises(ValueError, match="down"):
+        await failed.result(timeout=10)
+    with pytest.raises(Misuse, match="is that run's to retry"):
+        await app.retry("f")
+    fails.clear()
+    again = await app.fork("r", at=seq_of(machine, "r", "step_started", "fragile"))
+    assert await again.result(timeout=10) == "up"
+    assert len(set(NOTES)) == 2
+    all_is_sound(machine)
+
+
+@scenario
 async def test_other_arguments_begin_anew_or_agree_with_what_was_recorded(machine: Machine) -> None:
     @workflow(name="two_parts")
     async def two_parts(topic: str, tone: str) -> str:

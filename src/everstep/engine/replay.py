@@ -14,7 +14,7 @@ import msgspec
 from everstep.engine.agreement import published_before
 from everstep.engine.checkpoints import Checkpoint, Checkpoints, Jump
 from everstep.engine.commands import ChildCall, Command, Difference, EndRun, StartTimer, StepCall
-from everstep.engine.copies import begin_with_copies, fork_off
+from everstep.engine.copies import begin_with_copies, branches_of, end_of_copies, fork_off
 from everstep.engine.crossing import Kept, kept_by
 from everstep.engine.due import DOUBT, FALLBACK, KEY, ROOM, Attempts
 from everstep.engine.execution import OUTCOMES, Execution
@@ -90,8 +90,10 @@ class Replay:
         self._forks = dict(switches(history[0].body))
         self._copied = copied_events(history[0].body)
         if self._copied:
-            self._branches |= begin_with_copies(execution, history[: self._copied], self._forks)
+            self._branches |= branches_of(history[: self._copied], self._forks)
         self._look_ahead()
+        if self._copied:
+            begin_with_copies(execution, (one for one in history[: self._copied] if one.seq not in self._void))
 
     def go(self, *, quiet: bool = False) -> Replayed:
         """Replay everything and return the execution at its last rest, with whatever differs."""
@@ -104,7 +106,9 @@ class Replay:
             self._take_until(len(self.history))
         except (NotDecodable, SpinningWorkflow) as error:
             self._differ(self._position, "outcome", str(error) or "the code does not come to rest")
-        self.execution.replaying = self.execution.saga.is_copied = False
+        self.execution.replaying = False
+        if self._copied:
+            end_of_copies(self.execution)
         self.execution.loop.quiet = self.execution.unwinding
         self.execution.begun = {call for call, attempts in self.attempts.items() if attempts.attempt}
         return Replayed(
@@ -210,7 +214,8 @@ class Replay:
             if self._is_in_flight and self._flies_over(event):
                 continue
             if self._copied and event.seq > self._copied:
-                self._copied, self.execution.saga.is_copied = 0, False
+                self._copied = 0
+                end_of_copies(self.execution)
             if branches and event.seq in branches:
                 self.execution.branch, self.execution.entropy = branches[event.seq]
                 if event.seq in self._forks:
