@@ -10,6 +10,8 @@ from everstep.cli.timeline import timeline_of
 from everstep.effects import saga as declared
 from everstep.engine.history import verify_now
 from everstep.errors import CompensationBegun, Misuse, RunCancelled
+from everstep.model.carried import undoing_entropy
+from everstep.model.digests import step_key
 from everstep.model.events import decode_body
 from everstep.stores.keys import EffectFilter
 from everstep.testing.checker import check, export_histories
@@ -130,6 +132,14 @@ async def test_the_keys_of_compensations_do_not_depend_on_the_generation_that_un
     two, three = (machine.row(id).generation for id in "rs")
     carried = [decode_body("run_started", machine.events("s", one)[0].body).carried.undoable for one in (2, three)]
     assert two == 2
+    for id, generation in (("r", two), ("s", three)):
+        events = machine.events(id, generation)
+        given = decode_body("run_started", events[0].body).carried
+        begun = [(one.step, decode_body(one.kind, one.body)) for one in events if one.kind == "step_started"]
+        undoing = [(step, body) for step, body in begun if body.compensates < 0]
+        keys = [step_key(undoing_entropy(given, "", body.compensates), step, body.arguments) for step, body in undoing]
+        assert keys
+        assert set(keys) < {note.split()[-1] for note in NOTES}
     assert [one.entropy for one in carried[0]] == [one.entropy for one in carried[1][:2]]
 
 

@@ -7,9 +7,10 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.history import verify_now
-from everstep.errors import CrossesOnce, IdConflict, Misuse, UnknownRun
-from everstep.model.events import decode_body
+from everstep.engine.fork_points import refuse_effects
+from everstep.engine.history import Recorded, verify_now
+from everstep.errors import CrossesOnce, IdConflict, Misuse, Uncompensated, UnknownRun
+from everstep.model.events import RunRestored, decode_body
 from everstep.stores.protocol import RunFilter
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Machine, scenario
@@ -51,6 +52,16 @@ async def agent(topic: str) -> list[str]:
     found.append(await pay(len(found)))
     found.append(await tell(found[1]))
     return found
+
+
+@step(compensate=lambda outcome, room: note(f"unreserve {room}"))
+async def reserve(room: int) -> int:
+    return room
+
+
+@workflow(name="agent_waiting")
+async def agent_waiting() -> int:
+    return await everstep.receive("go", int)
 
 
 def all_is_sound(machine: Machine) -> None:
@@ -405,6 +416,9 @@ async def test_a_fork_is_retried_continued_and_held_like_any_run(machine: Machin
     keys = [one.split()[1] for one in NOTES if one.startswith("shaky")]
     assert keys[1] == keys[2] != keys[0], "the retry has the fork's key, not the other run's"
     assert machine.row("f").generation == 2
+    with pytest.raises(CrossesOnce) as refused:
+        await app.fork("f", at=3, generation=1)
+    assert [one.step for one in refused.value.crossed] == ["shaky", "shaky"], "of both generations"
     old = await app.fork("f", at=3, generation=1, id="g", allow_effects=True)
     assert await old.result(timeout=10) == "ok"
     all_is_sound(machine)
@@ -456,3 +470,107 @@ async def test_a_fork_refunds_nothing(machine: Machine) -> None:
     assert len(NOTES) == 3
     assert fork.id == "f"
     all_is_sound(machine)
+
+
+@scenario
+async def test_a_fork_of_a_run_that_was_continued_does_not_undo_what_older_generations_did(machine: Machine) -> None:
+    @workflow(name="moving")
+    async def moving(left: int) -> None:
+        await reserve(left)
+        if left:
+            everstep.continue_as(left - 1)
+        await think("x")
+        await everstep.receive("go", int)
+        raise LookupError("full")
+
+    app = await machine.boot()
+    await app.start(moving, 1, id="r")
+    await machine.until(lambda: machine.row("r").generation == 2 and machine.status("r") == "waiting")
+    fork = await app.fork("r", at=seq_of(machine, "r", "step_completed", "think"), id="f")
+    await fork.signal("go", 1)
+    with pytest.raises(LookupError):
+        await fork.result(timeout=10)
+    assert "unreserve" not in " ".join(NOTES)
+    await app.signal("r", "go", 1)
+    with pytest.raises(LookupError):
+        await app.get("r").result(timeout=10)
+    assert NOTES[-2:] == ["unreserve 0", "unreserve 1"]
+    all_is_sound(machine)
+
+
+@scenario
+async def test_a_rollback_of_a_fork_is_not_refused_for_what_the_other_run_did(machine: Machine) -> None:
+    app = await done_agent(machine)
+    fork = await app.fork("r", at=seq_of(machine, "r", "step_completed", "tell"), id="f")
+    await fork.result(timeout=10)
+    await app.rollback("f")
+    await machine.until_status("f", "cancelled")
+    with pytest.raises(Uncompensated, match="pay"):
+        await app.rollback("r")
+    all_is_sound(machine)
+
+
+@scenario
+async def test_the_timeout_of_a_fork_counts_from_the_fork(machine: Machine) -> None:
+    @workflow(name="in_time", timeout=60)
+    async def in_time() -> int:
+        await think("x")
+        return await everstep.receive("go", int)
+
+    app = await machine.boot()
+    run = await app.start(in_time, id="r")
+    await run.signal("go", 1)
+    assert await run.result(timeout=10) == 1
+    machine.clock.advance(1000)
+    fork = await app.fork("r", at=3)
+    await machine.until_status(fork.id, "waiting")
+    machine.clock.advance(30)
+    await fork.signal("go", 2)
+    assert await fork.result(timeout=10) == 2
+
+
+@scenario
+async def test_what_was_asked_for_before_the_event_and_not_begun_has_the_forks_key(machine: Machine) -> None:
+    """Two outcomes come together, and what follows from the first is recorded after the second."""
+    gate = asyncio.Event()
+
+    @step(effect="read", name="slow_read")
+    async def slow_read(number: int) -> int:
+        await gate.wait()
+        return number
+
+    @workflow(name="together")
+    async def together() -> list[Any]:
+        async def first() -> str:
+            return await tell(str(await slow_read(1)))
+
+        return list(await asyncio.gather(first(), slow_read(2)))
+
+    app = await machine.boot()
+    other = await app.start(agent_waiting, id="other")  # with another run here, commits take a moment
+    await machine.until_status("other", "waiting")
+    run = await app.start(together, id="r")
+    await machine.until(lambda: machine.kinds("r").count("step_started") == 2)
+    await asyncio.sleep(0.1)  # expensive: the code sees it when it is durable
+    gate.set()
+    assert await run.result(timeout=10) == ["1", 2]
+    early = [one.seq for one in machine.events("r") if one.kind == "step_completed" and b'"early":true' in one.body]
+    assert early, machine.kinds("r")
+    fork = await app.fork("r", at=early[0], allow_effects=["tell"])
+    assert await fork.result(timeout=10) == ["1", 2]
+    told = [one for one in NOTES if one.startswith("tell")]
+    assert len(told) == len(set(told)) == 2, "not the other run's key"
+    all_is_sound(machine)
+    assert other.id == "other"
+
+
+@scenario
+async def test_where_a_part_of_the_history_is_lost_nobody_knows_what_would_happen_again(machine: Machine) -> None:
+    app = await done_agent(machine)
+    history = verify_now(machine.store, "r")
+    last = len(history)
+    refuse_effects("r", last, 1, [history], app.store, False)
+    restored = [*history, Recorded(last + 1, "run_restored", "", 0, RunRestored(1))]
+    with pytest.raises(CrossesOnce, match="lost"):
+        refuse_effects("r", last, 1, [restored], app.store, False)
+    refuse_effects("r", last, 1, [restored], app.store, True)

@@ -111,7 +111,7 @@ def done_after(store: Store, run: str, history: Sequence[Recorded], seq: int) ->
         kind, body = event.kind, event.body
         if kind == "step_started" and body.compensates:
             undoing[body.call] = body.compensates
-        elif kind == "step_started" and body.attempt == 1:
+        elif kind == "step_started":  # also a later attempt: what had failed may have been retried
             if body.effect != "read" and not body.key and body.because != KEPT:
                 begun[body.call] = event.step
         elif kind == "step_completed" and body.call in begun:
