@@ -35,7 +35,9 @@ def test_show_ls_and_history_tell_where_a_fork_comes_from(folder: Folder) -> Non
     )
     assert done.status == 0
     assert f"forked from r-1@{at}" in done.out
-    assert f"forked from r-1@{at}, with another outcome" in folder.everstep("show", "r-2").out
+    shown = folder.everstep("show", "r-2").out
+    assert f"forked from r-1@{at}, with another outcome" in shown
+    assert "given when the run was forked" in shown
     forked = folder.json("show", "r-2")["forked"]
     assert (forked["run"], forked["seq"], forked["note"]) == ("r-1", at, "why not")
     assert f"forked from r-1@{at}" in folder.everstep("ls").out

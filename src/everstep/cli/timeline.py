@@ -230,6 +230,8 @@ class Timeline:
                 row.note = f"{row.note}; by its fallback" if row.note.startswith(NO_BUDGET) else "by its fallback"
             elif body.key_unused and len(row.attempts) > 1:
                 row.note = "repeated, and its body never used its key"
+            elif self.forked is not None and self.forked.edited == "outcome" and event.seq == self.forked.seq:
+                row.note = "given when the run was forked"
             elif body.adopted:
                 row.note = "adopted from its marker" if row.effect == "atomic" else "adopted from its probe"
 
