@@ -63,9 +63,10 @@ format: setup ## put the code into its format and its imports in order
 	@$(BIN)/ruff check --quiet --select I --fix .
 	@$(BIN)/ruff format --quiet .
 
-docs: setup ## write the reference in docs/ from the code, and what docs/desync.md shows from its programs
+docs: setup ## write the reference from the code, what docs/desync.md shows, and the trials of the last tests
 	@$(BIN)/python docs/make_reference.py
 	@$(BIN)/python docs/make_desync.py
+	@test ! -e build/trials.json || $(BIN)/python docs/make_trials.py
 
 bench: $(VENV_BENCH)/.finished ## measure Everstep beside other systems, on this machine (QUICK=1: a glance)
 	$(SAY) "benchmarks"

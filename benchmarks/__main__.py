@@ -16,11 +16,12 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+import halving
 import resuming
 from chart import chart
 from judging import Findings, disturbances, judge
 from measuring import HERE, HISTORY_STEPS, ROOT, Failed, empty_folder, environment, measure, quick_folder
-from plan import IMPORTS, RESUMES, ROWS, SMALL_STEPS
+from plan import HALVES, HALVES_ONCE, IMPORTS, RESUMES, ROWS, SMALL_STEPS
 from report import page
 
 ROUNDS = 3
@@ -48,11 +49,15 @@ class Bench:
         with empty_folder() as folder:
             self.imports()
             self.kill_all(folder)
+            self.kill_half_way(folder)
             self.idle_worker(folder)
+            self.conversation()
             for number in range(1, ROUNDS + 1):
                 self.throughput("W1", number)
                 self.resumes(folder, number)
                 self.throughput("W2", number)
+                self.throughput("W3", number)
+                self.halves(folder, number)
 
     def throughput(self, workload: str, number: int) -> None:
         for row in ROWS:
@@ -92,6 +97,31 @@ class Bench:
                         again = resuming.seconds_to_next_body(script, killed, steps, folder / "again")
                         self.findings.add(f"{what} {system}", again)
                         self.say(f"round {number}  {what} {system}, after {steps} steps: {again:.3f} s")
+
+    def kill_half_way(self, folder: Path) -> None:
+        """Make what W4 begins with: many runs that were killed in the middle."""
+        for system, (script, *more) in HALVES.items():
+            with self.noted(f"{script} half-way"):
+                halving.kill_half_way(script, folder / f"{system}-half", *more)
+                self.say(f"{system} was killed half-way")
+
+    def halves(self, folder: Path, number: int) -> None:
+        for system, (script, *more) in HALVES.items():
+            killed = folder / f"{system}-half"
+            is_wanted = number == 1 or system not in HALVES_ONCE
+            if killed.exists() and is_wanted and self.has_time(f"W4 {system}, round {number}"):
+                with self.noted(f"W4 {system}"):
+                    seconds = halving.seconds_until_done(script, killed, folder / "again", *more)
+                    self.findings.add(f"W4 {system}", seconds)
+                    self.say(f"round {number}  W4 {system}, until all runs are done: {seconds:.2f} s")
+
+    def conversation(self) -> None:
+        """See what a long conversation takes on the disk."""
+        with empty_folder() as folder, self.noted("conversation"):
+            found = measure("with_everstep.py", "conversation", folder)
+            self.findings.add("conversation", found["megabytes"])
+            self.findings.add("conversation growth", found["megabytes"] / found["half_megabytes"])
+            self.say(f"a conversation of 500 turns: {found['megabytes']:.1f} MB")
 
     def idle_worker(self, folder: Path) -> None:
         """Compare a worker in a store full of waiting runs with one in an empty store."""

@@ -48,7 +48,7 @@ def chart(findings: Findings) -> str:
 
 
 def panels_of(findings: Findings) -> list[Panel]:
-    """Return the four questions that a reader has first."""
+    """Return the six questions that a reader has first."""
     return [
         Panel(
             "One run, step after step",
@@ -67,6 +67,20 @@ def panels_of(findings: Findings) -> list[Panel]:
                 findings,
                 {"Everstep": ["everstep w2-async"], "Everstep, def": ["everstep w2-def"], **peers("w2")},
             ),
+        ),
+        Panel(
+            "Large results",
+            "200 steps that return 100 KB each; steps/s, more is better",
+            rates(findings, {"Everstep": ["everstep w3"], "DBOS": ["dbos w3-def", "dbos w3-async"]}),
+        ),
+        Panel(
+            "A thousand runs, killed half-way",
+            "process start until all have ended; less is better",
+            [
+                Bar(system, seconds, f"{seconds:.1f} s")
+                for system in ("Everstep", "DBOS")
+                if (seconds := findings.figure(f"W4 {system}")) is not None
+            ],
         ),
         Panel(
             "Going on after a kill",

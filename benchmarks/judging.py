@@ -20,7 +20,7 @@ class Findings:
         self.rates.setdefault(key, []).append(found["rate"])
         if "settings" in found:
             self.settings.setdefault(system, found["settings"])
-        for name in ("p50_milliseconds", "p99_milliseconds"):
+        for name in ("p50_milliseconds", "p99_milliseconds", "step_bytes", "peak_megabytes"):
             if name in found:
                 self.add(f"{key} {name}", found[name])
 

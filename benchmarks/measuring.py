@@ -5,6 +5,8 @@
 
 import json
 import os
+import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,15 @@ AT_A_TIME = 100
 """W2: many short runs in one process."""
 W2_SECONDS_MAX = 12.0
 """W2: no run begins later than this, so that slow systems do not take minutes; the rate is that of the runs done."""
+LARGE_STEPS = 200
+LARGE_BYTES = 100_000
+"""W3: one run whose steps return large texts."""
+HALF_RUNS = 1_000
+HALF_RUN_STEPS = 10
+"""W4: runs whose process is killed when half of all their steps are done."""
+TURNS = 500
+TURN_BYTES = 2_000
+"""A conversation that grows, and is the argument of every step."""
 HISTORY_STEPS = 10_000
 """W5: the steps that are finished when the process is killed."""
 
@@ -39,7 +50,8 @@ class Failed(Exception):
 def main(measurements: Mapping[str, Measurement]) -> None:
     """Make the measurement that the command line names, and print its figures."""
     name, folder = sys.argv[1], Path(sys.argv[2])
-    print(json.dumps(measurements[name](folder)))
+    figures = measurements[name](folder)
+    print(json.dumps({**figures, "peak_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000}))
 
 
 def measure(script: str, name: str, folder: Path, *, seconds_max: float = 60.0, **more: str) -> Figures:
@@ -127,6 +139,18 @@ class ManyRuns:
     def figures(self, watch: Stopwatch) -> Figures:
         """Return the throughput of the runs that were done."""
         return {**watch.rate(self.done * RUN_STEPS), "runs": self.done}
+
+
+def large_texts() -> list[str]:
+    """W3: what the steps return, made before the clock starts. Words, as models and tools write them."""
+    words = [f"{chr(97 + number % 26)}{number:x}" for number in range(2_000)]
+    chance = random.Random(1)
+    return [" ".join(chance.choices(words, k=LARGE_BYTES // 4))[:LARGE_BYTES] for _ in range(LARGE_STEPS)]
+
+
+def bytes_in(folder: Path) -> int:
+    """Return what a system keeps on the disk when it is closed."""
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
 def expect(found: object, wanted: object, what: str) -> None:

@@ -21,6 +21,7 @@ class Row:
 WORKLOADS = {
     "W1": "One run of 1,000 sequential trivial steps: steps/s",
     "W2": "2,000 runs of five steps, 100 at a time, in one process: steps/s",
+    "W3": "One run of 200 sequential steps that return texts of 100 KB: steps/s",
 }
 
 # The order within a workload is that of a round: the systems take turns.
@@ -41,14 +42,32 @@ ROWS = (
     Row("W2", "DBOS", "def, on threads", "with_dbos.py", "w2-def"),
     Row("W2", "LangGraph", "async def", "with_langgraph.py", "w2-async"),
     Row("W2", "DBOS", "async def", "with_dbos.py", "w2-async"),
+    Row("W3", "Everstep", "repeat, async def", "with_everstep.py", "w3"),
+    Row("W3", "DBOS", "def", "with_dbos.py", "w3-def"),
+    Row("W3", "DBOS", "async def", "with_dbos.py", "w3-async"),
 )
 
 RESUMES = {"Everstep": "resume_everstep.py", "DBOS": "resume_dbos.py", "LangGraph": "resume_langgraph.py"}
 IMPORTS = {"Everstep": "everstep", "DBOS": "dbos", "LangGraph": "langgraph.graph, langgraph.checkpoint.sqlite"}
 SMALL_STEPS = 5
+HALVES = {
+    "Everstep": ("half_everstep.py",),
+    "DBOS": ("half_dbos.py",),
+    "DBOS, async def": ("half_dbos.py", "async"),
+}
+"""W4: the scripts, with their arguments."""
+HALVES_ONCE = ("DBOS, async def",)
+"""Measured in the first round only: it takes the longest."""
+STORED = {
+    "Everstep": ("everstep w1-repeat", "everstep w3", "everstep w2-async"),
+    "DBOS": ("dbos w1-def", "dbos w3-def", "dbos w2-def"),
+    "LangGraph": ("langgraph w1-def", "", "langgraph w2-def"),
+}
+"""Whose figures tell of bytes for a small step, for a large one, and of memory."""
 
 DBOS_W1 = ("dbos w1-def", "dbos w1-async")
 DBOS_W2 = ("dbos w2-def", "dbos w2-async")
+DBOS_W3 = ("dbos w3-def", "dbos w3-async")
 LANGGRAPH_W1 = ("langgraph w1-def", "langgraph w1-async")
 LANGGRAPH_W2 = ("langgraph w2-def", "langgraph w2-async")
 
@@ -82,12 +101,16 @@ RATIOS = (
     Ratio("W2, async def: DBOS", "everstep w2-async", DBOS_W2, 40),
     Ratio("W2, async def: LangGraph", "everstep w2-async", LANGGRAPH_W2, 20),
     Ratio("W2, def: DBOS", "everstep w2-def", DBOS_W2, 15),
+    Ratio("W3, results of 100 KB: DBOS", "everstep w3", DBOS_W3, 3),
     # Speeds of a resume (1/s), so that more is better here too.
+    Ratio("W4, 1,000 runs killed half-way: DBOS", "W4 Everstep", ("W4 DBOS", "W4 DBOS, async def"), 12),
     Ratio("W5, resume after 10,000 steps: DBOS", "W5 Everstep", ("W5 DBOS",), 12),
 )
 LIMITS = (
     Limit("import everstep", "import Everstep", 80, "ms", 1000),
     Limit("a killed small run, from process start to the next body", "resume Everstep", 300, "ms", 1000),
+    Limit("500 turns of 2 KB, each with the whole conversation as argument", "conversation", 5, "MB"),
+    Limit("the whole conversation on the disk beside its first half", "conversation growth", 2.2, "×"),
     Limit("memory of an idle worker for each of 100,000 waiting runs", "idle bytes", 100, "bytes"),
     Limit("an idle worker's CPU with 100,000 waiting runs, in 10 s", "idle cpu", 0.2, "s"),
 )

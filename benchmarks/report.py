@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 
 from judging import Findings, Verdict
-from plan import IMPORTS, RESUMES, ROWS, WORKLOADS
+from plan import HALVES, IMPORTS, RESUMES, ROWS, STORED, WORKLOADS
 
 Table = list[list[str]]
 
@@ -22,6 +22,8 @@ def page(findings: Findings, verdicts: list[Verdict], minutes: float) -> str:
     ]
     if any(key.startswith("W5") for key in findings.figures):
         parts.append(f"## Going on after a kill\n\n{resumes(findings)}")
+        parts.append(f"## W4\n\n{halves(findings)}")
+        parts.append(f"## What it takes\n\n{stored(findings)}")
         parts.append(f"## Standing still\n\n{idle(findings)}")
     parts.append(f"## Latency of one sequential step\n\n{latencies(findings)}")
     parts.append(f"## Bars\n\nAgainst the best of the ways in which the other can be called.\n\n{bars(verdicts)}")
@@ -69,6 +71,36 @@ def resumes(findings: Findings) -> str:
         lines.append([system, *(f"{1000 * one:,.0f} ms" if one is not None else "" for one in (long, short, load))])
     said = f"Imports: {', '.join(f'`{modules}`' for modules in IMPORTS.values())}."
     return "From the start of the process until the next step's body runs. " + said + "\n\n" + table(lines)
+
+
+def halves(findings: Findings) -> str:
+    """Return the table of W4."""
+    lines: Table = [["system", "until all are done", "measured"]]
+    for system in HALVES:
+        seconds = findings.figure(f"W4 {system}")
+        if seconds is not None:
+            count = len(findings.figures[f"W4 {system}"])
+            lines.append([system, f"{seconds:.2f} s", f"{count} times" if count > 1 else "once"])
+    said = "1,000 runs of ten steps, killed when each has done five; from process start until all are completed."
+    return f"{said}\n\n{table(lines)}"
+
+
+def stored(findings: Findings) -> str:
+    """Return the table of what lies on the disk, and of memory."""
+    lines: Table = [["system", "bytes for a step of W1", "bytes for a step of W3", "memory in W2, at most"]]
+    for system, (small, large, memory) in STORED.items():
+        figures = [findings.figure(f"{key} step_bytes") for key in (small, large)]
+        peak = findings.figure(f"{memory} peak_megabytes")
+        lines.append(
+            [
+                system,
+                *("" if one is None else f"{one:,.0f}" for one in figures),
+                "" if peak is None else f"{peak:.0f} MB",
+            ]
+        )
+    conversation = findings.figure("conversation")
+    said = f"\n\nA conversation of 500 turns of 2 KB, all of it the argument of every step: {conversation:.1f} MB."
+    return table(lines) + (said if conversation is not None else "")
 
 
 def idle(findings: Findings) -> str:

@@ -1,4 +1,4 @@
-"""The same with DBOS: `resume_dbos.py FOLDER STEPS MARK`. When launched it takes up what was left behind."""
+"""The same with DBOS: `resume_dbos.py FOLDER MARK STEPS`. When launched it takes up what was left behind."""
 
 import sys
 import time
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dbos import DBOS, SetWorkflowID
 
-FOLDER, LAST, MARK = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+FOLDER, MARK, LAST = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 
 
 @DBOS.step()

@@ -1,4 +1,4 @@
-"""A long run of Everstep that is killed in its last step and started again: `resume_everstep.py FOLDER STEPS MARK`.
+"""A long run of Everstep that is killed in its last step and started again: `resume_everstep.py FOLDER MARK STEPS`.
 
 The first start and the start after the kill are the same command, as they are for a user.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import everstep
 
-FOLDER, LAST, MARK = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+FOLDER, MARK, LAST = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 
 
 @everstep.step

@@ -1,4 +1,4 @@
-"""The same with LangGraph: `resume_langgraph.py FOLDER STEPS MARK`. It goes on from its newest checkpoint."""
+"""The same with LangGraph: `resume_langgraph.py FOLDER MARK STEPS`. It goes on from its newest checkpoint."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ from typing import TypedDict
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
 
-FOLDER, LAST, MARK = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+FOLDER, MARK, LAST = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 
 
 class State(TypedDict):

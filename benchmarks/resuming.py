@@ -17,21 +17,21 @@ def kill_in_last_step(script: str, folder: Path, steps: int) -> None:
     with quick_folder() as quick:
         store = quick / "store"
         store.mkdir()
-        _run_until_mark(script, store, steps, quick / "killed", FILL_SECONDS_MAX)
+        run_until_mark(script, store, quick / "killed", FILL_SECONDS_MAX, str(steps))
         shutil.copytree(store, folder)
 
 
 def seconds_to_next_body(script: str, killed: Path, steps: int, folder: Path) -> float:
     """Start the script again on a copy of what the kill has left, and return the seconds until its step's body runs."""
     shutil.copytree(killed, folder)
-    began, reached = _run_until_mark(script, folder, steps, folder.with_suffix(".resumed"), RESUME_SECONDS_MAX)
+    began, reached = run_until_mark(script, folder, folder.with_suffix(".resumed"), RESUME_SECONDS_MAX, str(steps))
     shutil.rmtree(folder)
     return (reached - began) / 1e9
 
 
-def _run_until_mark(script: str, folder: Path, steps: int, mark: Path, seconds_max: float) -> tuple[int, int]:
-    """Return when the process was started and when the body ran, both in nanoseconds; then kill it."""
-    command = [sys.executable, str(HERE / script), str(folder), str(steps), str(mark)]
+def run_until_mark(script: str, folder: Path, mark: Path, seconds_max: float, *more: str) -> tuple[int, int]:
+    """Return when the process was started and when it wrote its mark, both in nanoseconds; then kill it."""
+    command = [sys.executable, str(HERE / script), str(folder), str(mark), *more]
     complaints = folder.with_suffix(".stderr")
     with complaints.open("wb") as stderr:
         began = time.time_ns()
@@ -39,7 +39,7 @@ def _run_until_mark(script: str, folder: Path, steps: int, mark: Path, seconds_m
         try:
             while not (mark.exists() and mark.read_text()):
                 if process.poll() is not None or time.time_ns() - began > seconds_max * 1e9:
-                    raise Failed(f"{script} did not reach its last step:\n{complaints.read_text()[-2000:]}")
+                    raise Failed(f"{script} did not come to its mark:\n{complaints.read_text()[-2000:]}")
                 time.sleep(0.01)
         finally:
             process.kill()

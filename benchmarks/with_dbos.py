@@ -10,7 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from dbos import DBOS, DBOSConfig
-from measuring import AT_A_TIME, RUN_STEPS, RUNS, STEPS, Figures, ManyRuns, Stopwatch, expect, main
+from measuring import (
+    AT_A_TIME,
+    LARGE_BYTES,
+    LARGE_STEPS,
+    RUN_STEPS,
+    RUNS,
+    STEPS,
+    Figures,
+    ManyRuns,
+    Stopwatch,
+    bytes_in,
+    expect,
+    large_texts,
+    main,
+)
 from with_sqlite import durability_text
 
 
@@ -82,7 +96,8 @@ def one_long_run(folder: Path) -> Figures:
         with Stopwatch() as watch:
             result = acting(STEPS)
         expect((result, outcomes(folder)), (STEPS, STEPS + 10), "the result, and the outcomes in the database")
-        return {**watch.rate(STEPS), "settings": settings()}
+        found = {**watch.rate(STEPS), "settings": settings()}
+    return {**found, "step_bytes": bytes_in(folder) / (STEPS + 10)}
 
 
 def one_long_run_with_wal(folder: Path) -> Figures:
@@ -132,6 +147,50 @@ async def many_short_runs_async(folder: Path) -> Figures:
         return runs.figures(watch)
 
 
+# -- W3 ----------------------------------------------------------------------------------------------------------------
+TEXTS: list[str] = []
+
+
+@DBOS.step()
+def write(number: int) -> str:
+    return TEXTS[number]
+
+
+@DBOS.step()
+async def write_async(number: int) -> str:
+    return TEXTS[number]
+
+
+@DBOS.workflow()
+def writing(steps: int) -> int:
+    return sum(len(write(number)) for number in range(steps))
+
+
+@DBOS.workflow()
+async def writing_async(steps: int) -> int:
+    return sum([len(await write_async(number)) for number in range(steps)])
+
+
+def large_results(folder: Path) -> Figures:
+    TEXTS.extend(large_texts())
+    with launched(folder):
+        writing(2)
+        with Stopwatch() as watch:
+            result = writing(LARGE_STEPS)
+        expect((result, outcomes(folder)), (LARGE_STEPS * LARGE_BYTES, LARGE_STEPS + 2), "the result and the outcomes")
+    return {**watch.rate(LARGE_STEPS), "step_bytes": bytes_in(folder) / (LARGE_STEPS + 2)}
+
+
+async def large_results_async(folder: Path) -> Figures:
+    TEXTS.extend(large_texts())
+    with launched(folder):
+        await writing_async(2)
+        with Stopwatch() as watch:
+            result = await writing_async(LARGE_STEPS)
+        expect((result, outcomes(folder)), (LARGE_STEPS * LARGE_BYTES, LARGE_STEPS + 2), "the result and the outcomes")
+    return watch.rate(LARGE_STEPS)
+
+
 def on_a_loop(measurement: Callable[[Path], Any]) -> Callable[[Path], Figures]:
     return lambda folder: asyncio.run(measurement(folder))
 
@@ -144,5 +203,7 @@ if __name__ == "__main__":
             "w1-async": on_a_loop(one_long_run_async),
             "w2-def": many_short_runs,
             "w2-async": on_a_loop(many_short_runs_async),
+            "w3-def": large_results,
+            "w3-async": on_a_loop(large_results_async),
         }
     )

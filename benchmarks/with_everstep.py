@@ -2,12 +2,29 @@
 
 import asyncio
 import itertools
+import random
 import sqlite3
 import time
 from pathlib import Path
 from typing import Any
 
-from measuring import AT_A_TIME, HISTORY_STEPS, RUN_STEPS, RUNS, STEPS, Figures, Stopwatch, expect, main
+from measuring import (
+    AT_A_TIME,
+    HISTORY_STEPS,
+    LARGE_BYTES,
+    LARGE_STEPS,
+    RUN_STEPS,
+    RUNS,
+    STEPS,
+    TURN_BYTES,
+    TURNS,
+    Figures,
+    Stopwatch,
+    bytes_in,
+    expect,
+    large_texts,
+    main,
+)
 from with_sqlite import durability_text, percentiles
 
 import everstep
@@ -74,7 +91,8 @@ async def one_long_run(flow: Any, folder: Path) -> Figures:
         expect(written, ("completed", STEPS, STEPS), "what a second connection sees once the clock has stopped")
         between = [later - earlier for earlier, later in itertools.pairwise(BODIES_AT)]
         latency = percentiles(between) if between else {}
-        return {**watch.rate(STEPS), **latency, "settings": settings(app)}
+        found = {**watch.rate(STEPS), **latency, "settings": settings(app)}
+    return {**found, "step_bytes": bytes_in(folder) / (STEPS + 10)}
 
 
 def what_is_durable(folder: Path, run: str) -> tuple[Any, ...]:
@@ -124,6 +142,59 @@ def ended(folder: Path) -> tuple[Any, ...]:
     return answer
 
 
+# -- W3 ----------------------------------------------------------------------------------------------------------------
+TEXTS: list[str] = []
+
+
+@step
+async def write(number: int) -> str:
+    return TEXTS[number]
+
+
+@workflow
+async def writing(steps: int) -> int:
+    return sum([len(await write(number)) for number in range(steps)])
+
+
+async def large_results(folder: Path) -> Figures:
+    """One run whose steps return large texts."""
+    TEXTS.extend(large_texts())
+    async with everstep.open(url_of(folder)) as app:
+        await app.run(writing, 2)
+        with Stopwatch() as watch:
+            result = await app.run(writing, LARGE_STEPS, id="measured")
+        expect(result, LARGE_STEPS * LARGE_BYTES, "the length of all results")
+        expect(what_is_durable(folder, "measured"), ("completed", LARGE_STEPS, LARGE_STEPS), "what is durable")
+    return {**watch.rate(LARGE_STEPS), "step_bytes": bytes_in(folder) / (LARGE_STEPS + 2)}
+
+
+# -- a conversation ----------------------------------------------------------------------------------------------------
+@step
+async def answer(conversation: list[str]) -> str:
+    """Stands for a model: it is given the whole conversation and adds to it. What it says can hardly be compressed."""
+    return random.Random(len(conversation)).randbytes(TURN_BYTES // 2).hex()
+
+
+@workflow
+async def talking(turns: int) -> int:
+    conversation: list[str] = []
+    for _ in range(turns):
+        conversation.append(await answer(conversation))
+    return len(conversation)
+
+
+async def conversation(folder: Path) -> Figures:
+    """What a conversation takes on the disk, half of it and all of it."""
+    found = {}
+    for name, turns in (("half_megabytes", TURNS // 2), ("megabytes", TURNS)):
+        place = folder / name
+        place.mkdir()
+        async with everstep.open(url_of(place)) as app:
+            expect(await app.run(talking, turns), turns, "the turns")
+        found[name] = bytes_in(place) / 1e6
+    return found
+
+
 # -- replay inside one process -----------------------------------------------------------------------------------------
 REACHED: list[asyncio.Event] = []
 
@@ -164,6 +235,8 @@ MEASUREMENTS = {
     "w1-read": lambda folder: asyncio.run(one_long_run(looking, folder)),
     "w2-async": lambda folder: asyncio.run(many_short_runs(acting, folder)),
     "w2-def": lambda folder: asyncio.run(many_short_runs(acting_plainly, folder)),
+    "w3": lambda folder: asyncio.run(large_results(folder)),
+    "conversation": lambda folder: asyncio.run(conversation(folder)),
     "replay": lambda folder: asyncio.run(replay(folder)),
 }
 

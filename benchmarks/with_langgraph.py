@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
-from measuring import AT_A_TIME, RUN_STEPS, RUNS, STEPS, Figures, ManyRuns, Stopwatch, expect, main
+from measuring import AT_A_TIME, RUN_STEPS, RUNS, STEPS, Figures, ManyRuns, Stopwatch, bytes_in, expect, main
 from with_sqlite import durability_text
 
 
@@ -72,7 +72,8 @@ def one_long_run(folder: Path) -> Figures:
             result = graph.invoke(begin(STEPS), run_of("measured", STEPS), durability="sync")
         expect(result["x"], STEPS, "the result")
         expect(checkpoints(folder) - before >= STEPS, True, "a checkpoint for each step in the database")
-        return {**watch.rate(STEPS), "settings": settings}
+        found = {**watch.rate(STEPS), "settings": settings}
+    return {**found, "step_bytes": bytes_in(folder) / (STEPS + 10)}
 
 
 async def one_long_run_async(folder: Path) -> Figures:

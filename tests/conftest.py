@@ -1,6 +1,9 @@
 """What all tests share: the last line of a test run says what was broken on purpose."""
 
+import json
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +18,10 @@ TESTS = str(Path(__file__).parent)
 EVERYTHING: dict[str, dict[str, Workflow]] = {}
 """All workflows that any test has declared, by name and file."""
 LONG = ("tests/crash/", "_kills.py", "test_pasting.py", "test_clock.py", "test_sweep.py", "test_desync.py")
+TRIALS: Counter[str] = Counter()
+"""How often each test function broke something on purpose; or how many cases of it there are."""
+TRIALS_FILE = Path(TESTS).parent / "build" / "trials.json"
+"""What `docs/make_trials.py` puts into the page of guarantees."""
 SEEN_BY: list[pytest.Module | None] = [None]
 """The module whose tests are run."""
 
@@ -50,10 +57,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("effects")
         for row in FIGURES.table():
             terminalreporter.write_line(row)
+    if TRIALS:
+        known = json.loads(TRIALS_FILE.read_text()) if TRIALS_FILE.exists() else {}
+        TRIALS_FILE.parent.mkdir(exist_ok=True)
+        TRIALS_FILE.write_text(json.dumps({**known, **TRIALS}, indent=0, sort_keys=True))
     line = FIGURES.line()
     if line:
         healthy = not (FIGURES.lost or FIGURES.doubled)
         config.add_cleanup(lambda: terminalreporter.write_line(line, green=healthy, red=not healthy))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Count what a test breaks."""
+    before = FIGURES.trials + FIGURES.losses
+    yield
+    item.user_properties.append(("trials", FIGURES.trials + FIGURES.losses - before))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Take the count of a test that has passed, also from another process."""
+    if report.when == "call" and report.passed:
+        TRIALS[report.nodeid.partition("[")[0]] += dict(report.user_properties).get("trials") or 1
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -12,10 +12,10 @@ EXAMPLES = ROOT / "examples"
 BROKEN = EXAMPLES / "broken"
 
 
-def crashtest(folder: Path, *arguments: str, expect: int) -> dict[str, Any]:
+def crashtest(folder: Path, *arguments: str, expect: int, traced_by: tuple[str, ...] = ()) -> dict[str, Any]:
     """Run a crash test and return its facts."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
-    command = [sys.executable, "-m", "everstep", "crashtest", *arguments, "--json"]
+    command = [*traced_by, sys.executable, "-m", "everstep", "crashtest", *arguments, "--json"]
     done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, timeout=600)
     assert done.returncode == expect, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
     facts: dict[str, Any] = json.loads(done.stdout)

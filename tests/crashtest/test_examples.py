@@ -1,10 +1,13 @@
 """The examples keep their promises wherever they are killed."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import everstep.cli.demo.agent as demo_agent
+from tests.crash.test_system_calls import strace_works
 from tests.crashtest import kit
 
 CASES = {
@@ -21,11 +24,11 @@ CASES = {
 FEW = ["--most", "1", "--orders", "0"]  # nothing is concurrent in these
 
 
-def run(folder: Path, name: str, *more: str) -> dict[str, object]:
+def run(folder: Path, name: str, *more: str, traced_by: tuple[str, ...] = ()) -> dict[str, Any]:
     (folder / "given").mkdir()
     (folder / "given" / "summary-service-is-up").touch()
     file, *arguments = CASES[name]
-    return kit.crashtest(folder, str(kit.EXAMPLES / file), *arguments, *more, expect=0)
+    return kit.crashtest(folder, str(kit.EXAMPLES / file), *arguments, *more, expect=0, traced_by=traced_by)
 
 
 def test_every_example_has_a_case() -> None:
@@ -60,3 +63,20 @@ def test_the_agent_of_the_demo_keeps_its_promises_at_every_boundary(tmp_path: Pa
         tmp_path, file, '"tides"', "--signal", "approved=true", "--files", "report.md", "--seconds", "60", expect=0
     )
     assert facts["holds"]
+
+
+# -- the kernel's count ------------------------------------------------------------------------------------------------
+NOT_TRANSACTIONS = 2
+"""Syncs of a new log beside those of transactions: that of its header, and the one with which a store is closed."""
+
+
+@pytest.mark.skipif(not strace_works(), reason="strace is not installed or may not trace here")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "order" else pytest.mark.soak) for name in sorted(CASES)]
+)
+def test_the_durable_writes_that_are_counted_are_those_that_the_kernel_sees(tmp_path: Path, name: str) -> None:
+    trace = tmp_path / "trace"
+    tracing = ("strace", "-f", "-qq", "-y", "-o", str(trace), "-e", "trace=fsync,fdatasync")
+    facts = run(tmp_path, name, *FEW, traced_by=tracing)
+    undisturbed = re.findall(r"fdatasync\(\d+<[^>]*/trial-1/[^>]*-wal>\)", trace.read_text())
+    assert facts["writes"] == len(undisturbed) - NOT_TRANSACTIONS > 5

@@ -56,6 +56,12 @@ def test_every_guarantee_names_a_test() -> None:
     assert unproved == []
 
 
+def test_every_test_of_a_guarantee_says_how_many_trials_it_makes() -> None:
+    text = (ROOT / "docs" / "guarantees.md").read_text("utf-8")
+    named = [line for line in text.splitlines() if line.startswith("- `tests/")]
+    assert [line for line in named if not re.search(r"` · [\d,]+ trials?$", line)] == []
+
+
 def test_every_page_can_be_reached_from_the_index() -> None:
     reached, todo = set(), [ROOT / "docs" / "index.md", ROOT / "README.md"]
     while todo:

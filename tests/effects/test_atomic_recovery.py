@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import sqlite3
 import time
 from collections.abc import Callable
 from typing import Any
 
 import apsw
+import msgspec
 import pytest
 
 import everstep
@@ -595,7 +595,7 @@ async def test_many_attempts_at_once_are_one_commit(machine: Machine, where: str
         return "sold"
 
     def attempt(number: int) -> atomic.Settled:
-        return atomic.perform(dataclasses.replace(work, body=body, attempt=number, permit=atomic.Permit()))
+        return atomic.perform(msgspec.structs.replace(work, body=body, attempt=number, permit=atomic.Permit()))
 
     settled = await asyncio.gather(*(asyncio.to_thread(attempt, number) for number in range(1, 9)))
     assert store_rows(path) == ["lamp"]

@@ -131,7 +131,7 @@ async def test_not_done_may_be_raised_as_well(machine: Machine) -> None:
         (ConnectionError("no route"), "ConnectionError: no route"),
         (None, "NoneType"),
         (True, "bool"),
-        (Done, "type"),
+        (Done, "the class Done"),
         (Done(object()), "object"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 
 import everstep
 from everstep import Retry, step, workflow
+from everstep.engine.workflow import DECLARED
 from everstep.errors import RunCancelled, RunEnded, StoreFailed
 from everstep.stores.protocol import RunFilter, StartRun
 from everstep.testing.faulty_store import FaultyStore
@@ -294,3 +295,113 @@ async def test_a_cancel_between_two_steps_is_seen_before_the_second(machine: Mac
     with pytest.raises(RunCancelled):
         await run.result()
     assert NOTES == ["first"]
+
+
+@scenario
+async def test_a_message_is_consumed_once_although_the_commit_of_that_is_tried_again(machine: Machine) -> None:
+    @workflow
+    async def flow() -> list[str]:
+        return [await everstep.receive("word", str), await everstep.receive("word", str)]
+
+    store = FaultyStore(machine.open_store())
+    app = await machine.boot(store=store.as_store())
+    await app.start(flow, id="r")
+    await machine.rest(app)
+
+    def consumes(operations: Any) -> bool:
+        return any(getattr(one, "consumed", None) for one in operations)
+
+    store.fail("commit", after=True, when=consumes, error=StoreFailed("the reply was lost"))
+    sender = await machine.boot()
+    await sender.signal("r", "word", "one")
+    await machine.until(lambda: "signal_received" in machine.kinds("r"))
+    await machine.kill(app)
+    worker = await machine.worker()
+    await machine.rest(worker)
+    assert machine.kinds("r").count("signal_received") == 1
+    await sender.signal("r", "word", "two")
+    assert await worker.get("r").result() == ["one", "two"]
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@scenario
+async def test_a_child_is_started_with_its_parent_s_record_or_not_at_all(machine: Machine, is_done: bool) -> None:
+    @workflow
+    async def parent() -> str:
+        return await quick("child")
+
+    store = FaultyStore(machine.open_store())
+
+    def starts_a_child(operations: Any) -> bool:
+        return any(getattr(one, "starts", None) for one in operations)
+
+    store.fail("commit", after=is_done, when=starts_a_child, error=StoreFailed("the disk is gone"))
+    app = await machine.boot(store=store.as_store())
+    await app.start(parent, id="r")
+    await machine.until(lambda: "r" not in app.drivers)
+    assert len(machine.store.children("r")) == machine.kinds("r").count("child_started") == is_done
+    await machine.kill(app)
+    worker = await machine.worker(clock=None)
+    assert await worker.get("r").result() == "child"
+    assert len(machine.store.children("r")) == 1
+    assert NOTES == ["child"]
+
+
+@pytest.mark.parametrize("first", ["cancel", "signal"])
+@scenario
+async def test_a_cancel_and_a_signal_that_are_found_together_take_effect_in_their_order(
+    machine: Machine, first: str
+) -> None:
+    @workflow
+    async def flow() -> str:
+        word = await everstep.receive("word", str)
+        await note(word)
+        await asyncio.sleep(1000)
+        return word
+
+    app = await machine.boot()
+    await app.start(flow, id="r")
+    await machine.rest(app)
+    await machine.kill(app)
+    sender = await machine.boot()
+    for what in ("cancel", "signal") if first == "cancel" else ("signal", "cancel"):
+        if what == "signal":
+            await sender.signal("r", "word", "hello")
+        else:
+            await sender.cancel("r")
+    worker = await machine.worker()
+    await machine.until_status("r", "cancelled")
+    with pytest.raises(RunCancelled):
+        await worker.get("r").result()
+    received = machine.kinds("r").count("signal_received")
+    assert received == (first == "signal")
+    (signal,) = [one for one in machine.store.signals("r") if one.name == "word"]
+    assert signal.state == ("consumed" if received else "undelivered")
+
+
+@scenario
+async def test_a_run_whose_workflow_is_not_known_here_is_left_for_a_worker_that_knows_it(
+    machine: Machine,
+) -> None:
+    @workflow(name="elsewhere")
+    async def flow() -> str:
+        await everstep.receive("go")
+        return await note("elsewhere")
+
+    app = await machine.boot()
+    await app.start(flow, id="r")
+    await machine.rest(app)
+    await machine.kill(app)
+    before = machine.events("r")
+    known = DECLARED._by_name.pop("elsewhere")
+    stranger = await machine.worker()
+    await stranger.signal("r", "go")
+    await asyncio.sleep(0.3)
+    assert machine.events("r") == before, "nothing is done about it"
+    assert machine.status("r") in ("waiting", "queued", "running")
+    assert NOTES == []
+    await machine.stop(stranger)
+    DECLARED._by_name["elsewhere"] = known
+    await machine.worker()
+    await machine.until_status("r", "completed")
+    assert NOTES == ["elsewhere"]

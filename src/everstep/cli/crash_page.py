@@ -27,9 +27,7 @@ pre { overflow-x: auto; font: 13px/1.4 ui-monospace, monospace; }
 
 def page_of(report: Report) -> str:
     """Return a report as an HTML page."""
-    kills = len(report.outcomes) - report.count("missed")
-    about = f"{report.counted} boundaries, {kills} trials, {report.count('held')} of them held for a person, "
-    about += f"{duration(report.seconds)}."
+    about = f"{report.summary()}, {duration(report.seconds)}."
     verdict = "all promises hold" if report.holds else f"{len(report.broken)} broken"
     mark, colour = ("✓", "kept") if report.holds else ("✗", "broken")
     parts = [

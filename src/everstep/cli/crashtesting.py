@@ -96,6 +96,7 @@ def report_facts(report: Report) -> dict[str, Any]:
         "workflow": report.workflow,
         "holds": report.holds,
         "boundaries": report.counted,
+        "writes": report.writes,
         "trials": {verdict: report.count(verdict) for verdict in ("kept", "held", "broken", "missed")},
         "seconds": round(report.seconds, 1),
         "matrix": matrix,
@@ -144,9 +145,7 @@ def print_report(report: Report, html: str | None) -> None:
         out.print(styled(f"… and {len(report.broken) - PROMISES_SHOWN_MAX} more", "dim"))
     for note in report.notes:
         out.print(styled(f"· {note}", "yellow"))
-    kills = len(report.outcomes) - report.count("missed")
-    about = f"{report.counted} boundaries, {kills} trials, {report.count('held')} of them held for a person, "
-    about += f"{duration(report.seconds)}"
+    about = f"{report.summary()}, {duration(report.seconds)}"
     if report.holds:
         out.print(styled("✓ ", "bold green").append(f"{clean(report.workflow)}: all promises hold ({about})"))
     else:

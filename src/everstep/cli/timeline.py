@@ -114,6 +114,7 @@ class Timeline:
         self._undone_by: dict[int, Row] = {}
         self._carried: list[Row] = []
         """Steps of older generations that can be undone."""
+        self._said_done: set[int] = set()
 
     # -- what it says --------------------------------------------------------------------------------------------------
     @property
@@ -233,7 +234,8 @@ class Timeline:
             elif self.forked is not None and self.forked.edited == "outcome" and event.seq == self.forked.seq:
                 row.note = "given when the run was forked"
             elif body.adopted:
-                row.note = "adopted from its marker" if row.effect == "atomic" else "adopted from its probe"
+                source = "its marker" if row.effect == "atomic" else "its probe"
+                row.note = "adopted from " + ("a person" if body.call in self._said_done else source)
 
     def _take_step_shared(self, event: EventRow, body: Any) -> None:
         row = self._end_step(event, body.call, "completed")
@@ -413,6 +415,8 @@ class Timeline:
 
     def _take_run_resolved(self, event: EventRow, body: Any) -> None:
         by = f" by {body.by}" if body.by else ""
+        if body.resolution == "done":
+            self._said_done.add(body.call)
         self._note(event, "resolved", f"{body.resolution}{by}" + (f": {body.note}" if body.note else ""))
 
     def _take_run_retried(self, event: EventRow, body: Any) -> None:

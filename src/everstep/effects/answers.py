@@ -4,19 +4,18 @@
 not happen. `Unknown()`: the outside cannot tell yet; it is asked again later.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Done:
+
+class Done(msgspec.Struct, frozen=True):
     """The effect happened; `value` becomes the step's outcome."""
 
     value: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(msgspec.Struct, frozen=True):
     """The outside cannot tell whether the effect happened."""
 
     why: str = ""

@@ -14,8 +14,9 @@ import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import msgspec
 
 from everstep.codec import Types
 from everstep.effects.body import Means
@@ -133,8 +134,7 @@ def _nothing() -> None:
     """Stop nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """All that one attempt needs."""
 
     database: Database[Any]

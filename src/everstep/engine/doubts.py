@@ -171,7 +171,8 @@ class Doubts:
         elif isinstance(answer, Unknown):
             self._ask_later(call, answer)
         else:
-            self._ask_later(call, Unknown(f"the probe returned {type(answer).__name__}, not Done, NotDone or Unknown"))
+            what = f"the class {answer.__name__}" if isinstance(answer, type) else type(answer).__name__
+            self._ask_later(call, Unknown(f"the probe returned {what}, not Done(…), NotDone() or Unknown(…)"))
 
     def _adopt(self, call: StepCall, value: Any) -> None:
         """It happened: the probe's value is the step's outcome, without running it."""

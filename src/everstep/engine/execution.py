@@ -8,7 +8,6 @@ import asyncio
 import functools
 import itertools
 import random
-import struct
 import sys
 from collections.abc import Callable, Collection, Mapping, Set
 from contextvars import Context
@@ -23,6 +22,7 @@ from everstep.effects.surroundings import CURRENT, persons_line, where_is
 from everstep.effects.witnesses import Taken
 from everstep.engine.books import Books, charge_usage
 from everstep.engine.calling import as_declared, cannot_await, unwrap_to_thread
+from everstep.engine.chance import from_packed_state, packed_state
 from everstep.engine.checkpoints import Checkpoints, EnginePart, KeptFact
 from everstep.engine.commands import (
     CallFuture,
@@ -38,7 +38,6 @@ from everstep.engine.commands import (
 from everstep.engine.crossing import Kept
 from everstep.engine.ending import Failure, end_of
 from everstep.engine.generations import take_along
-from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
 from everstep.engine.receiving import Receiving
 from everstep.engine.saga import Saga
@@ -57,8 +56,6 @@ from everstep.model import mistakes
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
 
-_RANDOM = struct.Struct("<625I")
-"""The state of a `random.Random`."""
 _NONE: frozenset[Any] = frozenset()
 PayloadLookup = Callable[[str], bytes]
 _C = TypeVar("_C")
@@ -111,8 +108,7 @@ class Execution:
         self._calls = 0
         self._visits: dict[str, int] = {}
         self._issued: list[Command] = []
-        self.copied_children: Mapping[int, str] = {}
-        """In a fork: the ids of children that the other run had started."""
+        self.copied_children: Mapping[int, str] = {}  # in a fork: the ids that the other run gave them
         self._random: random.Random | None = None
         self._cancel_came_too_late = False
 
@@ -131,6 +127,8 @@ class Execution:
         if self.workflow.is_async:
             coroutine = self.workflow.function(*args, **kwargs)
         else:
+            from everstep.engine.greenlets import on_greenlet  # most programs have no `def` workflow
+
             coroutine = on_greenlet(functools.partial(self.workflow.function, *args, **kwargs))
         self.main = self.loop.create_task(coroutine, name="main", context=context)
         self.loop.drain()
@@ -292,8 +290,12 @@ class Execution:
 
     def call_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A step called by workflow code is a durable call."""
+        if step.is_async and self.workflow.is_async:
+            return self._await_step(step, args, kwargs, where_is(frame))
+        from everstep.engine.greenlets import in_greenlet, wait_in_greenlet
+
         if step.is_async:
-            if not self.workflow.is_async and in_greenlet():
+            if in_greenlet():
                 raise cannot_await("step", step.name, frame)
             return self._await_step(step, args, kwargs, where_is(frame))
         if in_greenlet():
@@ -360,6 +362,10 @@ class Execution:
 
     def call_workflow(self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A workflow called by workflow code is a child run."""
+        if workflow.is_async and self.workflow.is_async:
+            return self._await_child(workflow, args, kwargs, where_is(frame))
+        from everstep.engine.greenlets import in_greenlet, wait_in_greenlet
+
         if workflow.is_async:
             if in_greenlet():
                 raise cannot_await("workflow", workflow.name, frame)
@@ -423,8 +429,7 @@ class Execution:
         """Return what a resume needs beside the code's state to go on from here."""
         part = EnginePart(number, self._calls, numbers, self.loop.now, self.entropy, self.branch, dict(self._visits))
         if self._random is not None:
-            _, words, part.gauss = self._random.getstate()
-            part.random = _RANDOM.pack(*words)
+            part.random, part.gauss = packed_state(self._random)
         part.signals = self.receiving.unreceived()
         part.facts = {subject: KeptFact.of(taken) for subject, taken in self.witnesses.items()}
         part.kept = self.kept.outcomes[:] if self.kept is not None else []
@@ -442,8 +447,7 @@ class Execution:
             self.books.go_on_from(part.books)
         self.loop.now, self.loop.numbers = part.now, itertools.count(part.numbers)
         if part.random:
-            self._random = random.Random(0)
-            self._random.setstate((3, _RANDOM.unpack(part.random), part.gauss))
+            self._random = from_packed_state(part.random, part.gauss)
         self.receiving.restore(part.signals)
         self.witnesses.clear()
         for subject, kept in part.facts.items():

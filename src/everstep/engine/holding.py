@@ -8,7 +8,6 @@ import msgspec
 
 from everstep.effects.surroundings import persons_line, where_is
 from everstep.engine.commands import Difference, StepCall
-from everstep.engine.greenlets import frame_behind
 from everstep.engine.telling import example_of
 from everstep.errors import Damaged, StoreError
 from everstep.model.accounts import Account, as_facts
@@ -235,6 +234,8 @@ def budget_report(
 
 def stuck_report(execution: "Execution", error: BaseException | None) -> HoldReport:
     """The code waits for something that can never happen, or does not come to rest."""
+    from everstep.engine.greenlets import frame_behind
+
     lines: list[str] = []
     for task in list(execution.loop.tasks.values()):
         frames = [frame_behind(frame) for frame in task.get_stack(limit=1)]

@@ -13,7 +13,11 @@ from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import Append, CheckpointRow, NewRun, Post
 
 INLINE_BYTES_MAX: Final = 8 * 1024
-"""A larger payload is kept beside the event, compressed, once per run."""
+"""A larger payload is kept beside the event, once per run, and compressed if that is worth its time."""
+SAMPLE_BYTES: Final = 2 * 1024
+"""So much of a large payload is compressed first, to see how much shorter the whole would be."""
+WORTH_IT: Final = 0.4
+"""What does not shrink to this share of itself is kept as it is: compressing it takes longer than writing it."""
 PAYLOAD_BYTES_MAX: Final = 1 << 30
 _new_tuple = tuple.__new__  # what EventRow(…) comes down to, in a third of the time
 
@@ -109,15 +113,17 @@ def store_payload(payload: bytes) -> tuple[bytes, str]:
 
 
 def packed(payload: bytes) -> bytes:
-    """Return a payload as it is stored: compressed, if that makes it shorter.
+    """Return a payload as it is stored: compressed, if a sample of it becomes much shorter.
 
     A compressed one carries a digest of its compressed bytes as well: not each of their bits shows in the payload, and
     what is damaged is never handed to the decompressor.
     """
+    middle = len(payload) // 2
+    sample = payload[middle : middle + SAMPLE_BYTES]
+    if len(zlib.compress(sample, 1)) > WORTH_IT * len(sample):
+        return b"r" + payload
     compressed = zlib.compress(payload, 1)
-    if len(compressed) + DIGEST_BYTES < len(payload):
-        return b"z" + digest_of(compressed) + compressed
-    return b"r" + payload
+    return b"z" + digest_of(compressed) + compressed
 
 
 def unpacked(stored: bytes, what: str) -> bytes:

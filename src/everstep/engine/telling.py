@@ -1,7 +1,5 @@
 """A hold as it is told: to a terminal, as JSON, in a notification. With each answer's consequence and command."""
 
-import dataclasses
-import shlex
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 from urllib.parse import urlsplit, urlunsplit
 
@@ -84,6 +82,8 @@ def shareable_url(url: str) -> str | None:
 # -- lines to paste ----------------------------------------------------------------------------------------------------
 def command_line(*words: str, url: str | None) -> str:
     """Return a command line as a person can paste it into a shell."""
+    import shlex
+
     named = ["--url", url] if url else []
     return shlex.join(["everstep", *words, *named])
 
@@ -121,7 +121,9 @@ def _needed_fields(cls: type) -> dict[str, Any]:
         hints = get_type_hints(cls)
     except Exception:  # noqa: BLE001  # an annotation may hold any expression
         return {}
-    if dataclasses.is_dataclass(cls):
+    if hasattr(cls, "__dataclass_fields__"):
+        import dataclasses
+
         missing = dataclasses.MISSING
         fields = dataclasses.fields(cls)
         return {one.name: hints[one.name] for one in fields if one.default is missing is one.default_factory}

@@ -1,11 +1,12 @@
 """Atomic steps at work: each attempt on one thread, given up in time, and told to the driver when it is settled."""
 
 import asyncio
-import dataclasses
 import functools
 import time
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from everstep.effects.atomic import Permit, Settled, Work, perform
 from everstep.errors import StepTimedOut
@@ -70,7 +71,7 @@ class _Attempt:
         settled: Settled | None = None
         error: BaseException | None = late
         if self._work.cut_off:
-            settled, error = await self._begin(dataclasses.replace(self._work, only_settle=True, permit=Permit()))
+            settled, error = await self._begin(msgspec.structs.replace(self._work, only_settle=True, permit=Permit()))
             if settled is not None and settled.refused is not None:
                 settled, error = None, late
         self.settle(settled, error)

@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, Literal, NamedTuple
 
@@ -106,8 +105,7 @@ class Left(NamedTuple):
     seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """How much a run may use, together with the tree of child runs below it. What is left out has no limit.
 
     usd: US dollars.

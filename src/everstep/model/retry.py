@@ -2,8 +2,10 @@
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from everstep.errors import Fatal, Misuse, NotDone
 
@@ -14,8 +16,7 @@ def _as_types(value: type[BaseException] | Iterable[type[BaseException]]) -> Err
     return (value,) if isinstance(value, type) else tuple(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(Struct, frozen=True):
     """How often, and how patiently, a failing step is tried again.
 
     attempts: how many attempts in all; an attempt that a crash cut off does not count.
@@ -30,13 +31,13 @@ class Retry:
     factor: float = 2.0
     most: float = 60.0
     jitter: float = 0.1
-    only: ErrorTypes = field(default=())
-    never: ErrorTypes = field(default=())
+    only: ErrorTypes = ()
+    never: ErrorTypes = ()
     then: Literal["raise", "hold"] = "raise"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "only", _as_types(self.only))
-        object.__setattr__(self, "never", _as_types(self.never))
+        force_setattr(self, "only", _as_types(self.only))
+        force_setattr(self, "never", _as_types(self.never))
         if self.attempts < 1:
             raise Misuse(f"Retry(attempts={self.attempts}): a step needs at least one attempt.")
         if self.first < 0 or self.factor < 1 or self.most < 0 or not 0 <= self.jitter <= 1:

@@ -179,6 +179,11 @@ def read_passes(path: str | os.PathLike[str]) -> list[Boundary]:
     return [Boundary(**json.loads(line)) for line in lines]
 
 
+def is_durable_write(boundary: Boundary) -> bool:
+    """Tell whether a boundary is inside a transaction of the store: each has just one of this kind."""
+    return boundary.name.startswith("store.") and boundary.name.endswith(".written")
+
+
 def chosen(passed: list[Boundary], most: int | None, in_all: int) -> list[Boundary]:
     """Return the boundaries to kill at: all, or `most` of each kind; without `most`, about `in_all` altogether."""
     by_kind: dict[str, list[Boundary]] = {}

@@ -186,7 +186,7 @@ class Life:
 async def live(ask: Ask, passing: Passing) -> dict[str, Any]:
     """Start the run, or go on with it."""
     workflow = load_workflow(ask.target)
-    store = open_store(os.path.join(os.path.dirname(ask.notes), STORE), durability="process")
+    store = open_store(os.path.join(os.path.dirname(ask.notes), STORE))
     clock = LeapingClock(store.now())
     app = App(store, recover=True, lease=LEASE_SECONDS, clock=clock)
     args, _ = app.codec.decode_arguments(workflow.signature, ask.arguments.encode())

@@ -24,7 +24,7 @@ from everstep.codec import Codec
 from everstep.engine.workflow import Workflow, workflow_of
 from everstep.errors import Misuse
 from everstep.testing.causes import Causes
-from everstep.testing.crash_boundaries import Boundary, chosen, spread
+from everstep.testing.crash_boundaries import Boundary, chosen, is_durable_write, spread
 from everstep.testing.crash_nursery import Nursery
 from everstep.testing.crash_trial import KILLED, Account, Setting, Trial
 from everstep.testing.crash_verdict import Broken, Expected, Judge
@@ -56,6 +56,8 @@ class Report(msgspec.Struct):
     file: str
     counted: int = 0
     """The boundaries that an undisturbed run passes."""
+    writes: int = 0
+    """The durable writes among them: transactions of the store, each of which ends with a sync of its log."""
     outcomes: list[Outcome] = []
     broken: list[Broken] = []
     """One for each broken promise and place, the first boundary first."""
@@ -66,6 +68,12 @@ class Report(msgspec.Struct):
     def holds(self) -> bool:
         """Whether all promises hold."""
         return not self.broken
+
+    def summary(self) -> str:
+        """Return what was counted and tried."""
+        kills = len(self.outcomes) - self.count("missed")
+        held = f", {self.count('held')} of them held for a person" if self.count("held") else ""
+        return f"{self.counted} boundaries around {self.writes} durable writes, {kills} trials{held}"
 
     def count(self, verdict: str) -> int:
         """Return how many trials went so."""
@@ -87,8 +95,7 @@ class Report(msgspec.Struct):
 
     def text(self) -> str:
         """Return the verdict in words: for each broken promise where, why, and what to do."""
-        kills = len(self.outcomes) - self.count("missed")
-        lines = [f"{self.workflow}: {self.counted} boundaries, {kills} trials, {self.seconds:.1f} s"]
+        lines = [f"{self.workflow}: {self.summary()}, {self.seconds:.1f} s"]
         for one in self.broken:
             lines += ["", f"BROKEN: {one.promise}", f"  {one.place}: {one.why}", f"  remedy: {one.remedy}"]
             lines += [f"  killed: {boundary}" for boundary in one.boundaries]
@@ -221,7 +228,7 @@ class CrashTest:
                 report.broken = [broken]
                 return report
         report.notes = _notes(expected)
-        report.counted = len(passed)
+        report.counted, report.writes = len(passed), sum(is_durable_write(one) for one in passed)
         kills = chosen(passed, most, IN_ALL)
         second = spread(kills, SECOND_KILLS if most is None else min(SECOND_KILLS, 4 * most))
         in_orders = [

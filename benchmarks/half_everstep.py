@@ -1,0 +1,42 @@
+"""Many runs of Everstep that are killed half-way and started again: `half_everstep.py FOLDER MARK`.
+
+The first start and the start after the kill are the same command: what exists is taken up, what is missing is started.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from halving import HalfWay, all_are_done
+from measuring import HALF_RUN_STEPS, HALF_RUNS
+
+import everstep
+
+FOLDER, MARK = Path(sys.argv[1]), Path(sys.argv[2])
+HALF_WAY = HalfWay(FOLDER, MARK)
+COMPLETED = "SELECT count(*) FROM runs WHERE status = 'completed'"
+
+
+@everstep.step
+async def act(x: int) -> int:
+    if HALF_WAY.is_here(x):
+        await asyncio.sleep(600)
+    return x + 1
+
+
+@everstep.workflow
+async def acting() -> int:
+    x = 0
+    while x < HALF_RUN_STEPS:
+        x = await act(x)
+    return x
+
+
+async def main() -> None:
+    async with everstep.open(f"sqlite:///{FOLDER}/everstep.db") as app:
+        await asyncio.gather(*(app.start(acting, id=f"run-{number}") for number in range(HALF_RUNS)))
+        await all_are_done(FOLDER / "everstep.db", COMPLETED, MARK)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
