@@ -60,6 +60,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "stream",
         "start",
         "checkpoint",
+        "continue_as",
         "patched",
         "now",
         "random",

@@ -23,6 +23,7 @@ from everstep.model.retry import Retry
 if TYPE_CHECKING:
     from everstep import blocking, files, witness
     from everstep.engine.app import App
+    from everstep.engine.continuing import continue_as
     from everstep.engine.handles import Run
     from everstep.engine.inside import (
         checkpoint,
@@ -66,6 +67,7 @@ __all__ = [
     "budget",
     "charge",
     "checkpoint",
+    "continue_as",
     "current",
     "errors",
     "expect",
@@ -112,6 +114,7 @@ _LATER = {
     "App": "everstep.engine.app",
     "Run": "everstep.engine.handles",
     "budget": "everstep.engine.narrowing",
+    "continue_as": "everstep.engine.continuing",
     "open": "everstep.engine.opening",
     "run": "everstep.engine.opening",
     "stream": "everstep.engine.streams",

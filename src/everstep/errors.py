@@ -138,7 +138,7 @@ class RunActive(Error):
 
 
 class CrossesOnce(Error):
-    """A retry would go back over `once` steps that have happened. `crossed` names them: run, step, event."""
+    """A retry or a fork would go back over effects that have happened. `crossed` names them: run, step, event."""
 
     code: ClassVar[str] = "everstep.run.crosses_once"
 

@@ -49,7 +49,7 @@ class Folder:
 
     def everstep(self, *words: str, env: dict[str, str] | None = None) -> Done:
         """Run a command to its end: in a process of its own if it loads the user's code, else right here."""
-        if words[0] not in LOADING:
+        if words[0] not in LOADING and "--app" not in words:
             return self._here(words, env)
         done = subprocess.run(
             [sys.executable, "-m", "everstep", *words],

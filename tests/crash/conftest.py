@@ -59,6 +59,12 @@ def looping(place: Path, ledger: Ledger) -> Expected:
 
 
 @pytest.fixture(scope="session")
+def continued(place: Path, ledger: Ledger) -> Expected:
+    """A run that goes on with a fresh history, twice."""
+    return Expected.of(Trial.new(place, ledger, "continued"))
+
+
+@pytest.fixture(scope="session")
 def mending(place: Path, ledger: Ledger, looping: Expected) -> "Counter[str]":
     """The points that a recovery passes which finds its newest checkpoint damaged."""
     trial = Trial.new(place, ledger, "loop")
@@ -75,6 +81,18 @@ def mending(place: Path, ledger: Ledger, looping: Expected) -> "Counter[str]":
 def undone(place: Path, ledger: Ledger) -> Expected:
     """What is left of two runs that were undone, undisturbed."""
     return Expected.of(Trial.new(place, ledger, "saga"), trip_1="failed", trip_2="cancelled")
+
+
+@pytest.fixture(scope="session")
+def carried(place: Path, ledger: Ledger) -> Expected:
+    """What is left of two runs that were undone after they had gone on with a fresh history, undisturbed."""
+    return Expected.of(Trial.new(place, ledger, "carrying"), far_1="failed", far_2="cancelled")
+
+
+@pytest.fixture(scope="session")
+def forked(place: Path, ledger: Ledger) -> Expected:
+    """A run, its fork, and that one's."""
+    return Expected.of(Trial.new(place, ledger, "forking"))
 
 
 @pytest.fixture(scope="session")

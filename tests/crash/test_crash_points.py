@@ -138,6 +138,8 @@ def test_every_crash_point_of_the_table_is_passed_by_a_workload(
     recovering: Counter[str],
     refused: Expected,
     looping: Expected,
+    continued: Expected,
+    forked: Expected,
     mending: Counter[str],
     undone: Expected,
     notified: Expected,
@@ -145,7 +147,8 @@ def test_every_crash_point_of_the_table_is_passed_by_a_workload(
     exchanged: Expected,
 ) -> None:
     passed = set(undisturbed.points) | set(refused.points) | set(looping.points) | set(undone.points)
-    passed |= set(exchanged.points) | set(notified.points) | set(spending["fallback"].passed())
+    passed |= set(exchanged.points) | set(forked.points) | set(continued.points)
+    passed |= set(notified.points) | set(spending["fallback"].passed())
     never = POINTS - passed - set(recovering) - set(mending)
     assert not never, f"no workload passes {sorted(never)}"
 

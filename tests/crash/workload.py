@@ -5,8 +5,11 @@
     python workload.py lanes FOLDER LEDGER          twenty quick reads whose order is chance
     python workload.py refused FOLDER LEDGER        an atomic step that is refused when it is done again
     python workload.py loop FOLDER LEDGER           a loop with checkpoints
+    python workload.py continued FOLDER LEDGER      a run that goes on with a fresh history, again and again
     python workload.py fleet FOLDER LEDGER COUNT    many runs; any number of these processes share them
     python workload.py saga FOLDER LEDGER           a run that fails and one that is rolled back: both are undone
+    python workload.py carrying FOLDER LEDGER       the same, with fresh histories before they are undone
+    python workload.py forking FOLDER LEDGER        a run, a fork of it, and a fork of that
     python workload.py held FOLDER LEDGER           one run that is held, told of by a webhook, and resolved
     python workload.py exchange FOLDER LEDGER       a run that is asked, and that writes a stream
     python workload.py budget FOLDER LEDGER COUNT   a tree of runs that uses up its budget; 0 to 2 says what then
@@ -258,6 +261,30 @@ async def loop(app: everstep.App, journal: ClientJournal, count: int) -> None:
     await note_result(app, journal, "loop-1")
 
 
+@workflow(budget=everstep.Budget(steps=1000))
+async def reference_continued(left: int, done: list[str]) -> list[str]:
+    """Each generation does four things, and receives one of the signals that were sent to the first."""
+    everstep.publish("left", left)
+    done.append(await pack(200 + left))
+    done.append(await asyncio.to_thread(remit, 200 + left))
+    done.append(await reference_child(200 + left))
+    done.append(await everstep.receive("word", str))
+    if left:
+        everstep.continue_as(left - 1, done)
+    return done
+
+
+async def continued(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    run = await journalled(journal, "start", "on-1", app.start(reference_continued, 2, [], id="on-1"))
+    for number in range(3):
+        name = f"word-{number}"
+        try:
+            await journalled(journal, "signal", "on-1", run.signal("word", name, id=name), id=name, name="word")
+        except everstep.errors.RunEnded:
+            pass  # it was sent before, and the run has ended since
+    await note_result(app, journal, "on-1")
+
+
 def damage_checkpoints(path: str, count: int) -> None:
     """Garble the newest checkpoints of the loop, behind everybody's back."""
     if os.path.exists(path):
@@ -333,6 +360,54 @@ async def saga(app: everstep.App, journal: ClientJournal, count: int) -> None:
     except everstep.errors.RunCancelled:
         pass  # an earlier process rolled it back
     await note_error(app, journal, "trip-2")
+
+
+@workflow
+async def saga_continued(left: int, comes_back: bool) -> str:
+    """Each generation does three things that can be undone; the last one fails, or is rolled back later."""
+    await take_seat(300 + left)
+    await asyncio.to_thread(pay, 300 + left)
+    await asyncio.to_thread(label, 300 + left)
+    if left:
+        everstep.continue_as(left - 1, comes_back)
+    if comes_back:
+        return "home"
+    raise LookupError("no car")
+
+
+async def carrying(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    await journalled(journal, "start", "far-1", app.start(saga_continued, 2, False, id="far-1"))
+    await note_error(app, journal, "far-1")
+    await journalled(journal, "start", "far-2", app.start(saga_continued, 1, True, id="far-2"))
+    try:
+        if await app.get("far-2").result(timeout=60) == "home":
+            await journalled(journal, "rollback", "far-2", app.rollback("far-2", "changed my mind"))
+    except everstep.errors.RunCancelled:
+        pass  # an earlier process rolled it back
+    await note_error(app, journal, "far-2")
+
+
+@workflow
+async def reference_forked(number: int) -> list[str]:
+    done = [await look_up(number)]
+    done.append(await pack(number))
+    done.append(await asyncio.to_thread(remit, number))
+    everstep.publish("done", len(done))
+    return done
+
+
+async def forking(app: everstep.App, journal: ClientJournal, count: int) -> None:
+    """A run, a fork of it before its effects, and a fork of that fork after one."""
+    await journalled(journal, "start", "fork-0", app.start(reference_forked, 400, id="fork-0"))
+    await note_result(app, journal, "fork-0")
+    for number, name in enumerate(("look_up", "pack")):
+        source, id = f"fork-{number}", f"fork-{number + 1}"
+        at = next(
+            one.seq for one in await app.get(source).history() if (one.step, one.kind) == (name, "step_completed")
+        )
+        fork = app.fork(source, at=at, id=id, allow_effects=["pack", "remit"])
+        await journalled(journal, "start", id, fork)
+        await note_result(app, journal, id)
 
 
 async def note_error(app: everstep.App, journal: ClientJournal, run: str) -> None:
@@ -525,8 +600,11 @@ async def main(kind: str, folder: str, count: int) -> None:
             "reads": reads,
             "lanes": lanes,
             "loop": loop,
+            "continued": continued,
             "fleet": fleet,
             "saga": saga,
+            "carrying": carrying,
+            "forking": forking,
             "held": held,
             "budget": budget,
             "exchange": exchange,

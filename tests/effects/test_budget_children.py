@@ -317,6 +317,32 @@ async def test_a_child_that_waits_for_room_can_be_given_up(machine: Machine) -> 
     assert machine.replay("p").differences == []
 
 
+@scenario
+async def test_a_child_that_waits_for_room_and_is_cancelled_by_its_handle_never_begins(machine: Machine) -> None:
+    GATES["mine"] = Gate()
+
+    @workflow(budget=Budget(usd=0.50))
+    async def parent() -> list[Any]:
+        begun = asyncio.ensure_future(ask("mine"))
+        await asyncio.sleep(0)
+        child = await everstep.start(asking, "a", 1, id="child")
+        await everstep.receive("stop")
+        child.cancel()
+        try:
+            return [await child.result()]
+        except RunCancelled:
+            return ["cancelled", begun.cancel()]
+
+    app = await machine.boot()
+    run = await app.start(parent, id="p")
+    await GATES["mine"].reached.wait()
+    await machine.until(lambda: machine.kinds("p", "call_withheld"))
+    await run.signal("stop", None)
+    assert await run.result(timeout=20) == ["cancelled", True]
+    assert machine.store.run("child") is None
+    assert machine.replay("p").differences == []
+
+
 # -- crashes -----------------------------------------------------------------------------------------------------------
 @scenario
 async def test_a_killed_tree_goes_on_with_what_it_has_left(machine: Machine) -> None:

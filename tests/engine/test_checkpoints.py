@@ -1188,6 +1188,7 @@ NOT_KEPT = {
     "steps": "none is open",
     "begun": "none is open",
     "children": "none is open",
+    "copied_children": "it is about the replay",
     "new_patches": "they are recorded before",
     "failures": "errors that the code still holds come from before the first checkpoint",
     "replaying": "it is about the replay",

@@ -360,6 +360,57 @@ async def test_giving_up_waiting_for_a_started_child_does_not_cancel_it(machine:
     assert await run.result() == "later"
 
 
+@pytest.mark.parametrize("policy", ["cancel", "abandon", "wait"])
+@scenario
+async def test_a_started_child_is_cancelled_by_its_handle_whatever_its_policy(machine: Machine, policy: str) -> None:
+    @workflow(name=f"stoppable_{policy}", on_parent_end=policy)  # type: ignore[arg-type]  # each of them
+    async def stoppable() -> str:
+        return await everstep.receive("never", str)
+
+    @workflow(name=f"stopping_{policy}")
+    async def parent() -> str:
+        child = await everstep.start(stoppable, id="child")
+        await everstep.receive("stop")
+        asked = [child.cancel(), child.cancel()]
+        try:
+            return await child.result()
+        except RunCancelled:
+            return f"{asked} {child.cancel()}"
+
+    app = await machine.boot()
+    await app.start(parent, id="p")
+    await machine.until_status("child", "waiting")
+    await machine.rest(app)
+    await machine.kill(app)
+    again = await machine.boot()
+    run = await again.start(parent, id="p")
+    await run.signal("stop", None)
+    assert await run.result(timeout=10) == "[True, True] False"
+    assert machine.status("child") == "cancelled"
+    assert machine.kinds("p").count("child_cancelled") == 1
+    assert machine.replay("p").differences == []
+
+
+@scenario
+async def test_a_child_that_ended_before_the_cancel_reached_it_gives_its_result(machine: Machine) -> None:
+    @workflow
+    async def quick() -> str:
+        try:
+            return await everstep.receive("never", str)
+        except asyncio.CancelledError:
+            return "was done already"
+
+    @workflow
+    async def parent() -> str:
+        child = await everstep.start(quick, id="child")
+        child.cancel()
+        return await child.result()
+
+    app = await machine.boot()
+    assert await (await app.start(parent, id="p")).result(timeout=10) == "was done already"
+    assert machine.replay("p").differences == []
+
+
 @scenario
 async def test_a_cancel_goes_down_to_grandchildren_and_every_level_cleans_up(machine: Machine) -> None:
     @workflow

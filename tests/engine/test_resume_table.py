@@ -111,6 +111,8 @@ async def do(app: App, verb: str) -> Any:
             return await app.hold("r")
         case ["resolve"]:
             return await app.resolve("r", "retry")
+        case ["fork"]:
+            return await app.fork("r", at=3, id="f", allow_effects=["work"])
         case ["rollback"]:
             return await app.rollback("r")
     raise AssertionError(verb)
@@ -224,15 +226,22 @@ async def rolled_back(machine: Machine, app: App, verb: str, owner: App) -> None
         await app.get("r").result()
 
 
-async def later(machine: Machine, app: App, verb: str, owner: App) -> None:
-    assert not hasattr(app, verb), f"{verb} is there now: say in docs/resume.md what it does"
+async def a_new_run(machine: Machine, app: App, verb: str, owner: App) -> None:
+    before = (machine.status("r"), machine.events("r"), machine.row("r").epoch)
+    fork = await do(app, verb)
+    assert (machine.status("r"), machine.events("r"), machine.row("r").epoch) == before
+    for gate in GATES:
+        gate.set()
+    await fork.signal("word", "?")
+    assert await fork.result(timeout=10) == "lw?"
+    assert NOTES == ["work"]
 
 
 MEANINGS: dict[str, Callable[..., Any]] = {
     function.__name__.replace("_", " "): function
     for function in (
         goes_on_here, the_same_run, its_result, its_failure, goes_on_from_what_failed, begins_again, delivered,
-        delivered_later, its_code_cleans_up, ends_at_once, held, goes_on, rolled_back, later,
+        delivered_later, its_code_cleans_up, ends_at_once, held, goes_on, rolled_back, a_new_run,
     )
 }  # fmt: skip
 

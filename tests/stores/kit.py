@@ -47,6 +47,13 @@ def new_run(id: str, **fields: Any) -> NewRun:
     return NewRun(row, event, **extra)
 
 
+def with_history(new: NewRun, count: int) -> NewRun:
+    """Return a run that begins with so many more events."""
+    new.more = events_after(1, new.event.digest, count)
+    new.row.head_seq, new.row.head_digest = new.more[-1].seq, new.more[-1].digest
+    return new
+
+
 def append_to(row: RunRow, count: int = 1, status: str = "running", at: int = 10, **fields: Any) -> Append:
     """Return an append that fits a run's row. Fields of `Append` and of its `RowChange` may be given."""
     names = ("wake_at", "current_step", "published", "outcome", "progress", "budget")

@@ -19,13 +19,27 @@ from everstep.stores.protocol import (
     RunFilter,
     StartRun,
 )
-from tests.stores.kit import Harness, append_to, claimed, events_after, new_run
+from tests.stores.kit import Harness, append_to, claimed, events_after, new_run, with_history
 
 AWKWARD = b"\x00\xff\xfe'\"\\ \xc3\x28 \x00"
 """Bytes that are neither UTF-8 nor a C string."""
 
 
 # -- starting -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_may_begin_with_a_history_of_which_all_or_nothing_is_there(harness: Harness) -> None:
+    new = with_history(new_run("a", payloads=[("d", b"x")]), 300)
+    assert harness.one(StartRun(new)) == Accepted()
+    assert harness.store.events("a", 1) == [new.event, *new.more]
+    assert (harness.row("a").head_seq, harness.store.payload("a", "d")) == (301, b"x")
+    assert harness.one(append_to(harness.row("a"))) == Accepted()
+    assert isinstance(harness.one(StartRun(with_history(new_run("a"), 2))), Existing)
+    wrong = with_history(new_run("b"), 3)
+    wrong.more = wrong.more[1:]
+    assert isinstance(harness.one(StartRun(wrong)), Failed)
+    assert harness.store.run("b") is None
+    assert harness.store.events("b", 1) == []
 
 
 def test_a_started_run_is_there_as_it_was_given(harness: Harness) -> None:
@@ -388,6 +402,32 @@ def test_news_for_an_old_generation_do_not_reach_the_new_one(harness: Harness) -
     assert harness.store.signals("p") == []
     harness.one(append_to(harness.row("p"), starts=[new_run("c", follower="p", follower_call=1)]))
     assert child_news(harness, "p") == [("c", "1", {"status": "completed", "outcome": None})]
+
+
+def test_a_renewal_ends_one_generation_and_begins_the_next_and_leaves_the_inbox_alone(harness: Harness) -> None:
+    row = harness.start("a", status="running", follower="p", follower_call=1)
+    harness.one(append_to(row, starts=[new_run("c", follower="a", follower_call=1)]))
+    harness.one(Post("a", "signal", "word", value=b"1", at=1))
+    harness.one(Post("a", "cancel", value=b"{}", at=1))
+    row, pending = harness.row("a"), harness.store.inbox("a")
+    new = new_run("a", generation=2, status="running", arguments="new", payloads=[("d", b"x")])
+    stale = append_to(row, renewal=new_run("a", generation=2))
+    stale.expected_digest = b"another"
+    assert harness.one(stale) == Refused("head")
+    assert harness.row("a").generation == 1
+    unit = append_to(row, renewal=new)
+    assert harness.one(unit) == Accepted()
+    after = harness.row("a")
+    assert (after.generation, after.head_seq, after.head_digest) == (2, 1, new.event.digest)
+    assert (after.status, after.epoch, after.ended_at, after.arguments) == ("running", row.epoch, None, "new")
+    assert harness.store.events("a", 1)[-1] == unit.events[-1]
+    assert harness.store.events("a", 2) == [new.event]
+    assert harness.store.payload("a", "d") == b"x"
+    assert harness.store.inbox("a") == pending
+    harness.end("c")
+    assert harness.store.inbox("a") == pending, "what the old generation followed is no news for the new one"
+    assert harness.one(append_to(row)) == Refused("fenced")
+    assert harness.one(append_to(after)) == Accepted()
 
 
 # -- holds ----------------------------------------------------------------------------------------------------------

@@ -192,6 +192,15 @@ def test_what_was_undone_may_be_done_again_in_another_round(harness: Harness) ->
     assert (effect(harness).state, effect(harness).round) == ("done", 1)
 
 
+def test_a_later_generation_frees_the_key_of_a_step_that_an_older_one_did(harness: Harness) -> None:
+    take(harness, "a")
+    end(harness, "a", outcome=b"1")
+    end(harness, "a", undone=True, generation=7)
+    assert effect(harness).state == "done", "another generation's step did it"
+    end(harness, "a", undone=True, generation=1)
+    assert (effect(harness).state, effect(harness).round) == ("free", 1)
+
+
 def test_a_key_without_a_row_is_of_no_round(harness: Harness) -> None:
     assert take(harness, "a", round=1) == Refused("key", (1,))
 

@@ -36,7 +36,7 @@ from everstep.stores.protocol import (
     Verdict,
 )
 from everstep.stores.sqlite import transaction
-from tests.stores.kit import HARNESSES, Harness, append_to, checkpoint_for, events_after, new_run
+from tests.stores.kit import HARNESSES, Harness, append_to, checkpoint_for, events_after, new_run, with_history
 
 TARGETS = ["t1", "t2"]
 RUNS = ["a", "b", "c", "d", "e"]
@@ -58,7 +58,7 @@ def posts(draw: Draw) -> Post:
 
 @st.composite
 def new_runs(draw: Draw, follower: str | None = None) -> NewRun:
-    return new_run(
+    new = new_run(
         draw(runs),
         workflow=draw(st.sampled_from(["order", "order", "other"])),
         status=draw(st.sampled_from(["queued", "running", "waiting"])),
@@ -74,6 +74,8 @@ def new_runs(draw: Draw, follower: str | None = None) -> NewRun:
         follower_call=draw(st.integers(1, 2)),
         payloads=draw(st.lists(st.tuples(st.sampled_from(["p", "q"]), small_bytes), max_size=2)),
     )
+    more = draw(st.integers(0, 2))
+    return with_history(new, more) if more else new
 
 
 @st.composite
@@ -161,6 +163,8 @@ def drawn_append(draw: Draw, harness: Harness) -> Append | None:
         append.archive = [ArchiveRow(row.id, row.generation, what, seq, draw(small_bytes), "why", draw(times))]
     if draw(st.integers(0, 2)) == 0:
         append.beside = drawn_beside(draw, row)
+    if status == "running" and not append.release and draw(st.integers(0, 2)) == 0:
+        append.renewal = new_run(row.id, generation=row.generation + 1, status="running", arguments="x")
     append.epoch += draw(st.sampled_from([0] * 9 + [1]))
     append.generation += draw(st.sampled_from([0] * 12 + [1]))
     return append

@@ -3,11 +3,13 @@
 import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from everstep.model import events as ev
 from everstep.model.budgets import Allotment, Amounts, Charge
 from everstep.model.digests import shared_key
+from everstep.model.forked import Forked
 from everstep.stores.protocol import Delivery
 from everstep.testing.checker import RULES, RunHistory, check
 from tests.testing.accounts import (
@@ -516,6 +518,34 @@ def test_one_key_in_many_runs_is_sound() -> None:
     lines.append(("step_started", "pay", 5, ev.StepStarted(1, "ee", "once", attempt=2, because="retry", key=KEY)))
     lines.append(paid(attempt=2))
     assert check([history("waited", lines)]) == []
+
+
+def forked_from_order(accounts: Accounts, **changes: object) -> None:
+    """Add a run that was forked from the parent at its fifth event."""
+    source = accounts.histories()[0]
+    origin = Forked("order", 1, 5, source.events[4].digest.hex(), START + 900, "0f" * 16)
+    started = msgspec.structs.replace(accounts.parent[0][3], forked=msgspec.structs.replace(origin, **changes))
+    lines = [("run_started", *accounts.parent[0][1:3], started), *accounts.parent[1:5]]
+    accounts.more.append(history("fork", lines, status="queued"))
+
+
+@planted("F1")
+def a_fork_begins_with_something_else(accounts: Accounts) -> None:
+    forked_from_order(accounts)
+    fork = accounts.more[-1]
+    body = ev.encode_body(ev.StepStarted(1, "zz"))
+    fork.events[1] = fork.events[1]._replace(body=body)  # type: ignore[index]
+
+
+@planted("F1")
+def a_fork_names_an_event_that_is_not_there(accounts: Accounts) -> None:
+    forked_from_order(accounts, head="00" * 16)
+
+
+def test_a_fork_that_is_what_it_says_is_sound() -> None:
+    accounts = Accounts()
+    forked_from_order(accounts)
+    assert accounts.check() == []
 
 
 def test_every_rule_has_a_planted_bug() -> None:

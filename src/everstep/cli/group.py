@@ -34,6 +34,7 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
             "cancel": "acting",
             "retry": "acting",
             "hold": "acting",
+            "fork": "forking",
             "rollback": "acting",
         },
     ),

@@ -23,6 +23,7 @@ from everstep.cli.terminal import (
     shortened,
     styled,
 )
+from everstep.engine.forking import TAG
 from everstep.engine.history import public_events
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
@@ -117,8 +118,12 @@ def _cells(row: RunRow, now: int, *, has_budgets: bool) -> list[Any]:
         styled(between(row.created_at, now)),
         styled(shortened(step, 28)),
         *([budget] if has_budgets else []),
-        styled(shortened(arguments_text(row.preview), 200), "dim"),
+        styled(shortened(_origin(row) + arguments_text(row.preview), 200), "dim"),
     ]
+
+
+def _origin(row: RunRow) -> str:
+    return f"forked from {row.tags[TAG]}: " if TAG in row.tags else ""
 
 
 @click.command("history")
@@ -189,7 +194,9 @@ def _print_events(store: Store, row: RunRow, generation: int) -> None:
         out.print(styled(f"generation {generation} of {row.generation}", "dim"))
 
 
-_NOT_WORTH_A_LINE = frozenset({"entropy", "arguments", "whole", "semantics", "python", "call", "number", "early"})
+_NOT_WORTH_A_LINE = frozenset(
+    {"carried", "entropy", "arguments", "whole", "semantics", "python", "call", "number", "early"}
+)
 
 
 def _gist(body: dict[str, Any]) -> str:
@@ -209,6 +216,8 @@ def _gist(body: dict[str, Any]) -> str:
             parts.append(str(value).partition(": ")[0])
         elif name in AMOUNTS and isinstance(value, dict):
             parts.append(f"{name}={amounts_text(value)}")
+        elif name == "forked" and isinstance(value, dict):
+            parts.insert(0, f"forked from {value.get('run')}@{value.get('seq')}")
         elif name == "seconds":
             parts.append(duration(float(value)))
         else:

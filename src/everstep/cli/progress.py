@@ -304,6 +304,7 @@ _LINES: dict[str, Any] = {
     "compensation_started": lambda event, body, timeline: ("↩", timeline.rows[-1].note, "yellow"),
     "drift_judged": lambda event, body, _: ("≠", f"{body.subject} has changed; {body.by}(): {body.decision}", "yellow"),
     "timer_fired": lambda event, body, _: ("◷", "a timer fired", "blue"),
+    "run_continued": lambda event, body, _: ("↻", "goes on with a fresh history", "cyan"),
     "run_repaired": lambda event, body, _: ("◆", f"repaired: {body.archived} events were archived", "yellow"),
     "run_restored": lambda event, body, _: ("◆", "the store was restored from a backup: asking first", "yellow"),
 }

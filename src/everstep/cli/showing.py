@@ -107,12 +107,22 @@ def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
     facts["streams"] = dict(store.streams(row.id, row.generation))
     facts["checkpoints"] = timeline.checkpoints
     facts["rolled_back"] = timeline.rolled_back
+    facts["forked"] = _forked_facts(timeline)
     facts["compensations"] = {step.name: step.undone for step in timeline.compensations()}
     facts["used"] = as_facts(timeline.accounts.parts[ROOT].used) if timeline.accounts is not None else {}
     facts["used_by_step"] = _used_by_step(timeline)
     facts["result"] = payload_json(row.outcome or b"[null]") if row.status == "completed" else None
     facts["error"] = timeline.error
     return facts
+
+
+def _forked_facts(timeline: Timeline) -> dict[str, Any] | None:
+    """Return where a run was forked from."""
+    one = timeline.forked
+    if one is None:
+        return None
+    facts: dict[str, Any] = {"run": one.run, "generation": one.generation, "seq": one.seq, "at": one.at}
+    return facts | {"edited": one.edited, "by": one.by, "note": one.note}
 
 
 def _used_by_step(timeline: Timeline) -> dict[str, dict[str, float]]:
@@ -200,6 +210,9 @@ def _heading(row: RunRow, timeline: Timeline, now: int, place: str) -> "Renderab
     first.append(f"  {clean(row.workflow)}({shortened(clean(arguments_text(row.preview)), 80)})")
     if row.generation > 1:
         first.append(f"  generation {row.generation}", style="dim")
+    if timeline.forked is not None:
+        edited = f", with another {timeline.forked.edited}" if timeline.forked.edited else ""
+        first.append(f"  forked from {clean(timeline.forked.origin)}{edited}", style="cyan")
     attempts = sum(len(step.attempts) for step in timeline.steps)
     took = between(row.created_at, row.ended_at or now)
     facts = [f"began {local_time(row.created_at):%Y-%m-%d %H:%M:%S}", f"took {took}" if row.ended_at else f"{took} ago"]

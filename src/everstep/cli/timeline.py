@@ -15,6 +15,7 @@ from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged
 from everstep.model.accounts import Accounts, accounts_of
 from everstep.model.events import EventRow, decode_body
+from everstep.model.forked import Forked
 from everstep.model.secrets import HIDDEN, shown_error
 from everstep.stores.protocol import Store
 
@@ -102,6 +103,8 @@ class Timeline:
         self.rolled_back = False
         self.accounts: Accounts | None = None
         """What the run has used, with or without a budget."""
+        self.forked: Forked | None = None
+        """Where it was forked from, if it was."""
         self._calls: dict[int, Row] = {}
         self._awaited: defaultdict[str, deque[Row]] = defaultdict(deque)
         self._unasked: defaultdict[str, deque[tuple[int, str]]] = defaultdict(deque)
@@ -109,6 +112,8 @@ class Timeline:
         self._timers_of: dict[int, Row] = {}
         self._last_sign_at = 0
         self._undone_by: dict[int, Row] = {}
+        self._carried: list[Row] = []
+        """Steps of older generations that can be undone."""
         self._said_done: set[int] = set()
 
     # -- what it says --------------------------------------------------------------------------------------------------
@@ -124,7 +129,7 @@ class Timeline:
 
     def compensations(self) -> list[Row]:
         """Return the steps that were to be undone, in the order in which they were done."""
-        return [row for row in self.steps if row.undone]
+        return [row for row in [*self._carried, *self.steps] if row.undone]
 
     def awaited_signals(self) -> list[Row]:
         """Return the signals that the code has asked for and not got."""
@@ -230,6 +235,8 @@ class Timeline:
                 row.note = f"{row.note}; by its fallback" if row.note.startswith(NO_BUDGET) else "by its fallback"
             elif body.key_unused and len(row.attempts) > 1:
                 row.note = "repeated, and its body never used its key"
+            elif self.forked is not None and self.forked.edited == "outcome" and event.seq == self.forked.seq:
+                row.note = "given when the run was forked"
             elif body.adopted:
                 source = "its marker" if row.effect == "atomic" else "its probe"
                 row.note = "adopted from " + ("a person" if body.call in self._said_done else source)
@@ -388,6 +395,12 @@ class Timeline:
     def _take_run_started(self, event: EventRow, body: Any) -> None:
         self.started_at = event.at
         self.accounts = accounts_of(body, event.at)
+        self.forked = body.forked
+        for one in body.carried.undoable if body.carried is not None else ():
+            row = Row(kind="step", name=one.title, seq=0, started_at=0, ended_at=0, state="completed")
+            row.effect = one.effect
+            self._calls[one.call] = row
+            self._carried.append(row)
 
     def _take_value_published(self, event: EventRow, body: Any) -> None:
         self.published[body.name] = self._value(body)
@@ -446,6 +459,9 @@ class Timeline:
 
     def _take_run_restored(self, event: EventRow, body: Any) -> None:
         self._note(event, "restored", "the store was restored from a backup", "failed")
+
+    def _take_run_continued(self, event: EventRow, body: Any) -> None:
+        self._note(event, "continued", "with a fresh history")
 
     def _take_run_completed(self, event: EventRow, body: Any) -> None:
         self._ended(event)

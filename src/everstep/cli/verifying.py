@@ -12,11 +12,13 @@ from everstep.cli.opening import existing_run, place_of, reading, store_options
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.codec import Codec
 from everstep.effects.witnesses import from_subject, made_again, with_changes
+from everstep.engine.checkpoints import KeptFact
 from everstep.engine.drift import readable_difference
 from everstep.engine.history import load_verified, verified, verify_payloads
 from everstep.engine.journal import restore_payload
 from everstep.engine.past import verify_checkpoints, verify_whole
 from everstep.errors import ChainKeyMissing, Damaged, Misuse
+from everstep.model.events import decode_body
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunFilter, RunRow, Store
 
@@ -159,7 +161,11 @@ def remembered_facts(store: Store, row: RunRow) -> dict[str, Remembered]:
     remembered: dict[str, Remembered] = {}
     for event in load_verified(store, row):
         body: Any = event.body
-        if event.kind == "witness_taken" or (event.kind == "drift_judged" and body.decision == "accept"):
+        if event.kind == "run_started" and body.carried is not None:
+            for subject, fact in body.carried.facts.items():
+                kept = msgspec.json.decode(bytes(fact), type=KeptFact)
+                remembered[subject] = Remembered(bytes(kept.fact), dict(kept.changes), list(kept.recipe or ()))
+        elif event.kind == "witness_taken" or (event.kind == "drift_judged" and body.decision == "accept"):
             ref = body.ref
             payload = restore_payload(store.payload(row.id, ref), ref) if ref else bytes(body.fact)
             recipe = body.recipe if event.kind == "witness_taken" else remembered[body.subject].recipe
@@ -183,6 +189,19 @@ def _verify_generation(store: Store, row: RunRow, generation: int) -> int:
     head = {"head_seq": events[-1].seq, "head_digest": events[-1].digest, "generation": generation}
     older = msgspec.structs.replace(row, **head)
     recorded = verified(events, older, store.chain)
+    if recorded[-1].kind == "run_continued":
+        _expect_successor(store, older, events[-1].digest)
     verify_payloads(store, row, recorded, is_newest=False)
     verify_checkpoints(store, older, recorded)
     return len(recorded)
+
+
+def _expect_successor(store: Store, older: RunRow, digest: bytes) -> None:
+    """A history that was continued names nobody, but the next one names it: cut or foreign ones are found so."""
+    first = store.events(older.id, older.generation + 1, only=[1])
+    carried = decode_body("run_started", first[0].body).carried if first and first[0].kind == "run_started" else None
+    if carried is None or carried.head != digest.hex():
+        raise Damaged(
+            f"Generation {older.generation} of run {older.id} was continued, and the next one does not follow it.",
+            older.head_seq,
+        )

@@ -5,14 +5,42 @@ it undoes, and then that step's arguments: `f(outcome, *args)`.
 """
 
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from everstep.codec.signature import inspected
+from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse
 
 if TYPE_CHECKING:
     from everstep.effects.step import Step
+
+_DECLARED: "dict[str, list[weakref.ref[Step]]]" = {}
+"""The steps with a compensation that were declared outside of runs, by name: the newest last."""
+
+
+def note_declared(step: "Step") -> None:
+    """Remember a step, so that code which has not called it can undo it. What a workflow makes for itself is not."""
+    if CURRENT.get() is None:
+        alive = [one for one in _DECLARED.get(step.name, ()) if one() is not None]
+        _DECLARED[step.name] = [*alive, weakref.ref(step)]
+
+
+def declared_step(name: str, where: str) -> "Step | None":
+    """Return the step of a name whose function stands there; or the only one of that name, wherever it stands."""
+    steps = [step for one in _DECLARED.get(name, ()) if (step := one()) is not None]
+    exact = [step for step in steps if place_of(step) == where]
+    if not exact and len({place_of(step) for step in steps}) == 1:
+        exact = steps
+    return exact[-1] if exact else None
+
+
+def place_of(step: "Step") -> str:
+    """Return the module and the qualified name of a step's function."""
+    function = step.function
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', '')}:{name}"
 
 
 def compensation_of(step: "Step", function: Callable[..., Any]) -> "Step":

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar, overload
 
 from everstep.codec import Signature, register
 from everstep.effects.keying import KeyMaker
-from everstep.effects.saga import compensation_of, is_of_the_same_class
+from everstep.effects.saga import compensation_of, is_of_the_same_class, note_declared
 from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse
 from everstep.model.budgets import estimate_from
@@ -85,6 +85,8 @@ class Step:
         for error in raises:
             register(error)
         functools.update_wrapper(self, function, updated=())
+        if self.compensate is not None:
+            note_declared(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         current = CURRENT.get()

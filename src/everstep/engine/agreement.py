@@ -14,7 +14,7 @@ import msgspec
 
 from everstep.errors import Damaged
 from everstep.model.digests import digest_of
-from everstep.model.events import ENDS
+from everstep.model.events import ENDS, ValuePublished
 from everstep.model.status import ENDED, STATUSES
 from everstep.stores.protocol import RunRow
 
@@ -46,7 +46,7 @@ def compare_ends(row: RunRow, first: "Recorded", last: "Recorded") -> None:
         ("semantics", started.semantics, row.semantics),
         ("parent", started.parent, row.parent or ""),
         ("arguments", started.digest, row.arguments),
-        ("start", first.at, row.created_at),
+        ("start", created_at(first), row.created_at),
     )
     for what, recorded, said in pairs:
         if recorded != said:
@@ -60,6 +60,14 @@ def compare_ends(row: RunRow, first: "Recorded", last: "Recorded") -> None:
         raise Damaged(f"The row of run {row.id} has another end than its history.", last.seq)
     if not is_outcome_of(last, row.outcome):
         raise Damaged(f"The row of run {row.id} has another outcome than its history.", last.seq)
+
+
+def created_at(first: "Recorded") -> int:
+    """Return when a run was started, by the first event of its newest history."""
+    started = first.body
+    if started.forked is not None:
+        return int(started.forked.at)
+    return int(started.carried.created_at if started.carried is not None else first.at)
 
 
 def says_held(last: "Recorded") -> bool:
@@ -105,6 +113,12 @@ def compare_budget(row: RunRow, expected: bytes | None, last: int) -> None:
         raise Damaged(f"The row of run {row.id} tells of another budget than its history.", last)
 
 
+def published_before(started: "Recorded") -> dict[str, msgspec.Raw]:
+    """Return what the run had published before its newest history began."""
+    carried = getattr(started.body, "carried", None)
+    return dict(carried.published) if carried is not None else {}
+
+
 def published_by(history: Iterable["Recorded"], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the published values as the row has them: all that counted when the newest was published.
 
@@ -115,7 +129,10 @@ def published_by(history: Iterable["Recorded"], before: Mapping[str, Any] | None
     earlier = before or {}
     shown: dict[str, Any] = dict(earlier)
     for event in history:
-        if event.kind == "value_published":
+        if event.kind == "run_started" and event.body.carried is not None:
+            earlier = {name: ValuePublished(0, name, value) for name, value in published_before(event).items()}
+            shown = dict(earlier)
+        elif event.kind == "value_published":
             counted.append(event)
             shown = {**earlier, **{one.body.name: one.body for one in counted}}
         elif event.kind == "run_retried":

@@ -1,11 +1,11 @@
 """An App: what an application may ask of Everstep. How runs are driven stands in `driving.py`."""
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
-from everstep.engine import asking, key_operations, moving, operations, repairing
+from everstep.engine import asking, forking, key_operations, moving, operations, repairing
 from everstep.engine.clock import microseconds
 from everstep.engine.collecting import Collected, collect
 from everstep.engine.driving import Driving
@@ -235,6 +235,36 @@ class App(Driving):
         await operations.rollback(self, run, note, by=by, uncompensated=allow_uncompensated)
         self._want_if_declared(run)
         return Run(self, run)
+
+    async def fork(
+        self,
+        run: str,
+        *,
+        at: int,
+        args: Sequence[Any] | None = None,
+        outcome: Any = ...,
+        id: str | None = None,
+        generation: int | None = None,
+        allow_effects: bool | Collection[str] = False,
+        note: str = "",
+        by: str = "",
+    ) -> Run[Any]:
+        """Start a new run that begins with what another one did up to the event `at`, and goes on from there by itself.
+
+        The other run, whatever its status, is not touched. The fork is durable on return; asked for again with the same
+        `id` it is the same fork. Raises `Misuse` if there can be none at that event, or if the code would not do with
+        the new `args` what was recorded.
+
+        args: other arguments of the workflow. With `at=1` any will do.
+        outcome: what takes the place of the outcome that the event `at` records: a step's, a signal's or a child's.
+        generation: which history of the run, if not the newest.
+        allow_effects: the names of steps that the fork may do once more although the other run has done them after
+            `at`, or True for all. Without it that is refused (`CrossesOnce`), with the list.
+        """
+        wanted = forking.Wanted(run, at, generation, args, outcome, id, allow_effects, by, note)
+        forked = await forking.fork(self, wanted)
+        self._want_if_declared(forked)
+        return Run(self, forked)
 
     async def hold(self, run: str, note: str = "", *, by: str = "") -> None:
         """Put a run on hold until somebody resolves it."""

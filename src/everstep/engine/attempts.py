@@ -336,7 +336,8 @@ class StepAttempts:
     def note_compensated(self, call: StepCall) -> None:
         """A compensation has happened; its outcome is recorded next."""
         undone = self._driver.execution.saga.completed.get(call.compensates)
-        note_compensated(self._driver.journal, call.compensates, undone.key if undone is not None else "")
+        if undone is not None:
+            note_compensated(self._driver.journal, call.compensates, undone.key, undone.carried)
 
     def settled(self, attempt: Attempt, settled: Settled, seconds: float) -> None:
         """An atomic step has happened, in this attempt or in an earlier one."""

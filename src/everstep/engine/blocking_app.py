@@ -119,6 +119,10 @@ class BlockingApp:
         """See `App.rollback`."""
         return BlockingRun(self, self.wait(self._app.rollback(run, note, **options)))
 
+    def fork(self, run: str, *, at: int, **options: Any) -> "BlockingRun[Any]":
+        """See `App.fork`."""
+        return BlockingRun(self, self.wait(self._app.fork(run, at=at, **options)))
+
     def hold(self, run: str, note: str = "", *, by: str = "") -> None:
         """See `App.hold`."""
         self.wait(self._app.hold(run, note, by=by))

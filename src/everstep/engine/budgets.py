@@ -332,7 +332,7 @@ class Budgets:
         return None
 
     def _decide_about_child(self, call: ChildCall) -> None:
-        if self._is_given_up(call) and call.target.on_parent_end == "cancel":
+        if call.is_told_to_stop or (self._is_given_up(call) and call.target.on_parent_end == "cancel"):
             del self.withheld[call.call]
             self._driver.deliver("child_ended", "", ev.ChildEnded(call.call, call.run, "cancelled", 0))
             return

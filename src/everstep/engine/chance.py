@@ -2,6 +2,7 @@
 
 import os
 import random
+import struct
 from typing import Any, Final
 
 BLOCK_BYTES: Final = 4096
@@ -36,3 +37,20 @@ class MachineRandom(random.Random):
         taken = self._block[self._used : self._used + count]
         self._used += count
         return taken
+
+
+_STATE: Final = struct.Struct("<625I")
+"""The state of a `random.Random`."""
+
+
+def packed_state(source: random.Random) -> tuple[bytes, float | None]:
+    """Return where a source of randomness has come to, as a checkpoint keeps it."""
+    _, words, gauss = source.getstate()
+    return _STATE.pack(*words), gauss
+
+
+def from_packed_state(packed: bytes, gauss: float | None) -> random.Random:
+    """Return a source of randomness that goes on from there."""
+    source = random.Random(0)
+    source.setstate((3, _STATE.unpack(packed), gauss))
+    return source

@@ -33,7 +33,7 @@ def record(driver: "Driver", command: TakeCheckpoint) -> None:
     if part.books is not None and driver.execution.books is not None:
         part.books.head = driver.execution.books.kept_head()
     saga = driver.execution.saga
-    part.is_undoable, part.uncompensated = bool(saga.completed), saga.remembered()
+    part.is_undoable, part.uncompensated = saga.needs_its_code, saga.remembered()
     engine, state = packed(encode_part(part)), packed(command.state)
     digest = checkpoint_digest(driver.run, journal.generation, seq, previous, engine, state)
     body = command.body()

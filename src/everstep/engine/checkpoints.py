@@ -270,8 +270,8 @@ def take_checkpoint(execution: "Execution", state: Any, every: int | None, keep:
         raise Misuse(f"every={every!r}: it is a number of steps, at least 1.")
     if keep < KEPT_MIN:
         raise Misuse(f"keep={keep!r}: it is how many checkpoints are kept, at least {KEPT_MIN}.")
-    if under_way := _under_way(execution):
-        listed = ", ".join(under_way[:3]) + (f" and {len(under_way) - 3} more" if len(under_way) > 3 else "")
+    if found := under_way(execution):
+        listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         raise Misuse(
             f"{_at(persons_line(frame))}everstep.checkpoint() with something else under way ({listed}): a run "
             "that goes on from the checkpoint would not find it again. Await it or cancel it before."
@@ -285,7 +285,7 @@ def _at(source: str) -> str:
     return f"{source} — " if source else ""
 
 
-def _under_way(execution: "Execution") -> list[str]:
+def under_way(execution: "Execution") -> list[str]:
     """Return what the code has begun and not finished, beside the call itself."""
     loop = execution.loop
     found = [f"step {call.step}" for call in execution.steps.values()]

@@ -275,7 +275,7 @@ class ChildCall(Command):
     """A child run, from its start to its end."""
 
     kind = "child_started"
-    __slots__ = ("arguments", "call", "future", "run", "source", "step", "target")
+    __slots__ = ("arguments", "call", "future", "is_told_to_stop", "run", "source", "step", "target")
 
     def __init__(
         self, call: int, run: str, target: Workflow, arguments: Arguments, future: "CallFuture", source: str
@@ -287,6 +287,8 @@ class ChildCall(Command):
         self.arguments = arguments
         self.future = future
         self.source = source
+        self.is_told_to_stop = False
+        """Whether the code has asked it to stop; perhaps before there was room for it in the budget."""
 
     def body(self) -> ev.ChildStarted:
         target = self.target

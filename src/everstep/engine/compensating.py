@@ -17,6 +17,7 @@ from everstep.engine.holding import HoldReport
 from everstep.engine.rollback import WHAT_IS_LOST, left_by_children
 from everstep.errors import StoreError
 from everstep.model import events as ev
+from everstep.model.carried import CarriedStep
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
 from everstep.stores.keys import KeyClaim, KeyEnd
@@ -84,14 +85,16 @@ def begin(driver: "Driver", started: ev.CompensationStarted) -> None:
     driver.go_on_without_code(started)
 
 
-def note_compensated(journal: "Journal", call: int, key: str) -> None:
+def note_compensated(journal: "Journal", call: int, key: str, carried: CarriedStep | None = None) -> None:
     """A compensation has completed: whatever depends on the step that it undid, call `call`, goes with its outcome.
 
     In the same transaction its own key (`key=`), if it has one, is freed: the action may be done again, by anybody.
+    carried: the step, if an older generation did it.
     """
     if key:
-        claim = KeyClaim(key, call, 0, "", "", "", 0)
-        journal.key_changes().ends.append(KeyEnd(claim, undone=True))
+        claim = KeyClaim(key, call if carried is None else carried.own_call, 0, "", "", "", 0)
+        generation = 0 if carried is None else carried.generation
+        journal.key_changes().ends.append(KeyEnd(claim, undone=True, generation=generation))
 
 
 # -- asking a person ---------------------------------------------------------------------------------------------------
@@ -161,5 +164,5 @@ def offering_rollback(
 
 def undoable_steps(driver: "Driver") -> list[str]:
     """Return the steps, done or under way, that have a compensation."""
-    done = [one.step for one in driver.execution.saga.completed.values()]
+    done = [one.title for one in driver.execution.saga.completed.values()]
     return done + [call.step for call in driver.attempts.begun_steps() if call.target.compensate is not None]

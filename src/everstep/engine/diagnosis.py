@@ -8,10 +8,12 @@ import msgspec
 from everstep.engine.history import Recorded, load_verified, refs_of, verified, verify_payloads
 from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged
+from everstep.model.carried import Carried, undoing_entropy
 from everstep.model.chains import ChainKeys
 from everstep.model.contracts import may_run_again
-from everstep.model.digests import compensation_entropy, step_key
+from everstep.model.digests import step_key
 from everstep.model.events import EventRow, decode_body
+from everstep.model.forked import switches
 from everstep.stores.protocol import RunRow, Store
 
 
@@ -54,7 +56,7 @@ def diagnose(store: Store, row: RunRow) -> Diagnosis:
     good, why = _good_part(events, row, generation, store.chain)
     damaged = _damaged_payloads(store, row.id, good)
     for event in good:
-        if damaged.intersection(refs_of(event)):
+        if damaged.intersection(refs_of(event.body)):
             good = good[: event.seq - 1]
             break
     digest = events[len(good) - 1].digest if good else b""
@@ -89,7 +91,7 @@ def _good_part(
 def _damaged_payloads(store: Store, run: str, history: Sequence[Recorded]) -> set[str]:
     """Return the digests of payloads that are missing or do not match."""
     damaged: set[str] = set()
-    for ref in {ref for event in history for ref in refs_of(event)}:
+    for ref in {ref for event in history for ref in refs_of(event.body)}:
         try:
             restore_payload(store.payload(run, ref), ref)
         except Damaged:
@@ -112,7 +114,7 @@ def steps_in(found: Diagnosis) -> tuple[list[UnseenStep], list[str], int]:
 
     None of it can be relied upon: it is for a person, who looks outside for what is named here.
     """
-    entropy = _entropy(found.good)
+    entropy, carried = _entropy(found.good), _carried(found.good)
     steps: list[UnseenStep] = []
     workers: set[str] = set()
     unreadable = 0
@@ -123,7 +125,7 @@ def steps_in(found: Diagnosis) -> tuple[list[UnseenStep], list[str], int]:
             unreadable += 1
             continue
         if event.kind == "step_started" and body.effect != "read":
-            own = compensation_entropy(entropy, body.compensates) if body.compensates else entropy
+            own = undoing_entropy(carried, entropy, body.compensates) if body.compensates else entropy
             key = body.key or step_key(own, event.step, body.arguments)
             steps.append(UnseenStep(event.step, body.effect, event.seq, key))
             workers.update({body.by} - {""})
@@ -132,8 +134,17 @@ def steps_in(found: Diagnosis) -> tuple[list[UnseenStep], list[str], int]:
 
 def _entropy(history: Sequence[Recorded]) -> str:
     """Return the random bits that keys hang on at the end of a history."""
-    newest = next((event for event in reversed(history) if event.kind in ("run_retried", "run_started")), None)
-    return str(newest.body.entropy) if newest is not None else ""
+    if not history:
+        return ""
+    found = [(1, history[0].body.entropy)]
+    found += [one for one in switches(history[0].body) if one[0] <= len(history)]
+    found += [(event.seq, event.body.entropy) for event in history if event.kind == "run_retried"]
+    return str(max(found, key=lambda one: one[0])[1])
+
+
+def _carried(history: Sequence[Recorded]) -> Carried | None:
+    """Return what the run has taken along from older generations."""
+    return history[0].body.carried if history else None
 
 
 def open_steps(good: Sequence[Recorded]) -> list[UnseenStep]:
@@ -143,7 +154,7 @@ def open_steps(good: Sequence[Recorded]) -> list[UnseenStep]:
         kind, body = event.kind, event.body
         if kind == "step_started" and body.effect != "read":
             entropy = _entropy(good[: event.seq])
-            own = compensation_entropy(entropy, body.compensates) if body.compensates else entropy
+            own = undoing_entropy(_carried(good), entropy, body.compensates) if body.compensates else entropy
             key = body.key or step_key(own, event.step, body.arguments)
             begun[body.call] = UnseenStep(event.step, body.effect, event.seq, key)
         elif kind in ("step_completed", "step_failed", "step_shared"):

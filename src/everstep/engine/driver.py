@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.engine import checkpointing, compensating, performing
+from everstep.engine import checkpointing, compensating, continuing, forced_ends, performing
 from everstep.engine.attempts import StepAttempts
 from everstep.engine.budgets import Budgets
 from everstep.engine.children import Children
@@ -35,6 +35,7 @@ from everstep.engine.commands import (
 )
 from everstep.engine.deadlines import Deadlines
 from everstep.engine.execution import Execution
+from everstep.engine.generations import ContinueRun
 from everstep.engine.holding import HoldReport, stuck_report
 from everstep.engine.inbox import Inbox
 from everstep.engine.journal import Journal
@@ -43,11 +44,12 @@ from everstep.engine.past import DamagedCheckpoint
 from everstep.engine.replay import Replayed
 from everstep.engine.saver import Saver
 from everstep.engine.surrounding import Surrounding
-from everstep.errors import NotDecodable, RunTimedOut, StoreError
+from everstep.errors import NotDecodable, StoreError
 from everstep.model import events as ev
+from everstep.model.budgets import Allotment
 from everstep.model.crash_points import crash_point
 from everstep.model.status import Status
-from everstep.stores.protocol import HoldRow, RowChange, RunRow
+from everstep.stores.protocol import HoldRow, NewRun, RowChange, RunRow
 
 log = logging.getLogger("everstep.run")
 
@@ -55,6 +57,7 @@ STATUS_OF_END: Final[dict[str, Status]] = {
     "run_completed": "completed",
     "run_failed": "failed",
     "run_cancelled": "cancelled",
+    "run_continued": "running",
 }
 
 
@@ -105,7 +108,11 @@ class Driver:
         self.damaged_checkpoints: Sequence[DamagedCheckpoint] = ()
         """Those that recovery had to pass over."""
         self.execution.unapplied = self._unapplied
-        self._end_recorded: tuple[str, ev.Body, bytes | None] | None = None
+        self.allotment: Allotment | None = None
+        """The budget that the run was given at its start."""
+        self.renewal: NewRun | None = None
+        """The next generation, once the code has said `continue_as`."""
+        self.end_recorded: tuple[str, ev.Body, bytes | None] | None = None
         self._set_deadlines(replayed, clock_started)
 
     def _set_deadlines(self, replayed: Replayed, clock_started: int) -> None:
@@ -313,43 +320,26 @@ class Driver:
     # -- ends and holds --------------------------------------------------------------------------------------------
     def _end(self, command: EndRun) -> None:
         """The code is done."""
+        if isinstance(command, ContinueRun):
+            continuing.record(self, command)
+            return
         body = command.body()
         if command.kind != "run_cancelled":
             body = self.journal.pack_into(body, "value" if command.kind == "run_completed" else "error")
-        self._record_end(command.kind, body, command.payload or None)
+        self.record_end(command.kind, body, command.payload or None)
 
     def fail_when_settled(self, error: BaseException) -> None:
         """End the run as failed, without its code, as soon as no effect is under way or in doubt."""
         self.end_wanted, self.failure = True, error
 
-    def _fail_with(self, error: BaseException) -> None:
-        """End the run as failed, without its code; but first undo what was done."""
-        payload = self.app.codec.encode_error(error)
-        if not compensating.begin_without_code(self, "failure", payload):
-            self._record_end("run_failed", ev.RunFailed(msgspec.Raw(payload), forced=True), payload)
-
-    def _force_end(self) -> None:
-        """The grace is over, or was not given: the run ends without its code. No effect is in doubt."""
-        cancel = self.execution.cancel
-        if self.execution.rollback is not None and not (cancel is not None and cancel.now):
-            if not compensating.begin_without_code(self, "rollback"):
-                self._record_end("run_cancelled", ev.RunCancelled(forced=True, rolled_back=True), None)
-        elif self.failure is not None:
-            self._fail_with(self.failure)
-        elif cancel is not None and cancel.timeout:
-            seconds = self.execution.workflow.timeout
-            self._fail_with(RunTimedOut(f"The run took longer than {seconds} s and did not stop."))
-        else:
-            self._record_end("run_cancelled", ev.RunCancelled(forced=True), None)
-
-    def _record_end(self, kind: str, body: ev.Body, outcome: bytes | None) -> None:
+    def record_end(self, kind: str, body: ev.Body, outcome: bytes | None) -> None:
         """Children that should not outlive the run are asked to stop, in the same transaction."""
         crash_point("run.end")
         self.attempts.bodies.cancel_all()
         if self.execution.children:
             self.children.cancel_those_that_end_with_it()
         self.ending, self.outcome = kind, outcome
-        self._end_recorded = (kind, body, outcome)
+        self.end_recorded = (kind, body, outcome)
         self.record(kind, "", body)
         self.saver.save(waited_for=True)
 
@@ -363,11 +353,11 @@ class Driver:
             log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
             self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.take_back_end)
             return
-        assert self._end_recorded is not None
+        assert self.end_recorded is not None
         self.ending, self.outcome, was_undone = "", None, self.execution.is_undone
         self.inbox.take(cancels, fire=False)  # the code has ended, so timers no longer matter
         if not self.is_over and self.execution.is_undone == was_undone:
-            self._record_end(*self._end_recorded)
+            self.record_end(*self.end_recorded)
 
     def take_back_row(self, change: RowChange, events: int) -> None:
         """What the row was to say, beside so many events, was not written."""
@@ -403,7 +393,7 @@ class Driver:
             self.put_on_hold(self.hold_wanted)
             return
         if self.end_wanted and not self.attempts.has_unsettled():
-            self._force_end()
+            forced_ends.force(self)
             return
         attempts, is_deciding = self.attempts, self.budgets is not None and self.budgets.look_again()
         if self._unapplied or attempts.bodies.running or attempts.starting or attempts.doubts.asking or is_deciding:
@@ -483,11 +473,11 @@ class Driver:
     @property
     def ends_secretly(self) -> bool:
         """Whether the run ended with an error that is not shown."""
-        return self._end_recorded is not None and getattr(self._end_recorded[1], "secret", False)
+        return self.end_recorded is not None and getattr(self.end_recorded[1], "secret", False)
 
     def ended_as(self) -> Status | None:
         """Return the status in which the run left this process for good: an end, or held; None if it just left."""
-        if not self.saver.all_is_durable:
+        if not self.saver.all_is_durable or self.renewal is not None:
             return None
         return STATUS_OF_END[self.ending] if self.ending else "held" if self.hold else None
 

@@ -433,6 +433,11 @@ class Driving:
         self.let_go(driver)
         self.want(driver.run)
 
+    def take_next(self, driver: Driver) -> None:
+        """The run goes on with a fresh history: let the old one leave memory, and take up the new one."""
+        self.take_again(driver)
+        self.spawn(self.take_up_run(driver.run))
+
     def hold_unstorable(self, driver: Driver, error: BaseException) -> None:
         """The store refuses a run's newest events, a value that is too large for instance: it stops, and no other."""
         self.let_go(driver)

@@ -4,6 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 from everstep.engine.commands import EndRun
+from everstep.engine.generations import ContinueRun, continued_by
 from everstep.errors import NotEncodable, RunTimedOut
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def end_of(execution: "Execution", *, cancelled_late: bool) -> EndRun:
     if main.cancelled():
         return _cancelled(execution) if execution.cancel is not None else _failed(execution, asyncio.CancelledError())
     error = main.exception()
+    if (wanted := continued_by(error)) is not None:
+        return ContinueRun(wanted.arguments) if execution.cancel is None else _cancelled(execution)
     if error is not None:
         return _failed(execution, error)
     try:

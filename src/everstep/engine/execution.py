@@ -8,7 +8,6 @@ import asyncio
 import functools
 import itertools
 import random
-import struct
 import sys
 from collections.abc import Callable, Collection, Mapping, Set
 from contextvars import Context
@@ -23,6 +22,7 @@ from everstep.effects.surroundings import CURRENT, persons_line, where_is
 from everstep.effects.witnesses import Taken
 from everstep.engine.books import Books, charge_usage
 from everstep.engine.calling import as_declared, cannot_await, unwrap_to_thread
+from everstep.engine.chance import from_packed_state, packed_state
 from everstep.engine.checkpoints import Checkpoints, EnginePart, KeptFact
 from everstep.engine.commands import (
     CallFuture,
@@ -37,6 +37,7 @@ from everstep.engine.commands import (
 )
 from everstep.engine.crossing import Kept
 from everstep.engine.ending import Failure, end_of
+from everstep.engine.generations import take_along
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
 from everstep.engine.receiving import Receiving
 from everstep.engine.saga import Saga
@@ -55,8 +56,6 @@ from everstep.model import mistakes
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
 
-_RANDOM = struct.Struct("<625I")
-"""The state of a `random.Random`."""
 _NONE: frozenset[Any] = frozenset()
 PayloadLookup = Callable[[str], bytes]
 _C = TypeVar("_C")
@@ -109,6 +108,7 @@ class Execution:
         self._calls = 0
         self._visits: dict[str, int] = {}
         self._issued: list[Command] = []
+        self.copied_children: Mapping[int, str] = {}  # in a fork: the ids that the other run gave them
         self._random: random.Random | None = None
         self._cancel_came_too_late = False
 
@@ -118,6 +118,8 @@ class Execution:
         self.entropy = started.entropy
         self.caution = "restored" if started.unseen else ""
         self.loop.now = at
+        if started.carried is not None:
+            take_along(self, started.carried)
         payload = self.payload(started.arguments, started.arguments_ref)
         args, kwargs = self.codec.decode_arguments(self.workflow.signature, payload)
         self._check_arguments(args, kwargs)
@@ -345,6 +347,13 @@ class Execution:
         elif target.target.on_parent_end == "cancel":
             self.issue(CancelChild(self.next_call(), target))
 
+    def cancel_child(self, target: StepCall | ChildCall | None) -> None:
+        """The code asks a child to stop, and may go on waiting for its end."""
+        self.require_live()
+        assert isinstance(target, ChildCall)
+        target.is_told_to_stop = True
+        self.issue(CancelChild(self.next_call(), target))
+
     def _call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """`asyncio.to_thread(step, …)`: the way in which an `async` workflow calls a `def` step."""
         function, args, kwargs = unwrap_to_thread(function, args)
@@ -385,7 +394,7 @@ class Execution:
         if self.books is not None:
             self.books.enter_child(self._calls + 1, workflow, self.children)
         number = self.next_call()
-        run = id or child_id(self.run, self.generation, number, self.branch)
+        run = id or self.copied_children.get(number) or child_id(self.run, self.generation, number, self.branch)
         call = ChildCall(number, run, workflow, arguments, future, source)
         future.target = call
         self.children[number] = call
@@ -417,13 +426,16 @@ class Execution:
             self._random = random.Random(derived_key(self.entropy, "#random"))
         return self._random
 
+    def forget_random(self) -> None:
+        """Draw other numbers from here on, by the entropy that counts now."""
+        self._random = None
+
     # -- checkpoints -----------------------------------------------------------------------------------------------
     def remembered(self, number: int, numbers: int) -> EnginePart:
         """Return what a resume needs beside the code's state to go on from here."""
         part = EnginePart(number, self._calls, numbers, self.loop.now, self.entropy, self.branch, dict(self._visits))
         if self._random is not None:
-            _, words, part.gauss = self._random.getstate()
-            part.random = _RANDOM.pack(*words)
+            part.random, part.gauss = packed_state(self._random)
         part.signals = self.receiving.unreceived()
         if self.receiving.requests is not None:
             part.requests = self.receiving.requests.untaken()
@@ -443,8 +455,7 @@ class Execution:
             self.books.go_on_from(part.books)
         self.loop.now, self.loop.numbers = part.now, itertools.count(part.numbers)
         if part.random:
-            self._random = random.Random(0)
-            self._random.setstate((3, _RANDOM.unpack(part.random), part.gauss))
+            self._random = from_packed_state(part.random, part.gauss)
         self.receiving.restore(part.signals)
         if part.requests or self.receiving.requests is not None:
             self.receiving.requests_of_run().restore(part.requests)

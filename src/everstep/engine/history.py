@@ -179,19 +179,22 @@ def _expect_damaged_hold(store: Store, row: RunRow, seq: int) -> None:
 def verify_payloads(store: Store, row: RunRow, history: Sequence[Recorded], *, is_newest: bool = True) -> None:
     """Raise `Damaged` unless every payload that is kept beside the history is there and whole."""
     for event in history:
-        for ref in refs_of(event):
+        for ref in refs_of(event.body):
             try:
                 payload = restore_payload(store.payload(row.id, ref), ref)
             except Damaged as damage:
                 raise Damaged(f"Event {event.seq} of run {row.id}: {damage}", event.seq - 1) from None
-            if event.seq == 1 and is_newest:
+            if event.seq == 1 and is_newest and ref == event.body.arguments_ref:
                 compare_preview(row, payload)
 
 
-def refs_of(event: Recorded) -> list[str]:
-    """Return the digests of payloads that are kept beside an event."""
-    ref = getattr(event.body, "ref", "") or getattr(event.body, "arguments_ref", "")
-    return [ref] if ref else []
+def refs_of(body: Any) -> list[str]:
+    """Return the digests of payloads that are kept beside an event with this body."""
+    ref = getattr(body, "ref", "") or getattr(body, "arguments_ref", "")
+    refs = [ref] if ref else []
+    if (carried := getattr(body, "carried", None)) is not None:
+        refs += [ref for one in carried.undoable for ref in (one.whole_ref, one.ref) if ref]
+    return refs
 
 
 def verified(events: Sequence[EventRow], row: RunRow, chain: ChainKeys) -> list[Recorded]:

@@ -144,6 +144,7 @@ class Child(Generic[T]):
     def __init__(self, id: str, future: CallFuture) -> None:
         self.id = id
         self._future = future
+        self._is_told = False
         future.add_done_callback(_retrieve)
 
     async def result(self) -> T:
@@ -151,8 +152,17 @@ class Child(Generic[T]):
         return await asyncio.shield(self._future)
 
     def cancel(self) -> bool:
-        """Ask the child to stop. Returns False if it has ended already."""
-        return self._future.cancel()
+        """Ask the child to stop, whatever its `on_parent_end`. Returns False if it has ended already.
+
+        `result()` still waits for its end: it raises `RunCancelled` once the child has stopped, and returns its result
+        if it was quicker.
+        """
+        if self._future.done():
+            return False
+        if not self._is_told:
+            self._is_told = True
+            self._future.execution.cancel_child(self._future.target)
+        return True
 
 
 def _retrieve(future: Any) -> None:

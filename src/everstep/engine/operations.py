@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from everstep.codec import ANY
+from everstep.engine.copies import refuse_copied
 from everstep.engine.crossing import crossed_by, refuse_crossing
 from everstep.engine.diagnosis import diagnose
 from everstep.engine.history import Recorded, load_verified, refuse_without_key
@@ -140,6 +141,7 @@ async def retry(app: "App", run: str, by: str, *, across_once: bool = False) -> 
     history = load_verified(app.store, row)
     refuse_retry(run, Account(history))
     voids, call, child = _what_failed(history)
+    refuse_copied(run, history[0].body, voids)
     crossed = crossed_by(app.store, run, history, voids)
     refuse_crossing(run, crossed, across_once=across_once)
     if child:

@@ -34,6 +34,7 @@ from everstep.errors import Damaged
 from everstep.model.accounts import copied
 from everstep.model.digests import chain_start, checkpoint_digest
 from everstep.model.events import ENDS, EventRow, ValuePublished, decode_body
+from everstep.model.forked import copied_events
 from everstep.stores.protocol import CheckpointRow, RunRow, Store
 
 
@@ -192,7 +193,7 @@ def _all_damaged(
     voided it, or it was taken before a repair, which may have archived the newer ones that it had to make room for.
     """
     repaired = max((event.seq for event in events if event.kind == "run_repaired"), default=0)
-    used = max(used, repaired)
+    used = max(used, repaired, copied_events(events[0].body))
     noted = {event.body.checkpoint for event in events if event.kind == "checkpoint_damaged"}
     voided = [(event.body.voids, event.seq) for event in events if event.kind == "run_retried"]
     newest = [event.seq for event in events if event.kind == "checkpoint_taken" and event.seq > used][-KEPT_MIN:]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from everstep.engine.agreement import preview_text, published_by
+from everstep.engine.agreement import created_at, preview_text, published_by
 from everstep.engine.diagnosis import Diagnosis, UnseenStep, diagnose, open_steps, steps_in
 from everstep.engine.history import Recorded, public_events
 from everstep.engine.journal import Journal, restore_payload
@@ -178,7 +178,7 @@ def _row_of(store: Store, row: RunRow, found: Diagnosis, *, is_held: bool) -> Ru
         outcome=_outcome(store, row.id, last),
         published=_published(store, row.id, found.good),
         budget=standing_at(found.good),
-        created_at=first.at,
+        created_at=created_at(first),
         updated_at=last.at,
         ended_at=last.at if ended else None,
     )

@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 
+from everstep.engine.agreement import published_before
 from everstep.engine.checkpoints import Checkpoint, Checkpoints, Jump
 from everstep.engine.commands import ChildCall, Command, Difference, EndRun, StartTimer, StepCall
+from everstep.engine.copies import begin_with_copies, branches_of, end_of_copies, fork_off
 from everstep.engine.crossing import Kept, kept_by
 from everstep.engine.due import DOUBT, FALLBACK, KEY, ROOM, Attempts
 from everstep.engine.execution import OUTCOMES, Execution
@@ -24,6 +26,7 @@ from everstep.engine.recorded import COMMANDS, FIRST, asks_for_something, record
 from everstep.errors import NotDecodable
 from everstep.model.contracts import UNSEEN, may_run_again
 from everstep.model.events import ENDS
+from everstep.model.forked import copied_events, switches
 
 
 class Replayed(msgspec.Struct):
@@ -53,7 +56,7 @@ def first_run(execution: Execution, started: Recorded) -> Replayed:
         execution.begin(started.body, started.at)
     except SpinningWorkflow:
         return Replayed(execution, [], [], {}, {}, spins=True)
-    return Replayed(execution, [], execution.take_commands(), {}, {})
+    return Replayed(execution, [], execution.take_commands(), {}, published_before(started))
 
 
 class Replay:
@@ -74,7 +77,7 @@ class Replay:
         self.execution = execution
         self.differences: list[Difference] = []
         self.attempts: dict[int, Attempts] = {}
-        self.published: dict[str, msgspec.Raw] = {}
+        self.published: dict[str, msgspec.Raw] = published_before(history[0])
         self.cancel_at = 0
         self._queue: deque[Command] = deque()
         self._accepted: dict[int, str] = {}
@@ -84,7 +87,13 @@ class Replay:
         self._branches: dict[int, tuple[int, str]] = {}
         self._reopened: dict[int, set[int]] = {}
         self._position = 0
+        self._forks = dict(switches(history[0].body))
+        self._copied = copied_events(history[0].body)
+        if self._copied:
+            self._branches |= branches_of(history[: self._copied], self._forks)
         self._look_ahead()
+        if self._copied:
+            begin_with_copies(execution, (one for one in history[: self._copied] if one.seq not in self._void))
 
     def go(self, *, quiet: bool = False) -> Replayed:
         """Replay everything and return the execution at its last rest, with whatever differs."""
@@ -98,6 +107,8 @@ class Replay:
         except (NotDecodable, SpinningWorkflow) as error:
             self._differ(self._position, "outcome", str(error) or "the code does not come to rest")
         self.execution.replaying = False
+        if self._copied:
+            end_of_copies(self.execution)
         self.execution.loop.quiet = self.execution.unwinding
         self.execution.begun = {call for call, attempts in self.attempts.items() if attempts.attempt}
         return Replayed(
@@ -150,7 +161,9 @@ class Replay:
         reopened = self._reopened[retried.seq] = {retried.body.call}
         self._retried += 1
         # An earlier retry within what this one voids began a branch that no longer counts, nor do its keys.
-        self._branches = {seq: one for seq, one in self._branches.items() if seq < retried.body.voids}
+        self._branches = {
+            seq: one for seq, one in self._branches.items() if seq < retried.body.voids or seq >= retried.seq
+        }
         self._branches[retried.body.voids] = (self._retried, retried.body.entropy)
         for event in self.history[self._place(retried.body.voids) : self._place(retried.seq)]:
             kind, call = event.kind, getattr(event.body, "call", 0)
@@ -200,8 +213,13 @@ class Replay:
                 self.execution.replaying, self.execution.loop.quiet = False, self.execution.unwinding
             if self._is_in_flight and self._flies_over(event):
                 continue
+            if self._copied and event.seq > self._copied:
+                self._copied = 0
+                end_of_copies(self.execution)
             if branches and event.seq in branches:
                 self.execution.branch, self.execution.entropy = branches[event.seq]
+                if event.seq in self._forks:
+                    fork_off(self.execution, self._queue, self._forks[event.seq])
             if books is not None and not books.is_ahead:
                 books.replay(event, is_void=event.seq in void)
             if void and event.seq in void:
@@ -225,7 +243,7 @@ class Replay:
             self.attempts.setdefault(event.body.call, Attempts()).due = KEY
             if not event.body.again:
                 self._match(event)
-        elif event.kind in ENDS:
+        elif event.kind in ENDS or event.kind == "run_continued":
             self._match_end(event)
         elif event.kind == "compensation_started":
             self._begin_compensation(event)

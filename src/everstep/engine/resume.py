@@ -39,6 +39,7 @@ from everstep.errors import ChainKeyMissing, Damaged, NotDecodable
 from everstep.model import events as ev
 from everstep.model.accounts import standing_at
 from everstep.model.budgets import Limits
+from everstep.model.carried import carried_step
 from everstep.model.semantics import SUPPORTED
 from everstep.model.status import Status, may_become
 from everstep.stores.protocol import Append, HoldRow, Post, RowChange, RunRow, Store
@@ -87,6 +88,7 @@ def take_up(
     replayed.execution.lookup = Payloads(app.store, row.id, journal.undurable)
     driver = Driver(app, row, replayed, journal, _clock_started_at(past))
     driver.damaged_checkpoints = past.damaged
+    driver.allotment = past.events[0].body.budget
     if first := replayed.first_checkpoint:
         driver.first_checkpoint = (first, app.store.events(row.id, row.generation, first, first)[0].digest)
     if app.restores > _restores_noted(past):
@@ -143,6 +145,10 @@ def _clock_started_at(past: Past) -> int:
             return int(event.at)
         if past.checkpoint is not None and event.seq == past.checkpoint.seq:
             return past.checkpoint.part.clock_started
+    if (forked := past.events[0].body.forked) is not None:
+        return int(forked.at)
+    if (carried := past.events[0].body.carried) is not None:
+        return int(carried.clock_started)
     return int(past.events[0].at) + microseconds(past.events[0].body.delay)
 
 
@@ -240,8 +246,9 @@ def resolve_unit(
         outcome.skipped = resolution == "skip"
         undone = next((one.body.compensates for one in reversed(history) if _is_start_of(one, outcome.call)), 0)
         if undone and not outcome.skipped:
-            started = next(one for one in history if _is_start_of(one, undone))
-            note_compensated(journal, undone, started.body.key)
+            carried = carried_step(history[0].body.carried, undone)
+            started = next((one for one in history if _is_start_of(one, undone)), None)
+            note_compensated(journal, undone, carried.key if carried else started.body.key if started else "", carried)
         journal.record("step_completed", hold.step, outcome, journal.at)
         _end_key(app, journal, history, outcome.call, payload if resolution == "done" else None)
     elif resolution == "cancel":

@@ -11,6 +11,7 @@ from everstep.engine.history import Recorded, load_verified
 from everstep.errors import CompensationBegun, Damaged, Uncompensated
 from everstep.model.contracts import KEPT, may_run_again
 from everstep.model.events import ENDS
+from everstep.model.forked import copied_events
 from everstep.stores.protocol import RunRow, Store
 
 WHAT_IS_LOST: Final = "whatever it did in the part of its history that is lost"
@@ -37,8 +38,10 @@ class Account:
         self._undoable: dict[int, str] = {}
         self._todo: set[int] = set()
         self.was_begun = False
+        copied = copied_events(history[0].body) if history else 0  # what another run did is not this one's to undo
         for event in history:
-            self._take(event)
+            if event.seq > copied or event.seq == 1:
+                self._take(event)
         self.compensable = list(self._done.values())
         begun = {call: event.step for call, event in self._open.items() if event.body.compensate}
         self.undoable = list((self._undoable | begun).values())
@@ -50,7 +53,12 @@ class Account:
 
     def _take(self, event: Recorded) -> None:
         kind, body = event.kind, event.body
-        if kind == "step_started":
+        if kind == "run_started" and body.carried is not None:
+            self.uncompensated += body.carried.uncompensated
+            self._undoable = {one.call: one.title for one in body.carried.undoable}
+            self._done = {one.call: one.title for one in body.carried.undoable if not may_run_again(one.effect)}
+            self.lost = bool(body.carried.caution)
+        elif kind == "step_started":
             self._open[body.call] = event
         elif kind == "step_completed":
             self._settle(self._open.pop(body.call, None), body)

@@ -77,6 +77,8 @@ class Saver:
             events=journal.unsaved,
             row=row,
         )
+        if driver.renewal is not None:
+            unit.renewal = driver.renewal
         if driver.hold is not None:
             unit.hold, unit.release = driver.hold, True
             unit.notifications = driver.app.notifier.rows(driver.hold)
@@ -118,7 +120,10 @@ class Saver:
             while waiters and waiters[0][0] <= self.durable:
                 waiters.popleft()[1]()
             self._durable_status = (row.status, row.wake_at)
-            if row.status == "held" or row.status in ENDED:
+            if unit.renewal is not None:
+                crash_point("run.continued")
+                driver.app.take_next(driver)
+            elif row.status == "held" or row.status in ENDED:
                 driver.app.let_go(driver)
             elif driver.execution.witnesses and not self._driver.stopped and driver.is_idle:  # a waiter may stop it
                 driver.app.rested(driver)

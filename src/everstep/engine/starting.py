@@ -14,6 +14,7 @@ from everstep.engine.journal import INLINE_BYTES_MAX, store_payload
 from everstep.engine.workflow import Workflow
 from everstep.model.accounts import accounts_of
 from everstep.model.budgets import Allotment
+from everstep.model.carried import Carried
 from everstep.model.chains import ChainKey
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import NO_PAYLOAD, EventRow, RunStarted, encode_body
@@ -84,6 +85,8 @@ def new_run(
     wake_at: int | None = None,
     origin: Origin,
     budget: Allotment | None = None,
+    carried: Carried | None = None,
+    first_arguments: str = "",
 ) -> NewRun:
     """Return a run to be created: its row and its `run_started`. With an owner it is `running`, else `queued`."""
     body, payloads = _started(workflow, arguments, origin)
@@ -91,6 +94,8 @@ def new_run(
     body.parent = parent or ""
     body.delay = (wake_at - at) / SECOND if wake_at is not None else 0.0
     body.budget = budget
+    if carried is not None:
+        body.carried, body.digest = carried, first_arguments
     encoded = encode_body(body)
     digest = chain_next(chain_start(run, generation), 1, "run_started", "", at, encoded, origin.chain.key)
     status: Status = "running" if owner else "queued"
@@ -112,11 +117,48 @@ def new_run(
         priority=priority,
         tags=tags or {},
         parent=parent,
-        arguments=arguments.digest,
+        arguments=body.digest,
         preview=preview_text(arguments.payload),
-        created_at=at,
+        created_at=carried.created_at if carried is not None else at,
         updated_at=at,
         budget=encode_body(accounts_of(body, at).standing()) if budget is not None else None,
     )
+    if carried is not None and carried.published:
+        row.published = msgspec.json.encode(carried.published)
     event = EventRow(1, "run_started", "", at, encoded, digest)
     return NewRun(row, event, payloads, parent, call)
+
+
+def continued_run(
+    workflow: Workflow,
+    row: RunRow,
+    arguments: Arguments,
+    *,
+    at: int,
+    owner: str,
+    randomness: random.Random,
+    origin: Origin,
+    budget: Allotment | None,
+    carried: Carried,
+) -> NewRun:
+    """Return the next generation of a run, as its code wants it.
+
+    Who starts the run again still names the arguments of the first one, so the row keeps their digest.
+    """
+    return new_run(
+        workflow,
+        row.id,
+        arguments,
+        at=at,
+        randomness=randomness,
+        generation=row.generation + 1,
+        owner=owner,
+        tags=row.tags,
+        priority=row.priority,
+        queue=row.queue,
+        parent=row.parent,
+        origin=origin,
+        budget=budget,
+        carried=carried,
+        first_arguments=row.arguments,
+    )

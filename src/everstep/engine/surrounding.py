@@ -53,6 +53,9 @@ class Surrounding(Protocol):
     def take_again(self, driver: "Driver") -> None:
         """The run leaves memory, and comes back from its history."""
 
+    def take_next(self, driver: "Driver") -> None:
+        """The run goes on with a fresh history."""
+
     def hold_unstorable(self, driver: "Driver", error: BaseException) -> None:
         """The store refuses the newest events of this run."""
 

@@ -174,6 +174,14 @@ class Accounts(msgspec.Struct):
         total.add(self.parts[ROOT].reserved)
         return total
 
+    def carried(self) -> "Accounts":
+        """Return these accounts for a fresh history of the same run: what was used stays used."""
+        fresh = copied(self)
+        own = fresh.parts[ROOT]
+        own.used, own.reserved = fresh.total(), Amounts()
+        fresh.parts, fresh.begun, fresh.children = {ROOT: own}, {}, {}
+        return fresh
+
     # -- taking events ---------------------------------------------------------------------------------------------
     def take(self, kind: str, step: str, body: Any, at: int) -> None:
         """Take the next event."""
@@ -360,6 +368,8 @@ class Accounts(msgspec.Struct):
 
 def accounts_of(started: Any, at: int) -> Accounts:
     """Return the accounts of a run that begins: `started` is the body of its first event."""
+    if started.carried is not None and started.carried.accounts is not None:
+        return copied(started.carried.accounts)
     given: Allotment = started.budget or Allotment()
     limits = Limits(given.microdollars, given.tokens, given.steps, given.seconds)
     begins = at + round(started.delay * MICRO)

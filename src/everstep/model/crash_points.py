@@ -82,6 +82,10 @@ TABLE: Final[dict[str, str]] = {
     "notification.taken": "a notification of a hold is taken and not sent",
     "notification.answered": "it was sent and answered, and that is not written down",
     "notification.settled": "that is written down",
+    "run.continue": "a run's code goes on with a fresh history, and neither its end nor its beginning is recorded",
+    "run.continued": "the fresh history is durable, and nobody drives it yet",
+    "run.fork": "a fork is about to be written, and nothing of it is in the store",
+    "run.forked": "a fork is durable, and neither its driver nor whoever wanted it knows",
     "run.end": "a run's code has ended and its end is not recorded",
     "run.ended": "a run's end is durable and nobody was told",
 }

@@ -8,7 +8,7 @@ never reaches workflow code.
                signal_awaited  signal_rejected  child_started  child_cancelled  value_published  witness_taken
                witness_changed  witness_released  call_withheld (at first)  charged  budget_narrowed
                checkpoint_taken  request_awaited  request_answered  stream_appended
-               compensation_started  run_completed  run_failed  run_cancelled
+               compensation_started  run_continued  run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_shared  step_failed  timer_fired  signal_received  child_ended
                request_received  cancel_requested  rollback_requested
     notes      step_started (later attempts)  key_taken (later)  attempt_failed  step_doubted  probe_answered
@@ -37,6 +37,7 @@ from everstep.model.run_events import (
     RollbackRequested,
     RunCancelled,
     RunCompleted,
+    RunContinued,
     RunFailed,
     RunHeld,
     RunRepaired,
@@ -104,6 +105,7 @@ EventKind = Literal[
     "run_retried",
     "run_repaired",
     "run_restored",
+    "run_continued",
     "run_completed",
     "run_failed",
     "run_cancelled",
@@ -441,6 +443,7 @@ BODIES: Final[dict[str, type[Body]]] = {
     "run_retried": RunRetried,
     "run_repaired": RunRepaired,
     "run_restored": RunRestored,
+    "run_continued": RunContinued,
     "run_completed": RunCompleted,
     "run_failed": RunFailed,
     "run_cancelled": RunCancelled,

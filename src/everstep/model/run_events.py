@@ -3,7 +3,9 @@
 import msgspec
 
 from everstep.model.budgets import Allotment, Limits
+from everstep.model.carried import Carried
 from everstep.model.event_base import NO_PAYLOAD, Body, Outcome
+from everstep.model.forked import Forked
 
 
 class RunStarted(Body):
@@ -31,6 +33,10 @@ class RunStarted(Body):
     """The parent that started it may have done so before, in a part of its history that is lost."""
     budget: Allotment | None = None
     """How much the run may use, with its children."""
+    carried: Carried | None = None
+    """What the run takes along from its history before this one, if its code said `continue_as`."""
+    forked: Forked | None = None
+    """The run and the event that it was forked from."""
 
 
 class CancelRequested(Outcome):
@@ -151,6 +157,12 @@ class RunRestored(Body):
     """
 
     number: int = 0
+
+
+class RunContinued(Body):
+    """This history ends, and the run goes on with a fresh one, with other `arguments` (their digest)."""
+
+    arguments: str
 
 
 class RunCompleted(Body):

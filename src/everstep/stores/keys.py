@@ -71,6 +71,8 @@ class KeyEnd(msgspec.Struct, gc=False):
     outcome: bytes | None = None
     digest: str = ""
     undone: bool = False
+    generation: int = 0
+    """The older generation of the run whose step it is; 0 for the one that says so."""
 
 
 class KeyWait(msgspec.Struct, gc=False):

@@ -135,7 +135,7 @@ class MemoryStore(MemoryWork):
     def _create(self, new: NewRun) -> None:
         run = new.row
         self._runs[run.id] = run
-        self._events[run.id, run.generation] = [new.event]
+        self._events[run.id, run.generation] = [new.event, *new.more]
         self._keep_payloads(run.id, new.payloads)
         if new.follower is not None:
             self._followers.add((run.id, new.follower, new.follower_call))
@@ -172,6 +172,8 @@ class MemoryStore(MemoryWork):
             raise Misuse(f"There is a hold {hold.id} already.")
         for new in operation.starts:
             check_events(new)
+        if operation.renewal is not None:
+            check_events(operation.renewal)
         ended = operation.row.status in ENDED
         self._move(row, operation, ended)
         self._events[row.id, row.generation].extend(operation.events)
@@ -194,9 +196,17 @@ class MemoryStore(MemoryWork):
         if operation.beside is not None:
             self._keep_beside(operation.beside)
         self._archive_rows(operation.archive)
+        if operation.renewal is not None:
+            self._renew(row, operation, operation.renewal)
         if ended:
             self._end(row, operation.row)
         return Accepted()
+
+    def _renew(self, row: RunRow, operation: Append, new: NewRun) -> None:
+        self._keys.end_run(row.id, row.generation, operation.row.at)
+        self._followers = {entry for entry in self._followers if entry[1] != row.id}
+        new.row.epoch = row.epoch
+        self._create(new)
 
     def _keep_checkpoints(self, operation: Append) -> None:
         kept = self._checkpoints.setdefault((operation.run, operation.generation), {})

@@ -43,7 +43,7 @@ class MemoryKeys:
             there = self.rows.get(claim.key)
             self.rows[claim.key] = claimed_row(claim, (run, generation, claim.call), there, at)
         for end in changes.ends:
-            owner, there = (run, generation, end.claim.call), self.rows.get(end.claim.key)
+            owner, there = (run, end.generation or generation, end.claim.call), self.rows.get(end.claim.key)
             if ends_key(there, end, owner):
                 self._change(end.claim.key, ended_row(there, end, owner, at), at)
         for wait in changes.waits:

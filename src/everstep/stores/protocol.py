@@ -105,6 +105,9 @@ class Append(msgspec.Struct, kw_only=True, gc=False):
     checkpoints: Sequence[CheckpointRow] = ()
     """New checkpoints, whose events are among `events`. Of all that the run has, the newest `checkpoints_kept` stay."""
     checkpoints_kept: int = 3
+    renewal: NewRun | None = None
+    """The next generation, which begins as this one ends: its row takes the place of the run's, but for the epoch. The
+    inbox stays as it is, and so do the followers; what the old generation itself followed is followed no more."""
     archive: Sequence[ArchiveRow] = ()
     """Damaged rows. A checkpoint (`what` is `checkpoints`) is moved there from its table."""
     beside: Beside | None = None
@@ -456,7 +459,8 @@ def child_value(status: str, outcome: bytes | None, budget: bytes | None = None)
 def check_events(new: NewRun | Append) -> None:
     """Raise `Misuse` if the events do not fit the heads that they are said to lead from and to."""
     if isinstance(new, NewRun):
-        sound = (new.event.seq, new.event.digest) == (new.row.head_seq, new.row.head_digest)
+        last = new.more[-1] if new.more else new.event
+        sound = (last.seq, last.digest) == (new.row.head_seq, new.row.head_digest) and len(new.more) == last.seq - 1
     else:
         sound = not new.events or (
             new.events[0].seq == new.expected_seq + 1 and new.events[-1].seq == new.expected_seq + len(new.events)

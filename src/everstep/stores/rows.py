@@ -69,7 +69,7 @@ class RowChange(msgspec.Struct, gc=False):
 
 
 class NewRun(msgspec.Struct, gc=False):
-    """A run to be created, with its first event. `row.head_seq` and `row.head_digest` are that event's."""
+    """A run to be created, with its first event. `row.head_seq` and `row.head_digest` are its last event's."""
 
     row: RunRow
     event: EventRow
@@ -77,6 +77,8 @@ class NewRun(msgspec.Struct, gc=False):
     follower: str | None = None
     """A run that is told of this one's end (its parent), in its inbox, under `follower_call`."""
     follower_call: int = 0
+    more: Sequence[EventRow] = ()
+    """The events after the first one, of a run that begins with a history."""
 
 
 class Post(msgspec.Struct, gc=False):

@@ -13,6 +13,8 @@ from typing import Any, Final
 from everstep.model.events import decode_body
 from everstep.testing.histories import RULES, RunHistory, Violation, export_histories
 from everstep.testing.rules_budget import judge_budgets
+from everstep.testing.rules_forks import judge_forks
+from everstep.testing.rules_generations import judge_generations
 from everstep.testing.rules_history import HistoryJudge
 from everstep.testing.rules_keys import judge_keys
 from everstep.testing.rules_outside import (
@@ -58,6 +60,8 @@ def check(
     found += judge_prefixes(histories, earlier)
     found += judge_inboxes(judges)
     found += judge_children(judges)
+    found += judge_generations(judges)
+    found += judge_forks(histories)
     found += judge_keys(judges)
     found += judge_budgets(histories)
     found += judge_effects(judges, ledger, faults=faults, reads=reads)

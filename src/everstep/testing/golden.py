@@ -23,7 +23,7 @@ from everstep.engine import asyncio_parts
 from everstep.engine.books import Books
 from everstep.engine.commands import Difference
 from everstep.engine.execution import Execution
-from everstep.engine.history import Recorded, load_verified
+from everstep.engine.history import Recorded, load_verified, refs_of
 from everstep.engine.journal import restore_payload
 from everstep.engine.replay import Replay
 from everstep.engine.workflow import Workflow, workflow_of
@@ -80,15 +80,16 @@ def save_history(app: Any, run: str, path: str | Path, *, payloads: bool = False
         raise UnknownRun(f"There is no run {run!r} in {store.url}.")
     history = load_verified(store, row)
     secret = next((event.step for event in history if getattr(event.body, "secret", False)), None)
+    carried = history[0].body.carried
+    secret = secret or next((one.step for one in carried.undoable if one.secret), None) if carried else secret
     if payloads and secret is not None:
         raise Misuse(f"The run {run} has a secret step ({secret}): save its history with payloads=False.")
     kept: dict[str, bytes] = {}
     lines = []
     for event in history:
         body = event.body if payloads else _without_payloads(event.body)
-        for ref in (getattr(body, "ref", ""), getattr(body, "arguments_ref", "")) if payloads else ():
-            if ref:
-                kept[ref] = restore_payload(store.payload(run, ref), ref)
+        for ref in refs_of(body) if payloads else ():
+            kept[ref] = restore_payload(store.payload(run, ref), ref)
         lines.append(_Line(event.seq, event.kind, event.step, event.at, msgspec.Raw(encode_body(body))))
     golden = _Golden(FORMAT, row.workflow, run, row.generation, payloads, lines, kept)
     target = Path(path)
@@ -112,6 +113,8 @@ def _without_payloads(body: Any) -> Any:
                 changes[ref] = digest_of(bytes(value)).hex()
         elif name == "facts":
             changes[name] = {}
+        elif name == "carried" and value is not None and value.undoable:
+            changes[name] = msgspec.structs.replace(value, undoable=[_without_payloads(one) for one in value.undoable])
     return msgspec.structs.replace(body, **changes) if changes else body
 
 

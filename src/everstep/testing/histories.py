@@ -30,6 +30,7 @@ RULES: Final[dict[str, str]] = {
     "S1": "a compensation is for a completed step only, and completes at most once for each",
     "S2": "compensations follow each other in the reverse order of completion, and nothing else begins meanwhile",
     "S3": "a run that failed or was rolled back has compensated every completed step that has a compensation",
+    "F1": "a fork begins with what the run has that it was forked from",
     "R1": "commands and outcomes follow each other as the code gave them",
     "B1": "an attempt begins only while its budget has room for its estimate",
     "B2": "a child has the budget that its parent allotted, and its parent is told what it used",

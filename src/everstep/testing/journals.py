@@ -42,10 +42,8 @@ def watch_commits(store: Store, journal: ClientJournal) -> None:
         for operation, verdict in zip(operations, verdicts, strict=True):
             match operation, verdict:
                 case Append(events=[first, *_]), Accepted():
-                    last = operation.events[-1].seq
-                    journal.note(
-                        "append", operation.run, "acknowledged", epoch=operation.epoch, first=first.seq, last=last
-                    )
+                    place = {"generation": operation.generation, "first": first.seq, "last": operation.events[-1].seq}
+                    journal.note("append", operation.run, "acknowledged", epoch=operation.epoch, **place)
                 case Claim(), Claimed():
                     journal.note(
                         "claim", operation.run, "acknowledged", epoch=verdict.row.epoch, worker=operation.worker

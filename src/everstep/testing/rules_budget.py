@@ -10,6 +10,7 @@ from everstep.model.accounts import Accounts, accounts_of
 from everstep.model.budgets import Amounts
 from everstep.model.contracts import KEPT
 from everstep.model.events import ENDS, EventRow, decode_body
+from everstep.model.forked import copied_events
 from everstep.testing.histories import RunHistory, Violation
 
 
@@ -44,7 +45,7 @@ class BudgetJudge:
         if event.kind == "run_started":
             self.started = body
             self._accounts = accounts_of(body, event.at) if body.budget is not None else None
-        if event.kind in ("child_started", "child_ended"):
+        if event.kind in ("child_started", "child_ended") and event.seq > copied_events(self.started):
             self.children.append((event, body))
         if self._accounts is None:
             return

@@ -1,20 +1,23 @@
 """The rules that one history can break by itself. One pass, whatever its length."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
-from everstep.model.digests import chain_next, chain_start, compensation_entropy, shared_key, step_key
+from everstep.model.carried import Carried, undoing_entropy
+from everstep.model.digests import chain_next, chain_start, shared_key, step_key
 from everstep.model.events import ENDS, EventRow, decode_body
+from everstep.model.forked import copied_events, switches
 from everstep.model.status import ENDED, Status
 from everstep.testing.histories import RunHistory, Violation
 from everstep.testing.rules_sagas import SagaJudge
 
-STATUS_OF_END: Final[dict[str, Status]] = {
+STATUS_OF_END: Final[dict[str, Status | Literal["continued"]]] = {
     "run_completed": "completed",
     "run_failed": "failed",
     "run_cancelled": "cancelled",
+    "run_continued": "continued",
 }
 
 
@@ -54,6 +57,8 @@ class Call(msgspec.Struct):
     is_skipped: bool = False
     compensate: str = ""
     compensates: int = 0
+    is_copied: bool = False
+    """Whether it is another run's, which this one was forked from."""
     happened: bool = True
     """False when its outcome was given by a fallback, or by a person who skipped it."""
 
@@ -84,17 +89,24 @@ class HistoryJudge:
         """Inbox numbers, and the events that took them."""
         self.shared: list[Shared] = []
         self.ended_by: EventRow | None = None
+        self.carried_head = ""
+        """The end of the generation before, which this one goes on from."""
         self._signal_ids: set[str] = set()
         self._request_ids: set[str] = set()
         self._answered: dict[int, int] = {}
         """Requests that have an answer, and its event."""
         self._subjects: set[str] = set()
         self._entropy = ""
+        self._copied = 0
+        self._switches: list[tuple[int, str]] = []
         self._last_call = 0
         self._last_checkpoint = 0
         self._at = 0
         self._event: EventRow
-        self._saga = SagaJudge(self._broken)
+        self._carried: Carried | None = None
+        self.carried: dict[int, Call] = {}
+        """Steps of older generations that can be undone."""
+        self.saga = SagaJudge(self._broken)
         self._go()
 
     def _go(self) -> None:
@@ -126,14 +138,16 @@ class HistoryJudge:
             self._broken("D6", "a history begins with run_started, once")
         if event.kind == "rollback_requested":
             self.ended_by = None  # an ended run goes on, to undo what it did
+        while self._switches and event.seq > self._switches[0][0]:
+            self._entropy = self._switches.pop(0)[1]
         if self.ended_by is not None and event.kind != "run_retried":
             rule = "D1" if event.kind in ENDS else "L3"
             self._broken(rule, f"stands after the run's end (event {self.ended_by.seq})")
-        if event.kind in ENDS:
+        if event.kind in ENDS or event.kind == "run_continued":
             self.ended_by = event
         elif event.kind in _JUDGE:
             _JUDGE[event.kind](self, body)
-        self._saga.take(event.kind, body, self.calls)
+        self.saga.take(event.kind, body, {**self.carried, **self.calls} if self.carried else self.calls)
 
     def _judge_row(self) -> None:
         row, events = self.history.row, self.history.events
@@ -149,6 +163,11 @@ class HistoryJudge:
                 Violation("L3", self.run, row.head_seq, f"{row.status} without an event that says so")
             )
 
+    @property
+    def _is_copied(self) -> bool:
+        """Whether the event is another run's, which this one was forked from."""
+        return self._event.seq <= self._copied
+
     # -- commands ---------------------------------------------------------------------------------------------------
     def _begin(self, call: int, new: Call) -> Call:
         if call != self._last_call + 1:
@@ -156,17 +175,28 @@ class HistoryJudge:
         self._last_call = call
         new.number = call
         self.calls[call] = new
-        self.every_call.append(new)
+        if self._is_copied:
+            new.is_copied, new.compensate = True, ""
+        else:
+            self.every_call.append(new)
         return new
 
     def _run_started(self, body: Any) -> None:
         self._entropy = body.entropy
+        self._copied, self._switches = copied_events(body), switches(body)
+        self._carried = body.carried
+        if body.carried is None:
+            return
+        self.carried_head = body.carried.head
+        for one in body.carried.undoable:
+            place = (one.step, "", one.effect, "", 1, 0, 0, "", "step_completed", one.call)
+            self.carried[one.call] = Call("step_started", 0, *place, compensate=one.compensate)
 
     def _step_started(self, body: Any) -> None:
         event = self._event
         if body.attempt == 1 and body.because in ("", "kept"):
             undone = body.compensates
-            entropy = compensation_entropy(self._entropy, undone) if undone else self._entropy
+            entropy = undoing_entropy(self._carried, self._entropy, undone) if undone else self._entropy
             key = step_key(entropy, event.step, body.arguments)
             new = Call(event.kind, event.seq, event.step, key, body.effect, body.arguments, 1)
             new.compensate, new.compensates = body.compensate, undone
@@ -220,6 +250,8 @@ class HistoryJudge:
             self._broken("D8", "takes over an outcome, and no other step had its key")
         value = (bytes(body.value), body.ref)
         seq = self._event.seq
+        if self._is_copied:
+            return
         self.shared.append(Shared(seq, call.own_key, body.run, body.generation, body.seq, body.by, value))
 
     def _call_withheld(self, body: Any) -> None:
@@ -366,6 +398,8 @@ class HistoryJudge:
             self._broken("L3", f"is of the run {body.run}, and the call started {call.run}")
 
     def _consume(self, number: int) -> None:
+        if self._is_copied:
+            return  # it was in another run's inbox
         if number in self.consumed:
             self._broken("D4", f"takes delivery {number} a second time (first in event {self.consumed[number]})")
         elif number:

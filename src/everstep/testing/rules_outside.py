@@ -139,7 +139,7 @@ def judge_children(judges: Sequence[HistoryJudge]) -> list[Violation]:
     found = []
     for judge in judges:
         for call in judge.calls.values():
-            if call.kind != "child_started":
+            if call.kind != "child_started" or call.is_copied:
                 continue
             child = rows.get(call.run)
             if child is None:
@@ -182,22 +182,22 @@ def judge_epochs(histories: Sequence[RunHistory], lines: Iterable[Entry]) -> lis
     """Compare the appends and claims that the stores accepted: whose they were, in which order of epochs."""
     owners: dict[tuple[str, int], str] = {}
     writers: dict[tuple[str, int], int] = {}
-    appends: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    appends: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
     found = []
     for line in lines:
         run = line["run"]
         if line["verb"] == "claim" and owners.setdefault((run, line["epoch"]), line["worker"]) != line["worker"]:
             found.append(Violation("D5", run, 0, f"epoch {line['epoch']} has two owners"))
         if line["verb"] == "append":
-            appends[run].append((line["first"], line["last"], line["epoch"]))
+            appends[run].append((line.get("generation", 1), line["first"], line["last"], line["epoch"]))
             if writers.setdefault((run, line["epoch"]), line["pid"]) != line["pid"]:
                 found.append(Violation("D5", run, line["first"], f"two processes wrote in epoch {line['epoch']}"))
     for run, units in appends.items():
         units.sort()
-        for (_, last, epoch), (first, _, later) in pairwise(units):
+        for (before, _, last, epoch), (generation, first, _, later) in pairwise(units):
             if later < epoch:
                 found.append(Violation("D5", run, first, f"was written in epoch {later}, after epoch {epoch}"))
-            if first <= last:
+            if first <= last and before == generation:
                 found.append(Violation("D5", run, first, "was written twice"))
     newest = {history.row.id: history.row.epoch for history in histories}
     over = {run for (run, epoch) in writers if epoch > newest.get(run, epoch)}

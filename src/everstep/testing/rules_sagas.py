@@ -73,6 +73,11 @@ class SagaJudge:
                 if call.compensate and self._happened(call) and number not in self._settled:
                     self._broken("S3", f"although {call.step} (call {number}) was not compensated")
 
+    def not_undone(self, calls: Mapping[int, "Call"]) -> list[str]:
+        """Return the completed steps that have a compensation which has not completed, the first to complete first."""
+        left = [call for number, call in calls.items() if call.compensate and number not in self._settled]
+        return [call.step for call in sorted(left, key=lambda call: call.outcome_seq) if self._happened(call)]
+
     @staticmethod
     def _happened(call: "Call | None") -> bool:
         return call is not None and call.outcome == "step_completed" and call.happened

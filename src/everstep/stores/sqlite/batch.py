@@ -23,7 +23,7 @@ def is_simple(append: Append) -> bool:
     """Tell whether an append changes nothing but its own run. (An end may yet concern followers and an inbox.)"""
     if append.starts or append.posts or append.hold is not None or not append.events:
         return False
-    if append.keys is not None or append.archive:
+    if append.keys is not None or append.archive or append.renewal is not None:
         return False
     return not (append.consumed and append.row.status in ENDED)
 

@@ -59,7 +59,7 @@ class KeyTable:
         for claim in changes.claims:
             self._write(claimed_row(claim, (run, generation, claim.call), self._effect(claim.key), at))
         for end in changes.ends:
-            owner, there = (run, generation, end.claim.call), self._effect(end.claim.key)
+            owner, there = (run, end.generation or generation, end.claim.call), self._effect(end.claim.key)
             if ends_key(there, end, owner):
                 self._change(end.claim.key, ended_row(there, end, owner, at), at)
         for wait in changes.waits:

@@ -184,6 +184,8 @@ class Transaction:
             self._keys.apply(append.keys, append.run, append.generation, append.row.at)
         if append.archive:
             self._archive(append.archive)
+        if append.renewal is not None:
+            self._renew(append, append.renewal)
         if ended:
             value = child_value(append.row.status, append.row.outcome, append.row.budget)
             self._insert("tell_followers", 4, [(0, append.run, value, append.row.at)])
@@ -191,6 +193,13 @@ class Transaction:
             self._keys.end_run(append.run, append.generation, append.row.at)
             self._run("settle_inbox", (append.run,))
         return ACCEPTED
+
+    def _renew(self, append: Append, new: NewRun) -> None:
+        check_events(new)
+        self._keys.end_run(append.run, append.generation, append.row.at)
+        self._run("stop_following", (append.run,))
+        self._run("restart_run", run_values(new.row))
+        self._append_events([], [new])
 
     def _refusal(self, append: Append, ended: bool) -> Refused | None:
         state = self._all("run_head", (append.run,))
@@ -338,7 +347,8 @@ class Transaction:
             if a.payloads:
                 payloads += [(run, digest, value) for digest, value in a.payloads]
         for new in news:
-            events += (new.row.id, new.row.generation, *new.event)
+            for event in (new.event, *new.more):
+                events += (new.row.id, new.row.generation, *event)
             payloads += [(new.row.id, digest, value) for digest, value in new.payloads]
             if new.row.tags:
                 tags += tag_values(new.row)
