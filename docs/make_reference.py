@@ -102,7 +102,7 @@ FIGURES: Final[tuple[tuple[str, str], ...]] = (
     ("model.contracts", "EXPENSIVE_SECONDS"),
     ("engine.checkpoints", "OUTCOMES_MAX"),
     ("engine.checkpoints", "KEPT_MIN"),
-    ("engine.driving", "RESTING_MAX"),
+    ("engine.resting", "RESTING_MAX"),
     ("engine.driving", "THREADS_MAX"),
     ("engine.journal", "INLINE_BYTES_MAX"),
     ("engine.resume", "DEATHS_MAX"),

@@ -6,7 +6,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from everstep.cli.terminal import add_fitted, between, clean, shortened, styled
-from everstep.cli.timeline import Row, Timeline, error_line
+from everstep.cli.timeline import Timeline, error_line
+from everstep.cli.timeline_rows import Row
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

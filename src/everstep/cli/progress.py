@@ -16,7 +16,8 @@ from everstep.cli.terminal import (
     shortened,
     styled,
 )
-from everstep.cli.timeline import NO_BUDGET, Row, Timeline, error_line
+from everstep.cli.timeline import NO_BUDGET, Timeline, error_line
+from everstep.cli.timeline_rows import Row
 from everstep.engine.due import FALLBACK, NEVER
 from everstep.model.events import EventRow, decode_body
 from everstep.model.secrets import HIDDEN

@@ -26,7 +26,8 @@ from everstep.cli.terminal import (
     shortened,
     styled,
 )
-from everstep.cli.timeline import Row, Timeline, error_line, timeline_of
+from everstep.cli.timeline import Timeline, error_line, timeline_of
+from everstep.cli.timeline_rows import Row
 from everstep.engine.history import verify_now
 from everstep.engine.telling import hold_facts
 from everstep.errors import ChainKeyMissing, Damaged

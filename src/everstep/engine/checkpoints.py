@@ -15,8 +15,9 @@ able to go on from its first call as it would from this one: so it is called by 
 `except` or `finally` block, which the first call would not come back to, is not recorded.
 """
 
+import itertools
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -26,8 +27,9 @@ from everstep.codec import types_of
 from everstep.effects.surroundings import persons_functions, persons_line
 from everstep.effects.witnesses import Taken, made_again, recipe_of
 from everstep.engine.books import KeptBooks
+from everstep.engine.chance import from_packed_state, packed_state
 from everstep.engine.commands import Command
-from everstep.engine.crossing import KeptOutcome
+from everstep.engine.crossing import Kept, KeptOutcome
 from everstep.errors import Misuse, NotDecodable
 from everstep.model import events as ev
 from everstep.model.contracts import EXPENSIVE_SECONDS
@@ -219,7 +221,7 @@ class Checkpoints:
             return self._jump(execution, self._newest, source)
         if self._is_recorded(execution, every):
             call = execution.next_call()
-            part = execution.remembered(self.number, mark + 1)
+            part = remembered(execution, self.number, mark + 1)
             part.is_of_first_type = type(state) is self._type
             execution.issue(TakeCheckpoint(call, self.number, payload, part, keep, source))
             self._begin_anew()
@@ -252,7 +254,7 @@ class Checkpoints:
         self.number = newest.part.number
         self._begin_anew()
         try:
-            execution.go_on_from(newest.part, self._witnesses)
+            go_on_from(execution, newest.part, self._witnesses)
             state = execution.codec.decode(newest.state, self._types)
             if newest.part.is_of_first_type and type(state) is not self._type:
                 kinds = type(state).__qualname__, self._type.__qualname__
@@ -313,3 +315,49 @@ def _refuse_unknown_witnesses(execution: "Execution", known: "dict[str, Taken]",
 
 encode_part = msgspec.json.Encoder().encode
 decode_part = msgspec.json.Decoder(EnginePart).decode
+
+
+# -- what the engine remembers ----------------------------------------------------------------------------------------
+def remembered(execution: "Execution", number: int, numbers: int) -> EnginePart:
+    """Return what a resume needs beside the code's state to go on from here."""
+    part = EnginePart(
+        number,
+        execution._calls,
+        numbers,
+        execution.loop.now,
+        execution.entropy,
+        execution.branch,
+        dict(execution._visits),
+    )
+    if execution._random is not None:
+        part.random, part.gauss = packed_state(execution._random)
+    part.signals = execution.receiving.unreceived()
+    if execution.receiving.requests is not None:
+        part.requests = execution.receiving.requests.untaken()
+    part.facts = {subject: KeptFact.of(taken) for subject, taken in execution.witnesses.items()}
+    part.kept = execution.kept.outcomes[:] if execution.kept is not None else []
+    if execution.books is not None:
+        part.books = execution.books.kept()
+    return part
+
+
+def go_on_from(execution: "Execution", part: EnginePart, known: Mapping[str, Taken]) -> None:
+    """Restore what was remembered. `known` are the facts whose witnesses the code itself has made by now."""
+    execution._calls, execution._visits = part.calls, dict(part.visits)
+    execution.entropy, execution.branch = part.entropy, part.branch
+    execution.caution, execution.unseen_workers = part.caution, set(part.unseen_workers)
+    execution.saga.uncompensated = list(part.uncompensated)
+    if execution.books is not None and part.books is not None:
+        execution.books.go_on_from(part.books)
+    execution.loop.now, execution.loop.numbers = part.now, itertools.count(part.numbers)
+    if part.random:
+        execution._random = from_packed_state(part.random, part.gauss)
+    execution.receiving.restore(part.signals)
+    if part.requests or execution.receiving.requests is not None:
+        execution.receiving.requests_of_run().restore(part.requests)
+    execution.witnesses.clear()
+    for subject, kept in part.facts.items():
+        if subject not in known and kept.recipe is None:
+            raise NotDecodable(f"the run remembers {subject}, which the code no longer expects before it comes here")
+        execution.witnesses[subject] = kept.taken(known.get(subject))
+    execution.kept = Kept(part.kept) if part.kept else None

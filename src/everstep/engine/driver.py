@@ -405,7 +405,7 @@ class Driver:
                 return
             self.status = "waiting"
             self.saver.save_status()
-            self.app.rested(self)
+            self.app.resting.add(self)
         if self._alarm_at is not None or self.deadlines.are_any:
             self._set_alarm()
 

@@ -7,7 +7,6 @@ import os
 import random
 import socket
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -28,6 +27,7 @@ from everstep.engine.inbox import cancel_in, hold_in
 from everstep.engine.judging import compare_outside
 from everstep.engine.notifying import Notifier, OnHold
 from everstep.engine.pump import Pump
+from everstep.engine.resting import Resting
 from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.retaining import Collector
 from everstep.engine.threads import Threads
@@ -56,8 +56,6 @@ log = logging.getLogger("everstep.app")
 
 V = TypeVar("V")
 
-RESTING_MAX: Final = 256
-"""So many waiting runs stay in memory, so that a signal need not replay them."""
 THREADS_MAX: Final = 64
 """`def` bodies that run at the same time."""
 STOP_SECONDS: Final = 5.0
@@ -109,7 +107,7 @@ class Driving:
         self._has_children = False
         self._awaited_keys: set[str] = set()
         """Keys that runs of this process wait for, or waited for."""
-        self._resting: OrderedDict[str, Driver] = OrderedDict()
+        self.resting = Resting(self)
         self._taking_up: set[str] = set()
         self._comparing: set[str] = set()
         """Those of them whose outside is being compared."""
@@ -402,32 +400,6 @@ class Driving:
         if isinstance(await self.committer.submit(unit), Accepted):
             self.adopt(run)
 
-    def rested(self, driver: Driver) -> None:
-        """Keep a waiting run in memory for a while; the one that has waited longest leaves."""
-        if driver.execution.witnesses and driver.is_idle:
-            self._evict(driver)  # what it remembers of the outside is compared again before it goes on
-            return
-        self._resting[driver.run] = driver
-        self._resting.move_to_end(driver.run)
-        self.evict_oldest()
-
-    def evict_oldest(self) -> None:
-        """Let waiting runs leave memory while there are too many, the longest waiting first."""
-        while len(self._resting) > RESTING_MAX:
-            run, oldest = next(iter(self._resting.items()))
-            if oldest.status != "waiting" or oldest.stopped:
-                del self._resting[run]
-            elif oldest.is_idle:
-                self._evict(oldest)
-            else:
-                return  # what it wrote is not durable yet; the pump looks again
-
-    def _evict(self, driver: Driver) -> None:
-        self._resting.pop(driver.run, None)
-        self.drivers.pop(driver.run, None)
-        driver.stop()
-        self.pump.nudge()  # from now on it wakes this run
-
     def take_again(self, driver: Driver) -> None:
         """Let a run leave memory, and take it up again from its history."""
         self.let_go(driver)
@@ -448,7 +420,7 @@ class Driving:
 
     def let_go(self, driver: Driver, error: BaseException | None = None) -> None:
         """A run has ended, is held, was taken over, or its store failed: it leaves memory, and waiters are told."""
-        self._resting.pop(driver.run, None)
+        self.resting.forget(driver)
         if self.drivers.get(driver.run) is driver:
             del self.drivers[driver.run]
         status, outcome, hold = driver.ended_as(), driver.outcome, driver.hold

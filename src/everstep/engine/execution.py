@@ -6,7 +6,6 @@ since. Live and replay are the same code: replay compares the commands with reco
 
 import asyncio
 import functools
-import itertools
 import random
 import sys
 from collections.abc import Callable, Collection, Mapping, Set
@@ -22,8 +21,7 @@ from everstep.effects.surroundings import CURRENT, persons_line, where_is
 from everstep.effects.witnesses import Taken
 from everstep.engine.books import Books, charge_usage
 from everstep.engine.calling import as_declared, cannot_await, unwrap_to_thread
-from everstep.engine.chance import from_packed_state, packed_state
-from everstep.engine.checkpoints import Checkpoints, EnginePart, KeptFact
+from everstep.engine.checkpoints import Checkpoints
 from everstep.engine.commands import (
     CallFuture,
     CancelChild,
@@ -429,44 +427,6 @@ class Execution:
     def forget_random(self) -> None:
         """Draw other numbers from here on, by the entropy that counts now."""
         self._random = None
-
-    # -- checkpoints -----------------------------------------------------------------------------------------------
-    def remembered(self, number: int, numbers: int) -> EnginePart:
-        """Return what a resume needs beside the code's state to go on from here."""
-        part = EnginePart(number, self._calls, numbers, self.loop.now, self.entropy, self.branch, dict(self._visits))
-        if self._random is not None:
-            part.random, part.gauss = packed_state(self._random)
-        part.signals = self.receiving.unreceived()
-        if self.receiving.requests is not None:
-            part.requests = self.receiving.requests.untaken()
-        part.facts = {subject: KeptFact.of(taken) for subject, taken in self.witnesses.items()}
-        part.kept = self.kept.outcomes[:] if self.kept is not None else []
-        if self.books is not None:
-            part.books = self.books.kept()
-        return part
-
-    def go_on_from(self, part: EnginePart, known: Mapping[str, Taken]) -> None:
-        """Restore what was remembered. `known` are the facts whose witnesses the code itself has made by now."""
-        self._calls, self._visits = part.calls, dict(part.visits)
-        self.entropy, self.branch = part.entropy, part.branch
-        self.caution, self.unseen_workers = part.caution, set(part.unseen_workers)
-        self.saga.uncompensated = list(part.uncompensated)
-        if self.books is not None and part.books is not None:
-            self.books.go_on_from(part.books)
-        self.loop.now, self.loop.numbers = part.now, itertools.count(part.numbers)
-        if part.random:
-            self._random = from_packed_state(part.random, part.gauss)
-        self.receiving.restore(part.signals)
-        if part.requests or self.receiving.requests is not None:
-            self.receiving.requests_of_run().restore(part.requests)
-        self.witnesses.clear()
-        for subject, kept in part.facts.items():
-            if subject not in known and kept.recipe is None:
-                raise NotDecodable(
-                    f"the run remembers {subject}, which the code no longer expects before it comes here"
-                )
-            self.witnesses[subject] = kept.taken(known.get(subject))
-        self.kept = Kept(part.kept) if part.kept else None
 
     # -- leaving memory --------------------------------------------------------------------------------------------
     def abandon(self) -> None:

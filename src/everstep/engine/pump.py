@@ -94,7 +94,7 @@ class Pump:
         at = app.clock.now()
         nudged = self._nudged.is_set()
         self._nudged.clear()
-        app.evict_oldest()
+        app.resting.evict_oldest()
         sweep = at >= self._next_sweep
         if at >= self._next_renewal and app.worker:
             await self._renew(at)

@@ -126,7 +126,7 @@ class Saver:
             elif row.status == "held" or row.status in ENDED:
                 driver.app.let_go(driver)
             elif driver.execution.witnesses and not self._driver.stopped and driver.is_idle:  # a waiter may stop it
-                driver.app.rested(driver)
+                driver.app.resting.add(driver)
         elif isinstance(verdict, Refused) and verdict.why == "inbox":
             self._take_back_end(unit)
         elif isinstance(verdict, Refused) and verdict.why == "key":

@@ -10,6 +10,7 @@ from everstep.engine.clock import Clock
 from everstep.engine.committer import Committer
 from everstep.engine.first_turns import FirstTurns
 from everstep.engine.notifying import Notifier
+from everstep.engine.resting import Resting
 from everstep.engine.threads import Threads
 from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import Store
@@ -39,6 +40,7 @@ class Surrounding(Protocol):
     drivers: dict[str, "Driver"]
     draining: bool
     notifier: Notifier
+    resting: Resting
     watchers: "Watchers"
 
     def adopt(self, run: str) -> None:
@@ -46,9 +48,6 @@ class Surrounding(Protocol):
 
     def wake(self, run: str) -> None:
         """Something is in a run's inbox."""
-
-    def rested(self, driver: "Driver") -> None:
-        """The run waits."""
 
     def take_again(self, driver: "Driver") -> None:
         """The run leaves memory, and comes back from its history."""
