@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from everstep.cli import main
+from everstep.engine.workflow import DECLARED
 
 PATIENCE_SECONDS = 30.0
 INSTRUCTIONS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -62,13 +63,15 @@ class Folder:
         return Done(done.returncode, done.stdout, done.stderr)
 
     def _here(self, words: tuple[str, ...], env: dict[str, str] | None) -> Done:
-        before = Path.cwd()
+        before, declared = Path.cwd(), DECLARED._by_name
         os.chdir(self.path)
+        DECLARED._by_name = {}  # as in a process of its own
         try:
             kept = {name: None for name in os.environ if name.startswith("EVERSTEP_")}
             result = CliRunner(env={**kept, "COLUMNS": "160", **(env or {})}).invoke(main, list(words))
         finally:
             os.chdir(before)
+            DECLARED._by_name = declared
         return Done(result.exit_code, result.stdout, result.stderr)
 
     def json(self, *words: str, env: dict[str, str] | None = None) -> Any:

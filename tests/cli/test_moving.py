@@ -371,7 +371,9 @@ def test_a_worker_keeps_to_its_retention_and_one_killed_meanwhile_leaves_the_res
 
 # -- looking ------------------------------------------------------------------------------------------------------
 def test_top_and_ls_show_what_is_there(shop: Folder, tmp_path: Path) -> None:
-    shop.left_waiting("o-1", "app.py:order", "5", "--tag", "team=blue")
+    process = shop.begin("run", "app.py:order", "5", "--tag", "team=blue", "--id", "o-1")
+    shop.wait_for(lambda: shop.run_row("o-1.2")[0] == "completed" and shop.run_row("o-1")[0] == "waiting")
+    shop.kill(process)
     shop.everstep("hold", "o-1")
     facts: Any = shop.json("top")
     assert facts["runs"]["completed"] == 1

@@ -286,7 +286,7 @@ def test_a_def_workflow_dropped_from_memory_is_replayed_and_goes_on() -> None:
         app = await App(store, clock=FakeClock()).open()
         await app.start(flow, id=RUN)
         await settle(app)
-        app._evict(app.drivers[RUN])
+        app.resting._evict(app.drivers[RUN])
         assert RUN not in app.drivers
         handle = app.get(RUN)
         await handle.signal("word", "again")

@@ -332,7 +332,7 @@ def test_output_of_code_is_heard_once_across_leaving_memory_and_restarts(
         async with an_app(store, clock) as app:
             await app.start(flow, id=RUN)
             await settle(app)
-            app._evict(app.drivers[RUN])
+            app.resting._evict(app.drivers[RUN])
             clock.advance(10)
             await app.take_up_run(RUN)
             await settle(app)
