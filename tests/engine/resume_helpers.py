@@ -140,7 +140,18 @@ class Machine:
         """Return everything in the file, for tests that nothing was changed."""
         connection = apsw.Connection(str(self.path))
         try:
-            tables = ("runs", "events", "payloads", "signals", "followers", "holds", "effects", "waiters")
+            tables = (
+                "runs",
+                "events",
+                "payloads",
+                "signals",
+                "followers",
+                "holds",
+                "effects",
+                "waiters",
+                "answers",
+                "streams",
+            )
             return {table: list(connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2, 3")) for table in tables}
         finally:
             connection.close()

@@ -149,6 +149,9 @@ def _can_be_answered(app: "App", row: RunRow, id: str, number: int) -> bool:
     if delivery.state == "pending" or row.generation == 1:
         return True
     history = load_verified(app.store, row)
+    carried = history[0].body.carried
+    if carried is not None and any(one[2] == id for one in carried.requests):
+        return True
     return any(event.kind == "request_received" and event.body.id == id for event in history)
 
 

@@ -42,7 +42,8 @@ def continue_as(*args: Any) -> NoReturn:
             everstep.continue_as(seen)
 
     It never returns. The run keeps its id, its tags, its timeout, its budget and what it has used of it, what it
-    published, the facts that it remembers (`expect`), and signals that nobody has received. Nothing else may be under
+    published, the facts that it remembers (`expect`), and signals and requests that nobody has received. A request
+    that was taken has to be answered first, and streams begin anew. Nothing else may be under
     way: a step, timer, `receive`, task or child that was begun and not awaited is `Misuse`. Completed steps with a
     compensation are undone as well when a later generation fails or is rolled back; so they must be declared steps,
     and what they are given must be stored: a bound method, or one with `Live` arguments, is `Misuse`.
@@ -96,8 +97,8 @@ def record(driver: "Driver", command: ContinueRun) -> None:
     crash_point("run.continue")
     execution, journal, row = driver.execution, driver.journal, driver.row
     for kind, body in unapplied:
-        if kind == "signal_received":
-            execution.receiving.arrived(execution, body.name, body.number, execution.payload(body.value, body.ref))
+        if kind in ("signal_received", "request_received"):
+            execution.let_arrive(kind, body)
     driver.attempts.bodies.cancel_all()
     driver.children.cancel_those_that_end_with_it()
     driver.ending = command.kind
@@ -124,6 +125,8 @@ def _carried(driver: "Driver") -> Carried:
     execution = driver.execution
     carried = Carried(driver.journal.digest.hex(), driver.row.created_at, driver.clock_started)
     carried.signals = execution.receiving.unreceived()
+    if execution.receiving.requests is not None:
+        carried.requests = execution.receiving.requests.untaken()
     carried.facts = {
         subject: msgspec.Raw(msgspec.json.encode(KeptFact.of(taken))) for subject, taken in execution.witnesses.items()
     }

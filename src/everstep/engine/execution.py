@@ -151,6 +151,10 @@ class Execution:
         _APPLY[kind](self, body)
         self.loop.drain()
 
+    def let_arrive(self, kind: str, body: Any) -> None:
+        """Take a signal or request although the code runs no more: whoever comes after it finds it."""
+        _APPLY[kind](self, body)
+
     def take_commands(self) -> list[Command]:
         """Return what the code asked for since the last call; timers that are still pending come last."""
         if self.loop.new_timers:

@@ -18,6 +18,7 @@ from everstep.engine.journal import INLINE_BYTES_MAX, restore_payload, store_pay
 from everstep.engine.operations import existing_row
 from everstep.engine.resume import is_supported, replay
 from everstep.engine.starting import new_entropy
+from everstep.engine.streams import copied_streams
 from everstep.engine.workflow import DECLARED
 from everstep.errors import Damaged, IdConflict, Misuse, NotDecodable
 from everstep.model import events as ev
@@ -106,6 +107,7 @@ def _forked_run(
         kind, bodies[-1] = _edited(app, row.id, history[-1], wanted.outcome, payloads)
         if wanted.at != len(history):
             raise Misuse(f"Event {wanted.at} of {row.id} is not an outcome; event {len(history)} is the one before it.")
+    entries = copied_streams(app.store, row, generation, run, bodies)
     for body in bodies:
         for ref in refs_of(body):
             if ref not in payloads and (stored := app.store.payload(row.id, ref)) is not None:
@@ -122,7 +124,7 @@ def _forked_run(
     new = _row(row, run, started, rows[-1], at, payloads)
     new.published = _published(copied, payloads)
     new.budget = standing_at(copied)
-    return NewRun(new, rows[0], list(payloads.items()), more=rows[1:]), copied
+    return NewRun(new, rows[0], list(payloads.items()), more=rows[1:], entries=entries), copied
 
 
 def _new_id(app: "App", run: str, at: int) -> str:

@@ -54,5 +54,7 @@ def take_along(execution: "Execution", carried: Carried) -> None:
     execution.saga.uncompensated = list(carried.uncompensated)
     execution.saga.take_along(carried.undoable)
     execution.receiving.restore(carried.signals)
+    if carried.requests:
+        execution.receiving.requests_of_run().restore(carried.requests)
     for subject, fact in carried.facts.items():
         execution.witnesses[subject] = msgspec.json.decode(bytes(fact), type=KeptFact).taken(None)

@@ -1,8 +1,11 @@
 """Streams as users meet them: appending inside a run, and reading outside."""
 
+import itertools
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
 
 from everstep.codec import ANY
 from everstep.effects.body import StepBody
@@ -11,6 +14,7 @@ from everstep.engine.history import Recorded, key_of
 from everstep.engine.journal import unpacked
 from everstep.engine.streaming import AppendEntry, check_size
 from everstep.errors import Damaged, Misuse, UnknownRun
+from everstep.model import events as ev
 from everstep.model.digests import entry_digest, stream_start
 from everstep.model.ids import checked_name, checked_run_id
 from everstep.model.secrets import HIDDEN
@@ -95,6 +99,11 @@ async def read_stream(app: "App", run: str, name: str, after: int) -> AsyncItera
             yield _entry(app, entry)
         if page:
             continue
+        if row.generation != reader.generation and await app.read(_was_continued, app, run, reader.generation):
+            reader = await app.read(
+                Reader, app.store, msgspec.structs.replace(row, generation=reader.generation + 1), name
+            )
+            continue
         if row.status in ENDED or row.generation != reader.generation:
             return
         if not nudged:
@@ -102,6 +111,12 @@ async def read_stream(app: "App", run: str, name: str, after: int) -> AsyncItera
             app.pump.start()
             app.pump.nudge()
         await app.watchers.watch(run)
+
+
+def _was_continued(app: "App", run: str, generation: int) -> bool:
+    """Tell whether the code itself went on with a fresh history after this generation: then so does its reader."""
+    started = app.store.events(run, generation + 1, only=[1])
+    return bool(started) and ev.decode_body("run_started", started[0].body).carried is not None
 
 
 def entries_now(app: "App", run: str, name: str, after: int = 0) -> Iterator[Entry]:
@@ -159,11 +174,37 @@ class Reader:
             self._position, self._digest = row.position, row.digest
         return rows
 
-    def digests(self) -> Iterator[tuple[int, bytes]]:
-        """Give the positions and digests of all entries, verified."""
+    def entries(self) -> Iterator[EntryRow]:
+        """Give all entries, verified."""
         while page := self.page():
-            for row in page:
-                yield row.position, row.digest
+            yield from page
+
+
+def copied_streams(store: Store, row: RunRow, generation: int, run: str, bodies: list[ev.Body]) -> list[EntryRow]:
+    """Return the entries that some events tell of, linked anew for a run that begins with these events.
+
+    The bodies of the events are exchanged for ones with the new digests. What an attempt under way has written is not
+    copied: no event tells of it.
+    """
+    ends: dict[str, int] = {}
+    for body in bodies:
+        if isinstance(body, (ev.StreamAppended, ev.StreamNoted)):
+            ends[body.name] = max(ends.get(body.name, 0), body.position)
+    copied: list[EntryRow] = []
+    digests: dict[tuple[str, int], str] = {}
+    source, key = msgspec.structs.replace(row, generation=generation), store.chain.writing.key
+    for name, end in ends.items():
+        reader, digest = Reader(store, source, name), stream_start(run, 1, name)
+        for entry in itertools.islice(reader.entries(), end):
+            digest = entry_digest(digest, *entry[3:11], key=key)
+            digests[name, entry.position] = digest.hex()
+            copied.append(entry._replace(run=run, generation=1, digest=digest))
+    for place, body in enumerate(bodies):
+        if isinstance(body, (ev.StreamAppended, ev.StreamNoted)):
+            if (body.name, body.position) not in digests:
+                raise Damaged(f"Entry {body.position} of stream {body.name!r} of run {row.id} is missing.")
+            bodies[place] = msgspec.structs.replace(body, digest=digests[body.name, body.position])
+    return copied
 
 
 def verify_streams(store: Store, row: RunRow, history: Sequence[Recorded]) -> None:
@@ -175,7 +216,7 @@ def verify_streams(store: Store, row: RunRow, history: Sequence[Recorded]) -> No
     names = {name for name, _ in store.streams(row.id, row.generation)}
     for name in sorted(names | noted.keys()):
         expected = noted.get(name, {})
-        for position, digest in Reader(store, row, name).digests():
+        for position, digest in ((one.position, one.digest) for one in Reader(store, row, name).entries()):
             if expected.pop(position, digest.hex()) != digest.hex():
                 raise Damaged(
                     f"Entry {position} of stream {name!r} of run {row.id} is another than its history tells of.",

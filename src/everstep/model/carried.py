@@ -48,6 +48,8 @@ class Carried(msgspec.Struct, omit_defaults=True):
     """When its time began, for its timeout."""
     signals: list[tuple[str, int, msgspec.Raw]] = []
     """What has arrived and was not received yet: name, number, value."""
+    requests: list[tuple[str, int, str, msgspec.Raw]] = []
+    """Requests that have arrived and that the code has not taken: name, number, id, value."""
     facts: dict[str, msgspec.Raw] = {}
     """What the run remembers of the outside, by subject."""
     published: dict[str, msgspec.Raw] = {}

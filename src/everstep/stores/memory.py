@@ -14,6 +14,7 @@ from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED
 from everstep.stores.archive import ArchiveRow
+from everstep.stores.beside import Beside
 from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, SettleKey, may_settle, newest_first
 from everstep.stores.memory_keys import MemoryKeys
 from everstep.stores.memory_moving import MemoryMoving
@@ -137,6 +138,7 @@ class MemoryStore(MemoryWork):
         self._runs[run.id] = run
         self._events[run.id, run.generation] = [new.event, *new.more]
         self._keep_payloads(run.id, new.payloads)
+        self._keep_beside(Beside(entries=[*new.entries]))
         if new.follower is not None:
             self._followers.add((run.id, new.follower, new.follower_call))
 

@@ -7,6 +7,7 @@ import msgspec
 
 from everstep.model.events import EventRow
 from everstep.model.status import Status
+from everstep.stores.beside import EntryRow
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.
@@ -79,6 +80,8 @@ class NewRun(msgspec.Struct, gc=False):
     follower_call: int = 0
     more: Sequence[EventRow] = ()
     """The events after the first one, of a run that begins with a history."""
+    entries: Sequence[EntryRow] = ()
+    """The entries of its streams, then."""
 
 
 class Post(msgspec.Struct, gc=False):

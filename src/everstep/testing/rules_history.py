@@ -105,6 +105,7 @@ class HistoryJudge:
         self._event: EventRow
         self._carried: Carried | None = None
         self.carried: dict[int, Call] = {}
+        self._carried_requests: set[int] = set()
         """Steps of older generations that can be undone."""
         self.saga = SagaJudge(self._broken)
         self._go()
@@ -188,6 +189,7 @@ class HistoryJudge:
         if body.carried is None:
             return
         self.carried_head = body.carried.head
+        self._carried_requests = {number for _, number, _, _ in body.carried.requests}
         for one in body.carried.undoable:
             place = (one.step, "", one.effect, "", 1, 0, 0, "", "step_completed", one.call)
             self.carried[one.call] = Call("step_started", 0, *place, compensate=one.compensate)
@@ -382,7 +384,7 @@ class HistoryJudge:
 
     def _request_answered(self, body: Any) -> None:
         self._other_command(body)
-        if body.number not in self.consumed:
+        if body.number not in self.consumed and body.number not in self._carried_requests:
             self._broken("L3", f"answers request {body.number}, which it has not taken")
         if body.number in self._answered:
             self._broken("L3", f"answers request {body.number} a second time")

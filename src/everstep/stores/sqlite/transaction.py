@@ -352,6 +352,8 @@ class Transaction:
             payloads += [(new.row.id, digest, value) for digest, value in new.payloads]
             if new.row.tags:
                 tags += tag_values(new.row)
+            if new.entries:
+                self._insert("keep_entries", 12, new.entries)
         self._insert_flat("append_events", 8, events)
         self._insert("keep_payloads", 3, payloads)
         self._insert("keep_tags", 4, tags)
