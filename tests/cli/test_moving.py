@@ -72,6 +72,13 @@ def shop(folder: Folder) -> Folder:
     return folder
 
 
+def leave_waiting(shop: Folder, run: str, *more: str) -> None:
+    """Start an order, and kill its process when its child has ended and it waits for its signal."""
+    process = shop.begin("run", "app.py:order", "5", *more, "--id", run)
+    shop.wait_for(lambda: shop.run_row(f"{run}.2")[0] == "completed" and shop.run_row(run)[0] == "waiting")
+    shop.kill(process)
+
+
 def ids(folder: Folder, *words: str) -> list[str]:
     return [row["id"] for row in folder.json("ls", *words)]
 
@@ -117,7 +124,7 @@ def is_sound(folder: Folder, url: str = "everstep.db") -> bool:
 
 # -- moving -------------------------------------------------------------------------------------------------------
 def test_an_unfinished_run_goes_on_in_another_store_and_nothing_is_done_twice(shop: Folder) -> None:
-    shop.left_waiting("o-1", "app.py:order", "5", "--tag", "team=blue")
+    leave_waiting(shop, "o-1", "--tag", "team=blue")
     refused = shop.everstep("export", "o-1", "o.jsonl")
     assert refused.status == 2
     assert "--hold" in refused.err
@@ -139,7 +146,7 @@ def test_an_unfinished_run_goes_on_in_another_store_and_nothing_is_done_twice(sh
 
 
 def test_what_was_left_to_go_on_is_only_taken_as_a_copy(shop: Folder) -> None:
-    shop.left_waiting("o-1", "app.py:order", "5")
+    leave_waiting(shop, "o-1")
     done = shop.everstep("export", "--all", "o.jsonl", "--leave")
     assert "GO ON HERE" in done.out
     assert shop.run_row("o-1")[0] == "waiting"
@@ -221,7 +228,7 @@ def test_an_import_killed_anywhere_is_finished_by_saying_it_again(shop: Folder, 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("point", ["store.commit.before", "store.commit.written", "store.commit.after"])
 def test_an_export_killed_anywhere_leaves_no_file_of_a_run_that_goes_on(shop: Folder, point: str, count: int) -> None:
-    shop.left_waiting("o-1", "app.py:order", "5")
+    leave_waiting(shop, "o-1")
     assert killed_at(shop, f"{point}:{count}", "export", "o-1", "o.jsonl", "--hold")
     assert not (shop.path / "o.jsonl").exists()
     assert is_sound(shop)
@@ -262,7 +269,7 @@ def test_a_stopped_worker_of_the_old_store_does_nothing_more_about_a_run_that_wa
 
 def test_a_moved_run_goes_on_in_the_old_store_only_if_its_hold_is_named(shop: Folder) -> None:
     for run in ("o-1", "o-2"):
-        shop.left_waiting(run, "app.py:order", "5")
+        leave_waiting(shop, run)
     assert shop.everstep("export", "o-1", "o.jsonl", "--hold").status == 0
     assert shop.everstep("hold", "o-2").status == 0
     refused = shop.everstep("resolve", "o-1", "--retry")
@@ -288,7 +295,7 @@ def test_a_run_with_a_shared_key_under_way_is_not_exported_and_not_held(shop: Fo
 
 # -- deleting -----------------------------------------------------------------------------------------------------
 def test_gc_takes_families_that_have_ended_and_nothing_else(shop: Folder) -> None:
-    shop.left_waiting("o-1", "app.py:order", "5")
+    leave_waiting(shop, "o-1")
     for run in ("a", "b"):
         shop.everstep("run", "app.py:short", "1", "--id", run)
     before = set(ids(shop))
@@ -353,7 +360,7 @@ def test_a_run_that_was_taken_over_stays_while_who_lost_it_may_wake_up(shop: Fol
 def test_a_worker_keeps_to_its_retention_and_one_killed_meanwhile_leaves_the_rest_to_the_next(
     shop: Folder, count: int
 ) -> None:
-    shop.left_waiting("o-1", "app.py:order", "5")
+    leave_waiting(shop, "o-1")
     for run in ("l-1", "l-2"):
         shop.everstep("run", "app.py:long", "250", "--id", run)
     before = set(ids(shop))
@@ -371,9 +378,7 @@ def test_a_worker_keeps_to_its_retention_and_one_killed_meanwhile_leaves_the_res
 
 # -- looking ------------------------------------------------------------------------------------------------------
 def test_top_and_ls_show_what_is_there(shop: Folder, tmp_path: Path) -> None:
-    process = shop.begin("run", "app.py:order", "5", "--tag", "team=blue", "--id", "o-1")
-    shop.wait_for(lambda: shop.run_row("o-1.2")[0] == "completed" and shop.run_row("o-1")[0] == "waiting")
-    shop.kill(process)
+    leave_waiting(shop, "o-1", "--tag", "team=blue")
     shop.everstep("hold", "o-1")
     facts: Any = shop.json("top")
     assert facts["runs"]["completed"] == 1
