@@ -26,7 +26,7 @@ def strace_works() -> bool:
     """Tell whether there is a strace here that may trace, and that kills where it is told."""
     if shutil.which("strace") is None:
         return False
-    command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "inject=getppid:signal=SIGKILL:when=2"]
+    command = ["strace", "-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", "inject=getppid:signal=SIGKILL:when=2"]
     program = [sys.executable, "-c", "import os; os.getppid(); os.getppid(); os.getppid()"]
     return subprocess.run([*command, *program], capture_output=True).returncode in (KILLED, 128 - KILLED)
 
@@ -44,7 +44,17 @@ def store_files(trial: Trial) -> list[str]:
 
 
 def tracing(trial: Trial, calls: str) -> list[str]:
-    return ["strace", "-f", "-qq", "-o", str(trial.folder / "trace"), "-e", f"trace={calls}", *store_files(trial)]
+    return [
+        "strace",
+        "-f",
+        "--seccomp-bpf",
+        "-qq",
+        "-o",
+        str(trial.folder / "trace"),
+        "-e",
+        f"trace={calls}",
+        *store_files(trial),
+    ]
 
 
 def killing(trial: Trial, calls: str, number: int) -> list[str]:
@@ -135,7 +145,7 @@ def test_every_write_that_is_made_durable_lies_between_two_crash_points(
 def watching(trial: Trial) -> list[str]:
     number = len(list(trial.folder.glob("trace-*"))) + 1
     trace = str(trial.folder / f"trace-{number}")
-    return ["strace", "-f", "-qq", "-y", "-o", trace, "-e", "trace=write,fsync,fdatasync"]
+    return ["strace", "-f", "--seccomp-bpf", "-qq", "-y", "-o", trace, "-e", "trace=write,fsync,fdatasync"]
 
 
 def bracketed(trace: str, folder: Path) -> tuple[list[str], int]:

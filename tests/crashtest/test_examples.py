@@ -76,7 +76,7 @@ NOT_TRANSACTIONS = 2
 )
 def test_the_durable_writes_that_are_counted_are_those_that_the_kernel_sees(tmp_path: Path, name: str) -> None:
     trace = tmp_path / "trace"
-    tracing = ("strace", "-f", "-qq", "-y", "-o", str(trace), "-e", "trace=fsync,fdatasync")
+    tracing = ("strace", "-f", "--seccomp-bpf", "-qq", "-y", "-o", str(trace), "-e", "trace=fsync,fdatasync")
     facts = run(tmp_path, name, *FEW, traced_by=tracing)
     undisturbed = re.findall(r"fdatasync\(\d+<[^>]*/trial-1/[^>]*-wal>\)", trace.read_text())
     assert facts["writes"] == len(undisturbed) - NOT_TRANSACTIONS > 5
