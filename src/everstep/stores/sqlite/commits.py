@@ -40,9 +40,9 @@ from everstep.stores.protocol import (
     StartRun,
     Verdict,
 )
+from everstep.stores.sql.rows import Row
 from everstep.stores.sqlite.connections import Patience, is_no_room, translated
 from everstep.stores.sqlite.queries import query
-from everstep.stores.sqlite.rows import Row
 from everstep.stores.sqlite.transaction import Transaction
 
 

@@ -5,10 +5,6 @@
 SELECT status, epoch, generation, EXISTS (SELECT 1 FROM holds WHERE run = ?1 AND resolved_at IS NULL)
 FROM runs WHERE id = ?1;
 
--- name: deleted_just_now
--- How many rows the last statement deleted.
-SELECT changes();
-
 -- name: delete_events
 -- A part of them, found by the key: a transaction stays short however many there are.
 DELETE FROM events WHERE rowid IN (SELECT rowid FROM events WHERE run = ?1 LIMIT ?2);

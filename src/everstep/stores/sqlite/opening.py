@@ -17,9 +17,9 @@ import apsw
 
 from everstep.errors import StoreError, StoreReadOnly, StoreUnusable
 from everstep.model.crash_points import crash_point
+from everstep.stores.sql.rows import Row
 from everstep.stores.sqlite.connections import PATIENCE_SECONDS, Durability, Patience, connect, translated
 from everstep.stores.sqlite.queries import HERE, query, sql_text
-from everstep.stores.sqlite.rows import Row
 
 APPLICATION_ID: Final = 0x45765374
 """`EvSt`: what `PRAGMA application_id` says of a store."""

@@ -1,6 +1,6 @@
 """Operations, done inside an open transaction.
 
-`Transaction.one` does an operation by itself and is the specification. `Transaction.together` does the same for a whole
+`Operations.one` does an operation by itself and is the specification. `Transaction.together` does the same for a whole
 batch with a handful of statements, provided that all of it is accepted, which is the rule; if it is not, the caller
 rolls back and does the operations one by one.
 """
@@ -11,68 +11,75 @@ from typing import Any, Final
 
 import apsw
 
-from everstep.model.status import ENDED
-from everstep.stores.archive import ArchiveRow
-from everstep.stores.keys import ForgetKeys, SettleKey
-from everstep.stores.moving import DeletePart, ImportRuns
-from everstep.stores.notifications import SettleNotification, TakeNotification
-from everstep.stores.protocol import (
-    Accepted,
-    Append,
-    Claim,
-    Claimed,
-    Existing,
-    HoldRow,
-    MarkRestored,
-    NewRun,
-    NotClaimed,
-    NotPosted,
-    Operation,
-    Post,
-    Posted,
-    Refused,
-    Release,
-    RepairRun,
-    RestartRun,
-    StartRun,
-    Verdict,
-    check_events,
-    child_value,
-)
-from everstep.stores.sqlite.batch import Batch, is_simple, keeps_running
-from everstep.stores.sqlite.keys import KeyTable
-from everstep.stores.sqlite.moving import Moving
-from everstep.stores.sqlite.queries import batches, query
-from everstep.stores.sqlite.repairs import Repairs
-from everstep.stores.sqlite.rows import (
-    Row,
-    as_json,
-    change_values,
-    head_values,
-    notification_values,
-    resolved_values,
-    run_row,
-    run_values,
-    tag_values,
-    text,
-)
+from everstep.model.status import ENDED, Status
+from everstep.stores.protocol import Append, NewRun, Operation, Verdict, child_value
+from everstep.stores.sql.batch import Batch, is_simple, keeps_running
+from everstep.stores.sql.operations import ACCEPTED, Operations
+from everstep.stores.sql.rows import Row, as_json, change_values, head_values, run_values, tag_values
+from everstep.stores.sqlite.queries import batches, query, statements
 
-ACCEPTED: Final = Accepted()
 WITH_KEYS: Final = 2
 """What `entangled` says of a run whose steps have keys."""
 JOIN_ROWS_MIN = 4
 """Joining `runs` with a list of rows costs as much as this many plain updates."""
 
 
-class Transaction:
+class SqliteStatements:
+    """The statements of queries.sql and moving.sql, on one connection."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self.connection = connection
+        self.cursor = connection.cursor()
+        self._texts = {**statements("queries.sql"), **statements("moving.sql")}
+
+    def all(self, name: str, *parameters: Any) -> list[Row]:
+        """Do a statement and return its rows."""
+        rows: list[Row] = self.cursor.execute(self._texts[name], parameters).fetchall()
+        return rows
+
+    def run(self, name: str, *parameters: Any) -> int:
+        """Do a statement and return how many rows it has changed."""
+        self.cursor.execute(self._texts[name], parameters)
+        return self.connection.changes()
+
+    def many(self, name: str, rows: Sequence[Row]) -> None:
+        """Do a statement once for each row of parameters."""
+        self.cursor.executemany(self._texts[name], [tuple(row) for row in rows])
+
+    def insert(self, name: str, width: int, rows: Sequence[Row]) -> int:
+        """Insert rows and return how many were new."""
+        return self.insert_flat(name, width, list(chain.from_iterable(rows))) if rows else 0
+
+    def insert_flat(self, name: str, width: int, values: Sequence[Any]) -> int:
+        """Insert rows that stand one behind the other, and return how many were new."""
+        inserted = 0
+        for sql, parameters in batches(name, width, values):
+            self.cursor.execute(sql, parameters)
+            inserted += self.connection.changes()
+        return inserted
+
+    def texts(self, values: Sequence[str]) -> str:
+        """Return a JSON array."""
+        return as_json(values)
+
+    def numbers(self, values: Sequence[int]) -> str:
+        """Return a JSON array."""
+        return as_json(values)
+
+    def statuses(self, values: Sequence[Status]) -> Sequence[Any]:
+        """Return seven parameters: there are no more statuses."""
+        return [*dict.fromkeys(values), *[None] * 7][:7]
+
+
+class Transaction(Operations):
     """What a connection does within a transaction. The caller begins and ends it."""
+
+    _statements: SqliteStatements
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         self._cursor = connection.cursor()
-        self._keys = KeyTable(connection)
-        self._repairs = Repairs(self._cursor)
-        self._moving = Moving(self._cursor)
+        super().__init__(SqliteStatements(connection))
 
     # -- a whole batch --------------------------------------------------------------------------------------------
     def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
@@ -81,7 +88,7 @@ class Transaction:
         if batch.has_keys and self._keys.concern_others(operations):
             return None
         if ends := batch.ending_runs():
-            entangled = self._all("entangled", (as_json(ends),))
+            entangled = self._all("entangled", as_json(ends))
             if any(kind == WITH_KEYS for _, kind in entangled):
                 return None
             batch.set_apart({run for run, _ in entangled}, {run for run, is_followed in entangled if not is_followed})
@@ -119,224 +126,21 @@ class Transaction:
                 for place, a in enumerate(batch.followed)
             ]
             self._insert("tell_followers", 4, told)
-            self._run("forget_followers", (as_json([append.run for append in batch.followed]),))
+            self._run("forget_followers", as_json([append.run for append in batch.followed]))
         return True
 
-    # -- one operation --------------------------------------------------------------------------------------------
-    def one(self, operation: Operation) -> Verdict:
-        """Do one operation, or refuse it and change nothing."""
-        match operation:
-            case Append():
-                return self._append(operation)
-            case StartRun():
-                return self._start(operation.new)
-            case Post():
-                return self._post(operation)
-            case Claim():
-                return self._claim(operation)
-            case Release():
-                return self._release(operation)
-            case RestartRun():
-                return self._restart(operation)
-            case TakeNotification():
-                return self._take_notification(operation)
-            case SettleNotification():
-                return self._settle_notification(operation)
-            case SettleKey():
-                return self._keys.settle(operation)
-            case ForgetKeys():
-                return self._keys.forget(operation)
-            case RepairRun():
-                return self._repairs.repair(operation)
-            case MarkRestored():
-                return self._repairs.mark_restored(operation)
-            case ImportRuns():
-                return self._moving.accept(operation)
-            case DeletePart():
-                return self._moving.delete(operation)
-
-    def _append(self, append: Append) -> Verdict:
-        check_events(append)
-        ended = append.row.status in ENDED
-        is_alone = is_simple(append) and not (ended and self._all("entangled", (as_json([append.run]),)))
-        if is_alone:
-            found = self._update("move_head", "move_heads", [head_values(append)]) if keeps_running(append) else 0
-            found = found or self._update("change_row", "change_rows", [change_values(append, ended)])
-            if found:
-                self._append_events([append], [])
-                self._consume(append)
-                return ACCEPTED
-        refusal = self._refusal(append, ended)
-        if refusal is not None:
-            return refusal
-        found = self._update("change_row", "change_rows", [change_values(append, ended)])
-        assert found == 1, "the run's row is as it was a moment ago"
-        self._append_events([append], [])
-        self._consume(append)
-        self._start_children(append.starts, append.row.at)
-        for post in append.posts:
-            if isinstance(verdict := self._post(post), NotPosted) and verdict.status is not None:
-                self._deliver(post)
-        if append.hold is not None:
-            self._hold(append.hold)
-            self._insert("add_notifications", 10, [notification_values(row) for row in append.notifications])
-        if append.keys is not None:
-            self._keys.apply(append.keys, append.run, append.generation, append.row.at)
-        if append.archive:
-            self._archive(append.archive)
-        if append.renewal is not None:
-            self._renew(append, append.renewal)
-        if ended:
-            value = child_value(append.row.status, append.row.outcome, append.row.budget)
-            self._insert("tell_followers", 4, [(0, append.run, value, append.row.at)])
-            self._run("forget_followers", (as_json([append.run]),))
-            self._keys.end_run(append.run, append.generation, append.row.at)
-            self._run("settle_inbox", (append.run,))
-        return ACCEPTED
-
-    def _renew(self, append: Append, new: NewRun) -> None:
-        check_events(new)
-        self._keys.end_run(append.run, append.generation, append.row.at)
-        self._run("stop_following", (append.run,))
-        self._run("restart_run", run_values(new.row))
-        self._append_events([], [new])
-
-    def _refusal(self, append: Append, ended: bool) -> Refused | None:
-        state = self._all("run_head", (append.run,))
-        if not state:
-            return Refused("missing")
-        generation, epoch, head_seq, head_digest, _ = state[0]
-        if (generation, epoch) != (append.generation, append.epoch):
-            return Refused("fenced")
-        if (head_seq, head_digest) != (append.expected_seq, append.expected_digest):
-            return Refused("head")
-        if ended:
-            cancels = {number for (number,) in self._all("pending_cancels", (append.run,))}
-            if not cancels <= set(append.consumed):
-                return Refused("inbox")
-        if append.keys is not None and (calls := self._keys.lost(append.keys, append.run, append.generation)):
-            return Refused("key", calls)
-        return None
-
-    def _start(self, new: NewRun) -> Verdict:
-        check_events(new)
-        if not self._insert("create_runs", 25, [run_values(new.row)]):
-            return Existing(run_row(self._all("run", (new.row.id,))[0]))
-        self._append_events([], [new])
-        self._follow([new])
-        return ACCEPTED
-
-    def _start_children(self, news: Sequence[NewRun], at: int) -> None:
-        """Create the children that are not there yet, all at once; follow or refuse the others."""
-        if not news:
-            return
-        there = self._states_of(news)
-        created: dict[str, NewRun] = {}
-        others: list[NewRun] = []
-        for new in news:
-            check_events(new)
-            if new.row.id in there or new.row.id in created:
-                others.append(new)
-            else:
-                created[new.row.id] = new
-        self._insert("create_runs", 25, [run_values(new.row) for new in created.values()])
-        self._append_events([], list(created.values()))
-        self._follow(list(created.values()))
-        if others:
-            there = self._states_of(others)
-            for new in others:
-                self._follow_or_refuse(new, there[new.row.id], at)
-
-    def _states_of(self, news: Sequence[NewRun]) -> dict[str, Row]:
-        rows = self._all("children_states", (as_json([new.row.id for new in news]),))
-        return {
-            run: (run, text(workflow), text(arguments), text(status), outcome, budget)
-            for run, workflow, arguments, status, outcome, budget in rows
-        }
-
-    def _follow_or_refuse(self, new: NewRun, there: Row, at: int) -> None:
-        if new.follower is None:
-            return
-        _, workflow, arguments, status, outcome, budget = there
-        if (workflow, arguments) != (new.row.workflow, new.row.arguments):
-            value = child_value("refused", None)
-        elif status in ENDED:
-            value = child_value(status, outcome, budget)
-        else:
-            self._follow([new])
-            return
-        self._deliver(Post(new.follower, "child", new.row.id, str(new.follower_call), value, at))
-
-    def _restart(self, operation: RestartRun) -> Verdict:
-        new = operation.new
-        check_events(new)
-        state = self._all("run_head", (new.row.id,))
-        if not state:
-            return Refused("missing")
-        generation, epoch, _, _, status = state[0]
-        may_begin_again = text(status) in ENDED or (text(status) == "held" and operation.hold is not None)
-        if epoch != operation.epoch or not may_begin_again or new.row.generation != generation + 1:
-            return Refused("fenced")
-        if operation.hold is not None:
-            self._hold(operation.hold)
-        self._run("settle_inbox", (new.row.id,))
-        self._run("stop_following", (new.row.id,))
-        self._run("restart_run", run_values(new.row))
-        self._append_events([], [new])
-        self._follow([new])
-        return ACCEPTED
-
-    def _post(self, post: Post) -> Verdict:
-        numbers = self._all("post", (post.run, post.kind, post.name, post.id, post.value, post.at))
-        if numbers:
-            return Posted(numbers[0][0])
-        there = self._all("duplicate", (post.run, post.kind, post.id))
-        if there:
-            return Posted(there[0][0], duplicate=True)
-        state = self._all("run_head", (post.run,))
-        return NotPosted(text(state[0][4]) if state else None)  # type: ignore[arg-type]  # a status, unless damaged
-
-    def _deliver(self, post: Post) -> None:
-        self._run("deliver", (post.run, post.kind, post.name, post.id, post.value, post.at))
-
-    def _claim(self, claim: Claim) -> Verdict:
-        statuses = [*dict.fromkeys(claim.statuses), *[None] * 7][:7]
-        rows = self._all("claim", (claim.run, claim.worker, claim.at, *statuses))
-        if rows:
-            return Claimed(run_row(rows[0]))
-        there = self._all("run", (claim.run,))
-        return NotClaimed(run_row(there[0]) if there else None)
-
-    def _release(self, release: Release) -> Verdict:
-        self._run("release", (release.run, release.epoch, release.status))
-        if self._connection.changes():
-            return ACCEPTED
-        return Refused("fenced" if self._all("run_head", (release.run,)) else "missing")
-
-    def _hold(self, hold: HoldRow) -> None:
-        if hold.resolved_at is None:
-            facts = (hold.id, hold.run, hold.reason, hold.step, hold.summary, hold.report)
-            self._run("open_hold", (*facts, as_json(hold.resolutions), hold.created_at))
-        else:
-            self._run("resolve_hold", resolved_values(hold))
-            if self._connection.changes():
-                self._run("drop_notifications", (hold.id,))
-
-    def _take_notification(self, take: TakeNotification) -> Verdict:
-        self._run("take_notification", (take.id, take.attempt, take.worker, take.at, take.until))
-        return ACCEPTED if self._connection.changes() else Refused("taken")
-
-    def _settle_notification(self, settle: SettleNotification) -> Verdict:
-        if settle.state == "sent":
-            self._run("notification_sent", (settle.id,))
-        else:
-            facts = (settle.id, settle.attempt, settle.state, settle.next_at, settle.error)
-            self._run("notification_not_sent", facts)
-        return ACCEPTED if self._connection.changes() else Refused("taken")
-
     # -- parts ------------------------------------------------------------------------------------------------------
-    def _append_events(self, appends: Sequence[Append], news: Sequence[NewRun]) -> None:
-        """Insert the events and payloads of accepted appends and of new runs, and the tags of these."""
+    def _append_alone(self, append: Append, ended: bool) -> bool:
+        if not is_simple(append) or (ended and self._all("entangled", as_json([append.run]))):
+            return False
+        found = self._update("move_head", "move_heads", [head_values(append)]) if keeps_running(append) else 0
+        found = found or self._update("change_row", "change_rows", [change_values(append, ended)])
+        if found:
+            self._append_events([append], [])
+            self._consume(append)
+        return bool(found)
+
+    def _insert_history(self, appends: Sequence[Append], news: Sequence[NewRun]) -> None:
         events: list[Any] = []
         payloads: list[Row] = []
         tags: list[Row] = []
@@ -354,49 +158,9 @@ class Transaction:
                 tags += tag_values(new.row)
             if new.entries:
                 self._insert("keep_entries", 12, new.entries)
-        self._insert_flat("append_events", 8, events)
+        self._statements.insert_flat("append_events", 8, events)
         self._insert("keep_payloads", 3, payloads)
         self._insert("keep_tags", 4, tags)
-        for append in appends:
-            if append.row.budget is not None:
-                self._run("set_budget", (append.row.budget, append.run))
-            if append.checkpoints:
-                self._keep_checkpoints(append)
-            if append.beside is not None:
-                self._insert("keep_answers", 4, append.beside.answers)
-                self._insert("keep_entries", 12, append.beside.entries)
-
-    def _keep_checkpoints(self, append: Append) -> None:
-        """Insert new checkpoints, and drop those that are too old by now."""
-        self._insert("keep_checkpoints", 8, append.checkpoints)
-        self._run("drop_checkpoints", (append.run, append.generation, append.checkpoints_kept))
-
-    def _archive(self, rows: Sequence[ArchiveRow]) -> None:
-        """Move damaged rows to where they can do no harm."""
-        self._insert("archive", 7, rows)
-        for row in rows:
-            if row.what == "checkpoint":
-                self._run("remove_checkpoint", (row.run, row.generation, row.seq))
-
-    def _consume(self, append: Append) -> None:
-        if append.consumed:
-            self._run("consume", (append.run, as_json(append.consumed)))
-
-    def _follow(self, news: Sequence[NewRun]) -> None:
-        followed = [(new.row.id, new.follower, new.follower_call) for new in news if new.follower is not None]
-        self._insert("follow", 3, followed)
-
-    def _insert(self, name: str, width: int, rows: Sequence[Row]) -> int:
-        """Insert rows and return how many were new."""
-        return self._insert_flat(name, width, list(chain.from_iterable(rows))) if rows else 0
-
-    def _insert_flat(self, name: str, width: int, values: Sequence[Any]) -> int:
-        """Insert rows that stand one behind the other, and return how many were new."""
-        inserted = 0
-        for sql, parameters in batches(name, width, values):
-            self._cursor.execute(sql, parameters)
-            inserted += self._connection.changes()
-        return inserted
 
     def _update(self, one: str, many: str, rows: Sequence[Row]) -> int:
         """Update a row of `runs` for each row of parameters, and return how many were as expected."""
@@ -410,10 +174,3 @@ class Transaction:
             self._cursor.execute(sql, parameters)
             found += self._connection.changes()
         return found
-
-    def _run(self, name: str, parameters: Row) -> None:
-        self._cursor.execute(query(name), parameters)
-
-    def _all(self, name: str, parameters: Row) -> list[Row]:
-        rows: list[Row] = self._cursor.execute(query(name), parameters).fetchall()
-        return rows

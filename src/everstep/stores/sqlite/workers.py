@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from everstep.errors import Misuse
 from everstep.stores.protocol import WorkerRow
+from everstep.stores.sql.rows import Row, as_json, worker_row
 from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.liveness import LiveLock, LiveLocks
 from everstep.stores.sqlite.queries import query
-from everstep.stores.sqlite.rows import Row, as_json, worker_row
 
 PLACES_LOOKED_AT = 256
 """Workers take the lowest free place, so a place beyond this is not taken by fewer of them."""

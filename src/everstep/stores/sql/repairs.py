@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
-import apsw
-
 from everstep.stores.archive import CHECKPOINT_COLUMNS, EVENT_COLUMNS, PAYLOAD_COLUMNS, RUN_COLUMNS, archive_bytes
 from everstep.stores.beside import ENTRY_COLUMNS
 from everstep.stores.protocol import Accepted, MarkRestored, Refused, RepairRun, Verdict
-from everstep.stores.sqlite.queries import query
-from everstep.stores.sqlite.rows import Row, as_json, resolved_values, run_values
+from everstep.stores.sql.rows import Row, resolved_values, run_values
+from everstep.stores.sql.statements import Statements
 
 
 class Repairs:
     """What a connection does to repair. Whatever is taken out of a table is in the archive, in the same transaction."""
 
-    def __init__(self, cursor: apsw.Cursor) -> None:
-        self._cursor = cursor
+    def __init__(self, statements: Statements) -> None:
+        self._statements = statements
+        self._all = statements.all
+        self._run = statements.run
 
     def repair(self, operation: RepairRun) -> Verdict:
         """Do it, or refuse it and change nothing."""
@@ -36,7 +36,7 @@ class Repairs:
             self._archive(operation, "entry", row[4], ENTRY_COLUMNS, row)
         self._run("forget_entries", *where)
         self._run("forget_answers", *where)
-        digests = as_json(operation.payloads)
+        digests = self._statements.texts(operation.payloads)
         for row in self._all("payloads_to_archive", run, digests):
             self._archive(operation, "payload", 0, PAYLOAD_COLUMNS, row)
         self._run("forget_payloads", run, digests)
@@ -44,7 +44,7 @@ class Repairs:
         self._run("raise_epoch", run)
         if operation.event is not None:
             self._run("append_event", run, operation.row.generation, *operation.event)
-        self._run("pend_again", run, as_json(operation.pending))
+        self._run("pend_again", run, self._statements.numbers(operation.pending))
         if operation.hold is not None:
             self._run("resolve_hold", *resolved_values(operation.hold))
             self._run("drop_notifications", operation.hold.id)
@@ -62,13 +62,6 @@ class Repairs:
         generation = values[columns.index("generation")] if "generation" in columns else operation.row.generation
         packed = archive_bytes(columns, values)
         self._run("archive_one", operation.row.id, generation, what, seq, packed, operation.why, operation.at)
-
-    def _all(self, name: str, *parameters: Any) -> list[Row]:
-        rows: list[Row] = self._cursor.execute(query(name), parameters).fetchall()
-        return rows
-
-    def _run(self, name: str, *parameters: Any) -> None:
-        self._cursor.execute(query(name), parameters)
 
 
 _BLOBS = frozenset(

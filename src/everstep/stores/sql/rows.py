@@ -1,4 +1,7 @@
-"""Between rows of the tables and the structs of the protocol."""
+"""Between rows of the tables and the structs of the protocol.
+
+A text comes as a text, or as bytes where the database does not look into it: then it may be damaged.
+"""
 
 from typing import Any
 
@@ -51,9 +54,9 @@ def run_values(row: RunRow) -> Row:
     )
 
 
-def text(value: bytes) -> str:
-    """Return a text that was read as bytes. One that is damaged becomes another text."""
-    return value.decode("utf-8", "replace")
+def text(value: bytes | str, errors: str = "replace") -> str:
+    """Return a text that may have been read as bytes. One that is damaged becomes another text."""
+    return value if isinstance(value, str) else value.decode("utf-8", errors)
 
 
 def tag_values(row: RunRow) -> list[Row]:
@@ -64,7 +67,7 @@ def tag_values(row: RunRow) -> list[Row]:
 def run_row(values: Row) -> RunRow:
     """Return a run from its columns in their order in the table. A row that is damaged says so."""
     try:
-        return _run_row(values, "strict", {} if values[13] == b"{}" else _decode_tags(values[13]))
+        return _run_row(values, "strict", {} if values[13] in (b"{}", "{}") else _decode_tags(values[13]))
     except (UnicodeDecodeError, msgspec.MsgspecError):
         row = _run_row(values, "replace", {})
         row.damage = "a text in it is not one, or its tags are not JSON"
@@ -73,28 +76,28 @@ def run_row(values: Row) -> RunRow:
 
 def _run_row(values: Row, errors: str, tags: dict[str, str]) -> RunRow:
     return RunRow(
-        id=values[0].decode("utf-8", errors),
-        workflow=values[1].decode("utf-8", errors),
-        version=values[2].decode("utf-8", errors),
+        id=text(values[0], errors),
+        workflow=text(values[1], errors),
+        version=text(values[2], errors),
         semantics=values[3],
-        status=values[4].decode("utf-8", errors),
+        status=text(values[4], errors),  # type: ignore[arg-type]  # one of them, unless damaged
         generation=values[5],
         head_seq=values[6],
         head_digest=values[7],
         epoch=values[8],
-        owner=None if values[9] is None else values[9].decode("utf-8", errors),
+        owner=None if values[9] is None else text(values[9], errors),
         wake_at=values[10],
-        queue=values[11].decode("utf-8", errors),
+        queue=text(values[11], errors),
         priority=values[12],
         tags=tags,
-        parent=None if values[14] is None else values[14].decode("utf-8", errors),
-        arguments=values[15].decode("utf-8", errors),
-        current_step=values[16].decode("utf-8", errors),
+        parent=None if values[14] is None else text(values[14], errors),
+        arguments=text(values[15], errors),
+        current_step=text(values[16], errors),
         deaths=values[17],
         created_at=values[18],
         updated_at=values[19],
         ended_at=values[20],
-        preview=values[21].decode("utf-8", errors),
+        preview=text(values[21], errors),
         published=values[22],
         outcome=values[23],
         budget=values[24],

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import apsw
-
 from everstep.model.status import ENDED
 from everstep.stores.keys import (
     EffectRow,
@@ -21,16 +19,17 @@ from everstep.stores.keys import (
     settled_by_hand,
 )
 from everstep.stores.protocol import Accepted, Append, Operation, Refused
-from everstep.stores.sqlite.queries import query
-from everstep.stores.sqlite.rows import Row, as_json, effect_row, effect_values, text
+from everstep.stores.sql.rows import effect_row, effect_values, text
+from everstep.stores.sql.statements import Statements
 
 
 class KeyTable:
     """The tables `effects` and `waiters` within a transaction, which the caller begins and ends."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
-        self._connection = connection
-        self._cursor = connection.cursor()
+    def __init__(self, statements: Statements) -> None:
+        self._statements = statements
+        self._all = statements.all
+        self._run = statements.run
 
     def concern_others(self, operations: Sequence[Operation]) -> bool:
         """Tell whether operations may tell other runs of a key. Then it matters what is done before and after."""
@@ -40,7 +39,7 @@ class KeyTable:
                 return True
             if isinstance(operation, Append) and operation.keys is not None:
                 ended += [end.claim.key for end in operation.keys.ends]
-        return bool(ended) and bool(self._all("awaited_keys", as_json(ended)))
+        return bool(ended) and bool(self._all("awaited_keys", self._statements.texts(ended)))
 
     def lost(self, changes: KeyChanges, run: str, generation: int) -> tuple[int, ...]:
         """Return the calls that would not get their keys."""
@@ -89,8 +88,7 @@ class KeyTable:
 
     def forget(self, forget: ForgetKeys) -> Forgotten:
         """Delete old keys."""
-        self._run("forget_effects", forget.before, forget.limit)
-        return Forgotten(self._connection.changes())
+        return Forgotten(self._run("forget_effects", forget.before, forget.limit))
 
     def _change(self, key: str, row: EffectRow | None, at: int) -> None:
         if row is None:
@@ -106,10 +104,3 @@ class KeyTable:
     def _effect(self, key: str) -> EffectRow | None:
         rows = self._all("effect", key)
         return effect_row(rows[0]) if rows else None
-
-    def _run(self, name: str, *parameters: object) -> None:
-        self._cursor.execute(query(name), parameters)
-
-    def _all(self, name: str, *parameters: object) -> list[Row]:
-        rows: list[Row] = self._cursor.execute(query(name), parameters).fetchall()
-        return rows

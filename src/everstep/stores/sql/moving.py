@@ -1,8 +1,6 @@
 """Deleting ended runs part by part, and moving runs between stores: within an open transaction."""
 
-from typing import Any, Final
-
-import apsw
+from typing import Final
 
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED
@@ -10,9 +8,7 @@ from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import AnswerRow, EntryRow
 from everstep.stores.moving import Deleted, DeletePart, ImportRuns, MarkerRow, RunDump, arrived, numbered
 from everstep.stores.protocol import Accepted, CheckpointRow, Delivery, Refused, Verdict
-from everstep.stores.sqlite.queries import statements
-from everstep.stores.sqlite.rows import (
-    Row,
+from everstep.stores.sql.rows import (
     as_json,
     effect_row,
     effect_values,
@@ -21,6 +17,7 @@ from everstep.stores.sqlite.rows import (
     run_values,
     tag_values,
 )
+from everstep.stores.sql.statements import Statements
 
 LARGE: Final = ("events", "payloads", "checkpoints", "archive", "signals", "streams")
 """The tables that may have very many rows, or very large ones, of one run."""
@@ -31,8 +28,11 @@ WEIGHTS: Final = {"payloads": 10, "checkpoints": 10}
 class Moving:
     """What a connection does to whole runs."""
 
-    def __init__(self, cursor: apsw.Cursor) -> None:
-        self._cursor = cursor
+    def __init__(self, statements: Statements) -> None:
+        self._statements = statements
+        self._all = statements.all
+        self._run = statements.run
+        self._many = statements.many
 
     # -- deleting -------------------------------------------------------------------------------------------------
     def delete(self, part: DeletePart) -> Verdict:
@@ -46,14 +46,13 @@ class Moving:
         deleted, left = 0, part.limit
         for table in LARGE:
             weight = WEIGHTS.get(table, 1)
-            self._all(f"delete_{table}", part.run, max(1, left // weight))
-            gone: int = self._all("deleted_just_now")[0][0]
+            gone = self._run(f"delete_{table}", part.run, max(1, left // weight))
             deleted, left = deleted + gone, left - gone * weight
             if left <= 0:
-                self._all("note_deletion", part.run, generation, part.at)
+                self._run("note_deletion", part.run, generation, part.at)
                 return Deleted(deleted, False)
         for name in ("answers", "holds", "notifications", "followers", "following", "markers", "deletion", "run"):
-            self._all(f"delete_{name}", part.run)
+            self._run(f"delete_{name}", part.run)
         return Deleted(deleted + 1, True)
 
     # -- moving ---------------------------------------------------------------------------------------------------
@@ -80,14 +79,14 @@ class Moving:
 
     def accept(self, operation: ImportRuns) -> Verdict:
         """Put runs here, or refuse it and change nothing."""
-        dumps = operation.dumps
-        ids = as_json([dump.row.id for dump in dumps])
-        holds = as_json([hold.id for dump in dumps for hold in dump.holds])
-        markers = as_json([marker.key for dump in dumps for marker in dump.markers])
-        if self._all("are_taken", ids, holds, markers) != [(0,)]:
+        dumps, texts = operation.dumps, self._statements.texts
+        ids = texts([dump.row.id for dump in dumps])
+        holds = texts([hold.id for dump in dumps for hold in dump.holds])
+        markers = texts([marker.key for dump in dumps for marker in dump.markers])
+        if self._all("are_taken", ids, holds, markers)[0][0]:
             return Refused("taken")
         keys = [row.key for dump in dumps for row in dump.effects if row.state == "under-way"]
-        if self._all("are_keys_taken", as_json(keys)) != [(0,)]:
+        if self._all("are_keys_taken", texts(keys))[0][0]:
             return Refused("key")
         for dump in dumps:
             self._put(dump)
@@ -96,7 +95,7 @@ class Moving:
     def _put(self, dump: RunDump) -> None:
         row = arrived(dump)
         run = row.id
-        self._all("put_run", *run_values(row))
+        self._run("put_run", *run_values(row))
         self._many("put_tag", tag_values(row))
         self._many("put_event", [(run, generation, *event) for generation, event in dump.events])
         self._many("put_payload", [(run, *one) for one in dump.payloads])
@@ -111,15 +110,8 @@ class Moving:
         for hold in dump.holds:
             facts = (hold.id, run, hold.reason, hold.step, hold.summary, hold.report, as_json(hold.resolutions))
             end = (hold.created_at, hold.resolved_at, hold.resolution, hold.by, hold.note)
-            self._all("put_hold", *facts, *end)
+            self._run("put_hold", *facts, *end)
         self._many("put_effect", [effect_values(one) for one in dump.effects])
         self._many("put_waiter", [(key, run, call) for key, call in dump.waits])
         self._many("put_archived", dump.archive)
         self._many("put_marker", dump.markers)
-
-    def _all(self, name: str, *parameters: Any) -> list[Row]:
-        rows: list[Row] = self._cursor.execute(statements("moving.sql")[name], parameters).fetchall()
-        return rows
-
-    def _many(self, name: str, rows: Any) -> None:
-        self._cursor.executemany(statements("moving.sql")[name], [tuple(row) for row in rows])

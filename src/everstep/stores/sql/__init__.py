@@ -1,0 +1,1 @@
+"""What the stores on SQL databases have in common: operations as named statements. Each store brings its own SQL."""

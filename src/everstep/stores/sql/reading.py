@@ -1,0 +1,235 @@
+"""Reading: everything that a store on a SQL database tells without changing anything."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from everstep.errors import Damaged
+from everstep.model.events import EventRow
+from everstep.stores.archive import ArchiveRow
+from everstep.stores.beside import AnswerRow, EntryRow
+from everstep.stores.keys import EffectFilter, EffectRow
+from everstep.stores.moving import RunDump
+from everstep.stores.notifications import NotificationRow
+from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
+from everstep.stores.rows import SMALL
+from everstep.stores.sql.rows import Row, as_json, effect_row, hold_row, notification_row, run_row, text, worker_row
+
+
+class Reading:
+    """The reading methods of a store, as named statements."""
+
+    where: str
+    """The store, for messages."""
+
+    def _all(self, name: str, *parameters: Any) -> list[Row]:
+        """Do a statement and return its rows."""
+        raise NotImplementedError
+
+    def _list(self, name: str, *parameters: Any) -> list[Any]:
+        """Do a statement and return a list: of values, or of sequences of values."""
+        raise NotImplementedError
+
+    def _texts(self, values: Sequence[str]) -> Any:
+        """Return a list of texts as one parameter."""
+        raise NotImplementedError
+
+    # Each database has its own way of doing these.
+    def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
+        """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
+        raise NotImplementedError
+
+    def dump(self, run: str) -> RunDump | None:
+        """Return everything of a run, read in one transaction."""
+        raise NotImplementedError
+
+    def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
+        """Return ids of runs that want a driver now: by priority, then age."""
+        raise NotImplementedError
+
+    def next_wake(self, *, worker: str, everyone: bool, at: int) -> int | None:
+        """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
+        raise NotImplementedError
+
+    # -- rows -------------------------------------------------------------------------------------------------------
+    def run(self, id: str) -> RunRow | None:
+        """Return a run's row."""
+        rows = self._all("run", id)
+        return run_row(rows[0]) if rows else None
+
+    def runs(self, filter: RunFilter) -> list[RunRow]:
+        """Return the runs that a filter asks for, newest first."""
+        tags = as_json(filter.tags) if filter.tags else None
+        wanted = (filter.workflow, filter.parent, tags, filter.offset + filter.limit)
+        searched = (*(filter.before or (None, "")), filter.text.translate(SMALL))
+        if tags is not None:
+            first = sorted(filter.tags.items())[0]
+            statuses: set[str | None] = set(filter.status) or {None}
+            asked = [(*wanted, status, *searched, *first) for status in statuses]
+            rows = [row for one in asked for row in self._all("runs_tagged", *one)]
+        elif filter.status:
+            each = [(*wanted, status, *searched) for status in set(filter.status)]
+            rows = [row for one in each for row in self._all("runs_of_status", *one)]
+        else:
+            rows = self._all("runs", *wanted, None, *searched)
+        found = sorted(map(run_row, rows), key=lambda row: (row.created_at, row.id), reverse=True)
+        return found[filter.offset : filter.offset + filter.limit]
+
+    def children(self, run: str) -> list[RunRow]:
+        """Return the runs whose parent is this one, oldest first."""
+        return [run_row(row) for row in self._all("children", run)]
+
+    def counts(self) -> dict[str, int]:
+        """Return how many runs there are in each status that any run has."""
+        return {text(status): count for status, count in self._all("counts")}
+
+    def events_only(self, run: str, generation: int, only: Sequence[int]) -> list[EventRow]:
+        """Return up to three events of a history by their numbers."""
+        wanted = [*only, *[None] * 3][:3]
+        return [event_row(row) for row in self._all("events_only", run, generation, *wanted)]
+
+    def generations(self, run: str) -> list[int]:
+        """Return the generations of which there are events."""
+        return [generation for (generation,) in self._all("generations", run)]
+
+    def strays(self) -> list[tuple[str, int]]:
+        """Return histories that no run's row knows, as run and generation."""
+        return [(text(run), generation) for run, generation in self._all("strays")]
+
+    def checkpoint(self, run: str, generation: int, before: int) -> CheckpointRow | None:
+        """Return the newest checkpoint before an event."""
+        rows = self._all("checkpoint", run, generation, before)
+        return CheckpointRow(*rows[0]) if rows else None
+
+    def payload(self, run: str, digest: str) -> bytes | None:
+        """Return a payload that was stored beside the history."""
+        rows = self._all("payload", run, digest)
+        return rows[0][0] if rows else None
+
+    def answer(self, run: str, number: int) -> AnswerRow | None:
+        """Return where the answer to a request stands."""
+        rows = self._all("answer", run, number)
+        return AnswerRow(*rows[0]) if rows else None
+
+    def stream(self, run: str, generation: int, name: str, after: int, limit: int) -> list[EntryRow]:
+        """Return entries of a stream after a position, in order."""
+        return [entry_row(row) for row in self._all("stream", run, generation, name, after, limit)]
+
+    def stream_head(self, run: str, generation: int, name: str) -> EntryRow | None:
+        """Return the newest entry of a stream."""
+        rows = self._all("stream_head", run, generation, name)
+        return entry_row(rows[0]) if rows else None
+
+    def streams(self, run: str, generation: int) -> list[tuple[str, int]]:
+        """Return the names of a run's streams, and the position of the newest entry of each."""
+        return [(text(name), position) for name, position in self._all("streams", run, generation)]
+
+    def archived(self, run: str) -> list[ArchiveRow]:
+        """Return what was archived of a run, the oldest first."""
+        return [ArchiveRow(*row) for row in self._all("archived", run)]
+
+    def ties(self, run: str) -> list[str]:
+        """Return the runs that an unfinished run is tied to."""
+        return [one for (one,) in self._all("ties", run)]
+
+    def deletions(self) -> list[tuple[str, int]]:
+        """Return runs whose deletion has begun and not ended."""
+        return [(run, generation) for run, generation in self._all("deletions")]
+
+    def restores(self) -> int:
+        """Return how often this store was restored from a backup."""
+        number: int = self._all("restores")[0][0]
+        return number
+
+    def latest(self) -> int:
+        """Return the latest time that a worker of this store has said that it was."""
+        at: int = self._all("latest_time")[0][0]
+        return at
+
+    def inbox(self, run: str) -> list[Delivery]:
+        """Return the pending deliveries, in the order of their numbers."""
+        return [Delivery(*row) for row in self._all("inbox", run)]
+
+    def signals(self, run: str) -> list[Delivery]:
+        """Return all deliveries of the run, in order, with their states."""
+        return [Delivery(*row) for row in self._all("signals", run)]
+
+    def holds(self, *, run: str | None, open_only: bool) -> list[HoldRow]:
+        """Return holds, oldest first."""
+        if run is not None:
+            rows = self._all("holds_of_run", run, open_only)
+        else:
+            rows = self._all("holds_open" if open_only else "holds_all")
+        try:
+            return [hold_row(row) for row in rows]
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Damaged(f"{self.where} has a hold whose row is damaged.") from error
+
+    def entropy(self) -> str:
+        """Return the random bits of the store's own."""
+        rows = self._all("store_entropy")
+        return str(rows[0][0]) if rows else ""
+
+    def effect(self, key: str) -> EffectRow | None:
+        """Return who has a key, and its outcome."""
+        rows = self._all("effect", key)
+        return effect_row(rows[0]) if rows else None
+
+    def effects(self, filter: EffectFilter) -> list[EffectRow]:
+        """Return keys, those that changed last first."""
+        wanted = (filter.prefix, filter.run, filter.step, filter.state, filter.limit, filter.offset)
+        return [effect_row(row) for row in self._all("effects", *wanted)]
+
+    def old_keys(self, before: int) -> int:
+        """Return how many keys are done or free and have not changed since."""
+        return int(self._all("old_keys", before)[0][0])
+
+    def waiters(self, key: str) -> list[tuple[str, int]]:
+        """Return who waits for a key: runs and their calls."""
+        return [(run, call) for run, call in self._all("waiters", key)]
+
+    def workers(self) -> list[WorkerRow]:
+        """Return all workers, by their places."""
+        return [worker_row(row) for row in self._all("workers")]
+
+    # -- notifications ------------------------------------------------------------------------------------------------
+    def notifications(self, *, run: str | None, undelivered_only: bool) -> list[NotificationRow]:
+        """Return notifications, oldest first."""
+        if run is not None:
+            rows = self._all("notifications_of_run", run, undelivered_only)
+        else:
+            rows = self._all("notifications_undelivered" if undelivered_only else "notifications_all")
+        return [notification_row(row) for row in rows]
+
+    def due_notifications(self, *, target: str, at: int, limit: int) -> list[NotificationRow]:
+        """Return the pending notifications for a target that are free at a time, the longest due first."""
+        rows = self._all("due_notifications", target, at, limit)
+        rows += self._all("abandoned_notifications", target, at, limit)
+        return [notification_row(row) for row in rows[:limit]]
+
+    def next_notification(self, target: str) -> int | None:
+        """Return the earliest `next_at` among the pending notifications for a target."""
+        next_at: int | None = self._all("next_notification", target)[0][0]
+        return next_at
+
+    # -- finding work -------------------------------------------------------------------------------------------------
+    def pending(self, worker: str) -> list[str]:
+        """Return ids of runs that this worker owns and that have a pending delivery, by its arrival."""
+        return self._list("pending_of_owner", worker)
+
+    def diverged(self, workflows: Sequence[str], limit: int) -> list[str]:
+        """Return ids of runs with an open hold for the reason `diverged`, the oldest hold first."""
+        return [run for (run,) in self._all("diverged", self._texts(workflows), limit)]
+
+
+def entry_row(row: Row) -> EntryRow:
+    """Return an entry of a stream. A damaged text in it becomes another one, so the chain of digests ends there."""
+    run, generation, name, position, seq, step, *rest = row
+    return EntryRow(text(run), generation, text(name), position, seq, text(step), *rest)
+
+
+def event_row(row: Row) -> EventRow:
+    """Return an event. A damaged text in it becomes another text, so the chain of digests ends just before it."""
+    seq, kind, step, at, body, digest = row
+    return EventRow(seq, text(kind), text(step), at, body, digest)

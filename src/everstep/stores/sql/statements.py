@@ -1,0 +1,40 @@
+"""The seam between operations and a database: named statements, done one after the other on one connection."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from everstep.model.status import Status
+from everstep.stores.sql.rows import Row
+
+
+class Statements(Protocol):
+    """What operations are made of. The statements of a name do the same in every database."""
+
+    def all(self, name: str, *parameters: Any) -> list[Row]:
+        """Do a statement and return its rows."""
+        ...
+
+    def run(self, name: str, *parameters: Any) -> int:
+        """Do a statement and return how many rows it has changed."""
+        ...
+
+    def many(self, name: str, rows: Sequence[Row]) -> None:
+        """Do a statement once for each row of parameters."""
+        ...
+
+    def insert(self, name: str, width: int, rows: Sequence[Row]) -> int:
+        """Insert rows of so many columns with one statement, or a few, and return how many were new."""
+        ...
+
+    # -- how parameters are passed ----------------------------------------------------------------------------------
+    def texts(self, values: Sequence[str]) -> Any:
+        """Return a list of texts as one parameter."""
+        ...
+
+    def numbers(self, values: Sequence[int]) -> Any:
+        """Return a list of numbers as one parameter."""
+        ...
+
+    def statuses(self, values: Sequence[Status]) -> Sequence[Any]:
+        """Return the statuses that a claim allows, as the last parameters of its statement."""
+        ...
