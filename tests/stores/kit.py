@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import everstep
 from everstep.model.digests import chain_next, chain_start
@@ -25,6 +25,9 @@ from everstep.stores.protocol import (
     Verdict,
 )
 from everstep.stores.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from everstep.stores.postgres import PostgresStore
 
 
 def events_after(seq: int, digest: bytes, count: int, body: bytes = b"{}") -> list[EventRow]:
@@ -167,7 +170,47 @@ class SqliteHarness(Harness):
         super().close()
 
 
-HARNESSES: dict[str, Callable[[Path], Harness]] = {"memory": MemoryHarness, "sqlite": SqliteHarness}
+class PostgresHarness(Harness):
+    """The PostgreSQL store, in a schema of its own; each worker that enters has a store object of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        from tests.postgres.server import server
+
+        self.server = server()
+        self.schema = self.server.fresh_schema()
+        self._others: dict[str, PostgresStore] = {}
+        self.store = self.postgres = self.another()
+
+    def another(self, **options: Any) -> "PostgresStore":
+        """Return one more store object on the same schema."""
+        from everstep.stores.postgres import PostgresStore
+
+        settings = {"durability": "process", "clock": lambda: self.now, "settle_seconds": 0.0, "grace_seconds": 0.0}
+        return PostgresStore(self.server.url(self.schema), **(settings | options))
+
+    def enter(self, worker: str, lease_until: int = 10_000) -> None:
+        other = self.another()
+        other.register_worker(worker, 1, "host", lease_until)
+        self._others[worker] = other
+
+    def kill(self, worker: str) -> None:
+        other = self._others.pop(worker)
+        other.close()
+        self.server.wait_for_sessions_to_end(other.name)
+
+    def close(self) -> None:
+        for other in self._others.values():
+            other.close()
+        super().close()
+        self.server.drop(self.schema)
+
+
+HARNESSES: dict[str, Callable[[Path], Harness]] = {
+    "memory": MemoryHarness,
+    "sqlite": SqliteHarness,
+    "postgres": PostgresHarness,
+}
 """A further store adds its harness here and must pass the whole conformance suite."""
 
 

@@ -98,7 +98,7 @@ def _count_mentions(operations: Sequence[Operation]) -> tuple[dict[str, int], bo
             mentioned[operation.run] = mentioned.get(operation.run, 0) + 1
         else:
             has_starts = has_starts or isinstance(operation, StartRun)
-            for run in _runs_mentioned(operation):
+            for run in runs_mentioned(operation):
                 mentioned[run] = mentioned.get(run, 0) + 1
     return mentioned, has_starts
 
@@ -118,7 +118,8 @@ def _begun_with_an_append(operations: Sequence[Operation], mentioned: dict[str, 
     return both
 
 
-def _runs_mentioned(operation: Operation) -> Iterator[str]:
+def runs_mentioned(operation: Operation) -> Iterator[str]:
+    """Return the runs that an operation names; nothing ("") may be among them."""
     match operation:
         case Append():
             yield operation.run

@@ -139,7 +139,7 @@ class Operations:
         check_events(new)
         self._keys.end_run(append.run, append.generation, append.row.at)
         self._run("stop_following", append.run)
-        self._run("restart_run", *run_values(new.row))
+        self._statements.replace_run(new.row)
         self._append_events([], [new])
 
     def _refusal(self, append: Append, ended: bool) -> Refused | None:
@@ -222,7 +222,7 @@ class Operations:
             self._hold(operation.hold)
         self._run("settle_inbox", new.row.id)
         self._run("stop_following", new.row.id)
-        self._run("restart_run", *run_values(new.row))
+        self._statements.replace_run(new.row)
         self._append_events([], [new])
         self._follow([new])
         return ACCEPTED

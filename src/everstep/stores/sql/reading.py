@@ -35,6 +35,10 @@ class Reading:
         """Return a list of texts as one parameter."""
         raise NotImplementedError
 
+    def _tags(self, tags: dict[str, str]) -> Any:
+        """Return the tags that runs should have, as one parameter."""
+        return as_json(tags) if tags else None
+
     # Each database has its own way of doing these.
     def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
         """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
@@ -60,10 +64,10 @@ class Reading:
 
     def runs(self, filter: RunFilter) -> list[RunRow]:
         """Return the runs that a filter asks for, newest first."""
-        tags = as_json(filter.tags) if filter.tags else None
+        tags = self._tags(filter.tags)
         wanted = (filter.workflow, filter.parent, tags, filter.offset + filter.limit)
         searched = (*(filter.before or (None, "")), filter.text.translate(SMALL))
-        if tags is not None:
+        if filter.tags:
             first = sorted(filter.tags.items())[0]
             statuses: set[str | None] = set(filter.status) or {None}
             asked = [(*wanted, status, *searched, *first) for status in statuses]

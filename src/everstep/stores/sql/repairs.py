@@ -6,7 +6,7 @@ from typing import Any
 from everstep.stores.archive import CHECKPOINT_COLUMNS, EVENT_COLUMNS, PAYLOAD_COLUMNS, RUN_COLUMNS, archive_bytes
 from everstep.stores.beside import ENTRY_COLUMNS
 from everstep.stores.protocol import Accepted, MarkRestored, Refused, RepairRun, Verdict
-from everstep.stores.sql.rows import Row, resolved_values, run_values
+from everstep.stores.sql.rows import Row, resolved_values
 from everstep.stores.sql.statements import Statements
 
 
@@ -40,7 +40,7 @@ class Repairs:
         for row in self._all("payloads_to_archive", run, digests):
             self._archive(operation, "payload", 0, PAYLOAD_COLUMNS, row)
         self._run("forget_payloads", run, digests)
-        self._run("restart_run", *run_values(operation.row))
+        self._statements.replace_run(operation.row)
         self._run("raise_epoch", run)
         if operation.event is not None:
             self._run("append_event", run, operation.row.generation, *operation.event)

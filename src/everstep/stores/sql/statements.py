@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from everstep.model.status import Status
+from everstep.stores.rows import RunRow
 from everstep.stores.sql.rows import Row
 
 
@@ -24,6 +25,10 @@ class Statements(Protocol):
 
     def insert(self, name: str, width: int, rows: Sequence[Row]) -> int:
         """Insert rows of so many columns with one statement, or a few, and return how many were new."""
+        ...
+
+    def replace_run(self, row: RunRow) -> None:
+        """Put another row in the place of a run's, but for its epoch, with its tags."""
         ...
 
     # -- how parameters are passed ----------------------------------------------------------------------------------

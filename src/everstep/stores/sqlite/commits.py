@@ -20,26 +20,8 @@ import apsw
 
 from everstep.errors import Damaged, StoreError, StoreFailed, StoreFull
 from everstep.model.crash_points import crash_point
-from everstep.stores.keys import ForgetKeys, SettleKey
-from everstep.stores.moving import DeletePart, ImportRuns
-from everstep.stores.notifications import SettleNotification, TakeNotification
-from everstep.stores.protocol import (
-    Accepted,
-    Append,
-    Busy,
-    Claim,
-    Claimed,
-    Failed,
-    MarkRestored,
-    Operation,
-    Post,
-    Posted,
-    Release,
-    RepairRun,
-    RestartRun,
-    StartRun,
-    Verdict,
-)
+from everstep.stores.protocol import Busy, Failed, Operation, Verdict
+from everstep.stores.sql.reading_back import is_there
 from everstep.stores.sql.rows import Row
 from everstep.stores.sqlite.connections import Patience, is_no_room, translated
 from everstep.stores.sqlite.queries import query
@@ -220,42 +202,10 @@ class Writer:
     def _was_done(self, operations: Sequence[Operation], verdicts: Sequence[Verdict]) -> bool:
         """Read back whether the transaction with these verdicts was done."""
         try:
-            return any(map(self._is_there, operations, verdicts))
+            return any(is_there(self._row, *both) for both in zip(operations, verdicts, strict=True))
         except apsw.Error as error:
             self._failure = StoreFailed(f"A write to {self._path} failed and could not be read back ({error}).")
             raise self._failure from error
-
-    def _is_there(self, operation: Operation, verdict: Verdict) -> bool:
-        match operation, verdict:
-            case Append(events=[*_, last]), Accepted():
-                return self._row("event_digest", operation.run, operation.generation, last.seq) == (last.digest,)
-            case Append(), _:
-                return False
-            case Post(), Posted(duplicate=False):
-                wanted = (operation.run, operation.kind, operation.name, operation.id, operation.value, operation.at)
-                return self._row("delivery_at", verdict.number) == wanted
-            case Claim(), Claimed():
-                return self._row("lease_of_run", operation.run) == (verdict.row.epoch, operation.worker)
-            case SettleKey(), Accepted():
-                row = self._row("effect", operation.key)
-                return bool(row) and (row[11], row[12], row[13]) == (operation.at, operation.by, operation.note)
-            case RepairRun(), Accepted():
-                return self._row("archived_at", operation.row.id, operation.at) != (0,)
-            case MarkRestored(), Accepted():
-                return self._row("restores") == (operation.expected + 1,)
-            case TakeNotification(), Accepted():
-                claim = self._row("notification_claim", operation.id)
-                return claim == (operation.attempt, operation.worker, operation.until)
-            case ((Post() | Claim() | Release() | SettleKey() | ForgetKeys() | RepairRun() | MarkRestored()), _):
-                return False
-            case ImportRuns(dumps=[first, *_]), Accepted():
-                return self._row("run_head", first.row.id) != ()
-            case ((TakeNotification() | SettleNotification() | ImportRuns() | DeletePart()), _):
-                return False
-            case ((StartRun() | RestartRun()), Accepted()):
-                new, event = operation.new.row, operation.new.event
-                return self._row("event_digest", new.id, new.generation, event.seq) == (event.digest,)
-        return False
 
     def _row(self, name: str, *parameters: Any) -> Row:
         rows: list[Row] = self._cursor.execute(query(name), parameters).fetchall()

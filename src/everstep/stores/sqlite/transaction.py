@@ -12,7 +12,7 @@ from typing import Any, Final
 import apsw
 
 from everstep.model.status import ENDED, Status
-from everstep.stores.protocol import Append, NewRun, Operation, Verdict, child_value
+from everstep.stores.protocol import Append, NewRun, Operation, RunRow, Verdict, child_value
 from everstep.stores.sql.batch import Batch, is_simple, keeps_running
 from everstep.stores.sql.operations import ACCEPTED, Operations
 from everstep.stores.sql.rows import Row, as_json, change_values, head_values, run_values, tag_values
@@ -57,6 +57,10 @@ class SqliteStatements:
             self.cursor.execute(sql, parameters)
             inserted += self.connection.changes()
         return inserted
+
+    def replace_run(self, row: RunRow) -> None:
+        """Put another row in the place of a run's. (Triggers keep its tags.)"""
+        self.run("restart_run", *run_values(row))
 
     def texts(self, values: Sequence[str]) -> str:
         """Return a JSON array."""

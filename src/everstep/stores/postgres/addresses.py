@@ -1,0 +1,45 @@
+"""The URL of a PostgreSQL store: what of it is ours, and what is for the server's own library."""
+
+import re
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl, quote, urlencode
+
+from everstep.errors import Misuse
+
+DEFAULT_SCHEMA: Final = "everstep"
+_SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_PASSWORD: Final = re.compile(r"(://[^/@:]*):[^@/]*@")
+_TRUE: Final = {"on": True, "transaction": True, "off": False}
+
+
+class Address(NamedTuple):
+    """Where a store is."""
+
+    server: str
+    """The URL for libpq, with the password if it has one. Never shown."""
+    schema: str
+    pooler: bool
+    """Whether a pooler stands in between that gives each transaction another session."""
+    shown: str
+    """The URL for people."""
+
+
+def address_of(url: str) -> Address:
+    """Take a URL apart: `postgresql://…?schema=…&pooler=on`, and anything else that libpq knows."""
+    whole, _, query = url.partition("?")
+    asked = parse_qsl(query, keep_blank_values=True)
+    ours = {name: value for name, value in asked if name in ("schema", "pooler")}
+    rest = [(name, value) for name, value in asked if name not in ours]
+    schema = ours.get("schema", DEFAULT_SCHEMA)
+    if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
+        raise Misuse(f"schema={schema}: small letters, digits and _ make the name of a schema; pg_… is the server's.")
+    pooler = _TRUE.get(ours.get("pooler", "off"))
+    if pooler is None:
+        raise Misuse(f"pooler={ours['pooler']}: it is on (for one in transaction mode, as PgBouncer's) or off.")
+    seen = [(name, value) for name, value in rest if name not in ("password", "sslpassword")]
+    seen += [("schema", schema)] if schema != DEFAULT_SCHEMA else []
+    return Address(_joined(whole, rest), schema, pooler, _joined(_PASSWORD.sub(r"\1@", whole), seen))
+
+
+def _joined(whole: str, query: list[tuple[str, str]]) -> str:
+    return f"{whole}?{urlencode(query, quote_via=quote, safe='/')}" if query else whole

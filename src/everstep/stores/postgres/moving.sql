@@ -1,0 +1,211 @@
+-- The statements with which whole runs are deleted, and moved between stores.
+
+-- name: state_of_run
+-- What decides whether a part of it may be deleted.
+SELECT status, epoch, generation, EXISTS (SELECT 1 FROM everstep.holds WHERE run = $1 AND resolved_at IS NULL)
+FROM everstep.runs WHERE id = $1;
+
+-- name: delete_events
+-- A part of them, found by the key: a transaction stays short however many there are.
+DELETE FROM everstep.events WHERE ctid = ANY (ARRAY(SELECT ctid FROM everstep.events WHERE run = $1 LIMIT $2));
+
+-- name: delete_payloads
+-- A part of them, found by the key: a transaction stays short however many there are.
+DELETE FROM everstep.payloads WHERE ctid = ANY (ARRAY(SELECT ctid FROM everstep.payloads WHERE run = $1 LIMIT $2));
+
+-- name: delete_checkpoints
+-- A part of them, found by the key: a transaction stays short however many there are.
+DELETE FROM everstep.checkpoints WHERE ctid = ANY (ARRAY(SELECT ctid FROM everstep.checkpoints WHERE run = $1 LIMIT $2));
+
+-- name: delete_archive
+-- A part of them, found by the key: a transaction stays short however many there are.
+DELETE FROM everstep.archive WHERE ctid = ANY (ARRAY(SELECT ctid FROM everstep.archive WHERE run = $1 LIMIT $2));
+
+-- name: delete_signals
+-- A part of them. Their numbers never come back.
+DELETE FROM everstep.signals WHERE number IN (SELECT number FROM everstep.signals WHERE run = $1 LIMIT $2);
+
+-- name: delete_streams
+-- A part of them, found by the key: a transaction stays short however many there are.
+DELETE FROM everstep.streams WHERE ctid = ANY (ARRAY(SELECT ctid FROM everstep.streams WHERE run = $1 LIMIT $2));
+
+-- name: delete_answers
+-- As many as there were requests, and small.
+DELETE FROM everstep.answers WHERE run = $1;
+
+-- name: note_deletion
+-- The run is no longer whole. If nobody goes on with it, the next one who deletes anything does.
+INSERT INTO everstep.deletions (run, generation, at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING;
+
+-- name: delete_holds
+-- All of them are resolved.
+DELETE FROM everstep.holds WHERE run = $1;
+
+-- name: delete_notifications
+-- Of these holds.
+DELETE FROM everstep.notifications WHERE run = $1;
+
+-- name: delete_followers
+-- They have been told.
+DELETE FROM everstep.followers WHERE run = $1;
+
+-- name: delete_following
+-- An ended run hears nothing any more.
+DELETE FROM everstep.followers WHERE follower = $1;
+
+-- name: delete_markers
+-- A run that has ended asks no more.
+DELETE FROM everstep.everstep_markers WHERE run = $1;
+
+-- name: delete_deletion
+-- Nothing of it is left to delete.
+DELETE FROM everstep.deletions WHERE run = $1;
+
+-- name: delete_run
+-- The last of it, with its tags.
+WITH untagged AS (DELETE FROM everstep.tagged WHERE run = $1)
+DELETE FROM everstep.runs WHERE id = $1;
+
+-- name: dump_run
+-- Its row.
+SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
+    tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
+FROM everstep.runs WHERE id = $1;
+
+-- name: dump_events
+-- All generations.
+SELECT generation, seq, kind, step, at, body, digest FROM everstep.events WHERE run = $1 ORDER BY generation, seq;
+
+-- name: dump_payloads
+-- By their digests, so that two dumps of one run are the same.
+SELECT digest, value FROM everstep.payloads WHERE run = $1 ORDER BY digest;
+
+-- name: dump_checkpoints
+-- The newest few.
+SELECT run, generation, seq, previous, engine, state, digest, complete FROM everstep.checkpoints
+WHERE run = $1 ORDER BY generation, seq;
+
+-- name: dump_signals
+-- Those that were taken, too: a second one with the same id is known by them.
+SELECT number, run, kind, name, id, value, at, state FROM everstep.signals WHERE run = $1 ORDER BY number;
+
+-- name: dump_followers
+-- Who waits for its end.
+SELECT follower, call FROM everstep.followers WHERE run = $1 ORDER BY follower, call;
+
+-- name: dump_holds
+-- Open and resolved ones.
+SELECT holds.id, run, reason, step, summary, report, resolutions, holds.created_at, resolved_at, resolution, by, note, ''::text
+FROM everstep.holds WHERE run = $1 ORDER BY holds.created_at, holds.id;
+
+-- name: dump_effects
+-- The keys of its actions.
+SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
+    outcome, secret
+FROM everstep.effects WHERE run = $1 ORDER BY key;
+
+-- name: dump_waiters
+-- Few rows: each is a call that waits just now.
+SELECT key, call FROM everstep.waiters WHERE run = $1 ORDER BY key, call;
+
+-- name: dump_archive
+-- The oldest first.
+SELECT run, generation, what, seq, row, why, at FROM everstep.archive WHERE run = $1 ORDER BY id;
+
+-- name: dump_answers
+-- Where they stand.
+SELECT run, number, generation, seq FROM everstep.answers WHERE run = $1 ORDER BY number;
+
+-- name: dump_entries
+-- All streams of all generations.
+SELECT run, generation, name, position, seq, step, attempt, first, secret, at, value, digest FROM everstep.streams
+WHERE run = $1 ORDER BY generation, name, position;
+
+-- name: dump_markers
+-- Of atomic steps that write to the store itself.
+SELECT key, run, step, attempt, outcome, at FROM everstep.everstep_markers WHERE run = $1 ORDER BY key;
+
+-- name: are_taken
+-- Whether any of these ids of runs, of holds, or keys of markers is here.
+SELECT EXISTS (SELECT 1 FROM unnest($1::text[]) AS wanted (value) JOIN everstep.runs ON runs.id = wanted.value)
+    OR EXISTS (SELECT 1 FROM unnest($2::text[]) AS wanted (value) JOIN everstep.holds ON holds.id = wanted.value)
+    OR EXISTS (SELECT 1 FROM unnest($3::text[]) AS wanted (value) JOIN everstep.everstep_markers ON everstep_markers.key = wanted.value);
+
+-- name: are_keys_taken
+-- Whether anybody here has, or had, one of these keys.
+SELECT EXISTS (SELECT 1 FROM unnest($1::text[]) AS wanted (value) JOIN everstep.effects ON effects.key = wanted.value);
+
+-- name: put_run
+-- Nobody has this id: that was asked in the same transaction.
+INSERT INTO everstep.runs (id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at,
+    queue, priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview,
+    published, outcome, budget)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25);
+
+-- name: put_tag
+-- It is found by it.
+INSERT INTO everstep.tagged (name, value, created_at, run) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING;
+
+-- name: put_event
+-- As it is: its digest was verified.
+INSERT INTO everstep.events (run, generation, seq, kind, step, at, body, digest) VALUES ($1, $2, $3, $4, $5, $6, $7, $8);
+
+-- name: put_payload
+-- Named by its digest.
+INSERT INTO everstep.payloads (run, digest, value) VALUES ($1, $2, $3);
+
+-- name: put_checkpoint
+-- Its event has its digest.
+INSERT INTO everstep.checkpoints (run, generation, seq, previous, engine, state, digest, complete) VALUES ($1, $2, $3, $4, $5, $6, $7, $8);
+
+-- name: put_delivery
+-- Under its number, for histories know it, or with NULL under the next one, which is greater than all. (The table is
+-- locked against other deliveries, so that nobody takes a number meanwhile.)
+WITH kept AS MATERIALIZED (
+    SELECT coalesce($1::bigint, nextval('everstep.signals_number_seq')) AS number
+), moved AS MATERIALIZED (
+    SELECT setval('everstep.signals_number_seq', kept.number) FROM kept, everstep.signals_number_seq AS numbers
+    WHERE kept.number > numbers.last_value OR NOT numbers.is_called
+)
+INSERT INTO everstep.signals (number, run, kind, name, id, value, at, state)
+SELECT kept.number, $2, $3, $4, $5, $6, $7, $8 FROM kept LEFT JOIN moved ON true RETURNING number;
+
+-- name: put_answer
+-- Under the number that its request has here.
+INSERT INTO everstep.answers (run, number, generation, seq) VALUES ($1, $2, $3, $4);
+
+-- name: put_entry
+-- Of a stream, as it is.
+INSERT INTO everstep.streams (run, generation, name, position, seq, step, attempt, first, secret, at, value, digest)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
+
+-- name: number_taken
+-- Whether a delivery here has this number.
+SELECT 1 FROM everstep.signals WHERE number = $1;
+
+-- name: put_follower
+-- Who is told of its end.
+INSERT INTO everstep.followers (run, follower, call) VALUES ($1, $2, $3);
+
+-- name: put_hold
+-- Open or resolved, as it was.
+INSERT INTO everstep.holds (id, run, reason, step, summary, report, resolutions, created_at, resolved_at, resolution, by, note)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
+
+-- name: put_effect
+-- A key that is here stays as it is here.
+INSERT INTO everstep.effects (key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by,
+    note, digest, outcome, secret)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) ON CONFLICT DO NOTHING;
+
+-- name: put_waiter
+-- Who waits for a key.
+INSERT INTO everstep.waiters (key, run, call) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING;
+
+-- name: put_archived
+-- What was archived before it was moved.
+INSERT INTO everstep.archive (run, generation, what, seq, row, why, at) VALUES ($1, $2, $3, $4, $5, $6, $7);
+
+-- name: put_marker
+-- Of an atomic step that wrote to the store that the run was in.
+INSERT INTO everstep.everstep_markers (key, run, step, attempt, outcome, at) VALUES ($1, $2, $3, $4, $5, $6);

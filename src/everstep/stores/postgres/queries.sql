@@ -1,0 +1,974 @@
+-- Every statement of the PostgreSQL store, each with its reason.
+--
+-- The tables stand in the schema `everstep`; for a store in another one its name is put in the place of this.
+-- Values are always parameters. A list is one parameter, an array; rows for a batch are one array for each column.
+
+-- ------------------------------------------------------------------------------------------------------- schema
+
+-- name: has_schema
+-- Whether the schema is there: making it needs a right, even if it is.
+SELECT 1 FROM pg_namespace WHERE nspname = $1;
+
+-- name: has_meta
+-- Whether there is a store in it.
+SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = $1 AND relname = 'meta';
+
+-- name: has_tables
+-- Whether there is anything else in it.
+SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE nspname = $1 AND relkind = 'r' AND relname <> 'everstep_markers' LIMIT 1;
+
+-- name: lock_schema
+-- Whoever migrates goes alone, until the transaction ends.
+SELECT pg_advisory_xact_lock(hashtextextended('everstep migration of ' || $1::text, 0));
+
+-- name: schema_version
+-- Only asked of a store.
+SELECT value::bigint FROM everstep.meta WHERE name = 'schema_version';
+
+-- name: set_schema_version
+-- In one transaction with the migration that leads to it.
+INSERT INTO everstep.meta (name, value) VALUES ('schema_version', $1::bigint::text)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
+-- ---------------------------------------------------------------------------------------------------- appending
+
+-- name: lock_runs
+-- Everybody locks runs in this order, so that nobody waits in a circle. What is asked in later statements of the
+-- transaction is as of after the lock.
+SELECT id FROM everstep.runs WHERE id = ANY ($1::text[]) ORDER BY id FOR UPDATE;
+
+-- name: append_simple
+-- Appends that change nothing but their own runs, all at once: a run's row is locked, compared with what is expected,
+-- and changed; the events and payloads of just those runs are written; their ids are returned. An end that concerns
+-- others, because the run is followed, has something in its inbox, or has keys whose effects are under way, is left
+-- alone: whoever sends ends has locked the runs before. The first 17 parameters are one array for each column of `new`.
+WITH new AS MATERIALIZED (
+    SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bigint[], $4::text[], $5::bytea[], $6::text[], $7::bigint[],
+        $8::bigint[], $9::bigint[], $10::bytea[], $11::text[], $12::bigint[], $13::bytea[], $14::bigint[],
+        $15::bigint[], $16::bigint[], $17::bytea[])
+    AS new (head_seq, head_digest, at, current_step, published, run, generation, epoch, expected_seq, expected_digest,
+        status, wake_at, outcome, ended_at, release, moved, budget)
+), moved AS (
+    UPDATE everstep.runs SET
+        head_seq = new.head_seq, head_digest = new.head_digest, updated_at = new.at, current_step = new.current_step,
+        published = coalesce(new.published, runs.published), status = new.status, wake_at = new.wake_at,
+        outcome = new.outcome, ended_at = new.ended_at, owner = CASE WHEN new.release <> 0 THEN NULL ELSE runs.owner END,
+        deaths = CASE WHEN new.moved <> 0 THEN 0 ELSE runs.deaths END, budget = coalesce(new.budget, runs.budget)
+    FROM new
+    WHERE runs.id = new.run AND runs.generation = new.generation AND runs.epoch = new.epoch
+        AND runs.head_seq = new.expected_seq AND runs.head_digest = new.expected_digest
+        AND (new.ended_at IS NULL OR NOT (
+            EXISTS (SELECT 1 FROM everstep.followers WHERE followers.run = new.run)
+            OR EXISTS (SELECT 1 FROM everstep.signals WHERE signals.run = new.run AND signals.state = 'pending')
+            OR EXISTS (SELECT 1 FROM everstep.effects WHERE effects.run = new.run AND effects.state = 'under-way')
+        ))
+    RETURNING runs.id
+), appended AS (
+    INSERT INTO everstep.events (run, generation, seq, kind, step, at, body, digest)
+    SELECT event.* FROM unnest($18::text[], $19::bigint[], $20::bigint[], $21::text[], $22::text[], $23::bigint[],
+        $24::bytea[], $25::bytea[]) AS event (run, generation, seq, kind, step, at, body, digest)
+    JOIN moved ON moved.id = event.run
+), kept AS (
+    INSERT INTO everstep.payloads (run, digest, value)
+    SELECT payload.* FROM unnest($26::text[], $27::text[], $28::bytea[]) AS payload (run, digest, value)
+    JOIN moved ON moved.id = payload.run
+    ON CONFLICT DO NOTHING
+)
+SELECT id FROM moved;
+
+-- name: append_one
+-- The same for the commonest append of all: one run, which stays as it is but for its head, one or a few events, and
+-- nothing else.
+WITH moved AS (
+    UPDATE everstep.runs SET
+        head_seq = $1, head_digest = $2, updated_at = $3, current_step = $4, published = coalesce($5, published),
+        status = $11, wake_at = $12, outcome = NULL, ended_at = NULL, owner = CASE WHEN $13::bigint <> 0 THEN NULL ELSE owner END,
+        deaths = CASE WHEN $14::bigint <> 0 THEN 0 ELSE deaths END
+    WHERE id = $6 AND generation = $7 AND epoch = $8 AND head_seq = $9 AND head_digest = $10
+    RETURNING id
+)
+INSERT INTO everstep.events (run, generation, seq, kind, step, at, body, digest)
+SELECT moved.id, $7, event.* FROM moved, unnest($15::bigint[], $16::text[], $17::text[], $18::bigint[], $19::bytea[],
+    $20::bytea[]) AS event (seq, kind, step, at, body, digest);
+
+-- name: start_simple
+-- New runs that nobody follows, with their first events, payloads and tags. Those whose ids exist are left alone; the
+-- ids of the others are returned. The first 25 parameters are one array for each column of `runs`.
+WITH made AS (
+    INSERT INTO everstep.runs (id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at,
+        queue, priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview,
+        published, outcome, budget)
+    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::bigint[], $7::bigint[], $8::bytea[], $9::bigint[],
+        $10::text[], $11::bigint[], $12::text[], $13::bigint[], $14::text[], $15::text[], $16::text[], $17::text[],
+        $18::bigint[], $19::bigint[], $20::bigint[], $21::bigint[], $22::text[], $23::bytea[], $24::bytea[], $25::bytea[]) AS new (id)
+    ORDER BY new.id ON CONFLICT DO NOTHING RETURNING id
+), appended AS (
+    INSERT INTO everstep.events (run, generation, seq, kind, step, at, body, digest)
+    SELECT event.* FROM unnest($26::text[], $27::bigint[], $28::bigint[], $29::text[], $30::text[], $31::bigint[],
+        $32::bytea[], $33::bytea[]) AS event (run, generation, seq, kind, step, at, body, digest)
+    JOIN made ON made.id = event.run
+), kept AS (
+    INSERT INTO everstep.payloads (run, digest, value)
+    SELECT payload.* FROM unnest($34::text[], $35::text[], $36::bytea[]) AS payload (run, digest, value)
+    JOIN made ON made.id = payload.run
+    ON CONFLICT DO NOTHING
+), tags AS (
+    INSERT INTO everstep.tagged (name, value, created_at, run)
+    SELECT tag.* FROM unnest($37::text[], $38::text[], $39::bigint[], $40::text[]) AS tag (name, value, created_at, run)
+    JOIN made ON made.id = tag.run
+    ON CONFLICT DO NOTHING
+)
+SELECT id FROM made;
+
+-- name: beside_simple
+-- What accepted appends of the same transaction write beside their events: whether one was accepted is seen by its
+-- head, which nobody else can have moved there. $1 to $3: the runs, their epochs and new heads.
+WITH accepted AS MATERIALIZED (
+    SELECT runs.id FROM unnest($1::text[], $2::bigint[], $3::bytea[]) AS new (run, epoch, head_digest)
+    JOIN everstep.runs ON runs.id = new.run AND runs.epoch = new.epoch AND runs.head_digest = new.head_digest
+), consumed AS (
+    UPDATE everstep.signals SET state = 'consumed'
+    FROM accepted, unnest($4::text[], $5::bigint[]) AS taken (run, number)
+    WHERE taken.run = accepted.id AND signals.run = accepted.id AND signals.number = taken.number
+), answered AS (
+    INSERT INTO everstep.answers (run, number, generation, seq)
+    SELECT answer.* FROM unnest($6::text[], $7::bigint[], $8::bigint[], $9::bigint[])
+        AS answer (run, number, generation, seq) JOIN accepted ON accepted.id = answer.run
+    ON CONFLICT DO NOTHING
+), entered AS (
+    INSERT INTO everstep.streams (run, generation, name, position, seq, step, attempt, first, secret, at, value, digest)
+    SELECT entry.* FROM unnest($10::text[], $11::bigint[], $12::text[], $13::bigint[], $14::bigint[], $15::text[],
+        $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[], $20::bytea[], $21::bytea[])
+        AS entry (run, generation, name, position, seq, step, attempt, first, secret, at, value, digest)
+    JOIN accepted ON accepted.id = entry.run
+    ON CONFLICT DO NOTHING
+)
+INSERT INTO everstep.checkpoints (run, generation, seq, previous, engine, state, digest, complete)
+SELECT checkpoint.* FROM unnest($22::text[], $23::bigint[], $24::bigint[], $25::bytea[], $26::bytea[], $27::bytea[],
+    $28::bytea[], $29::bigint[]) AS checkpoint (run, generation, seq, previous, engine, state, digest, complete)
+JOIN accepted ON accepted.id = checkpoint.run
+ON CONFLICT DO NOTHING;
+
+-- name: drop_checkpoints_of
+-- As `drop_checkpoints`, if the append of the same transaction was accepted.
+DELETE FROM everstep.checkpoints WHERE run = $1 AND generation = $2 AND seq < (
+    SELECT min(seq) FROM (
+        SELECT seq FROM everstep.checkpoints WHERE run = $1 AND generation = $2 ORDER BY seq DESC LIMIT $3
+    ) AS newest
+) AND EXISTS (SELECT 1 FROM everstep.runs WHERE id = $1 AND epoch = $4 AND head_digest = $5);
+
+-- name: concerned
+-- Whom a transaction may have to tell something, beside the runs that it names: who follows runs that end ($1), who
+-- waits for their keys or for keys that it changes ($2), and who has those.
+SELECT follower FROM everstep.followers WHERE run = ANY ($1::text[])
+UNION SELECT waiters.run FROM everstep.waiters WHERE key = ANY ($2::text[])
+UNION SELECT effects.run FROM everstep.effects WHERE key = ANY ($2::text[])
+UNION SELECT waiters.run FROM everstep.effects JOIN everstep.waiters ON waiters.key = effects.key
+    WHERE effects.run = ANY ($1::text[]) AND effects.state = 'under-way';
+
+-- name: keys_under_way
+-- The keys that runs which end may have to give back.
+SELECT key FROM everstep.effects WHERE run = ANY ($1::text[]) AND state = 'under-way';
+
+-- name: lock_keys
+-- A key may have no row yet, so it is not a row that is locked. In a fixed order, as runs are. $2 is the schema.
+SELECT pg_advisory_xact_lock(hash) FROM (
+    SELECT DISTINCT hashtextextended($2::text || '/' || key, 0) AS hash FROM unnest($1::text[]) AS wanted (key) ORDER BY 1
+) AS hashes;
+
+-- name: is_hold_taken
+-- A second hold with one id is a mistake, and fails its unit before anything of it is written.
+SELECT 1 FROM everstep.holds WHERE id = $1;
+
+-- name: lock_numbers
+-- While runs are put here with the numbers of their deliveries, nobody else takes a number.
+LOCK TABLE everstep.signals IN SHARE ROW EXCLUSIVE MODE;
+
+-- name: lock_workers
+-- Workers enter one after the other.
+SELECT pg_advisory_xact_lock($1::int, 0);
+
+-- name: end_other_sessions
+-- What an earlier session of this writer may still be doing is ended, and waited for, before anybody asks whether it
+-- was done.
+SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+WHERE application_name = $1 AND pid <> pg_backend_pid() AND usename = current_user;
+
+-- name: untag
+-- Before a run's row gets other tags.
+DELETE FROM everstep.tagged WHERE run = $1;
+
+-- name: change_row
+-- An append in a transaction that has locked the run and found it as expected.
+UPDATE everstep.runs SET
+    head_seq = $1, head_digest = $2, updated_at = $3, current_step = $4, published = coalesce($5, published),
+    status = $11, wake_at = $12, outcome = $13, ended_at = $14, owner = CASE WHEN $15::bigint <> 0 THEN NULL ELSE owner END,
+    deaths = CASE WHEN $16::bigint <> 0 THEN 0 ELSE deaths END
+WHERE id = $6 AND generation = $7 AND epoch = $8 AND head_seq = $9 AND head_digest = $10;
+
+-- name: set_budget
+-- Beside an append that was accepted, for the few runs that have one.
+UPDATE everstep.runs SET budget = $1 WHERE id = $2;
+
+-- name: append_events
+-- The key (run, generation, seq) makes a second event with one number impossible, whatever else goes wrong.
+INSERT INTO everstep.events (run, generation, seq, kind, step, at, body, digest)
+SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[], $5::text[], $6::bigint[],
+    $7::bytea[], $8::bytea[]);
+
+-- name: keep_payloads
+-- A payload is named by its digest, so one that is there is the same.
+INSERT INTO everstep.payloads (run, digest, value)
+SELECT * FROM unnest($1::text[], $2::text[], $3::bytea[])
+ON CONFLICT DO NOTHING;
+
+-- name: keep_checkpoints
+-- In one transaction with their events. A place that is taken already can only be taken by a damaged row: it stays, and
+-- whoever recovers finds that it is not the one that its event speaks of.
+INSERT INTO everstep.checkpoints (run, generation, seq, previous, engine, state, digest, complete)
+SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bytea[], $5::bytea[], $6::bytea[],
+    $7::bytea[], $8::bigint[])
+ON CONFLICT DO NOTHING;
+
+-- name: drop_checkpoints
+-- All but the newest few. Recovery would use the newest; the others are there in case that it is damaged.
+DELETE FROM everstep.checkpoints WHERE run = $1 AND generation = $2 AND seq < (
+    SELECT min(seq) FROM (
+        SELECT seq FROM everstep.checkpoints WHERE run = $1 AND generation = $2 ORDER BY seq DESC LIMIT $3
+    ) AS newest
+);
+
+-- name: keep_answers
+-- In one transaction with their events. The first answer to a request counts.
+INSERT INTO everstep.answers (run, number, generation, seq)
+SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) ON CONFLICT DO NOTHING;
+
+-- name: keep_entries
+-- An append without events may be done a second time when nobody knows whether it was: what is there stays.
+INSERT INTO everstep.streams (run, generation, name, position, seq, step, attempt, first, secret, at, value, digest)
+SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[],
+    $8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[], $12::bytea[])
+ON CONFLICT DO NOTHING;
+
+-- name: answer
+-- Where the answer to a request stands.
+SELECT run, number, generation, seq FROM everstep.answers WHERE run = $1 AND number = $2;
+
+-- name: stream
+-- Entries behind a position, in order.
+SELECT run, generation, name, position, seq, step, attempt, first, secret, at, value, digest
+FROM everstep.streams WHERE run = $1 AND generation = $2 AND name = $3 AND position > $4 ORDER BY position LIMIT $5;
+
+-- name: stream_head
+-- The newest entry: what is written next follows it.
+SELECT run, generation, name, position, seq, step, attempt, first, secret, at, value, digest
+FROM everstep.streams WHERE run = $1 AND generation = $2 AND name = $3 ORDER BY position DESC LIMIT 1;
+
+-- name: streams
+-- The streams of a run, and how far each has come. From name to name: a stream may have a million entries.
+WITH RECURSIVE names (name) AS (
+    SELECT min(name) FROM everstep.streams WHERE run = $1 AND generation = $2
+    UNION ALL
+    SELECT (SELECT min(name) FROM everstep.streams WHERE run = $1 AND generation = $2 AND name > names.name)
+    FROM names WHERE names.name IS NOT NULL
+)
+SELECT name,
+    (SELECT max(position) FROM everstep.streams WHERE run = $1 AND generation = $2 AND name = names.name)
+FROM names WHERE name IS NOT NULL ORDER BY name;
+
+-- name: entries_to_archive
+-- Those that were written after the last good event of this generation.
+SELECT run, generation, name, position, seq, step, attempt, first, secret, at, value, digest
+FROM everstep.streams WHERE run = $1 AND generation = $2 AND seq > $3 ORDER BY name, position;
+
+-- name: forget_entries
+-- They are in the archive now.
+DELETE FROM everstep.streams WHERE run = $1 AND generation = $2 AND seq > $3;
+
+-- name: forget_answers
+-- Their events are in the archive: the requests are taken, and answered, again.
+DELETE FROM everstep.answers WHERE run = $1 AND generation = $2 AND seq > $3;
+
+-- name: archive
+-- Nothing that was damaged is overwritten or lost.
+INSERT INTO everstep.archive (run, generation, what, seq, row, why, at)
+SELECT * FROM unnest($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::bytea[], $6::text[], $7::bigint[]);
+
+-- name: remove_checkpoint
+-- In one transaction with its copy in the archive.
+DELETE FROM everstep.checkpoints WHERE run = $1 AND generation = $2 AND seq = $3;
+
+-- name: create_runs
+-- An id that exists is left alone; the number of changes tells. Another transaction that is creating it is waited for.
+INSERT INTO everstep.runs (id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at,
+    queue, priority, tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview,
+    published, outcome, budget)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::bigint[], $7::bigint[], $8::bytea[], $9::bigint[],
+    $10::text[], $11::bigint[], $12::text[], $13::bigint[], $14::text[], $15::text[], $16::text[], $17::text[],
+    $18::bigint[], $19::bigint[], $20::bigint[], $21::bigint[], $22::text[], $23::bytea[], $24::bytea[], $25::bytea[]) AS new (id)
+ORDER BY new.id ON CONFLICT DO NOTHING;
+
+-- name: keep_tags
+-- So that runs are found by them.
+INSERT INTO everstep.tagged (name, value, created_at, run)
+SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[]) ON CONFLICT DO NOTHING;
+
+-- name: restart_run
+-- A new generation in the old row. The epoch stays: epochs never go down. The first and the last parameters are
+-- those of create_runs, so $9 (its epoch) is not used.
+UPDATE everstep.runs SET
+    workflow = $2, version = $3, semantics = $4, status = $5, generation = $6, head_seq = $7, head_digest = $8,
+    owner = $10, wake_at = $11, queue = $12, priority = $13, tags = $14, parent = $15, arguments = $16,
+    current_step = $17, deaths = $18, created_at = $19, updated_at = $20, ended_at = $21, preview = $22,
+    published = $23, outcome = $24, budget = $25
+WHERE id = $1 AND $9 IS NOT NULL;
+
+-- name: row_to_repair
+-- As it is, if its epoch is the expected one and nobody alive drives it.
+SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
+    tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
+FROM everstep.runs
+WHERE id = $1 AND epoch = $2 AND (owner IS NULL OR owner = $3
+    OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner AND workers.lease_until > $4));
+
+-- name: events_to_archive
+-- What comes after the last good event, and what cannot belong to any generation that there is.
+SELECT run, generation, seq, kind, step, at, body, digest FROM everstep.events
+WHERE run = $1 AND ((generation = $2 AND (seq > $3 OR seq < 1)) OR generation > $2 OR generation < 1)
+ORDER BY generation, seq;
+
+-- name: forget_events
+-- They are in the archive now.
+DELETE FROM everstep.events
+WHERE run = $1 AND ((generation = $2 AND (seq > $3 OR seq < 1)) OR generation > $2 OR generation < 1);
+
+-- name: checkpoints_to_archive
+-- Those of the events that are archived: a checkpoint is worth nothing without what led to it.
+SELECT run, generation, seq, previous, engine, state, digest, complete FROM everstep.checkpoints
+WHERE run = $1 AND ((generation = $2 AND (seq > $3 OR seq < 1)) OR generation > $2 OR generation < 1)
+ORDER BY generation, seq;
+
+-- name: forget_checkpoints
+-- They are in the archive now.
+DELETE FROM everstep.checkpoints
+WHERE run = $1 AND ((generation = $2 AND (seq > $3 OR seq < 1)) OR generation > $2 OR generation < 1);
+
+-- name: payloads_to_archive
+-- Those that do not match their digests: a payload that is there is never written again.
+SELECT run, digest, value FROM everstep.payloads
+WHERE run = $1 AND digest = ANY ($2::text[]) ORDER BY digest;
+
+-- name: forget_payloads
+-- They are in the archive now.
+DELETE FROM everstep.payloads WHERE run = $1 AND digest = ANY ($2::text[]);
+
+-- name: archive_one
+-- One row, as `archive` does.
+INSERT INTO everstep.archive (run, generation, what, seq, row, why, at) VALUES ($1, $2, $3, $4, $5, $6, $7);
+
+-- name: raise_epoch
+-- Whoever drove the run before is fenced.
+UPDATE everstep.runs SET epoch = epoch + 1, owner = NULL WHERE id = $1;
+
+-- name: append_event
+-- One event, as `append_events` does.
+INSERT INTO everstep.events (run, generation, seq, kind, step, at, body, digest) VALUES ($1, $2, $3, $4, $5, $6, $7, $8);
+
+-- name: pend_again
+-- Deliveries whose events were archived are news again.
+UPDATE everstep.signals SET state = 'pending' WHERE run = $1 AND state = 'consumed' AND number = ANY ($2::bigint[]);
+
+-- name: mark_restored
+-- One more restore, if as many are known as expected and no worker is there.
+INSERT INTO everstep.meta (name, value) SELECT 'restores', ($1::bigint + 1)::text
+WHERE coalesce((SELECT value FROM everstep.meta WHERE name = 'restores'), '0')::bigint = $1
+    AND NOT EXISTS (SELECT 1 FROM everstep.workers)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value RETURNING value;
+
+-- name: latest_time
+-- Read once, when a store is opened.
+SELECT coalesce((SELECT value FROM everstep.meta WHERE name = 'latest_time'), '0')::bigint;
+
+-- name: ties
+-- Whom an unfinished run follows, who follows it, who has keys that it waits for, and who waits for its keys.
+-- Never itself, though a run may follow itself.
+SELECT run FROM everstep.followers WHERE follower = $1 AND run <> $1
+UNION SELECT follower FROM everstep.followers WHERE run = $1 AND follower <> $1
+UNION SELECT effects.run FROM everstep.waiters JOIN everstep.effects ON effects.key = waiters.key
+    WHERE waiters.run = $1 AND effects.run <> $1
+UNION SELECT waiters.run FROM everstep.effects JOIN everstep.waiters ON waiters.key = effects.key
+    WHERE effects.run = $1 AND waiters.run <> $1
+ORDER BY 1;
+
+-- name: deletions
+-- Runs of which a part was deleted and a part is there.
+SELECT run, generation FROM everstep.deletions ORDER BY at, run;
+
+-- name: restores
+-- How often the store was restored from a backup.
+SELECT coalesce((SELECT value FROM everstep.meta WHERE name = 'restores'), '0')::bigint;
+
+-- name: archived
+-- The oldest first.
+SELECT run, generation, what, seq, row, why, at FROM everstep.archive WHERE run = $1 ORDER BY id;
+
+-- name: archived_at
+-- Read back after an unknown commit: a repair always archives the row.
+SELECT count(*) FROM everstep.archive WHERE run = $1 AND what = 'run' AND at = $2;
+
+-- name: run_head
+-- What decides whether an operation is accepted.
+SELECT generation, epoch, head_seq, head_digest, status FROM everstep.runs WHERE id = $1;
+
+-- name: children_states
+-- What decides whether a child to be started is followed instead.
+SELECT id, workflow, arguments, status, outcome, budget
+FROM everstep.runs WHERE id = ANY ($1::text[]);
+
+-- name: event_digest
+-- Read back after an unknown commit.
+SELECT digest FROM everstep.events WHERE run = $1 AND generation = $2 AND seq = $3;
+
+-- ------------------------------------------------------------------------------------------------------- inbox
+
+-- name: consume
+-- Numbers of another run are left alone.
+UPDATE everstep.signals SET state = 'consumed' WHERE run = $1 AND number = ANY ($2::bigint[]);
+
+-- name: pending_cancels
+-- A cancel is never lost: a run does not end over one that it has not consumed.
+SELECT number FROM everstep.signals WHERE run = $1 AND state = 'pending' AND kind = 'cancel';
+
+-- name: settle_inbox
+-- The run has ended or begins anew: what is still there will not be delivered, visibly.
+UPDATE everstep.signals SET state = 'undelivered' WHERE run = $1 AND state = 'pending';
+
+-- name: post
+-- Into the inbox of a run that has not ended, unless the same kind and id is there. (Not ON CONFLICT: that would use up
+-- a number.) The id of a `child` or `key` delivery is a call, which comes again.
+INSERT INTO everstep.signals (run, kind, name, id, value, at, state)
+SELECT $1, $2, $3, $4, $5, $6, 'pending' FROM everstep.runs
+WHERE runs.id = $1 AND runs.status NOT IN ('completed', 'failed', 'cancelled')
+    AND NOT EXISTS (
+        SELECT 1 FROM everstep.signals AS there
+        WHERE there.run = $1 AND there.kind = $2 AND there.id = $4 AND there.id <> ''
+            AND there.kind NOT IN ('child', 'key')
+    )
+RETURNING number;
+
+-- name: duplicate
+-- The delivery that stands for a second one with its kind and id.
+SELECT number FROM everstep.signals WHERE run = $1 AND kind = $2 AND id = $3 AND id <> '' AND kind NOT IN ('child', 'key');
+
+-- name: deliver
+-- For deliveries whose sender does not hear a verdict: what comes too late is kept as undelivered, so it is visible.
+INSERT INTO everstep.signals (run, kind, name, id, value, at, state)
+SELECT $1, $2, $3, $4, $5, $6,
+    CASE WHEN runs.status IN ('completed', 'failed', 'cancelled') THEN 'undelivered' ELSE 'pending' END
+FROM everstep.runs WHERE runs.id = $1;
+
+-- name: follow
+-- Whoever follows is told of the end, once.
+INSERT INTO everstep.followers (run, follower, call)
+SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) ON CONFLICT DO NOTHING;
+
+-- name: tell_followers
+-- The ends of runs, into the inboxes of those who follow them, in the order of the batch. All of them are locked.
+INSERT INTO everstep.signals (run, kind, name, id, value, at, state)
+SELECT followers.follower, 'child', ended.run, followers.call::text, ended.value, ended.at,
+    CASE WHEN runs.status IN ('completed', 'failed', 'cancelled') THEN 'undelivered' ELSE 'pending' END
+FROM unnest($1::bigint[], $2::text[], $3::bytea[], $4::bigint[]) AS ended (place, run, value, at)
+    JOIN everstep.followers ON followers.run = ended.run JOIN everstep.runs ON runs.id = followers.follower
+ORDER BY ended.place, followers.follower, followers.call;
+
+-- name: forget_followers
+-- They have been told.
+DELETE FROM everstep.followers WHERE run = ANY ($1::text[]);
+
+-- name: stop_following
+-- What an old generation followed must not be taken for news about the new one's calls.
+DELETE FROM everstep.followers WHERE follower = $1;
+
+-- -------------------------------------------------------------------------------------------------------- keys
+
+-- name: store_entropy
+-- Random bits of the store's own; never changed.
+SELECT value FROM everstep.meta WHERE name = 'entropy';
+
+-- name: effect
+-- Who has a key: what decides about a claim, and what a second step shares.
+SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
+    outcome, secret
+FROM everstep.effects WHERE key = $1;
+
+-- name: write_effect
+-- Whether a key may be changed in this way was decided a moment ago, in the same transaction.
+INSERT INTO everstep.effects (key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by,
+    note, digest, outcome, secret)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
+ON CONFLICT (key) DO UPDATE SET
+    state = excluded.state, run = excluded.run, generation = excluded.generation, call = excluded.call,
+    seq = excluded.seq, step = excluded.step, effect = excluded.effect, arguments = excluded.arguments,
+    round = excluded.round, begun_at = excluded.begun_at, changed_at = excluded.changed_at, by = excluded.by,
+    note = excluded.note, digest = excluded.digest, outcome = excluded.outcome, secret = excluded.secret;
+
+-- name: delete_effect
+-- A key that was never done and is free again leaves nothing behind.
+DELETE FROM everstep.effects WHERE key = $1;
+
+-- name: effects_under_way
+-- The keys that a run's steps have as it ends.
+SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
+    outcome, secret
+FROM everstep.effects WHERE run = $1 AND generation = $2 AND state = 'under-way' ORDER BY key;
+
+-- name: effects
+-- A list for people, those that changed last first. $1: what the keys begin with.
+SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
+    outcome, secret
+FROM everstep.effects
+WHERE starts_with(key, $1::text) AND ($2::text IS NULL OR run = $2) AND ($3::text IS NULL OR step = $3)
+    AND ($4::text IS NULL OR state = $4)
+ORDER BY changed_at DESC, key LIMIT $5 OFFSET $6;
+
+-- name: forget_effects
+-- The oldest first. What is under way is never forgotten.
+DELETE FROM everstep.effects WHERE key IN (
+    SELECT key FROM everstep.effects
+    WHERE changed_at < $1 AND state <> 'under-way' ORDER BY changed_at, key LIMIT $2
+) AND changed_at < $1 AND state <> 'under-way';
+
+-- name: old_keys
+-- How many keys could be forgotten.
+SELECT count(*) FROM everstep.effects WHERE changed_at < $1 AND state <> 'under-way';
+
+-- name: wait_for_key
+-- Whoever waits is told when the key changes, once.
+INSERT INTO everstep.waiters (key, run, call) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING;
+
+-- name: waiters
+-- For a reader.
+SELECT run, call FROM everstep.waiters WHERE key = $1 ORDER BY run, call;
+
+-- name: awaited_keys
+-- Whether anybody waits for any of these keys.
+SELECT key FROM everstep.waiters WHERE key = ANY ($1::text[]) LIMIT 1;
+
+-- name: tell_waiters
+-- Into the inboxes of those who wait for a key; a run that has ended no longer cares.
+INSERT INTO everstep.signals (run, kind, name, id, value, at, state)
+SELECT waiters.run, 'key', waiters.key, waiters.call::text, ''::bytea, $2, 'pending'
+FROM everstep.waiters JOIN everstep.runs ON runs.id = waiters.run
+WHERE waiters.key = $1 AND runs.status NOT IN ('completed', 'failed', 'cancelled')
+ORDER BY waiters.run, waiters.call;
+
+-- name: tell_of_key
+-- The same to one that would wait for a key which is not under way.
+INSERT INTO everstep.signals (run, kind, name, id, value, at, state)
+SELECT $1, 'key', $2, $3, ''::bytea, $4, 'pending'
+FROM everstep.runs WHERE runs.id = $1 AND runs.status NOT IN ('completed', 'failed', 'cancelled');
+
+-- name: forget_waiters
+-- They have been told.
+DELETE FROM everstep.waiters WHERE key = $1;
+
+-- ------------------------------------------------------------------------------------------------------- holds
+
+-- name: open_hold
+-- A second hold with one id is a mistake, and fails its unit.
+INSERT INTO everstep.holds (id, run, reason, step, summary, report, resolutions, created_at, resolved_at, resolution, by, note)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, NULL, '', '', '');
+
+-- name: resolve_hold
+-- A hold is resolved once.
+UPDATE everstep.holds SET resolved_at = $1, resolution = $2, by = $3, note = $4 WHERE id = $5 AND run = $6 AND resolved_at IS NULL;
+
+-- name: holds_open
+-- The questions that wait for a person: few, whatever was resolved before.
+SELECT holds.id, holds.run, holds.reason, holds.step, holds.summary, holds.report, holds.resolutions, holds.created_at,
+    holds.resolved_at, holds.resolution, holds.by, holds.note, runs.workflow
+FROM everstep.holds JOIN everstep.runs ON runs.id = holds.run
+WHERE holds.resolved_at IS NULL ORDER BY holds.created_at, holds.id;
+
+-- name: holds_all
+-- For a reader who wants the resolved ones as well.
+SELECT holds.id, holds.run, holds.reason, holds.step, holds.summary, holds.report, holds.resolutions, holds.created_at,
+    holds.resolved_at, holds.resolution, holds.by, holds.note, runs.workflow
+FROM everstep.holds JOIN everstep.runs ON runs.id = holds.run ORDER BY holds.created_at, holds.id;
+
+-- name: holds_of_run
+-- $2: only the open ones.
+SELECT holds.id, holds.run, holds.reason, holds.step, holds.summary, holds.report, holds.resolutions, holds.created_at,
+    holds.resolved_at, holds.resolution, holds.by, holds.note, runs.workflow
+FROM everstep.holds JOIN everstep.runs ON runs.id = holds.run
+WHERE holds.run = $1 AND (holds.resolved_at IS NULL OR $2::bigint = 0) ORDER BY holds.created_at, holds.id;
+
+-- name: diverged
+-- Runs whose code did not match: a worker with other code may look whether its own does.
+SELECT holds.run FROM everstep.holds JOIN everstep.runs ON runs.id = holds.run
+WHERE holds.resolved_at IS NULL AND holds.reason = 'diverged' AND runs.workflow = ANY ($1::text[])
+GROUP BY holds.run ORDER BY min(holds.created_at), min(holds.id) LIMIT $2;
+
+-- name: add_notifications
+-- In one transaction with the hold that they tell of: a crash right after it loses none.
+INSERT INTO everstep.notifications (id, hold, run, target, state, attempts, next_at, claimed_by, last_error, created_at)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::text[], $9::text[], $10::bigint[])
+ON CONFLICT DO NOTHING;
+
+-- name: drop_notifications
+-- The hold is resolved: nobody needs to be told any more.
+UPDATE everstep.notifications SET state = 'dropped', claimed_by = NULL
+WHERE hold = $1 AND state = 'pending';
+
+-- name: take_notification
+-- The condition and the claim in one statement. A claim ends with its time, or with the worker that made it.
+UPDATE everstep.notifications SET attempts = $2, claimed_by = $3, next_at = $5
+WHERE id = $1 AND state = 'pending' AND attempts = $2 - 1
+    AND (next_at <= $4
+        OR (claimed_by IS NOT NULL AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = claimed_by)));
+
+-- name: notification_sent
+-- It has arrived, whatever was believed meanwhile.
+UPDATE everstep.notifications SET state = 'sent', claimed_by = NULL, last_error = '' WHERE id = $1 AND state <> 'sent';
+
+-- name: notification_not_sent
+-- Only the last attempt says what comes next, and only while the hold is open.
+UPDATE everstep.notifications SET state = $3, next_at = $4, last_error = $5, claimed_by = NULL
+WHERE id = $1 AND state = 'pending' AND attempts = $2;
+
+-- name: notification_claim
+-- Read back after an unknown commit.
+SELECT attempts, claimed_by, next_at FROM everstep.notifications WHERE id = $1;
+
+-- name: due_notifications
+-- Of one target: others' may be many, and wait for somebody who knows them.
+SELECT id, hold, run, target, state, attempts,
+    next_at, claimed_by, last_error, created_at
+FROM everstep.notifications
+WHERE state = 'pending' AND target = $1 AND next_at <= $2 ORDER BY next_at, id LIMIT $3;
+
+-- name: abandoned_notifications
+-- Taken by a worker that died before it could say how it went. At most as many as are sent at once.
+SELECT id, hold, run, target, state, attempts,
+    next_at, claimed_by, last_error, created_at
+FROM everstep.notifications
+WHERE state = 'pending' AND claimed_by IS NOT NULL AND target = $1 AND next_at > $2
+    AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = claimed_by)
+ORDER BY next_at, id LIMIT $3;
+
+-- name: next_notification
+-- The first entry of the index.
+SELECT min(next_at) FROM everstep.notifications WHERE state = 'pending' AND target = $1;
+
+-- name: notifications_undelivered
+-- For people: few, whatever was delivered before.
+SELECT told.id, told.hold, told.run, told.target,
+    told.state, told.attempts, told.next_at, told.claimed_by, told.last_error,
+    told.created_at
+FROM everstep.notifications AS told JOIN everstep.holds ON holds.id = told.hold
+WHERE told.state IN ('pending', 'given up') AND holds.resolved_at IS NULL ORDER BY told.created_at, told.id;
+
+-- name: notifications_all
+-- For a reader who wants the delivered ones as well.
+SELECT id, hold, run, target, state, attempts,
+    next_at, claimed_by, last_error, created_at
+FROM everstep.notifications ORDER BY created_at, id;
+
+-- name: notifications_of_run
+-- $2: only the undelivered ones.
+SELECT told.id, told.hold, told.run, told.target,
+    told.state, told.attempts, told.next_at, told.claimed_by, told.last_error,
+    told.created_at
+FROM everstep.notifications AS told JOIN everstep.holds ON holds.id = told.hold
+WHERE told.run = $1 AND ($2::bigint = 0 OR (told.state IN ('pending', 'given up') AND holds.resolved_at IS NULL))
+ORDER BY told.created_at, told.id;
+
+-- ------------------------------------------------------------------------------------------------------ leases
+
+-- name: claim
+-- The condition and the new epoch in one statement. An owner without a row in `workers` has died; its death counts
+-- until an append moves the head (which sets `deaths` to 0).
+UPDATE everstep.runs SET
+    epoch = epoch + 1,
+    owner = $2,
+    deaths = deaths + CASE WHEN owner IS NOT NULL AND owner <> $2 AND status IN ('running', 'queued')
+        AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner) THEN 1 ELSE 0 END
+WHERE id = $1 AND status = ANY ($4::text[])
+    AND (owner IS NULL OR owner = $2
+        OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner AND workers.lease_until > $3))
+RETURNING id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
+    tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget;
+
+-- name: release
+-- Without history: only who drives it, and its status. An ended run stays as it ended.
+UPDATE everstep.runs SET owner = NULL, status = CASE WHEN ended_at IS NULL THEN $3 ELSE status END WHERE id = $1 AND epoch = $2;
+
+-- name: lease_of_run
+-- Read back after an unknown commit.
+SELECT epoch, owner FROM everstep.runs WHERE id = $1;
+
+-- name: delivery_at
+-- Read back after an unknown commit.
+SELECT run, kind, name, id, value, at FROM everstep.signals WHERE number = $1;
+
+-- name: server_time
+-- The store's clock, in microseconds.
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+
+-- name: take_place
+-- A worker's liveness lock, on the session that lasts as long as its process. $1 stands for the store, $2 is the place.
+SELECT pg_try_advisory_lock($1::int, $2::int);
+
+-- name: free_place
+-- It leaves.
+SELECT pg_advisory_unlock($1::int, $2::int);
+
+-- name: silent_workers
+-- Workers whose lock nobody has, and those whose lease has lapsed. A restart of the server frees all locks, so none is
+-- missed before everybody has had a while to take them again. (A lock that could be had is let go with the transaction.)
+SELECT id, place, is_lockless, is_lapsed FROM (
+    SELECT id, place,
+        has_lock <> 0 AND clock_timestamp() - pg_postmaster_start_time() >= make_interval(secs => $2::bigint / 1000000.0)
+            AND pg_try_advisory_xact_lock_shared($1::int, place::int) AS is_lockless,
+        lease_until <= extract(epoch FROM clock_timestamp()) * 1000000 AS is_lapsed
+    FROM everstep.workers
+) AS looked_at
+WHERE is_lockless OR is_lapsed ORDER BY place;
+
+-- name: is_place_free
+-- Asked again by whoever buries, now that nobody can enter.
+SELECT pg_try_advisory_xact_lock_shared($1::int, $2::int);
+
+-- name: any_place_taken
+-- Whether anybody has a liveness lock of this store, whether or not there is a row for it, or a lease without a lock.
+SELECT EXISTS (
+    SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = $1::bigint::oid AND objsubid = 2 AND objid <> 0
+        AND granted AND mode = 'ExclusiveLock'
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+) OR EXISTS (SELECT 1 FROM everstep.workers WHERE has_lock = 0 AND lease_until > $2);
+
+-- name: tell
+-- Others hear that something has changed. Nothing depends on it: whoever misses it looks a little later.
+SELECT pg_notify($1, '');
+
+-- name: workers
+-- Few rows: one for each living worker.
+SELECT id, place, pid, host, started_at, lease_until, targets FROM everstep.workers ORDER BY place;
+
+-- name: enter_worker
+-- Committed only when the worker's liveness lock is held, so nobody can bury it in between.
+WITH noted AS (
+    INSERT INTO everstep.meta (name, value) VALUES ('latest_time', $5::bigint::text)
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE meta.value::bigint < excluded.value::bigint
+)
+INSERT INTO everstep.workers (id, place, pid, host, started_at, lease_until, targets, has_lock)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8);
+
+-- name: remove_worker
+-- By its place as well, so that a worker which came back under its id is not meant.
+DELETE FROM everstep.workers WHERE id = $1 AND place = $2;
+
+-- name: forget_worker
+-- It leaves by itself.
+DELETE FROM everstep.workers WHERE id = $1;
+
+-- name: renew
+-- Changes nothing if the worker was buried. With each lease the time is noted: a server's clock may be set back, and
+-- what was late stays late.
+WITH noted AS (
+    INSERT INTO everstep.meta (name, value) VALUES ('latest_time', $3::bigint::text)
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE meta.value::bigint < excluded.value::bigint
+)
+UPDATE everstep.workers SET lease_until = $1 WHERE id = $2;
+
+-- name: give_back
+-- What a leaving worker was driving goes on elsewhere. Locked in the order in which everybody locks.
+WITH mine AS MATERIALIZED (SELECT id FROM everstep.runs WHERE owner = $1 ORDER BY id FOR UPDATE)
+UPDATE everstep.runs SET owner = NULL, status = CASE WHEN status = 'running' THEN 'queued' ELSE status END
+FROM mine WHERE runs.id = mine.id AND owner = $1;
+
+-- name: due
+-- Everything that wants a driver now, as kind (1 for timers), wake-up time, priority, age and id; each part by itself
+-- is limited, in the order in which its index has it. $1: the worker, $2: the time, $3: workflows, $4: the limit,
+-- $5: whether free runs count. Owners are found by hopping from one to the next in the index, never by walking runs.
+WITH RECURSIVE owners (id) AS (
+    SELECT min(owner) FROM everstep.runs WHERE owner IS NOT NULL AND $5::bigint <> 0
+    UNION ALL
+    SELECT (SELECT min(owner) FROM everstep.runs WHERE owner > owners.id) FROM owners WHERE owners.id IS NOT NULL
+), gone AS MATERIALIZED (
+    SELECT owners.id FROM owners
+    WHERE owners.id IS NOT NULL AND owners.id <> $1
+        AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owners.id AND workers.lease_until > $2)
+), mine AS MATERIALIZED (
+    SELECT $1::text COLLATE "C" AS id UNION ALL SELECT gone.id FROM gone
+)
+(
+    SELECT 0 AS kind, NULL::bigint AS wake_at, priority, created_at, id FROM everstep.runs
+    WHERE owner IS NULL AND status IN ('queued', 'running') AND workflow = ANY ($3::text[]) AND $5::bigint <> 0
+    ORDER BY priority DESC, created_at, id LIMIT $4
+) UNION ALL (
+    SELECT 0, NULL, priority, created_at, runs.id FROM gone JOIN everstep.runs ON runs.owner = gone.id
+    WHERE status IN ('queued', 'running') AND workflow = ANY ($3::text[])
+    ORDER BY priority DESC, created_at, runs.id LIMIT $4
+) UNION ALL (
+    SELECT 1, wake_at, priority, created_at, id FROM everstep.runs
+    WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL AND wake_at <= $2
+        AND workflow = ANY ($3::text[]) AND $5::bigint <> 0
+    ORDER BY wake_at, id LIMIT $4
+) UNION ALL (
+    SELECT 1, wake_at, priority, created_at, runs.id FROM mine JOIN everstep.runs ON runs.owner = mine.id
+    WHERE status = 'waiting' AND wake_at <= $2 AND workflow = ANY ($3::text[])
+    ORDER BY wake_at, runs.id LIMIT $4
+) UNION ALL (
+    SELECT 0, NULL, runs.priority, runs.created_at, runs.id
+    FROM (SELECT run, min(number) AS number FROM everstep.signals WHERE state = 'pending' GROUP BY run) AS pending
+        JOIN everstep.runs ON runs.id = pending.run
+    WHERE runs.status = 'waiting' AND runs.workflow = ANY ($3::text[])
+        AND (runs.owner IN (SELECT mine.id FROM mine) OR ($5::bigint <> 0 AND runs.owner IS NULL))
+    ORDER BY pending.number LIMIT $4
+);
+
+-- name: next_wake
+-- The first entry of an index, for free runs and for each owner. $1: the worker, $2: the time, $3: whether free runs
+-- count.
+WITH RECURSIVE owners (id) AS (
+    SELECT min(owner) FROM everstep.runs WHERE owner IS NOT NULL AND $3::bigint <> 0
+    UNION ALL
+    SELECT (SELECT min(owner) FROM everstep.runs WHERE owner > owners.id) FROM owners WHERE owners.id IS NOT NULL
+), mine AS MATERIALIZED (
+    SELECT $1::text COLLATE "C" AS id
+    UNION
+    SELECT owners.id FROM owners
+    WHERE owners.id IS NOT NULL
+        AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owners.id AND workers.lease_until > $2)
+)
+SELECT least(
+    (
+        SELECT min(wake_at) FROM everstep.runs
+        WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL AND $3::bigint <> 0
+    ),
+    (
+        SELECT min(first.wake_at) FROM mine CROSS JOIN LATERAL (
+            SELECT min(wake_at) AS wake_at FROM everstep.runs
+            WHERE owner = mine.id AND status = 'waiting' AND wake_at IS NOT NULL
+        ) AS first
+    )
+);
+
+-- name: pending_of_owner
+-- Deliveries for runs that a worker drives, also while they are busy. The pending ones are few, so they lead.
+SELECT signals.run FROM everstep.signals JOIN everstep.runs ON runs.id = signals.run
+WHERE signals.state = 'pending' AND runs.owner = $1
+GROUP BY signals.run ORDER BY min(signals.number);
+
+-- name: run
+-- One run, by its id.
+SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
+    tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
+FROM everstep.runs WHERE id = $1;
+
+-- name: runs
+-- Newest first.
+SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
+    tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
+FROM everstep.runs
+WHERE $5::text IS NULL AND ($1::text IS NULL OR workflow = $1) AND ($2::text IS NULL OR parent = $2)
+    AND NOT EXISTS (
+        SELECT 1 FROM generate_series(1, cardinality($3::text[]), 2) AS place WHERE NOT EXISTS (
+            SELECT 1 FROM everstep.tagged AS tag
+            WHERE tag.run = runs.id AND tag.name = ($3)[place] AND tag.value = ($3)[place + 1]))
+    AND ($6::bigint IS NULL OR (created_at, id) < ($6, $7::text))
+    AND ($8::text = '' OR strpos(lower(id), $8) > 0 OR strpos(lower(workflow), $8) > 0 OR strpos(lower(preview), $8) > 0
+        OR EXISTS (SELECT 1 FROM everstep.tagged AS tag
+            WHERE tag.run = runs.id AND strpos(lower(tag.name || '=' || tag.value), $8) > 0))
+ORDER BY created_at DESC, id DESC LIMIT $4;
+
+-- name: runs_of_status
+-- The same for one status. (Several are asked one by one, so that none is sorted whole.)
+SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
+    tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
+FROM everstep.runs
+WHERE status = $5 AND ($1::text IS NULL OR workflow = $1) AND ($2::text IS NULL OR parent = $2)
+    AND NOT EXISTS (
+        SELECT 1 FROM generate_series(1, cardinality($3::text[]), 2) AS place WHERE NOT EXISTS (
+            SELECT 1 FROM everstep.tagged AS tag
+            WHERE tag.run = runs.id AND tag.name = ($3)[place] AND tag.value = ($3)[place + 1]))
+    AND ($6::bigint IS NULL OR (created_at, id) < ($6, $7::text))
+    AND ($8::text = '' OR strpos(lower(id), $8) > 0 OR strpos(lower(workflow), $8) > 0 OR strpos(lower(preview), $8) > 0
+        OR EXISTS (SELECT 1 FROM everstep.tagged AS tag
+            WHERE tag.run = runs.id AND strpos(lower(tag.name || '=' || tag.value), $8) > 0))
+ORDER BY created_at DESC, id DESC LIMIT $4;
+
+-- name: runs_tagged
+-- The same for runs with a tag ($9, $10): walked in the order of that tag, whatever else there is.
+SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
+    tags, parent, arguments, current_step, deaths, runs.created_at, updated_at, ended_at, preview, published, outcome, budget
+FROM everstep.tagged JOIN everstep.runs ON runs.id = tagged.run
+WHERE tagged.name = $9 AND tagged.value = $10 AND tagged.created_at = runs.created_at
+    AND ($5::text IS NULL OR status = $5) AND ($1::text IS NULL OR workflow = $1) AND ($2::text IS NULL OR parent = $2)
+    AND NOT EXISTS (
+        SELECT 1 FROM generate_series(1, cardinality($3::text[]), 2) AS place WHERE NOT EXISTS (
+            SELECT 1 FROM everstep.tagged AS tag
+            WHERE tag.run = runs.id AND tag.name = ($3)[place] AND tag.value = ($3)[place + 1]))
+    AND ($6::bigint IS NULL OR (tagged.created_at, tagged.run) < ($6, $7::text))
+    AND ($8::text = '' OR strpos(lower(id), $8) > 0 OR strpos(lower(workflow), $8) > 0 OR strpos(lower(preview), $8) > 0
+        OR EXISTS (SELECT 1 FROM everstep.tagged AS tag
+            WHERE tag.run = runs.id AND strpos(lower(tag.name || '=' || tag.value), $8) > 0))
+ORDER BY tagged.created_at DESC, tagged.run DESC LIMIT $4;
+
+-- name: children
+-- Oldest first, as they were started.
+SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
+    tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
+FROM everstep.runs WHERE parent = $1 ORDER BY created_at, id;
+
+-- name: counts
+-- From the index alone.
+SELECT status, count(*) FROM everstep.runs GROUP BY status ORDER BY status;
+
+-- name: events
+-- Row by row, for a history that is too long for one value, or whose texts are damaged.
+SELECT seq, kind, step, at, body, digest FROM everstep.events
+WHERE run = $1 AND generation = $2 AND seq BETWEEN $3 AND $4 ORDER BY seq;
+
+-- name: checkpoint
+-- The newest one before an event.
+SELECT run, generation, seq, previous, engine, state, digest, complete FROM everstep.checkpoints
+WHERE run = $1 AND generation = $2 AND seq < $3 ORDER BY seq DESC LIMIT 1;
+
+-- name: events_only
+-- A few events of a history by their numbers: its ends are enough to check a result.
+SELECT seq, kind, step, at, body, digest FROM everstep.events
+WHERE run = $1 AND generation = $2 AND seq IN ($3::bigint, $4::bigint, $5::bigint) ORDER BY seq;
+
+-- name: generations
+-- One look into the index for each.
+WITH RECURSIVE found (generation) AS (
+    SELECT min(generation) FROM everstep.events WHERE run = $1
+    UNION ALL
+    SELECT (SELECT min(generation) FROM everstep.events WHERE run = $1 AND events.generation > found.generation)
+    FROM found WHERE found.generation IS NOT NULL
+)
+SELECT generation FROM found WHERE generation IS NOT NULL ORDER BY generation;
+
+-- name: strays
+-- Histories that no row knows: their run's row is gone, or has another id or generation. From the index alone.
+SELECT DISTINCT events.run, events.generation FROM everstep.events
+WHERE NOT EXISTS (
+    SELECT 1 FROM everstep.runs WHERE runs.id = events.run AND runs.generation >= events.generation AND events.generation > 0
+)
+ORDER BY events.run, events.generation;
+
+-- name: payload
+-- A large value that is not in the event itself.
+SELECT value FROM everstep.payloads WHERE run = $1 AND digest = $2;
+
+-- name: inbox
+-- Only what is pending, whatever was delivered before.
+SELECT number, run, kind, name, id, value, at, state FROM everstep.signals
+WHERE run = $1 AND state = 'pending' ORDER BY number;
+
+-- name: signals
+-- Everything, for a reader and for recovery.
+SELECT number, run, kind, name, id, value, at, state FROM everstep.signals WHERE run = $1 ORDER BY number;

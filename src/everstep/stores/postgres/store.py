@@ -1,0 +1,176 @@
+"""The PostgreSQL store: one schema of a database, any number of processes on any number of machines."""
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import psycopg
+
+from everstep.errors import StoreUnusable
+from everstep.model.chains import ChainKeys
+from everstep.model.crash_points import crash_point
+from everstep.stores.postgres.addresses import address_of
+from everstep.stores.postgres.commits import Writer
+from everstep.stores.postgres.connections import Connection, Durability, Outage, connect, translated
+from everstep.stores.postgres.opening import check_server, migrate
+from everstep.stores.postgres.reads import Reader
+from everstep.stores.postgres.watching import Watcher
+from everstep.stores.postgres.workers import Workers
+from everstep.stores.protocol import Operation, Verdict, WorkerRow
+from everstep.stores.sql.store import SqlStore
+
+SETTLE_SECONDS: Final = 1.0
+"""So long after a restart of the server everybody has time to take their locks again."""
+GRACE_SECONDS: Final = 0.25
+"""So long a lock has to be missing: its owner may just be connecting again."""
+
+
+class PostgresStore(SqlStore):
+    """A store in a schema of a PostgreSQL database. See `Store` for what each method promises.
+
+    `durability="power"` waits for the server's disk with each commit; `"process"` does not, so that a crash of the
+    server may lose the last moment. The store's clock is the server's.
+    """
+
+    look_seconds = 10.0
+    _reader: Reader
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        durability: Durability = "power",
+        clock: Callable[[], int] | None = None,
+        create: bool = True,
+        migrate: bool = True,
+        settle_seconds: float = SETTLE_SECONDS,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        self.address = address_of(url)
+        self.url = self.address.shown
+        self.schema = self.address.schema
+        self.chain = ChainKeys()
+        self._durability: Durability = durability
+        self._clock = clock
+        self.name = name = f"everstep {os.getpid()} {secrets.token_hex(4)}"
+        """What the server calls the connections of this store object, in `pg_stat_activity`."""
+        connection = self._opened(f"{name} w", create, migrate)
+        # The two halves of an advisory lock are 4 bytes each: the store's, and the place.
+        places = int.from_bytes(hashlib.sha256(f"everstep places {self.schema}".encode()).digest()[:4], "big") >> 1
+        self._watcher = Watcher(
+            self.address,
+            name=f"{name} l",
+            places=places,
+            durability=durability,
+            settle_seconds=settle_seconds,
+            grace_seconds=grace_seconds,
+        )
+        self._writer = Writer(
+            self.address,
+            connection,
+            name=f"{name} w",
+            places=places,
+            durability=durability,
+            tell=self._watcher.tell,
+        )
+        self._reader = Reader(self.address, name=f"{name} r", durability=durability, patience=self._writer.patience)
+        has_locks = not self.address.pooler
+        self._workers = Workers(
+            self._writer, self._reader, self._watcher, places=places, has_locks=has_locks, waits=grace_seconds > 0
+        )
+        self.entropy = self._reader.entropy()
+        self._latest = self._reader.latest()
+        self._offset = 0 if clock is not None else self._measured_offset()
+
+    def _opened(self, name: str, create: bool, may_migrate: bool) -> Connection:
+        """Return the connection that writes, to a schema that is a store."""
+        try:
+            connection = connect(self.address, name, durability=self._durability, writing=True)
+        except Outage as outage:
+            raise StoreUnusable(f"{self.url} cannot be reached: {outage}.") from outage
+        except psycopg.ProgrammingError as error:
+            raise StoreUnusable(f"{self.url} is not the URL of a database: {error}") from error
+        try:
+            check_server(connection, self.address)
+            self.is_new = migrate(connection, self.address, create=create, may_migrate=may_migrate)
+        except psycopg.Error as error:
+            connection.close()
+            raise translated(error, self.url) from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def close(self) -> None:
+        """Close the store. Workers that did not leave count as dead from now on."""
+        crash_point("store.close.before")
+        self._writer.patience.is_over = True
+        self._watcher.close()
+        self._reader.close()
+        self._writer.close()
+        crash_point("store.close.after")
+
+    # -- time -------------------------------------------------------------------------------------------------------
+    def now(self) -> int:
+        """Return the store's clock: the server's, unless that was set back."""
+        return max(self._machine_time() + self._offset, self._latest)
+
+    def ahead(self) -> int:
+        """Return by how many microseconds the store's clock is ahead of the machine's."""
+        return self.now() - self._machine_time()
+
+    def _machine_time(self) -> int:
+        return self._clock() if self._clock is not None else time.time_ns() // 1000
+
+    def _measured_offset(self) -> int:
+        """Return how far the server's clock is ahead of the machine's, as of the quickest of a few answers."""
+        found: list[tuple[int, int]] = []
+        for _ in range(3):
+            before = time.monotonic_ns() // 1000
+            server = self._reader.server_time()
+            took = time.monotonic_ns() // 1000 - before
+            found.append((took, server + took // 2 - time.time_ns() // 1000))
+        return min(found)[1]
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+    def connect(self) -> Connection:
+        """Return a new connection to the database, for an atomic step. Whoever asks closes it."""
+        try:
+            return connect(self.address, f"everstep {os.getpid()} step", durability=self._durability, writing=True)
+        except Outage as outage:
+            raise translated(outage, self.url) from outage
+
+    def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
+        """Do all operations durably, each accepted or refused by itself. An outage of the server is waited out."""
+        return self._writer.commit(operations, patient=patient)
+
+    def changed(self) -> bool:
+        """Tell whether another process (or another store object) has written since the last call."""
+        return self._watcher.changed()
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+    def register_worker(
+        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = ()
+    ) -> WorkerRow:
+        """Enter a worker and take its liveness lock, which the server frees when its connection is gone."""
+        return self._workers.register(worker, pid, host, self.now(), lease_until, targets)
+
+    def renew(self, worker: str, lease_until: int, at: int = 0) -> bool:
+        """Prolong the worker's lease, and note that it is `at` now; False if it had been buried."""
+        self._latest = max(self._latest, at)
+        return self._workers.renew(worker, lease_until, self._latest)
+
+    def is_in_use(self) -> bool:
+        """Tell whether any process holds a liveness lock of this store."""
+        return self._workers.are_any_alive(self.now())
+
+    def bury_dead(self, at: int) -> list[str]:
+        """Remove workers whose session is gone, and return their ids."""
+        return self._workers.bury()
+
+    def leave(self, worker: str) -> None:
+        """Give back all runs of a worker and remove it."""
+        self._workers.leave(worker)

@@ -1,0 +1,249 @@
+"""Operations inside an open transaction, and many simple ones at once in a single round trip.
+
+`Operations.one` does an operation by itself and is the specification; before it, `prepare` locks all runs and keys that
+a batch may concern, in one order for everybody. `simple` does the appends and starts that concern no run but their own,
+for all runs at once, and says which of them were accepted; the others are then done one by one.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from everstep.errors import Damaged
+from everstep.model.status import ENDED, Status
+from everstep.stores.keys import SettleKey
+from everstep.stores.moving import ImportRuns
+from everstep.stores.postgres.connections import Connection
+from everstep.stores.postgres.queries import statements
+from everstep.stores.protocol import (
+    Append,
+    MarkRestored,
+    NewRun,
+    Operation,
+    Refused,
+    RunRow,
+    StartRun,
+)
+from everstep.stores.sql.batch import runs_mentioned
+from everstep.stores.sql.operations import Operations
+from everstep.stores.sql.rows import Row, change_values, run_values, tag_values
+
+EVENT_COLUMNS: Final = 8
+PAYLOAD_COLUMNS: Final = 3
+RUN_COLUMNS: Final = 25
+TAG_COLUMNS: Final = 4
+
+
+class PostgresStatements:
+    """The statements of a schema, on one connection, which may be replaced by another."""
+
+    def __init__(self, schema: str, connection: Connection) -> None:
+        self.connection = connection
+        self._texts = statements(schema)
+
+    def execute(self, name: str, parameters: Sequence[Any] = ()) -> Any:
+        """Do a statement, and return the cursor."""
+        return self.connection.execute(self._texts[name], parameters, prepare=self._prepares(), binary=True)
+
+    def all(self, name: str, *parameters: Any) -> list[Row]:
+        """Do a statement and return its rows."""
+        rows: list[Row] = self.execute(name, parameters).fetchall()
+        return rows
+
+    def run(self, name: str, *parameters: Any) -> int:
+        """Do a statement and return how many rows it has changed."""
+        changed: int = self.execute(name, parameters).rowcount
+        return changed
+
+    def many(self, name: str, rows: Sequence[Row]) -> None:
+        """Do a statement once for each row of parameters."""
+        if rows:
+            self.connection.cursor().executemany(self._texts[name], [tuple(row) for row in rows])
+
+    def insert(self, name: str, width: int, rows: Sequence[Row]) -> int:
+        """Insert rows, passed column by column, and return how many were new."""
+        return self.run(name, *columns(width, rows)) if rows else 0
+
+    def replace_run(self, row: RunRow) -> None:
+        """Put another row in the place of a run's, with its tags."""
+        self.run("restart_run", *run_values(row))
+        self.run("untag", row.id)
+        self.insert("keep_tags", TAG_COLUMNS, tag_values(row))
+
+    def texts(self, values: Sequence[str]) -> list[str]:
+        """Return an array."""
+        return list(values)
+
+    def numbers(self, values: Sequence[int]) -> list[int]:
+        """Return an array."""
+        return list(values)
+
+    def statuses(self, values: Sequence[Status]) -> Sequence[Any]:
+        """Return one array."""
+        return (list(values),)
+
+    def _prepares(self) -> bool | None:
+        return None if self.connection.prepare_threshold is None else True
+
+
+def columns(width: int, rows: Sequence[Row]) -> list[list[Any]]:
+    """Return rows as one list for each of their columns."""
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
+
+
+class UnitFails(Exception):
+    """An operation fails by itself, before it has changed anything. `error` is what its verdict says."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Transaction(Operations):
+    """What a connection does within a transaction. The caller begins and ends it."""
+
+    _statements: PostgresStatements
+
+    def __init__(self, schema: str, places: int, connection: Connection) -> None:
+        self._schema = schema
+        self._places = places
+        super().__init__(PostgresStatements(schema, connection))
+
+    # -- locks ------------------------------------------------------------------------------------------------------
+    def prepare(self, operations: Sequence[Operation]) -> None:
+        """Lock whatever operations may concern: runs in the order of their ids, then keys.
+
+        Who follows a run or waits for a key is asked before the locks are taken, so that they are locked in order, too;
+        and once more afterwards, when it can no longer change.
+        """
+        runs = {run for operation in operations for run in runs_mentioned(operation) if run}
+        ends, keys = _ends_and_keys(operations)
+        if ends or keys:
+            runs |= self._concerned(ends, keys)
+        if len(runs) > 0:
+            self._all("lock_runs", sorted(runs))
+        if ends:
+            keys = sorted({*keys, *(key for (key,) in self._all("keys_under_way", ends))})
+        if keys:
+            self._all("lock_keys", keys, self._schema)
+        if (ends or keys) and (more := self._concerned(ends, keys) - runs):
+            self._all("lock_runs", sorted(more))
+        if any(isinstance(operation, ImportRuns) for operation in operations):
+            self._run("lock_numbers")
+        if any(isinstance(operation, MarkRestored) for operation in operations):
+            self._all("lock_workers", self._places)
+
+    def _concerned(self, ends: list[str], keys: list[str]) -> set[str]:
+        return {run for (run,) in self._all("concerned", ends, keys)}
+
+    def _refusal(self, append: Append, ended: bool) -> Refused | None:
+        refusal = super()._refusal(append, ended)
+        hold = append.hold
+        if refusal is None and hold is not None and hold.resolved_at is None and self._all("is_hold_taken", hold.id):
+            raise UnitFails(Damaged(f"There is a hold {hold.id} already, so run {append.run} was not written."))
+        return refusal
+
+    # -- at once ----------------------------------------------------------------------------------------------------
+    def simple(self, appends: Sequence[Append], starts: Sequence[StartRun]) -> set[int]:
+        """Do simple operations in one transaction and one round trip; return the places of those that were accepted.
+
+        Places are counted through the starts, then the appends.
+        """
+        if not starts and len(appends) == 1 and _is_plain(appends[0]):
+            return {0} if self._statements.execute("append_one", _one_values(appends[0])).rowcount else set()
+        do = self._statements.execute
+        made = moved = None
+        connection = self._statements.connection
+        with connection.pipeline():
+            connection.execute("BEGIN")
+            if starts:
+                made = do("start_simple", _start_values([start.new for start in starts]))
+            if appends:
+                if len(appends) > 1 or any(append.row.status in ENDED for append in appends):
+                    do("lock_runs", ([append.run for append in appends],))
+                moved = do("append_simple", _append_values(appends))
+                self._write_beside(appends)
+            connection.execute("COMMIT")
+        accepted: set[int] = set()
+        if made is not None:
+            ids = {id for (id,) in made.fetchall()}
+            accepted |= {place for place, start in enumerate(starts) if start.new.row.id in ids}
+        if moved is not None:
+            ids = {id for (id,) in moved.fetchall()}
+            accepted |= {len(starts) + place for place, append in enumerate(appends) if append.run in ids}
+        return accepted
+
+    def _write_beside(self, appends: Sequence[Append]) -> None:
+        """Write what some appends have beside their events and payloads, if they were accepted."""
+        more = [a for a in appends if a.consumed or a.beside is not None or a.checkpoints]
+        if not more:
+            return
+        heads = columns(3, [(a.run, a.epoch, a.events[-1].digest) for a in more])
+        consumed = columns(2, [(a.run, number) for a in more for number in a.consumed])
+        answers = columns(4, [row for a in more if a.beside is not None for row in a.beside.answers])
+        entries = columns(12, [row for a in more if a.beside is not None for row in a.beside.entries])
+        checkpoints = columns(8, [row for a in more for row in a.checkpoints])
+        self._statements.execute("beside_simple", [*heads, *consumed, *answers, *entries, *checkpoints])
+        for a in more:
+            if a.checkpoints:
+                kept = (a.run, a.generation, a.checkpoints_kept, a.epoch, a.events[-1].digest)
+                self._statements.execute("drop_checkpoints_of", kept)
+
+
+def _ends_and_keys(operations: Sequence[Operation]) -> tuple[list[str], list[str]]:
+    """Return the runs that operations end, in this generation or for good, and the keys that they name."""
+    ends: list[str] = []
+    keys: set[str] = set()
+    for operation in operations:
+        if isinstance(operation, SettleKey):
+            keys.add(operation.key)
+        elif isinstance(operation, Append):
+            if operation.row.status in ENDED or operation.renewal is not None:
+                ends.append(operation.run)
+            if operation.keys is not None:
+                changes = operation.keys
+                keys.update(claim.key for claim in changes.claims)
+                keys.update(end.claim.key for end in changes.ends)
+                keys.update(wait.key for wait in changes.waits)
+    return ends, sorted(keys)
+
+
+def _is_plain(append: Append) -> bool:
+    """Tell whether an append is events and a head, and nothing else."""
+    if append.payloads or append.consumed or append.beside is not None or append.checkpoints:
+        return False
+    row = append.row
+    return row.status not in ENDED and row.budget is None and row.outcome is None
+
+
+def _one_values(append: Append) -> list[Any]:
+    """Return the parameters of `append_one`."""
+    values = change_values(append, False)
+    return [*values[:12], *values[14:], *columns(6, append.events)]
+
+
+def _append_values(appends: Sequence[Append]) -> list[Any]:
+    """Return the parameters of `append_simple`."""
+    rows = [(*change_values(append, append.row.status in ENDED), append.row.budget) for append in appends]
+    events = [(a.run, a.generation, *event) for a in appends for event in a.events]
+    payloads = [(a.run, digest, value) for a in appends for digest, value in a.payloads]
+    return [*columns(17, rows), *columns(EVENT_COLUMNS, events), *columns(PAYLOAD_COLUMNS, payloads)]
+
+
+def _start_values(news: Sequence[NewRun]) -> list[Any]:
+    """Return the parameters of `start_simple`."""
+    rows = [run_values(new.row) for new in news]
+    events = [(new.row.id, new.row.generation, *event) for new in news for event in (new.event, *new.more)]
+    payloads = [(new.row.id, digest, value) for new in news for digest, value in new.payloads]
+    tags = list(_tags(news))
+    return [
+        *columns(RUN_COLUMNS, rows),
+        *columns(EVENT_COLUMNS, events),
+        *columns(PAYLOAD_COLUMNS, payloads),
+        *columns(TAG_COLUMNS, tags),
+    ]
+
+
+def _tags(news: Sequence[NewRun]) -> Iterator[Row]:
+    for new in news:
+        if new.row.tags:
+            yield from tag_values(new.row)

@@ -1,0 +1,294 @@
+"""The session that lasts as long as the process: it holds the liveness locks of workers, and listens.
+
+A thread of its own looks after it. When the connection dies with the process, the server frees the locks, and everybody
+else sees at once who is gone. When only the connection was lost, or the server was restarted, the thread makes it anew
+and takes the locks again, well within the time that others give it: a lock counts as missing only when it is missing
+twice, a little while apart, to somebody who has been connected for a second; for a restart drops the locks of all.
+
+News travels by NOTIFY, which the same session sends after a commit and never in it, for a transaction with a NOTIFY
+keeps all others of the server from committing. Nothing depends on it: whoever hears nothing looks now and then.
+"""
+
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+import psycopg
+
+from everstep.errors import StoreError
+from everstep.stores.postgres.addresses import Address
+from everstep.stores.postgres.connections import Connection, Durability, Outage, close_quietly, connect
+from everstep.stores.postgres.transaction import PostgresStatements
+
+log = logging.getLogger("everstep.store")
+
+LOOK_SECONDS_HEARING: Final = 10.0
+"""So often somebody who hears of changes looks all the same."""
+LOOK_SECONDS_DEAF: Final = 0.5
+TELL_SECONDS: Final = 0.02
+"""News is sent no more often than this."""
+WATCH_SECONDS: Final = 0.8
+"""So often it is asked who is gone, while anybody wants to know."""
+INTEREST_SECONDS: Final = 5.0
+RETRY_SECONDS: Final = 0.1
+ANSWER_SECONDS: Final = 15.0
+IDLE_SECONDS: Final = 60.0
+
+
+class Watcher:
+    """The session and its thread, which begins when it is needed first."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        name: str,
+        places: int,
+        durability: Durability,
+        settle_seconds: float,
+        grace_seconds: float,
+    ) -> None:
+        self._address = address
+        self._name = name
+        self._places = places
+        self._durability: Durability = durability
+        self._settle_seconds = settle_seconds
+        self._grace_seconds = grace_seconds
+        self._channel = f"everstep_{address.schema}"
+        self._held: set[int] = set()
+        self._wishes: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._stopping = False
+        self._connection: Connection | None = None
+        self._opened_at = 0.0
+        self._ear, self._mouth = socket.socketpair()
+        self._mouth.setblocking(False)
+        self._ear.setblocking(False)
+        # What other threads set and read. Each is one assignment.
+        self._has_news = False
+        self._told_at = 0.0
+        self._changed = True
+        self._hears = False
+        self._looked_at = 0.0
+        self._wanted_until = 0.0
+        self._watched_at = 0.0
+        self._missing: dict[str, tuple[int, float]] = {}
+        self._gone: dict[str, int] = {}
+        self._lapsed: set[str] = set()
+
+    # -- for everybody ----------------------------------------------------------------------------------------------
+    def tell(self) -> None:
+        """Let others know that something has changed, soon."""
+        self._has_news = True
+        self._wake()
+
+    def changed(self) -> bool:
+        """Tell whether somebody else has changed something, or it is time to look all the same."""
+        self._start()
+        now = time.monotonic()
+        often = LOOK_SECONDS_HEARING if self._hears else LOOK_SECONDS_DEAF
+        if self._changed or now - self._looked_at >= often:
+            self._changed, self._looked_at = False, now
+            return True
+        return False
+
+    def gone(self) -> list[tuple[str, int]]:
+        """Return workers whose locks have been missing for long enough, and go on watching for a while."""
+        self._start()
+        self._wanted_until = time.monotonic() + INTEREST_SECONDS
+        if not self._watched_at:
+            self._wake()
+        gone, self._gone = self._gone, {}
+        return list(gone.items())
+
+    def take(self, place: int) -> bool:
+        """Take the lock of a place, and keep it; False if somebody has it."""
+        return bool(self._ask(lambda: self._take(place)))
+
+    def free(self, place: int) -> None:
+        """Free the lock of a place."""
+        self._held.discard(place)
+        if self._connection is not None:
+            try:
+                self._ask(lambda: self._statements().all("free_place", self._places, place))
+            except StoreError:
+                pass  # without a connection there is no lock
+
+    def close(self) -> None:
+        """End the session: its locks are free from now on."""
+        if self._thread is None and self._has_news:
+            self._start()
+        self._stopping = True
+        if self._thread is not None:
+            self._wake()
+            self._thread.join()
+        self._ear.close()
+        self._mouth.close()
+
+    def _ask(self, wish: Callable[[], Any]) -> Any:
+        """Let the thread do something, and return what came of it."""
+        future: Future[Any] = Future()
+        self._wishes.put((wish, future))
+        self._start()
+        self._wake()
+        try:
+            return future.result(ANSWER_SECONDS)
+        except (TimeoutError, psycopg.Error, Outage) as error:
+            raise StoreError(f"{self._address.shown} cannot be reached ({error}). Nothing was done.") from error
+
+    def _start(self) -> None:
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="everstep-watcher", daemon=True)
+                    self._thread.start()
+
+    def _wake(self) -> None:
+        try:
+            self._start()
+            self._mouth.send(b"!")
+        except OSError:
+            pass  # it is awake: there is no room for another word, or it is closed
+
+    # -- the thread -------------------------------------------------------------------------------------------------
+    def _work(self) -> None:
+        while not self._stopping or self._has_news:
+            try:
+                if self._connection is None or self._connection.closed:
+                    self._open()
+                self._turn()
+            except (psycopg.Error, Outage, OSError) as error:
+                self._lose(error)
+                if self._stopping:
+                    break
+                self._ear_waits(RETRY_SECONDS)
+        close_quietly(self._connection)
+        self._connection = None
+
+    def _open(self) -> None:
+        """Make the session: listen, and take the locks of all workers that are here."""
+        self._connection = connect(self._address, self._name, durability=self._durability)
+        self._opened_at = time.monotonic()
+        self._hears = False
+        self._missing.clear()
+        if not self._address.pooler:
+            self._connection.execute(f'LISTEN "{self._channel}"')
+            for place in sorted(self._held):
+                self._take_again(place)
+            self._statements().all("tell", self._channel)  # whoever hears itself hears others
+        self._changed = True  # what was said meanwhile was not heard
+
+    def _take_again(self, place: int) -> None:
+        """Take a lock again that was lost with the last session."""
+        until = time.monotonic() + 1.0
+        while not self._statements().all("take_place", self._places, place)[0][0]:
+            if time.monotonic() > until:
+                self._held.discard(place)
+                log.warning("The liveness lock %d of this worker is somebody else's: it was given up for dead.", place)
+                return
+            time.sleep(0.01)  # somebody is just looking whether it is free
+
+    def _lose(self, error: Exception) -> None:
+        if self._connection is not None and not self._stopping:
+            log.info("The listening connection to %s was lost (%s).", self._address.shown, " ".join(str(error).split()))
+        close_quietly(self._connection)
+        self._connection = None
+        self._hears = False
+        while True:
+            try:
+                _, future = self._wishes.get_nowait()
+            except Empty:
+                return
+            future.set_exception(error)
+
+    def _turn(self) -> None:
+        """Do what was asked for, say what is new, hear, and look who is gone; then wait for the next of these."""
+        assert self._connection is not None
+        self._grant_wishes()
+        now = time.monotonic()
+        if self._has_news and (now - self._told_at >= TELL_SECONDS or self._stopping):
+            self._has_news, self._told_at = False, now
+            self._statements().all("tell", self._channel)
+        if now < self._wanted_until and now >= self._next_watch():
+            self._watch(now)
+        self._hear()
+        if not self._stopping:
+            self._wait()
+
+    def _grant_wishes(self) -> None:
+        while True:
+            try:
+                wish, future = self._wishes.get_nowait()
+            except Empty:
+                return
+            try:
+                future.set_result(wish())
+            except psycopg.Error as error:
+                future.set_exception(error)
+                raise
+
+    def _hear(self) -> None:
+        assert self._connection is not None
+        for notice in self._connection.notifies(timeout=0):
+            if notice.pid == self._connection.info.backend_pid:
+                self._hears = True
+            else:
+                self._changed = True
+
+    def _wait(self) -> None:
+        assert self._connection is not None
+        now = time.monotonic()
+        times = [IDLE_SECONDS]
+        if self._has_news:
+            times.append(self._told_at + TELL_SECONDS - now)
+        if now < self._wanted_until:
+            times.append(self._next_watch() - now)
+        select.select([self._connection.fileno(), self._ear.fileno()], [], [], max(0.0, min(times)))
+        self._ear_waits(0.0)
+
+    def _ear_waits(self, seconds: float) -> None:
+        """Wait for a word of another thread, and forget all that were said."""
+        select.select([self._ear], [], [], seconds)
+        try:
+            while self._ear.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    # -- who is gone ------------------------------------------------------------------------------------------------
+    def _next_watch(self) -> float:
+        if self._missing:
+            first = min(since for _, since in self._missing.values()) + self._grace_seconds
+            return max(first, self._opened_at + self._settle_seconds)
+        return max(self._watched_at + WATCH_SECONDS, self._opened_at + self._settle_seconds)
+
+    def _watch(self, now: float) -> None:
+        rows = self._statements().all("silent_workers", self._places, round(self._settle_seconds * 1_000_000))
+        self._watched_at = now
+        missing = {id: place for id, place, is_lockless, _ in rows if is_lockless and place not in self._held}
+        since = {id: (place, self._missing.get(id, (place, now))[1]) for id, place in missing.items()}
+        gone = {id: place for id, (place, first) in since.items() if now - first >= self._grace_seconds and first < now}
+        self._missing = {id: one for id, one in since.items() if id not in gone}
+        lapsed = {id for id, _, _, is_lapsed in rows if is_lapsed}
+        if gone or lapsed - self._lapsed:
+            self._changed = True
+        self._lapsed = lapsed
+        self._gone = {**self._gone, **gone}
+
+    def _take(self, place: int) -> bool:
+        taken: bool = self._statements().all("take_place", self._places, place)[0][0]
+        if taken:
+            self._held.add(place)
+        return taken
+
+    def _statements(self) -> PostgresStatements:
+        if self._connection is None:
+            raise Outage("it is not connected")
+        return PostgresStatements(self._address.schema, self._connection)

@@ -1,0 +1,100 @@
+"""Workers: entering with a liveness lock, prolonging the lease, leaving, and burying those whose session is gone."""
+
+from collections.abc import Sequence
+
+from everstep.errors import Misuse
+from everstep.stores.postgres.commits import Writer
+from everstep.stores.postgres.reads import Reader
+from everstep.stores.postgres.transaction import PostgresStatements
+from everstep.stores.postgres.watching import Watcher
+from everstep.stores.protocol import WorkerRow
+from everstep.stores.sql.rows import as_json, worker_row
+
+
+class Workers:
+    """The table `workers` and the locks that tell who of it lives."""
+
+    def __init__(
+        self, writer: Writer, reader: Reader, watcher: Watcher, *, places: int, has_locks: bool, waits: bool
+    ) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._watcher = watcher
+        self._places = places
+        self._has_locks = has_locks
+        self._waits = waits
+        """Whether somebody is gone only after a while: always, but for tests."""
+        self._held: dict[str, int] = {}
+
+    def register(
+        self, worker: str, pid: int, host: str, at: int, lease_until: int, targets: Sequence[str]
+    ) -> WorkerRow:
+        """Enter a worker. Its lock is taken before its row can be seen, so nobody buries it in between."""
+        place = 0
+        try:
+            with self._writer.transaction("register_worker") as statements:
+                statements.all("lock_workers", self._places)
+                taken = {row.place for row in self._rows_but(worker, statements)}
+                place = 1
+                # A place without a row may still be locked, by a worker that is just leaving.
+                while place in taken or (self._has_locks and not self._watcher.take(place)):
+                    place += 1
+                row = WorkerRow(worker, place, pid, host, at, lease_until, list(targets))
+                facts = (worker, place, pid, host, at, lease_until, as_json(row.targets))
+                statements.run("enter_worker", *facts, self._has_locks)
+        except BaseException:
+            if place and place not in self._held.values():
+                self._watcher.free(place)
+            raise
+        self._held[worker] = place
+        return row
+
+    def _rows_but(self, worker: str, statements: PostgresStatements) -> list[WorkerRow]:
+        """Return the rows of all others. A dead worker of the same name gives way; a living one must not."""
+        others: list[WorkerRow] = []
+        for row in map(worker_row, statements.all("workers")):
+            if row.id != worker:
+                others.append(row)
+            elif self._has_locks and not statements.all("is_place_free", self._places, row.place)[0][0]:
+                raise Misuse(f"There is a live worker {worker} already.")
+            else:
+                statements.run("forget_worker", worker)
+        return others
+
+    def renew(self, worker: str, lease_until: int, at: int) -> bool:
+        """Prolong a worker's lease; False if it had been buried."""
+        with self._writer.transaction("renew") as statements:
+            return statements.run("renew", lease_until, worker, at) > 0
+
+    def bury(self) -> list[str]:
+        """Remove those whose locks have been free for long enough, and return their ids."""
+        candidates = self._watcher.gone() if self._waits else self._missing_now()
+        if not candidates:
+            return []
+        buried: list[str] = []
+        with self._writer.transaction("bury") as statements:
+            statements.all("lock_workers", self._places)
+            for worker, place in candidates:
+                # Asked again, now that nobody can enter: another worker may have got the place of one that left.
+                if statements.all("is_place_free", self._places, place)[0][0]:
+                    buried += [worker] * statements.run("remove_worker", worker, place)
+        return buried
+
+    def _missing_now(self) -> list[tuple[str, int]]:
+        rows = self._reader.ask(lambda statements: statements.all("silent_workers", self._places, 0))
+        return [(worker, place) for worker, place, is_lockless, _ in rows if is_lockless]
+
+    def are_any_alive(self, at: int) -> bool:
+        """Tell whether anybody holds a lock on any place, whether or not there is a row for it."""
+        taken: bool = self._reader.ask(lambda statements: statements.all("any_place_taken", self._places, at))[0][0]
+        return taken
+
+    def leave(self, worker: str) -> None:
+        """Give back all runs of a worker, remove it, and only then free its lock."""
+        with self._writer.transaction("leave") as statements:
+            statements.run("give_back", worker)
+            statements.run("forget_worker", worker)
+        place = self._held.pop(worker, None)
+        if place is not None:
+            self._watcher.free(place)
+        self._watcher.tell()

