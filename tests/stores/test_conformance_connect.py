@@ -1,5 +1,6 @@
-"""What every store does with the connections that atomic steps write through."""
+"""What the stores that are a SQLite database do with the connections that atomic steps write through."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
@@ -7,7 +8,15 @@ import pytest
 
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import StartRun
-from tests.stores.kit import Harness, new_run
+from tests.stores.kit import HARNESSES, Harness, new_run
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Harness]:
+    """Each of them."""
+    made = HARNESSES[request.param](tmp_path)
+    yield made
+    made.close()
 
 
 def items(harness: Harness) -> list[str]:

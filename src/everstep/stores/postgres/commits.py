@@ -24,6 +24,7 @@ from psycopg import errors
 
 from everstep.errors import Damaged, Misuse, StoreError, StoreFull
 from everstep.model.crash_points import crash_point
+from everstep.model.status import ENDED
 from everstep.stores.postgres.addresses import Address
 from everstep.stores.postgres.connections import (
     Connection,
@@ -147,6 +148,9 @@ class Writer:
             return  # a mistake of the engine: each is tried by itself, and only one of them fails
         starts = [start for start in batch.starts if not start.new.entries]
         appends = batch.appends if len(starts) == len(batch.starts) else _not_of(batch.appends, batch.starts, starts)
+        if batch.has_keys:
+            # Whether a run that ends has waited for a key, and is told of it, is decided by the order of the batch.
+            appends = [append for append in appends if append.row.status not in ENDED]
         if not starts and not appends:
             return
         crash_point("store.commit.before")

@@ -122,11 +122,12 @@ WITH made AS (
 SELECT id FROM made;
 
 -- name: beside_simple
--- What accepted appends of the same transaction write beside their events: whether one was accepted is seen by its
--- head, which nobody else can have moved there. $1 to $3: the runs, their epochs and new heads.
+-- What accepted appends of the same transaction write beside their events. Whether one was accepted is seen by its head,
+-- and by the transaction that has written the row. $1 to $3: the runs, their epochs and new heads.
 WITH accepted AS MATERIALIZED (
     SELECT runs.id FROM unnest($1::text[], $2::bigint[], $3::bytea[]) AS new (run, epoch, head_digest)
     JOIN everstep.runs ON runs.id = new.run AND runs.epoch = new.epoch AND runs.head_digest = new.head_digest
+        AND runs.xmin = pg_current_xact_id()::xid
 ), consumed AS (
     UPDATE everstep.signals SET state = 'consumed'
     FROM accepted, unnest($4::text[], $5::bigint[]) AS taken (run, number)
@@ -156,7 +157,10 @@ DELETE FROM everstep.checkpoints WHERE run = $1 AND generation = $2 AND seq < (
     SELECT min(seq) FROM (
         SELECT seq FROM everstep.checkpoints WHERE run = $1 AND generation = $2 ORDER BY seq DESC LIMIT $3
     ) AS newest
-) AND EXISTS (SELECT 1 FROM everstep.runs WHERE id = $1 AND epoch = $4 AND head_digest = $5);
+) AND EXISTS (
+    SELECT 1 FROM everstep.runs
+    WHERE id = $1 AND epoch = $4 AND head_digest = $5 AND runs.xmin = pg_current_xact_id()::xid
+);
 
 -- name: concerned
 -- Whom a transaction may have to tell something, beside the runs that it names: who follows runs that end ($1), who

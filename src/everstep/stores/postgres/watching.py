@@ -68,6 +68,7 @@ class Watcher:
         self._stopping = False
         self._connection: Connection | None = None
         self._opened_at = 0.0
+        self._was_open = False
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
         self._ear.setblocking(False)
@@ -91,13 +92,21 @@ class Watcher:
 
     def changed(self) -> bool:
         """Tell whether somebody else has changed something, or it is time to look all the same."""
-        self._start()
+        if self._thread is None:
+            self._listen()
         now = time.monotonic()
         often = LOOK_SECONDS_HEARING if self._hears else LOOK_SECONDS_DEAF
         if self._changed or now - self._looked_at >= often:
             self._changed, self._looked_at = False, now
             return True
         return False
+
+    def _listen(self) -> None:
+        """Begin to listen, so that what is said from now on is heard."""
+        try:
+            self._ask(lambda: None)
+        except StoreError:
+            pass  # the thread goes on trying
 
     def gone(self) -> list[tuple[str, int]]:
         """Return workers whose locks have been missing for long enough, and go on watching for a while."""
@@ -183,7 +192,8 @@ class Watcher:
             for place in sorted(self._held):
                 self._take_again(place)
             self._statements().all("tell", self._channel)  # whoever hears itself hears others
-        self._changed = True  # what was said meanwhile was not heard
+        self._changed = self._changed or self._was_open  # what was said meanwhile was not heard
+        self._was_open = True
 
     def _take_again(self, place: int) -> None:
         """Take a lock again that was lost with the last session."""
