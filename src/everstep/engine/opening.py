@@ -99,7 +99,7 @@ def open(
 ) -> Opening:
     """Open a store and return an app for it: `async with everstep.open() as app:`, or `with` in blocking code.
 
-    url: `sqlite:///file.db`, a path, or `memory:` for tests; default `EVERSTEP_URL`, else `sqlite:///everstep.db`.
+    url: `sqlite:///file.db`, a path, `postgresql://…`, or `memory:` for tests; default `EVERSTEP_URL`, else `sqlite:///everstep.db`.
     recover: also take up unfinished runs whose owner is gone, now and all the time.
     lease: seconds after which a worker that does not answer loses its runs. (A dead one here loses them at once.)
     durability: `"power"` (default): every commit survives a power failure. `"process"`: it survives the death of the

@@ -35,6 +35,7 @@ class Pump:
         self._nudged = asyncio.Event()
         self._stopping = False
         self._next_sweep = 0
+        self._next_look = 0
         self._next_renewal = 0
         self._next_wake: int | None = None
         self._diverged_tried = False
@@ -96,15 +97,18 @@ class Pump:
         self._nudged.clear()
         app.resting.evict_oldest()
         sweep = at >= self._next_sweep
+        buried = False
         if at >= self._next_renewal and app.worker:
             await self._renew(at)
         if sweep:
             self._next_sweep = at + microseconds(SWEEP_SECONDS)
             if app.recover or app.wanted:
-                self._bury(at)
+                buried = self._bury(at)
         changed = app.store.changed()
         wake = self._next_wake is not None and at >= self._next_wake
-        if nudged or changed or wake or self._has_more or (sweep and (app.recover or app.wanted)):
+        looks = sweep and (app.recover or app.wanted) and (buried or at >= self._next_look)
+        if nudged or changed or wake or self._has_more or looks:
+            self._next_look = at + microseconds(app.store.look_seconds)
             await self._look(at)
         if changed or nudged or sweep:
             app.notifier.look()
@@ -133,9 +137,11 @@ class Pump:
                 self.app.let_go(driver)
         self.nudge()
 
-    def _bury(self, at: int) -> None:
-        for dead in self.app.store.bury_dead(at):
+    def _bury(self, at: int) -> bool:
+        buried = self.app.store.bury_dead(at)
+        for dead in buried:
             log.info("Worker %s is gone; its runs are free.", dead)
+        return bool(buried)
 
     async def _look(self, at: int) -> None:
         """Take up what wants a driver, as far as there is room."""

@@ -61,6 +61,8 @@ _numbers: Final = itertools.count(1)
 class MemoryStore(MemoryWork):
     """A store in plain dicts under one lock. For tests; nothing survives the process."""
 
+    look_seconds = 0.0
+
     def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
         super().__init__(clock or (lambda: time.time_ns() // 1000))
         self.entropy = os.urandom(16).hex()

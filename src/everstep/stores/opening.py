@@ -20,7 +20,8 @@ def open_store(
 ) -> Store:
     """Open the store that a URL names.
 
-    `sqlite:///relative.db`, `sqlite:////absolute.db` or a bare path: a SQLite file. `memory:`: for tests.
+    `sqlite:///relative.db`, `sqlite:////absolute.db` or a bare path: a SQLite file. `postgresql://…`: a schema of a
+    PostgreSQL database, `everstep` unless `?schema=` names another. `memory:`: for tests.
     `durability="power"` survives the loss of power, `"process"` only that of the process. With `create=False` a missing
     store is an error, with `migrate=False` one that an older release made. Without `chain_key` the environment's count.
     """
@@ -47,10 +48,34 @@ def _opened(
         from everstep.stores.memory import MemoryStore
 
         return MemoryStore(clock=clock)
+    if is_postgres(url):
+        return _postgres(url, durability=durability, clock=clock, create=create, migrate=migrate)
     path = _path_of(url)
     from everstep.stores.sqlite import SqliteStore
 
     return SqliteStore(path, durability=durability, clock=clock, create=create, migrate=migrate)
+
+
+def is_postgres(url: str) -> bool:
+    """Tell whether a URL names a PostgreSQL database."""
+    return url.startswith(("postgresql://", "postgres://"))
+
+
+def _postgres(
+    url: str,
+    *,
+    durability: Literal["power", "process"],
+    clock: Callable[[], int] | None,
+    create: bool,
+    migrate: bool,
+) -> Store:
+    try:
+        from everstep.stores.postgres import PostgresStore
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "psycopg":
+            raise
+        raise Misuse("A store on PostgreSQL needs psycopg: pip install 'everstep[postgres]'") from error
+    return PostgresStore(url, durability=durability, clock=clock, create=create, migrate=migrate)
 
 
 def _path_of(url: str) -> str:
@@ -59,7 +84,7 @@ def _path_of(url: str) -> str:
     if not separator:
         path = url
     elif scheme in ("postgresql", "postgres"):
-        raise Misuse("PostgreSQL comes in a later release. Use a SQLite file: sqlite:///runs.db")
+        raise Misuse("A PostgreSQL database is not a file. This command is about SQLite files.")
     elif scheme == "sqlite" and rest.startswith("/"):
         path = rest[1:]
     else:

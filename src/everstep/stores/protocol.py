@@ -253,6 +253,8 @@ class Store(Protocol):
     """Whether this call created the store."""
     entropy: str
     """128 random bits of the store's own, from which the keys of shared actions derive."""
+    look_seconds: float
+    """How often a worker looks for work although nobody has said that there is any. (Timers are known beforehand.)"""
     chain: ChainKeys
     """The chain keys of this process, for whoever makes and verifies histories. A store itself knows none."""
 

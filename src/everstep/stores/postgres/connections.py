@@ -33,7 +33,7 @@ VERSION_MIN: Final = 140000
 
 PLANS: Final = "-c jit=off -c enable_seqscan=off"
 """Everything is found by an index. A plan that was made while a table was small stays right when it has grown."""
-PLANS_OF_WRITER: Final = f"{PLANS} -c enable_hashjoin=off -c enable_mergejoin=off"
+PLANS_OF_WRITER: Final = f"{PLANS} -c enable_mergejoin=off"
 KEEPALIVE: Final = {
     "keepalives": "1",
     "keepalives_idle": "10",

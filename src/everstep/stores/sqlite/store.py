@@ -37,6 +37,7 @@ class SqliteStore(SqlStore):
     `durability="power"` survives the loss of power; `"process"` only that of the process, and is quicker.
     """
 
+    look_seconds = 0.0
     _reader: Reader
 
     def __init__(
