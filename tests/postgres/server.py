@@ -62,6 +62,10 @@ class Server:
             assert time.monotonic() < until, "a session has not ended"
             time.sleep(0.005)
 
+    def socket_path(self) -> str:
+        """Return the path of the socket on which it listens."""
+        return f"{self._pgdata}/.s.PGSQL.5432"
+
     # -- stopping ---------------------------------------------------------------------------------------------------
     def stop(self, mode: str = "immediate") -> None:
         """Stop it: `immediate` is as if the machine had died, but for the disk."""

@@ -173,10 +173,11 @@ class SqliteHarness(Harness):
 class PostgresHarness(Harness):
     """The PostgreSQL store, in a schema of its own; each worker that enters has a store object of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, durability: str = "process") -> None:
         super().__init__()
         from tests.postgres.server import server
 
+        self._durability = durability
         self.server = server()
         self.schema = self.server.fresh_schema()
         self._others: dict[str, PostgresStore] = {}
@@ -186,7 +187,12 @@ class PostgresHarness(Harness):
         """Return one more store object on the same schema."""
         from everstep.stores.postgres import PostgresStore
 
-        settings = {"durability": "process", "clock": lambda: self.now, "settle_seconds": 0.0, "grace_seconds": 0.0}
+        settings = {
+            "durability": self._durability,
+            "clock": lambda: self.now,
+            "settle_seconds": 0.0,
+            "grace_seconds": 0.0,
+        }
         return PostgresStore(self.server.url(self.schema), **(settings | options))
 
     def enter(self, worker: str, lease_until: int = 10_000) -> None:

@@ -61,11 +61,6 @@ def test_a_url_of_something_else_is_refused(url: str) -> None:
         open_store(url)
 
 
-def test_postgresql_is_promised_for_later() -> None:
-    with pytest.raises(Misuse, match="later release"):
-        open_store("postgresql://localhost/x")
-
-
 def test_durability_is_one_of_two_words() -> None:
     with pytest.raises(Misuse, match="power"):
         open_store("memory:", durability="none")  # type: ignore[arg-type]

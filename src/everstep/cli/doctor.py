@@ -5,20 +5,22 @@ import platform
 import stat
 import sys
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import apsw
 import click
-import msgspec
 
 from everstep import __version__
+from everstep.cli.doctor_findings import Finding, Verdict
 from everstep.cli.migrating import file_of, schema_version
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
 from everstep.cli.notices import Notices
 from everstep.cli.opening import line_to_paste, reading, store_options
 from everstep.cli.terminal import clean, console, duration, say_json, styled
+from everstep.engine.opening import default_url
 from everstep.errors import Error
 from everstep.model.status import STATUSES
+from everstep.stores.opening import is_postgres
 from everstep.stores.protocol import Store, WorkerRow
 from everstep.stores.sqlite import SqliteStore
 from everstep.stores.sqlite.connections import Patience, connect
@@ -33,22 +35,27 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
 )
 AHEAD_SECONDS: Final = 60.0
 """So far ahead of the machine's clock the store's may be before that is worth a word."""
-Verdict = Literal["ok", "warning", "wrong"]
 MARKS: Final = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "wrong": ("✗", "bold red")}
-
-
-class Finding(msgspec.Struct):
-    """One thing that was looked at."""
-
-    name: str
-    verdict: Verdict
-    text: str
 
 
 @click.command("doctor")
 @store_options
 def doctor_command(url: str | None, in_json: bool) -> int:
     """Look at versions, the store's file, its workers and what waits; exits with 1 if anything is wrong."""
+    named = url or default_url()
+    if is_postgres(named):
+        path, findings = _look_at_postgres(named, url)
+    else:
+        path, findings = _look_at_file(url)
+    wrong = [one for one in findings if one.verdict == "wrong"]
+    if in_json:
+        say_json({"sound": not wrong, "store": path, "findings": findings})
+    else:
+        _print(findings)
+    return EXIT_FAILED if wrong else EXIT_DONE
+
+
+def _look_at_file(url: str | None) -> tuple[str, list[Finding]]:
     findings = [*about_versions(), *about_file(url)]
     path = file_of(url)
     if os.path.exists(path) and not any(one.verdict == "wrong" and one.name == "store" for one in findings):
@@ -58,12 +65,24 @@ def doctor_command(url: str | None, in_json: bool) -> int:
                 findings += [*about_runs(store, url), *about_notifications(store, url)]
         except Error as error:
             findings.append(Finding("store", "wrong", str(error)))
-    wrong = [one for one in findings if one.verdict == "wrong"]
-    if in_json:
-        say_json({"sound": not wrong, "store": path, "findings": findings})
-    else:
-        _print(findings)
-    return EXIT_FAILED if wrong else EXIT_DONE
+    return path, findings
+
+
+def _look_at_postgres(named: str, url: str | None) -> tuple[str, list[Finding]]:
+    from everstep.cli.doctor_postgres import about_postgres, about_server
+    from everstep.stores.postgres import PostgresStore
+    from everstep.stores.postgres.addresses import address_of
+
+    shown = address_of(named).shown
+    try:
+        findings = about_server(named)
+        if any(one.name == "schema" and one.verdict == "ok" for one in findings):
+            with reading(url) as store:
+                assert isinstance(store, PostgresStore)
+                findings += [*about_postgres(store), *about_runs(store, url), *about_notifications(store, url)]
+    except Error as error:
+        findings = [Finding("store", "wrong", str(error))]
+    return shown, findings
 
 
 def _print(findings: list[Finding]) -> None:

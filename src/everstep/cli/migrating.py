@@ -9,20 +9,50 @@ from everstep.cli.opening import store_options
 from everstep.cli.terminal import console, say_json, styled
 from everstep.engine.opening import default_url
 from everstep.errors import Misuse
-from everstep.stores.opening import _path_of, open_store
+from everstep.stores.opening import _path_of, is_postgres, open_store
 from everstep.stores.sqlite.connections import Patience, connect, translated
 from everstep.stores.sqlite.opening import migrations, version_of
 
 
 @click.command("migrate")
+@click.option("--print", "prints", is_flag=True, help="Print the SQL instead, for a role that may (PostgreSQL).")
 @store_options
-def migrate_command(url: str | None, in_json: bool) -> None:
+def migrate_command(url: str | None, in_json: bool, prints: bool) -> None:
     """Bring a store to this release's version of the schema. Stop workers of older releases first."""
+    named = url or default_url()
+    if prints:
+        click.echo(_script(named), nl=False)
+        return
+    if is_postgres(named):
+        _migrate_postgres(named, in_json)
+        return
     before = schema_version(url)
     store = open_store(url or default_url(), create=False)
     path: str = getattr(store, "path", store.url)
     store.close()
-    after = len(migrations())
+    _say(path, before, len(migrations()), in_json)
+
+
+def _script(named: str) -> str:
+    """Return the SQL that a person with the right to do so may run."""
+    if not is_postgres(named):
+        raise Misuse("A SQLite file is migrated by whoever may write it: there is nothing to print.")
+    from everstep.stores.postgres.addresses import address_of
+    from everstep.stores.postgres.opening import script, stored_version
+
+    return script(address_of(named).schema, stored_version(named))
+
+
+def _migrate_postgres(named: str, in_json: bool) -> None:
+    from everstep.stores.postgres.opening import migrations, stored_version
+
+    before = stored_version(named)
+    store = open_store(named, create=True)
+    store.close()
+    _say(store.url, before, len(migrations("everstep")), in_json)
+
+
+def _say(path: str, before: int, after: int, in_json: bool) -> None:
     if in_json:
         say_json({"store": path, "from": before, "to": after})
     elif before == after:

@@ -1,5 +1,6 @@
 """Notifications of holds that have not arrived, as a person reads them."""
 
+from collections.abc import Callable
 from typing import Any
 
 from everstep.cli.terminal import between, clean
@@ -11,6 +12,9 @@ from everstep.stores.sqlite.liveness import LiveLocks
 def living_workers(store: Store) -> list[WorkerRow]:
     """Return the workers whose process lives."""
     path = getattr(store, "path", None)
+    is_alive: Callable[[WorkerRow], bool] | None = getattr(store, "is_alive", None)
+    if is_alive is not None:
+        return [worker for worker in store.workers() if is_alive(worker)]
     if path is None:
         return [worker for worker in store.workers() if worker.lease_until > store.now()]
     locks = LiveLocks(f"{path}-live")

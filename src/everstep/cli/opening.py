@@ -17,7 +17,10 @@ from everstep.stores.protocol import RunRow, Store
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-URL_HELP: Final = "The store, such as sqlite:///runs.db or a path. Default: EVERSTEP_URL, else sqlite:///everstep.db."
+URL_HELP: Final = (
+    "The store, such as sqlite:///runs.db, a path or postgresql://host/database. "
+    "Default: EVERSTEP_URL, else sqlite:///everstep.db."
+)
 
 
 def store_options(function: F) -> F:

@@ -295,12 +295,13 @@ class Writer:
         self._connection = None
 
     def _wait(self, outage: Outage) -> None:
+        if not self.patience.is_over:
+            self.patience.wait(outage, time.sleep)
         if self.patience.is_over:
             raise StoreError(
                 f"{self._address.shown} cannot be reached ({outage}), and the store was closed. What was being written "
                 "is unknown; every run is verified before it goes on."
             ) from outage
-        self.patience.wait(outage, time.sleep)
 
     def _raise_outage(self, error: psycopg.Error) -> None:
         if is_outage(error, self._connection):
@@ -330,14 +331,22 @@ class Writer:
                     work.verdicts |= work.reached
             else:
                 for place in work.left():
-                    operation = work.operations[place]
-                    if isinstance(operation, Append | StartRun) and is_there(self._row, operation, Accepted()):
+                    if self._is_written(work.operations[place]):
                         work.verdicts[place] = Accepted()
                 work.has_tried_simple = False
             work.reached, work.is_doubtful = {}, False
         except psycopg.Error as error:
             self._raise_outage(error)
             raise translated(error, self._address.shown) from error
+
+    def _is_written(self, operation: Operation) -> bool:
+        """Tell whether a simple operation was accepted. A run with the same beginning may yet be somebody else's."""
+        if not isinstance(operation, Append | StartRun) or not is_there(self._row, operation, Accepted()):
+            return False
+        if isinstance(operation, Append):
+            return True
+        new = operation.new.row
+        return self._row("lease_of_run", new.id) == (new.epoch, new.owner)
 
     def _row(self, name: str, *parameters: Any) -> tuple[Any, ...]:
         rows = self._statements.all(name, *parameters)

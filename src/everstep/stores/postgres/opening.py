@@ -9,8 +9,8 @@ import psycopg
 
 from everstep.errors import StoreReadOnly, StoreUnusable
 from everstep.model.crash_points import crash_point
-from everstep.stores.postgres.addresses import Address
-from everstep.stores.postgres.connections import VERSION_MIN, Connection
+from everstep.stores.postgres.addresses import Address, address_of
+from everstep.stores.postgres.connections import VERSION_MIN, Connection, Outage, connect, translated
 from everstep.stores.postgres.queries import HERE, sql_text, statements
 
 _MIGRATION: Final = re.compile(r"(\d{4})_\w+\.sql")
@@ -54,6 +54,19 @@ def version_of(connection: Connection, address: Address) -> int:
     return version
 
 
+def stored_version(url: str) -> int:
+    """Return the version of a store's schema, without changing anything; 0 if there is no store."""
+    address = address_of(url)
+    try:
+        with connect(address, "everstep looks", durability="power") as connection:
+            check_server(connection, address)
+            return version_of(connection, address)
+    except Outage as outage:
+        raise StoreUnusable(f"{address.shown} cannot be reached: {outage}.") from outage
+    except psycopg.Error as error:
+        raise translated(error, address.shown) from error
+
+
 def migrate(connection: Connection, address: Address, *, create: bool, may_migrate: bool) -> bool:
     """Bring the schema to this release's version, and return whether the store was made just now.
 
@@ -74,6 +87,7 @@ def migrate(connection: Connection, address: Address, *, create: bool, may_migra
         crash_point("store.migrate.before")
         try:
             with connection.transaction():
+                connection.execute("SET LOCAL synchronous_commit TO on")  # whatever else may be lost
                 connection.execute(known["lock_schema"], (address.schema,))
                 if version_of(connection, address) == version:
                     if not connection.execute(known["has_schema"], (address.schema,)).fetchall():

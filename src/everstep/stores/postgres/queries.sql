@@ -716,6 +716,11 @@ SELECT epoch, owner FROM everstep.runs WHERE id = $1;
 -- Read back after an unknown commit.
 SELECT run, kind, name, id, value, at FROM everstep.signals WHERE number = $1;
 
+-- name: settings
+-- What the server promises, as this session sees it.
+SELECT name, setting FROM pg_settings
+WHERE name IN ('server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'max_connections');
+
 -- name: server_time
 -- The store's clock, in microseconds.
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
@@ -743,6 +748,14 @@ WHERE is_lockless OR is_lapsed ORDER BY place;
 -- name: is_place_free
 -- Asked again by whoever buries, now that nobody can enter.
 SELECT pg_try_advisory_xact_lock_shared($1::int, $2::int);
+
+-- name: is_place_taken
+-- The same without touching the lock, for somebody who is about to take it.
+SELECT EXISTS (
+    SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = $1::bigint::oid AND objid = $2::bigint::oid
+        AND objsubid = 2 AND granted AND mode = 'ExclusiveLock'
+        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+);
 
 -- name: any_place_taken
 -- Whether anybody has a liveness lock of this store, whether or not there is a row for it, or a lease without a lock.

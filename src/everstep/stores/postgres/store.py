@@ -167,6 +167,15 @@ class PostgresStore(SqlStore):
         """Tell whether any process holds a liveness lock of this store."""
         return self._workers.are_any_alive(self.now())
 
+    def is_alive(self, worker: WorkerRow) -> bool:
+        """Tell whether a worker's session is there; without a lock of its own, whether its lease has not lapsed."""
+        return self._workers.is_alive(worker, self.now())
+
+    def facts(self) -> dict[str, str]:
+        """Return the settings of the server that decide about durability, for people."""
+        found: dict[str, str] = dict(self._reader.ask(lambda statements: statements.all("settings")))
+        return found
+
     def bury_dead(self, at: int) -> list[str]:
         """Remove workers whose session is gone, and return their ids."""
         return self._workers.bury()

@@ -55,7 +55,7 @@ class Workers:
         for row in map(worker_row, statements.all("workers")):
             if row.id != worker:
                 others.append(row)
-            elif self._has_locks and not statements.all("is_place_free", self._places, row.place)[0][0]:
+            elif self._has_locks and statements.all("is_place_taken", self._places, row.place)[0][0]:
                 raise Misuse(f"There is a live worker {worker} already.")
             else:
                 statements.run("forget_worker", worker)
@@ -88,6 +88,14 @@ class Workers:
         """Tell whether anybody holds a lock on any place, whether or not there is a row for it."""
         taken: bool = self._reader.ask(lambda statements: statements.all("any_place_taken", self._places, at))[0][0]
         return taken
+
+    def is_alive(self, worker: WorkerRow, at: int) -> bool:
+        """Tell whether a worker's lock is held; without a lock, whether its lease has not lapsed."""
+        if not self._has_locks:
+            return worker.lease_until > at
+        asked = (self._places, worker.place)
+        held: bool = self._reader.ask(lambda statements: statements.all("is_place_taken", *asked))[0][0]
+        return held
 
     def leave(self, worker: str) -> None:
         """Give back all runs of a worker, remove it, and only then free its lock."""

@@ -1,0 +1,71 @@
+"""`everstep doctor` for a store on PostgreSQL: the server, what its settings mean for durability, and its workers."""
+
+import platform
+import sys
+from typing import Final
+
+from everstep import __version__
+from everstep.cli.doctor_findings import Finding, Verdict
+from everstep.cli.opening import line_to_paste
+from everstep.cli.terminal import duration
+from everstep.stores.postgres import PostgresStore
+from everstep.stores.postgres.opening import migrations, stored_version
+
+APART_SECONDS: Final = 1.0
+"""So far the server's clock may be from the machine's before that is worth a word."""
+
+LOSES: Final = {
+    "fsync": "a power failure may lose or damage everything",
+    "full_page_writes": "a power failure may damage pages, unless the file system writes them whole",
+    "synchronous_commit": "a crash of the server may lose the last moment, which Everstep believes durable",
+}
+"""Settings that must be on, and what happens if they are not."""
+
+
+def about_server(url: str) -> list[Finding]:
+    """Look at versions, and at the store from outside."""
+    version, newest = stored_version(url), len(migrations("everstep"))
+    findings = [
+        Finding("python", "ok", f"{platform.python_version()} ({platform.python_implementation()}, {sys.platform})"),
+        Finding("everstep", "ok", __version__),
+    ]
+    if not version:
+        return [*findings, Finding("store", "warning", "there is no store yet; the first run makes it")]
+    if version < newest:
+        text = f"version {version}; this release needs {newest}: {line_to_paste('migrate', url=url)}"
+        return [*findings, Finding("schema", "warning", text)]
+    return [*findings, Finding("schema", "ok", f"version {version}")]
+
+
+def about_postgres(store: PostgresStore) -> list[Finding]:
+    """Look into the server: its settings, its clock, and who works with it."""
+    facts = store.facts()
+    findings = [Finding("store", "ok", store.url), Finding("postgresql", "ok", facts["server_version"])]
+    for name, loss in LOSES.items():
+        value = facts[name]
+        is_on = (
+            value in ("on", "remote_apply", "remote_write", "local") if name == "synchronous_commit" else value == "on"
+        )
+        findings.append(Finding(name, "ok" if is_on else "wrong", value if is_on else f"{value}: {loss}"))
+    return [*findings, *_about_clock(store), *_about_workers(store)]
+
+
+def _about_clock(store: PostgresStore) -> list[Finding]:
+    ahead = store.ahead() / 1e6
+    if abs(ahead) < APART_SECONDS:
+        return [Finding("clock", "ok", "the server's, which is as the machine's")]
+    where = "ahead of" if ahead > 0 else "behind"
+    text = f"the server's counts; it is {duration(abs(ahead))} {where} the machine's"
+    return [Finding("clock", "warning", text)]
+
+
+def _about_workers(store: PostgresStore) -> list[Finding]:
+    now, findings = store.now(), []
+    for row in store.workers():
+        is_alive, lapsed = store.is_alive(row), row.lease_until < now
+        state = "alive" if is_alive else "dead; its runs are free"
+        if is_alive and lapsed:
+            state = "its connection lives but it did not prolong its lease: stopped or stuck"
+        verdict: Verdict = "ok" if state == "alive" else "warning"
+        findings.append(Finding("worker", verdict, f"{row.id} (process {row.pid} on {row.host}): {state}"))
+    return findings or [Finding("workers", "ok", "none at work")]

@@ -1,0 +1,168 @@
+"""Who is alive: a worker whose process is gone is found at once; one that lives is not buried, whatever happens."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from everstep.errors import Misuse
+from everstep.stores.postgres import PostgresStore
+from everstep.stores.protocol import Post, StartRun
+from tests.postgres.server import Server
+from tests.stores.kit import PostgresHarness, append_to, begin_python, new_run
+
+WORKER = """
+import os, sys, time
+from everstep.stores.postgres import PostgresStore
+store = PostgresStore(sys.argv[1])
+store.register_worker("w", os.getpid(), "host", store.now() + 3_000_000_000)
+if len(sys.argv) > 2:
+    if os.fork() == 0:
+        time.sleep(60)
+print("entered", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def watching(postgres: PostgresHarness) -> Iterator[PostgresStore]:
+    """A store object as the engine opens it, which gives everybody their time."""
+    made = PostgresStore(postgres.server.url(postgres.schema))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def worker(postgres: PostgresHarness) -> Iterator["subprocess.Popen[str]"]:
+    yield from _worker(postgres)
+
+
+def _worker(postgres: PostgresHarness, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    with begin_python(WORKER, postgres.server.url(postgres.schema), *arguments) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "entered\n"
+        yield process
+        process.kill()
+
+
+def until(condition: Callable[[], bool], seconds: float) -> float:
+    """Wait for a condition, and return how long it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds, "it takes too long"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def stays(condition: Callable[[], bool], seconds: float) -> None:
+    """Assert that a condition holds for so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert condition()
+        time.sleep(0.02)
+
+
+def test_a_worker_that_was_killed_is_buried_in_about_a_second(
+    watching: PostgresStore, worker: "subprocess.Popen[str]"
+) -> None:
+    stays(lambda: watching.bury_dead(0) == [], 1.5)
+    worker.kill()
+    assert until(lambda: watching.bury_dead(0) == ["w"], 5) < 2.0
+    assert watching.workers() == []
+
+
+def test_a_stopped_worker_is_not_buried(watching: PostgresStore, worker: "subprocess.Popen[str]") -> None:
+    worker.send_signal(signal.SIGSTOP)
+    stays(lambda: watching.bury_dead(0) == [], 2.0)
+    assert watching.is_in_use()
+    worker.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("mode", ["immediate", "fast"])
+def test_a_restart_of_the_server_is_not_taken_for_the_death_of_its_workers(
+    watching: PostgresStore, worker: "subprocess.Popen[str]", server: Server, mode: str
+) -> None:
+    watching.bury_dead(0)
+    server.restart(mode)
+    stays(lambda: watching.bury_dead(0) == [], 3.0)
+    assert [row.id for row in watching.workers()] == ["w"]
+    worker.kill()
+    assert until(lambda: watching.bury_dead(0) == ["w"], 5) < 2.5
+
+
+def test_a_worker_whose_session_was_ended_takes_its_lock_again(
+    watching: PostgresStore, worker: "subprocess.Popen[str]", server: Server
+) -> None:
+    watching.bury_dead(0)
+    for _ in range(5):
+        server.terminate(f"everstep {worker.pid} %")
+        stays(lambda: watching.bury_dead(0) == [], 0.5)
+    assert watching.is_in_use()
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_its_parent(
+    watching: PostgresStore, postgres: PostgresHarness
+) -> None:
+    for worker in _worker(postgres, "fork"):
+        watching.bury_dead(0)
+        worker.kill()
+        until(lambda: watching.bury_dead(0) == ["w"], 5)
+
+
+def test_a_second_worker_of_the_same_name_is_refused_while_the_first_lives(
+    watching: PostgresStore, worker: "subprocess.Popen[str]", server: Server
+) -> None:
+    with pytest.raises(Misuse, match="live worker w"):
+        watching.register_worker("w", 1, "host", 1)
+    worker.kill()
+    server.wait_for_sessions_to_end(f"everstep {worker.pid} ")
+    assert watching.register_worker("w", 1, "host", 1).place == 1
+
+
+def test_behind_a_pooler_only_the_lease_counts(postgres: PostgresHarness) -> None:
+    pooled = PostgresStore(postgres.server.url(postgres.schema, pooler="on"))
+    pooled.register_worker("w", os.getpid(), "host", pooled.now() + 60_000_000)
+    assert postgres.store.bury_dead(0) == []
+    assert pooled.is_in_use()
+    assert pooled.commit([StartRun(new_run("a", status="running", owner="w"))])
+    assert postgres.due("me", pooled.now()) == []
+    assert pooled.renew("w", 1)
+    assert postgres.due("me", pooled.now()) == ["a"]
+    pooled.close()
+    assert postgres.store.bury_dead(0) == [], "nobody knows whether it lives"
+
+
+# -- news -----------------------------------------------------------------------------------------------------------
+def test_what_another_process_does_is_heard_at_once(postgres: PostgresHarness, watching: PostgresStore) -> None:
+    row = postgres.start("a", status="running")
+    watching.changed()
+    time.sleep(0.1)
+    watching.changed()
+    stays(lambda: not watching.changed(), 1.0)
+    postgres.one(Post("a", "signal"))
+    assert until(watching.changed, 1.0) < 0.3
+    postgres.one(append_to(row))
+    stays(lambda: not watching.changed(), 0.3)
+
+
+def test_a_listener_whose_session_was_ended_hears_again(
+    postgres: PostgresHarness, watching: PostgresStore, server: Server
+) -> None:
+    postgres.start("a", status="running")
+    watching.changed()
+    server.terminate(f"{watching.name} l")
+    until(watching.changed, 2.0)  # what was said meanwhile was not heard
+    time.sleep(0.3)
+    watching.changed()
+    postgres.one(Post("a", "signal"))
+    assert until(watching.changed, 1.0) < 0.3
+
+
+def test_whoever_hears_nothing_looks_now_and_then(postgres: PostgresHarness) -> None:
+    deaf = PostgresStore(postgres.server.url(postgres.schema, pooler="on"))
+    deaf.changed()
+    assert 0.2 < until(deaf.changed, 2.0) < 1.0
+    deaf.close()

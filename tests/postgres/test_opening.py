@@ -1,0 +1,139 @@
+"""Opening a store on PostgreSQL: schemas, migrations by many at once, roles with few rights, and texts that say why."""
+
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+
+from everstep.errors import Misuse, StoreReadOnly, StoreUnusable
+from everstep.stores.opening import open_store
+from everstep.stores.postgres import PostgresStore
+from everstep.stores.postgres.adapters import escaped, unescaped
+from everstep.stores.postgres.addresses import address_of
+from everstep.stores.postgres.opening import script
+from everstep.stores.protocol import StartRun
+from tests.postgres.server import Server
+from tests.stores.kit import PostgresHarness, new_run
+
+
+def test_a_store_is_made_once_however_many_open_it(url: str) -> None:
+    stores: list[PostgresStore] = []
+    problems: list[BaseException] = []
+
+    def opened() -> None:
+        try:
+            stores.append(PostgresStore(url))
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            problems.append(error)
+
+    threads = [threading.Thread(target=opened) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems, problems
+    assert sum(store.is_new for store in stores) == 1
+    assert len({store.entropy for store in stores}) == 1
+    assert len(stores[0].entropy) == 32
+    for store in stores:
+        store.close()
+
+
+def test_two_schemas_are_two_stores(server: Server, schema: str) -> None:
+    other = server.fresh_schema()
+    first, second = PostgresStore(server.url(schema)), PostgresStore(server.url(other))
+    first.commit([StartRun(new_run("a"))])
+    assert first.run("a") is not None
+    assert second.run("a") is None
+    assert first.entropy != second.entropy
+    first.register_worker("w", 1, "h", 1)
+    assert not second.is_in_use()
+    first.close()
+    second.close()
+    server.drop(other)
+
+
+def test_a_store_that_must_be_there_is_not_made(url: str, server: Server, schema: str) -> None:
+    with pytest.raises(StoreUnusable, match="There is no store in the schema"):
+        open_store(url, create=False)
+    assert server.ask("SELECT 1 FROM pg_namespace WHERE nspname = %s", schema) == []
+
+
+def test_a_schema_of_something_else_is_left_alone(url: str, server: Server, schema: str) -> None:
+    server.ask(f"CREATE SCHEMA {schema}")
+    server.ask(f"CREATE TABLE {schema}.orders (id int)")
+    with pytest.raises(StoreUnusable, match="tables of something else"):
+        PostgresStore(url)
+
+
+def test_a_store_of_a_newer_release_is_left_alone(url: str, server: Server, schema: str) -> None:
+    PostgresStore(url).close()
+    server.ask(f"UPDATE {schema}.meta SET value = '99' WHERE name = 'schema_version'")
+    with pytest.raises(StoreUnusable, match="version 99 of the schema, made by a newer release"):
+        PostgresStore(url)
+
+
+def test_a_role_without_the_right_is_told_what_to_do_and_works_with_what_another_has_made(
+    server: Server, schema: str
+) -> None:
+    server.ask(f"CREATE ROLE {schema}_poor LOGIN")
+    poor = server.url(schema).replace("//postgres:", f"//{schema}_poor:")
+    try:
+        with pytest.raises(StoreReadOnly, match="everstep migrate --print"):
+            PostgresStore(poor)
+        server.ask(script(schema))
+        server.ask(f"GRANT USAGE ON SCHEMA {schema} TO {schema}_poor")
+        server.ask(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {schema}_poor")
+        server.ask(f"GRANT USAGE, SELECT, UPDATE ON ALL SEQUENCES IN SCHEMA {schema} TO {schema}_poor")
+        store = PostgresStore(poor)
+        assert not store.is_new
+        store.commit([StartRun(new_run("a"))])
+        store.register_worker("w", 1, "h", 1)
+        assert store.run("a") is not None
+        store.close()
+    finally:
+        server.drop(schema)
+        server.ask(f"DROP ROLE {schema}_poor")
+
+
+@pytest.mark.parametrize("wrong", ["?schema=Upper", "?schema=pg_mine", "?schema=a;b", "?pooler=maybe"])
+def test_a_url_that_says_nonsense_is_refused(wrong: str) -> None:
+    with pytest.raises(Misuse):
+        address_of(f"postgresql://localhost/x{wrong}")
+
+
+def test_what_is_ours_in_a_url_is_taken_out_and_passwords_are_not_shown() -> None:
+    address = address_of("postgresql://ann:secret@db:5433/shop?sslmode=require&schema=runs&pooler=on&password=other")
+    assert address.server == "postgresql://ann:secret@db:5433/shop?sslmode=require&password=other"
+    assert (address.schema, address.pooler) == ("runs", True)
+    assert address.shown == "postgresql://ann@db:5433/shop?sslmode=require&schema=runs"
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(StoreUnusable, match=r"postgresql://nobody@127\.0\.0\.1:1/x cannot be reached"):
+        PostgresStore("postgresql://nobody:hush@127.0.0.1:1/x")
+
+
+@pytest.mark.parametrize("text", ["", "a", "\0", "\x1a", "a\0b\x1a1", "\x1a0", "\0\0\x1a\x1a", "é\0"])
+def test_any_text_comes_back_as_itself(postgres: PostgresHarness, text: str) -> None:
+    assert unescaped(escaped(text)) == text
+    row = postgres.start(f"id{text}", preview=text, tags={"t": text}, parent=text)
+    assert (row.id, row.preview, row.tags, row.parent) == (f"id{text}", text, {"t": text}, text)
+    assert [child.id for child in postgres.store.children(text)] == [row.id]
+
+
+def test_a_text_that_no_database_takes_fails_alone(postgres: PostgresHarness) -> None:
+    from everstep.stores.protocol import Accepted, Failed
+
+    verdicts: list[Any] = postgres.do(StartRun(new_run("a", preview="\ud800")), StartRun(new_run("b")))
+    assert isinstance(verdicts[0], Failed)
+    assert verdicts[1] == Accepted()
+
+
+def test_connect_gives_a_connection_of_ones_own(postgres: PostgresHarness) -> None:
+    connection = postgres.store.connect()
+    assert isinstance(connection, psycopg.Connection)
+    assert connection.execute("SHOW synchronous_commit").fetchall() == [("on",)]
+    connection.close()
+    assert postgres.row(postgres.start("a").id).id == "a"

@@ -1,0 +1,217 @@
+"""The server is restarted, backends are ended, replies are lost: work goes on, and nothing is done twice or lost."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from everstep.errors import StoreError
+from everstep.stores.postgres import PostgresStore
+from everstep.stores.protocol import (
+    Accepted,
+    Busy,
+    Claim,
+    Claimed,
+    Existing,
+    Operation,
+    Post,
+    Posted,
+    Refused,
+    StartRun,
+)
+from tests.postgres.proxy import CuttingProxy
+from tests.postgres.server import Server
+from tests.stores.kit import PostgresHarness, append_to, new_run
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[CuttingProxy]:
+    made = CuttingProxy(server.socket_path())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def behind(proxy: CuttingProxy, server: Server, postgres: PostgresHarness) -> Iterator[PostgresStore]:
+    """A second store object, whose connections go through the proxy."""
+    made = PostgresStore(f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres?schema={postgres.schema}")
+    yield made
+    made.close()
+
+
+def test_a_commit_after_all_backends_were_ended_is_made_on_a_new_connection(
+    postgres: PostgresHarness, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = postgres.start("a", status="running")
+    caplog.set_level(logging.WARNING, "everstep.store")
+    assert server.terminate() >= 2
+    assert postgres.one(append_to(row)) == Accepted()
+    assert len(postgres.store.events("a", 1)) == 2
+    assert "was lost" in caplog.text
+    assert "reached again" in caplog.text
+
+
+def test_a_read_after_all_backends_were_ended_is_made_on_a_new_connection(
+    postgres: PostgresHarness, server: Server
+) -> None:
+    postgres.start("a")
+    server.terminate()
+    assert postgres.row("a").id == "a"
+
+
+def test_a_commit_waits_out_a_server_that_is_down(postgres: PostgresHarness, server: Server) -> None:
+    row = postgres.start("a", status="running")
+    server.stop()
+    verdicts: list[Any] = []
+    waiting = threading.Thread(target=lambda: verdicts.append(postgres.one(append_to(row))))
+    waiting.start()
+    try:
+        time.sleep(0.7)
+        assert not verdicts
+        began = time.monotonic()
+        with pytest.raises(StoreError, match="cannot be reached"):
+            postgres.store.run("a")
+        assert time.monotonic() - began < 2.0, "a reader does not wait for long"
+        with pytest.raises(Busy):
+            postgres.store.commit([Post("a", "signal")], patient=False)
+    finally:
+        server.start()
+    waiting.join(20)
+    assert verdicts == [Accepted()]
+    assert len(postgres.store.events("a", 1)) == 2
+
+
+def test_what_an_impatient_caller_left_is_finished_when_it_comes_again(
+    postgres: PostgresHarness, server: Server
+) -> None:
+    row = postgres.start("a", status="running")
+    append = append_to(row)
+    server.terminate()
+    with pytest.raises(Busy):
+        postgres.store.commit([append], patient=False)
+    assert postgres.store.commit([append]) == [Accepted()]
+    assert postgres.one(append) == Refused("head")
+
+
+def _operations(harness: PostgresHarness) -> dict[str, Operation]:
+    for id in ("one", "two", "end", "posted", "claimed"):
+        harness.start(id, status="running")
+    return {
+        "an append": append_to(harness.row("one"), 2),
+        "an append with a payload": append_to(harness.row("two"), payloads=[("p", b"1")]),
+        "an end": append_to(harness.row("end"), status="completed"),
+        "a start": StartRun(new_run("new", tags={"t": "1"})),
+        "a post": Post("posted", "signal", "n"),
+        "a claim": Claim("claimed", "me", 1, ["running"]),
+    }
+
+
+KINDS = ["an append", "an append with a payload", "an end", "a start", "a post", "a claim"]
+
+
+@pytest.mark.parametrize("moment", ["request", "reply"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_commit_whose_reply_is_lost_is_done_once(
+    postgres: PostgresHarness, behind: PostgresStore, proxy: CuttingProxy, kind: str, moment: Any
+) -> None:
+    operation = _operations(postgres)[kind]
+    behind.commit([StartRun(new_run("warm", status="running"))])  # its statements are prepared
+    proxy.cut_once(moment, b"COMMIT" if kind in ("a post", "a claim") else _named(kind))
+    (verdict,) = behind.commit([operation])
+    assert proxy.cuts == 1
+    assert isinstance(verdict, Accepted | Posted | Claimed), verdict
+    assert len(postgres.store.events("one", 1)) == (3 if kind == "an append" else 1)
+    assert len(postgres.store.signals("posted")) == (kind == "a post")
+    assert postgres.row("claimed").epoch == (1 if kind == "a claim" else 0)
+    assert (postgres.store.payload("two", "p") is not None) == (kind == "an append with a payload")
+    assert (postgres.store.run("new") is not None) == (kind == "a start")
+
+
+def _named(kind: str) -> bytes:
+    return b"INSERT INTO" if kind == "an append" else b"COMMIT"
+
+
+@pytest.mark.parametrize("moment", ["request", "reply"])
+def test_a_batch_whose_reply_is_lost_has_the_verdicts_that_it_would_have_had(
+    postgres: PostgresHarness, behind: PostgresStore, proxy: CuttingProxy, moment: Any
+) -> None:
+    rows = [postgres.start(f"r{number}", status="running") for number in range(6)]
+    postgres.one(append_to(rows[5]))
+    postgres.start("there", owner="you")
+    batch = [*map(append_to, rows), StartRun(new_run("new")), StartRun(new_run("there", owner="me"))]
+    proxy.cut_once(moment, b"COMMIT")
+    verdicts = behind.commit(batch)
+    assert proxy.cuts == 1
+    assert verdicts[:5] == [Accepted()] * 5
+    # What it would have written is there already, to the byte, so after an unknown commit it counts as written.
+    assert verdicts[5] in (Refused("head"), Accepted())
+    assert verdicts[6] == Accepted()
+    assert isinstance(verdicts[7], Existing)
+    assert [len(postgres.store.events(f"r{number}", 1)) for number in range(6)] == [2] * 6
+
+
+def test_restarts_in_the_middle_of_commits_lose_and_double_nothing(postgres: PostgresHarness, server: Server) -> None:
+    store = postgres.another()
+    heads = {f"r{number}": postgres.start(f"r{number}", status="running") for number in range(8)}
+    posted: list[int] = []
+    stop = threading.Event()
+    problems: list[Any] = []
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                appends = [append_to(row) for row in heads.values()]
+                verdicts = store.commit([*appends, Post("r0", "signal")])
+                assert verdicts[:-1] == [Accepted()] * 8, verdicts
+                posted.append(verdicts[-1].number)  # type: ignore[union-attr]
+                for append in appends:
+                    heads[append.run].head_seq = append.events[-1].seq
+                    heads[append.run].head_digest = append.events[-1].digest
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            problems.append(error)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    for mode in ("immediate", "fast", "immediate", "immediate"):
+        time.sleep(0.4)
+        server.restart(mode)
+    time.sleep(0.4)
+    stop.set()
+    worker.join(30)
+    store.close()
+    assert not problems, problems
+    assert len(posted) > 20
+    for id, row in heads.items():
+        events = postgres.store.events(id, 1)
+        assert [event.seq for event in events] == list(range(1, row.head_seq + 1))
+        assert events[-1].digest == row.head_digest
+    assert [delivery.number for delivery in postgres.store.inbox("r0")] == posted
+
+
+def test_a_store_that_is_closed_during_an_outage_does_not_wait_for_ever(
+    postgres: PostgresHarness, server: Server
+) -> None:
+    store = postgres.another()
+    row = postgres.start("a", status="running")
+    server.stop()
+    problems: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            store.commit([append_to(row)])
+        except StoreError as error:
+            problems.append(error)
+
+    waiting = threading.Thread(target=work)
+    waiting.start()
+    try:
+        time.sleep(0.2)
+        store.close()
+        waiting.join(10)
+        assert not waiting.is_alive()
+    finally:
+        server.start()
+    assert "store was closed" in str(problems[0])
