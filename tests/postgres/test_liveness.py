@@ -93,6 +93,17 @@ def test_a_restart_of_the_server_is_not_taken_for_the_death_of_its_workers(
     assert until(lambda: watching.bury_dead(0) == ["w"], 5) < 2.5
 
 
+def test_after_a_restart_of_the_server_a_slow_worker_has_a_second_to_take_its_lock_again(
+    watching: PostgresStore, worker: "subprocess.Popen[str]", server: Server
+) -> None:
+    stays(lambda: watching.bury_dead(0) == [], 1.2)
+    worker.send_signal(signal.SIGSTOP)
+    server.restart()
+    stays(lambda: watching.bury_dead(0) == [], 0.7)
+    worker.send_signal(signal.SIGCONT)
+    stays(lambda: watching.bury_dead(0) == [], 2.0)
+
+
 def test_a_worker_whose_session_was_ended_takes_its_lock_again(
     watching: PostgresStore, worker: "subprocess.Popen[str]", server: Server
 ) -> None:

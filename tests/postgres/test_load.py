@@ -1,0 +1,133 @@
+"""What a worker costs the server: next to nothing while idle, one round trip for a batch, always by an index."""
+
+import asyncio
+import re
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+
+import everstep
+from everstep.stores.postgres.connections import PLANS_OF_WRITER
+from everstep.stores.postgres.queries import statements
+from everstep.stores.protocol import Accepted, StartRun
+from tests.stores.kit import PostgresHarness, append_to, new_run
+
+SECONDS = 6.0
+
+
+class Counter:
+    """Counts statements, and round trips outside of pipelines."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, watchers: bool = True) -> None:
+        self._watchers = watchers
+        self.statements: list[str] = []
+        self.round_trips = 0
+        execute, pipeline = psycopg.Connection.execute, psycopg.Connection.pipeline
+
+        def counting(connection: Any, query: Any, *args: Any, **options: Any) -> Any:
+            if threading.current_thread().name == "everstep-watcher" and not self._watchers:
+                return execute(connection, query, *args, **options)
+            self.statements.append(str(query))
+            self.round_trips += connection.pgconn.pipeline_status == 0
+            return execute(connection, query, *args, **options)
+
+        def one_more(connection: Any) -> Any:
+            self.round_trips += 1
+            return pipeline(connection)
+
+        patch.setattr(psycopg.Connection, "execute", counting)
+        patch.setattr(psycopg.Connection, "pipeline", one_more)
+
+    def clear(self) -> None:
+        self.statements.clear()
+        self.round_trips = 0
+
+
+def test_an_idle_worker_sends_fewer_than_two_statements_a_second(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with everstep.open(url, recover=True) as app, everstep.open(url, recover=True):
+            await app.run(journey_of_none, id="j")
+            await asyncio.sleep(1.5)
+            counter = Counter(monkeypatch)
+            await asyncio.sleep(SECONDS)
+            assert len(counter.statements) < 2 * 2 * SECONDS, "of two workers"
+            assert counter.statements, "they look whether the other one lives"
+
+    asyncio.run(main())
+
+
+@everstep.workflow
+async def journey_of_none() -> None:
+    """Do nothing."""
+
+
+def test_a_batch_of_appends_and_starts_is_one_round_trip(
+    postgres: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [postgres.start(f"r{number}", status="running") for number in range(20)]
+    batch = [
+        *map(append_to, rows[:18]),
+        *(append_to(row, status="completed", payloads=[("p", b"1")]) for row in rows[18:]),
+    ]
+    counter = Counter(monkeypatch, watchers=False)
+    assert postgres.do(*batch, StartRun(new_run("new"))) == [Accepted()] * 21
+    assert counter.round_trips == 1
+    append = append_to(postgres.row("r0"))
+    counter.clear()
+    assert postgres.one(append) == Accepted()
+    assert (len(counter.statements), counter.round_trips) == (1, 1)
+
+
+MAY_SCAN = re.compile(r"Seq Scan on (workers|meta|waiters|deletions)")
+BY_INDEX = ("append_simple", "append_one", "due", "next_wake", "pending_of_owner", "lock_runs", "events", "inbox")
+
+
+@pytest.mark.parametrize("name", BY_INDEX)
+def test_what_is_asked_all_the_time_is_found_by_an_index_however_old_the_plan(
+    postgres: PostgresHarness, name: str
+) -> None:
+    """The plan is made while the tables are empty, and for any parameters, as that of a prepared statement."""
+    text = statements(postgres.schema)[name]
+    kinds = _parameter_kinds(postgres, text)
+    with psycopg.connect(
+        postgres.server.uri, autocommit=True, options=f"{PLANS_OF_WRITER} -c plan_cache_mode=force_generic_plan"
+    ) as connection:
+        connection.execute(f"PREPARE asked ({', '.join(kinds)}) AS {text}")
+        nothing = ", ".join(["NULL"] * len(kinds))
+        plan = "\n".join(line for (line,) in connection.execute(f"EXPLAIN EXECUTE asked ({nothing})").fetchall())
+    scanned = [line for line in re.findall(r"Seq Scan on \w+", plan) if not MAY_SCAN.match(line)]
+    assert not scanned, plan
+    whole = [line for line in plan.split("\n") if "using runs_pkey" in line]
+    assert all("Index Cond" in plan.split(line)[1].split("\n")[1] for line in whole), plan
+
+
+def _parameter_kinds(postgres: PostgresHarness, text: str) -> list[str]:
+    """Return the types that the server finds for a statement's parameters."""
+    with psycopg.connect(postgres.server.uri, autocommit=True) as connection:
+        connection.execute(f"PREPARE kinds AS {text}")
+        found = connection.execute("SELECT parameter_types::text[] FROM pg_prepared_statements WHERE name = 'kinds'")
+        kinds: list[str] = found.fetchall()[0][0]
+    return kinds
+
+
+def test_every_statement_is_one_that_the_server_understands(postgres: PostgresHarness) -> None:
+    with psycopg.connect(postgres.server.uri, autocommit=True) as connection:
+        for name, text in statements(postgres.schema).items():
+            if text.startswith("LOCK"):
+                continue
+            try:
+                connection.execute(f"PREPARE {name} AS {text}")
+            except psycopg.errors.IndeterminateDatatype:
+                pass  # a parameter without a context, which always comes with its type
+
+
+def test_large_columns_are_not_compressed_by_the_server(postgres: PostgresHarness) -> None:
+    asked = """
+        SELECT relname || '.' || attname FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
+        WHERE relnamespace = %s::regnamespace AND relkind = 'r' AND atttypid = 'bytea'::regtype AND attstorage <> 'e'
+    """
+    compressed = {name for (name,) in postgres.server.ask(asked, postgres.schema)}
+    small = {"runs.head_digest", "runs.budget", "events.digest", "checkpoints.previous", "checkpoints.digest"}
+    assert compressed == small | {"streams.digest", "holds.report", "archive.row", "everstep_markers.outcome"}
