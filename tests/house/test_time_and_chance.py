@@ -11,6 +11,7 @@ ALLOWED: dict[str, str] = {
     "engine/clock.py": "the one place where the engine's default clock is made",
     "engine/chance.py": "the default of the randomness that an app is opened with",
     "stores/memory.py": "the default of the clock that a store is opened with",
+    "stores/postgres/store.py": "the default of the clock, and a name for its connections",
     "stores/sqlite/": "the default of the clock that a store is opened with",
     "testing/ledger_process.py": "an account of its own has a clock of its own",
 }

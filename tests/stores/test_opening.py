@@ -53,9 +53,7 @@ def test_memory_is_for_tests() -> None:
     assert store.now() == 5
 
 
-@pytest.mark.parametrize(
-    "url", ["postgresql://localhost/x", "mysql://x", "sqlite://a.db", "sqlite:///", "", ":memory:", "a\0b"]
-)
+@pytest.mark.parametrize("url", ["mysql://x", "sqlite://a.db", "sqlite:///", "", ":memory:", "a\0b"])
 def test_a_url_of_something_else_is_refused(url: str) -> None:
     with pytest.raises(Misuse):
         open_store(url)

@@ -105,6 +105,11 @@ class StoreDatabase:
         """Begin a transaction in the store's own file."""
         from everstep.stores.sqlite.marked import MarkedTransaction
 
+        if store.url.startswith("postgres"):
+            raise Misuse(
+                "@transaction(everstep.STORE) on a PostgreSQL store comes in a later release. Use a SQLite file, or a "
+                "step with a key of its own."
+            )
         return _begun(MarkedTransaction(store.connect(), is_store=True))
 
     def meaning(self, error: BaseException) -> Meaning:

@@ -121,7 +121,7 @@ def translated(error: Exception, where: str) -> Exception:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return " ".join(str(error).split()).rstrip(".?") or type(error).__name__
 
 
 class Patience:

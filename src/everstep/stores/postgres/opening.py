@@ -91,7 +91,7 @@ def migrate(connection: Connection, address: Address, *, create: bool, may_migra
                 connection.execute(known["lock_schema"], (address.schema,))
                 if version_of(connection, address) == version:
                     if not connection.execute(known["has_schema"], (address.schema,)).fetchall():
-                        connection.execute(f'CREATE SCHEMA "{address.schema}"')
+                        connection.execute(known["create_schema"])
                     connection.execute(migrations(address.schema)[version])
                     connection.execute(known["set_schema_version"], (version + 1,))
                     is_new = is_new or version == 0
@@ -107,7 +107,8 @@ def migrate(connection: Connection, address: Address, *, create: bool, may_migra
 
 def script(schema: str, version: int = 0) -> str:
     """Return what brings a store from a version to this release's, for a person with the right to do it."""
-    parts = ["BEGIN;", f'CREATE SCHEMA IF NOT EXISTS "{schema}";'] if version == 0 else ["BEGIN;"]
+    known = statements(schema)
+    parts = ["BEGIN;", f"{known['create_schema']};"] if version == 0 else ["BEGIN;"]
     for number, text in enumerate(migrations(schema)[version:], version + 1):
-        parts += [text.rstrip(), statements(schema)["set_schema_version"].replace("$1", str(number)) + ";"]
+        parts += [text.rstrip(), known["set_schema_version"].replace("$1", str(number)) + ";"]
     return "\n\n".join([*parts, "COMMIT;"]) + "\n"

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Final
 
 _NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
-_SCHEMA: Final = re.compile(r"\beverstep\.")
+_SCHEMA: Final = re.compile(r"\beverstep(?=\.)|(?<=SCHEMA IF NOT EXISTS )everstep\b")
 
 HERE: Final = os.path.dirname(__file__)
 
@@ -14,7 +14,7 @@ HERE: Final = os.path.dirname(__file__)
 def sql_text(schema: str, *names: str) -> str:
     """Return the text of a file of this package, with a schema in the place of the usual one."""
     with open(os.path.join(HERE, *names), encoding="utf-8") as stream:
-        return _SCHEMA.sub(f'"{schema}".', stream.read())
+        return _SCHEMA.sub(f'"{schema}"', stream.read())
 
 
 @cache

@@ -9,6 +9,10 @@
 -- Whether the schema is there: making it needs a right, even if it is.
 SELECT 1 FROM pg_namespace WHERE nspname = $1;
 
+-- name: create_schema
+-- In the transaction of the first migration.
+CREATE SCHEMA IF NOT EXISTS everstep;
+
 -- name: has_meta
 -- Whether there is a store in it.
 SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = $1 AND relname = 'meta';
