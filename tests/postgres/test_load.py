@@ -115,7 +115,7 @@ def _parameter_kinds(postgres: PostgresHarness, text: str) -> list[str]:
 def test_every_statement_is_one_that_the_server_understands(postgres: PostgresHarness) -> None:
     with psycopg.connect(postgres.server.uri, autocommit=True) as connection:
         for name, text in statements(postgres.schema).items():
-            if text.startswith("LOCK"):
+            if text.startswith(("LOCK", "CREATE")):
                 continue
             try:
                 connection.execute(f"PREPARE {name} AS {text}")

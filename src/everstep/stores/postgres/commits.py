@@ -74,9 +74,10 @@ class Writer:
         name: str,
         places: int,
         durability: Durability,
+        patience: Patience,
         tell: Callable[[], None],
     ) -> None:
-        self.patience = Patience(address.shown)
+        self.patience = patience
         self._address = address
         self._name = name
         self._durability: Durability = durability

@@ -62,7 +62,6 @@ class Reader(Reading):
                     return self._ask_once(question)
                 except Outage as outage:
                     if self._patience.is_over or self._patience.seconds() > PATIENT_SECONDS:
-                        self._patience.note(outage)
                         raise translated(outage, self.where) from outage
                     self._patience.wait(outage)
 
@@ -89,6 +88,8 @@ class Reader(Reading):
                 return self._idle.pop()
         if self._patience.is_over:
             raise translated(psycopg.InterfaceError("closed"), self.where)
+        if self._patience.is_watched and self._patience.seconds() > PATIENT_SECONDS:
+            raise Outage("it is being tried again")  # another thread does; a try may take long where nobody answers
         connection = connect(self._address, self._name, durability=self._durability)
         self._patience.end()
         return PostgresStatements(self._address.schema, connection)

@@ -14,7 +14,7 @@ from everstep.model.chains import ChainKeys
 from everstep.model.crash_points import crash_point
 from everstep.stores.postgres.addresses import address_of
 from everstep.stores.postgres.commits import Writer
-from everstep.stores.postgres.connections import Connection, Durability, Outage, connect, translated
+from everstep.stores.postgres.connections import Connection, Durability, Outage, Patience, connect, translated
 from everstep.stores.postgres.opening import check_server, migrate
 from everstep.stores.postgres.reads import Reader
 from everstep.stores.postgres.watching import Watcher
@@ -60,6 +60,7 @@ class PostgresStore(SqlStore):
         connection = self._opened(f"{name} w", create, migrate)
         # The two halves of an advisory lock are 4 bytes each: the store's, and the place.
         places = int.from_bytes(hashlib.sha256(f"everstep places {self.schema}".encode()).digest()[:4], "big") >> 1
+        patience = Patience(self.url)
         self._watcher = Watcher(
             self.address,
             name=f"{name} l",
@@ -67,6 +68,7 @@ class PostgresStore(SqlStore):
             durability=durability,
             settle_seconds=settle_seconds,
             grace_seconds=grace_seconds,
+            patience=patience,
         )
         self._writer = Writer(
             self.address,
@@ -74,9 +76,10 @@ class PostgresStore(SqlStore):
             name=f"{name} w",
             places=places,
             durability=durability,
+            patience=patience,
             tell=self._watcher.tell,
         )
-        self._reader = Reader(self.address, name=f"{name} r", durability=durability, patience=self._writer.patience)
+        self._reader = Reader(self.address, name=f"{name} r", durability=durability, patience=patience)
         has_locks = not self.address.pooler
         self._workers = Workers(
             self._writer, self._reader, self._watcher, places=places, has_locks=has_locks, waits=grace_seconds > 0

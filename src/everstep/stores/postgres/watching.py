@@ -23,7 +23,7 @@ import psycopg
 
 from everstep.errors import StoreError
 from everstep.stores.postgres.addresses import Address
-from everstep.stores.postgres.connections import Connection, Durability, Outage, close_quietly, connect
+from everstep.stores.postgres.connections import Connection, Durability, Outage, Patience, close_quietly, connect
 from everstep.stores.postgres.transaction import PostgresStatements
 
 log = logging.getLogger("everstep.store")
@@ -53,7 +53,9 @@ class Watcher:
         durability: Durability,
         settle_seconds: float,
         grace_seconds: float,
+        patience: Patience,
     ) -> None:
+        self._patience = patience
         self._address = address
         self._name = name
         self._places = places
@@ -168,6 +170,7 @@ class Watcher:
 
     # -- the thread -------------------------------------------------------------------------------------------------
     def _work(self) -> None:
+        self._patience.is_watched = True
         while not self._stopping or self._has_news:
             try:
                 if self._connection is None or self._connection.closed:
@@ -185,6 +188,7 @@ class Watcher:
         """Make the session: listen, and take the locks of all workers that are here."""
         self._connection = connect(self._address, self._name, durability=self._durability)
         self._opened_at = time.monotonic()
+        self._patience.end()
         self._hears = False
         self._missing.clear()
         if not self._address.pooler:
@@ -206,8 +210,8 @@ class Watcher:
             time.sleep(0.01)  # somebody is just looking whether it is free
 
     def _lose(self, error: Exception) -> None:
-        if self._connection is not None and not self._stopping:
-            log.info("The listening connection to %s was lost (%s).", self._address.shown, " ".join(str(error).split()))
+        if not self._stopping:
+            self._patience.note(error)
         close_quietly(self._connection)
         self._connection = None
         self._hears = False
