@@ -77,6 +77,9 @@ def test_a_commit_waits_out_a_server_that_is_down(postgres: PostgresHarness, ser
         assert time.monotonic() - began < 2.0, "a reader does not wait for long"
         with pytest.raises(Busy):
             postgres.store.commit([Post("a", "signal")], patient=False)
+        with pytest.raises(StoreError, match="cannot be reached"):
+            postgres.store.renew("me", 1)
+        assert time.monotonic() - began < 6.0, "nor does whoever prolongs a lease, or buries"
     finally:
         server.start()
     waiting.join(20)

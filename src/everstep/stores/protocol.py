@@ -262,6 +262,9 @@ class Store(Protocol):
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations in one durable transaction, in order, each accepted or refused by itself.
 
+        A store may use a second transaction for those that concern other runs than their own. Nobody hears of any
+        before all are durable.
+
         Raises `StoreFull` (nothing was done), `StoreFailed` (unknown; nothing may be assumed), `Busy` when not
         `patient` and another process is writing just now (nothing was done). Any other failure of the transaction is
         resolved inside: the store reads back what was done, then tries the operations singly.

@@ -45,6 +45,9 @@ from everstep.stores.sql.reading_back import is_there
 DEADLOCKS_MAX: Final = 20
 """So often in a row a transaction is tried again that was chosen to give way to another one."""
 
+WAIT_SECONDS: Final = 2.0
+"""So long other transactions than commits wait for the connection."""
+
 
 class Work:
     """A batch on its way: what is decided, and what may have been committed although nobody has heard so."""
@@ -233,9 +236,11 @@ class Writer:
     def transaction(self, name: str) -> Iterator[PostgresStatements]:
         """Begin a transaction of its own and commit it at the end of the block. `name` is that of its crash points.
 
-        It does not wait out an outage, but makes the connection anew once.
+        It does not wait out an outage, nor for a commit that does, but makes the connection anew once.
         """
-        with self._lock:
+        if not self._lock.acquire(timeout=WAIT_SECONDS):
+            raise translated(Outage("a commit is waiting for it"), self._address.shown)
+        try:
             crash_point(f"store.{name}.before")
             try:
                 self._begin_again()
@@ -251,6 +256,8 @@ class Writer:
                 self._roll_back()
                 raise
             crash_point(f"store.{name}.after")
+        finally:
+            self._lock.release()
 
     def _begin_again(self) -> None:
         """Begin a transaction; if the connection turns out to be lost, on a new one."""
