@@ -34,10 +34,13 @@ def proxy(server: Server) -> Iterator[CuttingProxy]:
     made.close()
 
 
-@pytest.fixture
-def behind(proxy: CuttingProxy, server: Server, postgres: PostgresHarness) -> Iterator[PostgresStore]:
-    """A second store object, whose connections go through the proxy."""
-    made = PostgresStore(f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres?schema={postgres.schema}")
+@pytest.fixture(params=["off", "on"])
+def behind(
+    request: pytest.FixtureRequest, proxy: CuttingProxy, server: Server, postgres: PostgresHarness
+) -> Iterator[PostgresStore]:
+    """A second store object, whose connections go through the proxy; also as if that were a pooler."""
+    options = f"schema={postgres.schema}&pooler={request.param}"
+    made = PostgresStore(f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres?{options}")
     yield made
     made.close()
 

@@ -13,6 +13,7 @@ makes harmless. A `Release`, a `ForgetKeys`, an append without events and a sett
 they could have written; doing them again changes nothing.
 """
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -83,6 +84,7 @@ class Writer:
         self.patience = patience
         self._address = address
         self._name = name
+        self._key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
         self._durability: Durability = durability
         self._tell = tell
         self._connection: Connection | None = connection
@@ -216,6 +218,8 @@ class Writer:
     def _transact(self, work: Work, places: Sequence[int]) -> dict[int, Verdict]:
         crash_point("store.commit.before")
         self._begin()
+        if self._address.pooler:
+            self._statements.all("lock_writer", self._key)
         operations = [work.operations[place] for place in places]
         self._transaction.prepare(operations)
         verdicts: dict[int, Verdict] = {}
@@ -290,7 +294,9 @@ class Writer:
         connection = connect(self._address, self._name, durability=self._durability, writing=True)
         try:
             self._statements.connection = connection
-            if not self._address.pooler:
+            if self._address.pooler:
+                self._statements.all("lock_writer", self._key)
+            else:
                 self._statements.all("end_other_sessions", self._name)
         except psycopg.Error as error:
             close_quietly(connection)

@@ -203,6 +203,11 @@ SELECT pg_advisory_xact_lock($1::int, 0);
 SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
 WHERE application_name = $1 AND pid <> pg_backend_pid() AND usename = current_user;
 
+-- name: lock_writer
+-- Behind a pooler nobody's session can be ended: each transaction of a writer that may be doubted holds this, so whoever
+-- gets it after a lost reply knows that the transaction is over.
+SELECT pg_advisory_xact_lock($1::bigint);
+
 -- name: untag
 -- Before a run's row gets other tags.
 DELETE FROM everstep.tagged WHERE run = $1;
