@@ -530,3 +530,11 @@ def test_runs_are_counted_by_status(harness: Harness) -> None:
 def test_a_run_that_is_not_there_is_none(harness: Harness) -> None:
     assert harness.store.run("a") is None
     assert harness.store.children("a") == []
+
+
+def test_the_start_of_a_run_that_is_there_gives_its_row_as_of_before_what_follows_in_the_batch(
+    harness: Harness,
+) -> None:
+    before = harness.start("a", status="running")
+    assert harness.do(StartRun(new_run("a")), append_to(before, 2)) == [Existing(before), Accepted()]
+    assert harness.row("a").head_seq == 3

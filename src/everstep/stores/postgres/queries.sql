@@ -46,13 +46,14 @@ SELECT id FROM everstep.runs WHERE id = ANY ($1::text[]) ORDER BY id FOR UPDATE;
 -- Appends that change nothing but their own runs, all at once: a run's row is locked, compared with what is expected,
 -- and changed; the events and payloads of just those runs are written; their ids are returned. An end that concerns
 -- others, because the run is followed, has something in its inbox, or has keys whose effects are under way, is left
--- alone: whoever sends ends has locked the runs before. The first 17 parameters are one array for each column of `new`.
+-- alone: whoever sends ends has locked the runs before. `fresh`: only if this transaction has made the run. The first 18
+-- parameters are one array for each column of `new`.
 WITH new AS MATERIALIZED (
     SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bigint[], $4::text[], $5::bytea[], $6::text[], $7::bigint[],
         $8::bigint[], $9::bigint[], $10::bytea[], $11::text[], $12::bigint[], $13::bytea[], $14::bigint[],
-        $15::bigint[], $16::bigint[], $17::bytea[])
+        $15::bigint[], $16::bigint[], $17::bytea[], $18::bigint[])
     AS new (head_seq, head_digest, at, current_step, published, run, generation, epoch, expected_seq, expected_digest,
-        status, wake_at, outcome, ended_at, release, moved, budget)
+        status, wake_at, outcome, ended_at, release, moved, budget, fresh)
 ), moved AS (
     UPDATE everstep.runs SET
         head_seq = new.head_seq, head_digest = new.head_digest, updated_at = new.at, current_step = new.current_step,
@@ -62,6 +63,7 @@ WITH new AS MATERIALIZED (
     FROM new
     WHERE runs.id = new.run AND runs.generation = new.generation AND runs.epoch = new.epoch
         AND runs.head_seq = new.expected_seq AND runs.head_digest = new.expected_digest
+        AND (new.fresh = 0 OR runs.xmin = pg_current_xact_id()::xid)
         AND (new.ended_at IS NULL OR NOT (
             EXISTS (SELECT 1 FROM everstep.followers WHERE followers.run = new.run)
             OR EXISTS (SELECT 1 FROM everstep.signals WHERE signals.run = new.run AND signals.state = 'pending')
@@ -70,12 +72,12 @@ WITH new AS MATERIALIZED (
     RETURNING runs.id
 ), appended AS (
     INSERT INTO everstep.events (run, generation, seq, kind, step, at, body, digest)
-    SELECT event.* FROM unnest($18::text[], $19::bigint[], $20::bigint[], $21::text[], $22::text[], $23::bigint[],
-        $24::bytea[], $25::bytea[]) AS event (run, generation, seq, kind, step, at, body, digest)
+    SELECT event.* FROM unnest($19::text[], $20::bigint[], $21::bigint[], $22::text[], $23::text[], $24::bigint[],
+        $25::bytea[], $26::bytea[]) AS event (run, generation, seq, kind, step, at, body, digest)
     JOIN moved ON moved.id = event.run
 ), kept AS (
     INSERT INTO everstep.payloads (run, digest, value)
-    SELECT payload.* FROM unnest($26::text[], $27::text[], $28::bytea[]) AS payload (run, digest, value)
+    SELECT payload.* FROM unnest($27::text[], $28::text[], $29::bytea[]) AS payload (run, digest, value)
     JOIN moved ON moved.id = payload.run
     ON CONFLICT DO NOTHING
 )

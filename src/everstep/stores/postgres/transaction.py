@@ -5,7 +5,7 @@ a batch may concern, in one order for everybody. `simple` does the appends and s
 for all runs at once, and says which of them were accepted; the others are then done one by one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, Final
 
 from everstep.errors import Damaged
@@ -160,7 +160,7 @@ class Transaction(Operations):
             if appends:
                 if len(appends) > 1 or any(append.row.status in ENDED for append in appends):
                     do("lock_runs", ([append.run for append in appends],))
-                moved = do("append_simple", _append_values(appends))
+                moved = do("append_simple", _append_values(appends, {start.new.row.id for start in starts}))
                 self._write_beside(appends)
             connection.execute("COMMIT")
         accepted: set[int] = set()
@@ -221,12 +221,12 @@ def _one_values(append: Append) -> list[Any]:
     return [*values[:12], *values[14:], *columns(6, append.events)]
 
 
-def _append_values(appends: Sequence[Append]) -> list[Any]:
-    """Return the parameters of `append_simple`."""
-    rows = [(*change_values(append, append.row.status in ENDED), append.row.budget) for append in appends]
+def _append_values(appends: Sequence[Append], made: Set[str]) -> list[Any]:
+    """Return the parameters of `append_simple`. `made`: runs that the same batch starts."""
+    rows = [(*change_values(a, a.row.status in ENDED), a.row.budget, a.run in made) for a in appends]
     events = [(a.run, a.generation, *event) for a in appends for event in a.events]
     payloads = [(a.run, digest, value) for a in appends for digest, value in a.payloads]
-    return [*columns(17, rows), *columns(EVENT_COLUMNS, events), *columns(PAYLOAD_COLUMNS, payloads)]
+    return [*columns(18, rows), *columns(EVENT_COLUMNS, events), *columns(PAYLOAD_COLUMNS, payloads)]
 
 
 def _start_values(news: Sequence[NewRun]) -> list[Any]:
