@@ -34,6 +34,14 @@ async def journey(steps: int) -> int:
 
 
 @workflow
+async def walk(steps: int) -> int:
+    """Take so many steps that may be taken twice, two at a time."""
+    for place in range(0, steps, 2):
+        await asyncio.gather(note(place), note(place + 1))
+    return steps
+
+
+@workflow
 async def greeting() -> str:
     """Wait for a name."""
     name: str = await everstep.receive("name", str)
@@ -50,6 +58,8 @@ async def _drive(url: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "run":
         print(everstep.run(journey, int(sys.argv[3]), id="j", url=sys.argv[2]))
+    elif sys.argv[1] == "walk":
+        print(everstep.run(walk, int(sys.argv[3]), id="w", url=sys.argv[2]))
     elif sys.argv[1] == "greet":
         print(everstep.run(greeting, id="g", url=sys.argv[2]))
     else:

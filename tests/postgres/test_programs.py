@@ -29,9 +29,9 @@ class Folder:
         self.notes.touch()
         self.processes: list[subprocess.Popen[str]] = []
 
-    def begin(self, *words: str) -> "subprocess.Popen[str]":
+    def begin(self, *words: str, **more: str) -> "subprocess.Popen[str]":
         source = str(Path(everstep.__file__).parents[1])
-        environment = {**os.environ, "PYTHONPATH": source, "NOTES": str(self.notes), "EVERSTEP_URL": self.url}
+        environment = {**os.environ, "PYTHONPATH": source, "NOTES": str(self.notes), "EVERSTEP_URL": self.url, **more}
         process = subprocess.Popen(
             [sys.executable, *words],
             cwd=self.path,
@@ -137,6 +137,26 @@ def test_a_stopped_worker_that_was_overtaken_writes_nothing_when_it_wakes(folder
     assert folder.lines().count("paid 7") == 1
 
 
+POINTS = [
+    *(f"store.migrate.{moment}:1" for moment in ("before", "written", "after")),
+    *(f"store.register_worker.{moment}:1" for moment in ("before", "written", "after")),
+    *(f"store.commit.{moment}:{count}" for moment in ("before", "after") for count in (1, 3, 5)),
+    *(f"store.leave.{moment}:1" for moment in ("before", "written", "after")),
+    *(f"store.close.{moment}:1" for moment in ("before", "after")),
+]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_survives_a_kill_at_every_crash_point_of_the_store(folder: Folder, point: str) -> None:
+    killed = folder.begin(PROGRAM, "walk", folder.url, "6", EVERSTEP_CRASH_AT=point)
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL, "the point was not passed"
+    assert folder.do(PROGRAM, "walk", folder.url, "6") == "6\n"
+    counts = Counter(line.split()[0] for line in folder.lines())
+    assert set(counts) == set(map(str, range(6)))
+    assert sum(counts.values()) <= 6 + 2, "only steps that were under way may be done again"
+
+
 # -- the command line -----------------------------------------------------------------------------------------------
 def test_the_command_line_works_on_postgresql(folder: Folder) -> None:
     assert folder.do(PROGRAM, "run", folder.url, "2") == "9\n"
@@ -148,6 +168,15 @@ def test_the_command_line_works_on_postgresql(folder: Folder) -> None:
     assert "fsync" in doctor
     assert "✗" not in doctor
     assert "version 1" in folder.everstep("migrate")
+    assert "CREATE TABLE" not in folder.everstep("migrate", "--print"), "nothing is left to do"
+
+
+def test_what_would_be_done_is_printed_for_somebody_who_may_do_it(folder: Folder) -> None:
+    script = folder.everstep("migrate", "--print")
+    assert script.startswith("BEGIN;")
+    assert "CREATE TABLE" in script
+    assert script.endswith("COMMIT;\n")
+    assert "there is no store yet" in folder.everstep("doctor")
 
 
 def test_runs_are_moved_from_sqlite_to_postgresql(folder: Folder, tmp_path: Path) -> None:

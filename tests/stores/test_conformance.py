@@ -532,7 +532,7 @@ def test_a_run_that_is_not_there_is_none(harness: Harness) -> None:
     assert harness.store.children("a") == []
 
 
-def test_the_start_of_a_run_that_is_there_gives_its_row_as_of_before_what_follows_in_the_batch(
+def test_the_start_of_a_run_that_is_there_gives_its_row_as_it_was_before_what_follows(
     harness: Harness,
 ) -> None:
     before = harness.start("a", status="running")
