@@ -137,3 +137,30 @@ def test_connect_gives_a_connection_of_ones_own(postgres: PostgresHarness) -> No
     assert connection.execute("SHOW synchronous_commit").fetchall() == [("on",)]
     connection.close()
     assert postgres.row(postgres.start("a").id).id == "a"
+
+
+def test_what_a_role_has_set_for_other_purposes_does_not_count(server: Server, schema: str) -> None:
+    server.ask(f"CREATE ROLE {schema}_odd LOGIN SUPERUSER")
+    odd = {
+        "default_transaction_isolation": "serializable",
+        "default_transaction_read_only": "on",
+        "statement_timeout": "1ms",
+        "client_encoding": "LATIN1",
+        "synchronous_commit": "off",
+        "search_path": "nothing",
+    }
+    for name, value in odd.items():
+        server.ask(f"ALTER ROLE {schema}_odd SET {name} = '{value}'")
+    store = PostgresStore(server.url(schema).replace("//postgres:", f"//{schema}_odd:"))
+    try:
+        store.commit([StartRun(new_run("ü€", status="running"))])
+        assert store.run("ü€") is not None
+        connection = store.connect()
+        settings = dict(connection.execute("SELECT name, setting FROM pg_settings").fetchall())
+        connection.close()
+        assert settings["transaction_isolation"] == "read committed"
+        assert settings["synchronous_commit"] == "on"
+    finally:
+        store.close()
+        server.drop(schema)
+        server.ask(f"DROP ROLE {schema}_odd")

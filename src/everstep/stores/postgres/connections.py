@@ -34,6 +34,11 @@ VERSION_MIN: Final = 140000
 PLANS: Final = "-c jit=off -c enable_seqscan=off"
 """Everything is found by an index. A plan that was made while a table was small stays right when it has grown."""
 PLANS_OF_WRITER: Final = f"{PLANS} -c enable_mergejoin=off"
+RULES: Final = (
+    "-c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off "
+    "-c statement_timeout=0 -c lock_timeout=0"
+)
+"""What a role or a database may have set otherwise, and must not be otherwise here."""
 KEEPALIVE: Final = {
     "keepalives": "1",
     "keepalives_idle": "5",
@@ -53,16 +58,15 @@ class Outage(Exception):
 def connect(address: Address, name: str, *, durability: Durability, writing: bool = False) -> Connection:
     """Open a connection with the settings of every connection. Raises `Outage`."""
     given = psycopg.conninfo.conninfo_to_dict(address.server)
-    settings: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, **KEEPALIVE, "application_name": name}
+    wishes: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, **KEEPALIVE}
     if writing:
-        settings["target_session_attrs"] = "read-write"
+        wishes["target_session_attrs"] = "read-write"
+    settings = {key: value for key, value in wishes.items() if key not in given}
+    settings |= {"application_name": name, "client_encoding": "UTF8"}
     if not address.pooler:
         commit = "on" if durability == "power" else "off"
         plans = PLANS_OF_WRITER if writing else PLANS
-        settings["options"] = f"{plans} -c synchronous_commit={commit} -c client_connection_check_interval=1000"
-        if "options" in given:
-            settings["options"] += f" {given['options']}"
-    settings = {key: value for key, value in settings.items() if key == "options" or key not in given}
+        settings["options"] = f"{given.get('options', '')} {plans} {RULES} -c synchronous_commit={commit}".strip()
     try:
         connection: Connection = psycopg.connect(
             address.server, autocommit=True, cursor_factory=psycopg.RawCursor, **settings
