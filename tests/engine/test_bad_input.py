@@ -264,7 +264,7 @@ def test_a_store_of_a_newer_release_is_refused_and_left_as_it_is(tmp_path: Path)
     ("url", "error"),
     [
         ("sqlite:///no/such/folder/runs.db", StoreUnusable),
-        ("postgresql://localhost/x", Misuse),
+        ("postgresql://127.0.0.1:1/x", StoreUnusable),
         ("redis://localhost", Misuse),
         ("sqlite://", Misuse),
         ("sqlite:///", Misuse),
