@@ -411,15 +411,16 @@ _init_future = asyncio.Future.__init__
 class CallFuture(WorkflowFuture):
     """The future of a step or child call. When the code stops waiting for it, that is a command too."""
 
-    target: StepCall | ChildCall | None = None
-    _cancel_wanted: tuple[Any] | None = None
-    is_cancel_wanted = False
-    """Whether the code was cancelled, and is not told before the step is settled."""
+    __slots__ = ("_cancel_wanted", "execution", "is_cancel_wanted", "target")
 
     def __init__(self, loop: WorkflowLoop, execution: "Execution") -> None:
-        self.number = next(loop.numbers)
+        loop.created = self.number = loop.created + 1
         _init_future(self, loop=loop)
         self.execution = execution
+        self.target: StepCall | ChildCall | None = None
+        self.is_cancel_wanted = False
+        """Whether the code was cancelled, and is not told before the step is settled."""
+        self._cancel_wanted: tuple[Any] | None = None
 
     def cancel(self, msg: Any = None) -> bool:
         """Stop waiting. An effect that must not happen twice is settled first; the code is cancelled after that."""

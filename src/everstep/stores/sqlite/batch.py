@@ -1,6 +1,9 @@
 """Which operations of a batch can be done together, with the result of doing them in order."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
+from operator import attrgetter
+from typing import Final
 
 from everstep.model.status import ENDED
 from everstep.stores.keys import ForgetKeys, SettleKey
@@ -18,6 +21,22 @@ from everstep.stores.protocol import (
     check_events,
 )
 
+_RUN: Final = attrgetter("run")
+# Many questions at the price of one: most appends bring nothing of this.
+_more_than_events: Final = attrgetter(
+    *("starts", "posts", "hold", "keys", "archive", "renewal", "consumed"),
+    *("payloads", "row.budget", "checkpoints", "beside"),
+)
+_NOTHING: Final = ((), (), None, None, (), None, (), (), None, (), None)
+
+
+def are_moves(operations: Sequence[Operation]) -> bool:
+    """Tell whether all operations only append events, each to a run of its own."""
+    for one in operations:
+        if type(one) is not Append or not one.events or _more_than_events(one) != _NOTHING:
+            return False
+    return len(set(map(_RUN, operations))) == len(operations)
+
 
 def is_simple(append: Append) -> bool:
     """Tell whether an append changes nothing but its own run. (An end may yet concern followers and an inbox.)"""
@@ -26,13 +45,6 @@ def is_simple(append: Append) -> bool:
     if append.keys is not None or append.archive or append.renewal is not None:
         return False
     return not (append.consumed and append.row.status in ENDED)
-
-
-def keeps_running(append: Append) -> bool:
-    """Tell whether an append to a running run only moves its head."""
-    row = append.row
-    stays = row.status == "running" and row.wake_at is None and row.outcome is None
-    return stays and row.progress and not append.release
 
 
 class Batch:
@@ -54,17 +66,19 @@ class Batch:
         """Whether any operation is about keys of effects."""
         self._places: dict[str, int] = {}
         for place, operation in enumerate(operations):
-            match operation:
-                case Append() if mentioned[operation.run] == 1 + (operation.run in begun) and is_simple(operation):
-                    check_events(operation)
+            if type(operation) is Append:
+                if mentioned[operation.run] == 1 + (operation.run in begun) and is_simple(operation):
                     self.appends.append(operation)
                     self._places[operation.run] = place
-                case StartRun(new) if new.row.id in begun or (mentioned[new.row.id] == 1 and new.follower is None):
+                    continue
+            elif type(operation) is StartRun:
+                new = operation.new
+                if new.row.id in begun or (mentioned[new.row.id] == 1 and new.follower is None):
                     check_events(new)
                     self.starts.append(operation)
-                case _:
-                    self.others.append((place, operation))
-                    self.has_keys |= isinstance(operation, SettleKey) or getattr(operation, "keys", None) is not None
+                    continue
+            self.others.append((place, operation))
+            self.has_keys |= isinstance(operation, SettleKey) or getattr(operation, "keys", None) is not None
 
     def ending_runs(self) -> list[str]:
         """Return the runs that simple appends end."""
@@ -91,15 +105,15 @@ class Batch:
 
 def _count_mentions(operations: Sequence[Operation]) -> tuple[dict[str, int], bool]:
     """Return how often each run is mentioned, and whether any is started. Most operations mention just their own."""
-    mentioned: dict[str, int] = {}
+    own = [one for one in operations if type(one) is Append and not (one.starts or one.posts)]
+    mentioned: dict[str, int] = Counter(map(_RUN, own))
     has_starts = False
-    for operation in operations:
-        if type(operation) is Append and not (operation.starts or operation.posts):
-            mentioned[operation.run] = mentioned.get(operation.run, 0) + 1
-        else:
-            has_starts = has_starts or isinstance(operation, StartRun)
-            for run in _runs_mentioned(operation):
-                mentioned[run] = mentioned.get(run, 0) + 1
+    if len(own) < len(operations):
+        for operation in operations:
+            if type(operation) is not Append or operation.starts or operation.posts:
+                has_starts = has_starts or type(operation) is StartRun
+                for run in _runs_mentioned(operation):
+                    mentioned[run] = mentioned.get(run, 0) + 1
     return mentioned, has_starts
 
 

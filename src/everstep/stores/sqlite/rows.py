@@ -1,12 +1,14 @@
 """Between rows of the tables and the structs of the protocol."""
 
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
 import msgspec
 
+from everstep.model.status import ENDED
 from everstep.stores.keys import EffectRow
 from everstep.stores.notifications import NotificationRow
-from everstep.stores.protocol import Append, HoldRow, RunRow, WorkerRow
+from everstep.stores.protocol import Append, HoldRow, RunRow, WorkerRow, check_events
 
 Row = tuple[Any, ...]
 
@@ -101,33 +103,28 @@ def _run_row(values: Row, errors: str, tags: dict[str, str]) -> RunRow:
     )
 
 
-def head_values(append: Append) -> Row:
-    """Return the parameters of `move_head`: the new head and what else always changes, then what is expected."""
+_whose_and_what: Final = attrgetter(
+    *("run", "generation", "epoch", "expected_seq", "expected_digest"),
+    *("row.at", "row.current_step", "row.published"),
+)
+_row_of: Final = attrgetter("row.stays", "row.status", "row.wake_at", "row.outcome", "row.progress", "release")
+_ROW_THAT_STAYS: Final = (True, "running", None, None, True, False)
+_NO_CHANGE: Final = (None,) * 7
+_NO_HEAD: Final = (None,) * 15
+_NO_EVENT: Final = (None,) * 6
+
+
+def change_values(append: Append) -> Row:
+    """Return the parameters of `change_row`: what is expected, the new head and what always changes, then the rest."""
     row = append.row
+    ended = row.status in ENDED
+    seq, digest = append.expected_seq, append.expected_digest
     if append.events:
-        last = append.events[-1]
-        seq, digest = last.seq, last.digest
-    else:
-        seq, digest = append.expected_seq, append.expected_digest
+        seq, _, _, _, _, digest = append.events[-1]
     return (
+        *_whose_and_what(append),
         seq,
         digest,
-        row.at,
-        row.current_step,
-        row.published,
-        append.run,
-        append.generation,
-        append.epoch,
-        append.expected_seq,
-        append.expected_digest,
-    )
-
-
-def change_values(append: Append, ended: bool) -> Row:
-    """Return the parameters of `change_row`: those of `move_head`, then status, timer, outcome, end, lease."""
-    row = append.row
-    return (
-        *head_values(append),
         row.status,
         row.wake_at,
         row.outcome,
@@ -135,6 +132,25 @@ def change_values(append: Append, ended: bool) -> Row:
         ended or append.release,
         bool(append.events) and row.progress,
     )
+
+
+def move_values(append: Append, *, ends_alone: bool) -> Row:
+    """Return the parameters of `move` for an append with events: a row of them for each two events."""
+    events = append.events
+    first, last = events[0], events[-1]
+    if first[0] != append.expected_seq + 1 or last[0] != append.expected_seq + len(events):
+        check_events(append)
+    if _row_of(append) == _ROW_THAT_STAYS:
+        head = (*_whose_and_what(append), last[0], last[5], *_NO_CHANGE)
+    else:
+        head = (*change_values(append), ends_alone and append.row.status in ENDED)
+    if len(events) == 2:
+        return head + first + last
+    values = [*head, *first, *(events[1] if len(events) > 1 else _NO_EVENT)]
+    for place in range(2, len(events), 2):
+        values += (append.run, append.generation, *_NO_HEAD, *events[place])
+        values += events[place + 1] if place + 1 < len(events) else _NO_EVENT
+    return tuple(values)
 
 
 def effect_values(row: EffectRow) -> Row:

@@ -7,7 +7,7 @@ rolls back and does the operations one by one.
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import apsw
 
@@ -39,16 +39,16 @@ from everstep.stores.protocol import (
     check_events,
     child_value,
 )
-from everstep.stores.sqlite.batch import Batch, is_simple, keeps_running
+from everstep.stores.sqlite.batch import Batch, are_moves
 from everstep.stores.sqlite.keys import KeyTable
 from everstep.stores.sqlite.moving import Moving
-from everstep.stores.sqlite.queries import batches, query
+from everstep.stores.sqlite.queries import batches, padded_batches, query
 from everstep.stores.sqlite.repairs import Repairs
 from everstep.stores.sqlite.rows import (
     Row,
     as_json,
     change_values,
-    head_values,
+    move_values,
     notification_values,
     resolved_values,
     run_row,
@@ -60,8 +60,8 @@ from everstep.stores.sqlite.rows import (
 ACCEPTED: Final = Accepted()
 WITH_KEYS: Final = 2
 """What `entangled` says of a run whose steps have keys."""
-JOIN_ROWS_MIN = 4
-"""Joining `runs` with a list of rows costs as much as this many plain updates."""
+MOVES_MAX: Final = 128
+"""So many appends of one or two events are surely one statement."""
 
 
 class Transaction:
@@ -75,6 +75,12 @@ class Transaction:
         self._moving = Moving(self._cursor)
 
     # -- a whole batch --------------------------------------------------------------------------------------------
+    def at_once(self, operations: Sequence[Operation]) -> bool:
+        """Do a batch with one statement, which is a transaction by itself. If that cannot be, nothing was done."""
+        if len(operations) > MOVES_MAX or not are_moves(operations):
+            return False
+        return self._move(cast(Sequence[Append], operations), ends_alone=True)
+
     def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
         """Do a batch with few statements, or return None if some would be refused; then roll back."""
         batch = Batch(operations)
@@ -97,22 +103,10 @@ class Transaction:
         runs = [run_values(start.new.row) for start in batch.starts]
         if self._insert("create_runs", 25, runs) != len(runs):
             return False
-        heads: list[Append] = []
-        changes: list[Append] = []
-        for append in batch.appends:
-            (heads if keeps_running(append) else changes).append(append)
-        found = self._update("move_head", "move_heads", [head_values(append) for append in heads])
-        if found != len(heads):
-            # Some were not `running` before. Those that moved just now no longer have the expected head.
-            changes += heads
-        rows = [change_values(append, append.row.status in ENDED) for append in changes]
-        found += self._update("change_row", "change_rows", rows)
-        if found != len(batch.appends):
+        self._begin_histories([start.new for start in batch.starts])
+        if not self._move(batch.appends, ends_alone=False):
             return False
-        self._append_events(batch.appends, [start.new for start in batch.starts])
-        for append in batch.appends:
-            if append.consumed:
-                self._consume(append)
+        self._keep_more(batch.appends)
         if batch.followed:
             told = [
                 (place, a.run, child_value(a.row.status, a.row.outcome, a.row.budget), a.row.at)
@@ -120,6 +114,18 @@ class Transaction:
             ]
             self._insert("tell_followers", 4, told)
             self._run("forget_followers", (as_json([append.run for append in batch.followed]),))
+        return True
+
+    def _move(self, appends: Sequence[Append], *, ends_alone: bool) -> bool:
+        """Move heads and append events; False if a run was not as expected, and then nothing was done."""
+        values: list[Any] = []
+        for append in appends:
+            values += move_values(append, ends_alone=ends_alone)
+        try:
+            for sql, parameters in padded_batches("move", 29, values):
+                self._cursor.execute(sql, parameters)
+        except apsw.ConstraintError:
+            return False
         return True
 
     # -- one operation --------------------------------------------------------------------------------------------
@@ -158,21 +164,13 @@ class Transaction:
     def _append(self, append: Append) -> Verdict:
         check_events(append)
         ended = append.row.status in ENDED
-        is_alone = is_simple(append) and not (ended and self._all("entangled", (as_json([append.run]),)))
-        if is_alone:
-            found = self._update("move_head", "move_heads", [head_values(append)]) if keeps_running(append) else 0
-            found = found or self._update("change_row", "change_rows", [change_values(append, ended)])
-            if found:
-                self._append_events([append], [])
-                self._consume(append)
-                return ACCEPTED
         refusal = self._refusal(append, ended)
         if refusal is not None:
             return refusal
-        found = self._update("change_row", "change_rows", [change_values(append, ended)])
-        assert found == 1, "the run's row is as it was a moment ago"
-        self._append_events([append], [])
-        self._consume(append)
+        self._run("change_row", change_values(append))
+        assert self._connection.changes() == 1, "the run's row is as it was a moment ago"
+        self._insert("append_events", 8, [(append.run, append.generation, *event) for event in append.events])
+        self._keep_more([append])
         self._start_children(append.starts, append.row.at)
         for post in append.posts:
             if isinstance(verdict := self._post(post), NotPosted) and verdict.status is not None:
@@ -199,7 +197,7 @@ class Transaction:
         self._keys.end_run(append.run, append.generation, append.row.at)
         self._run("stop_following", (append.run,))
         self._run("restart_run", run_values(new.row))
-        self._append_events([], [new])
+        self._begin_histories([new])
 
     def _refusal(self, append: Append, ended: bool) -> Refused | None:
         state = self._all("run_head", (append.run,))
@@ -222,7 +220,7 @@ class Transaction:
         check_events(new)
         if not self._insert("create_runs", 25, [run_values(new.row)]):
             return Existing(run_row(self._all("run", (new.row.id,))[0]))
-        self._append_events([], [new])
+        self._begin_histories([new])
         self._follow([new])
         return ACCEPTED
 
@@ -240,7 +238,7 @@ class Transaction:
             else:
                 created[new.row.id] = new
         self._insert("create_runs", 25, [run_values(new.row) for new in created.values()])
-        self._append_events([], list(created.values()))
+        self._begin_histories(list(created.values()))
         self._follow(list(created.values()))
         if others:
             there = self._states_of(others)
@@ -282,7 +280,7 @@ class Transaction:
         self._run("settle_inbox", (new.row.id,))
         self._run("stop_following", (new.row.id,))
         self._run("restart_run", run_values(new.row))
-        self._append_events([], [new])
+        self._begin_histories([new])
         self._follow([new])
         return ACCEPTED
 
@@ -335,28 +333,26 @@ class Transaction:
         return ACCEPTED if self._connection.changes() else Refused("taken")
 
     # -- parts ------------------------------------------------------------------------------------------------------
-    def _append_events(self, appends: Sequence[Append], news: Sequence[NewRun]) -> None:
-        """Insert the events and payloads of accepted appends and of new runs, and the tags of these."""
-        events: list[Any] = []
+    def _begin_histories(self, news: Sequence[NewRun]) -> None:
+        """Insert the events of new runs, and what comes with them."""
+        events: list[Row] = []
         payloads: list[Row] = []
         tags: list[Row] = []
-        for a in appends:
-            run, generation = a.run, a.generation
-            for event in a.events:
-                events += (run, generation, *event)
-            if a.payloads:
-                payloads += [(run, digest, value) for digest, value in a.payloads]
         for new in news:
-            for event in (new.event, *new.more):
-                events += (new.row.id, new.row.generation, *event)
+            events += [(new.row.id, new.row.generation, *event) for event in (new.event, *new.more)]
             payloads += [(new.row.id, digest, value) for digest, value in new.payloads]
             if new.row.tags:
                 tags += tag_values(new.row)
             if new.entries:
                 self._insert("keep_entries", 12, new.entries)
-        self._insert_flat("append_events", 8, events)
+        self._insert("append_events", 8, events)
         self._insert("keep_payloads", 3, payloads)
         self._insert("keep_tags", 4, tags)
+
+    def _keep_more(self, appends: Sequence[Append]) -> None:
+        """Write what some appends have beside their events."""
+        payloads = [(append.run, digest, value) for append in appends for digest, value in append.payloads]
+        self._insert("keep_payloads", 3, payloads)
         for append in appends:
             if append.row.budget is not None:
                 self._run("set_budget", (append.row.budget, append.run))
@@ -365,6 +361,8 @@ class Transaction:
             if append.beside is not None:
                 self._insert("keep_answers", 4, append.beside.answers)
                 self._insert("keep_entries", 12, append.beside.entries)
+            if append.consumed:
+                self._run("consume", (append.run, as_json(append.consumed)))
 
     def _keep_checkpoints(self, append: Append) -> None:
         """Insert new checkpoints, and drop those that are too old by now."""
@@ -378,38 +376,17 @@ class Transaction:
             if row.what == "checkpoint":
                 self._run("remove_checkpoint", (row.run, row.generation, row.seq))
 
-    def _consume(self, append: Append) -> None:
-        if append.consumed:
-            self._run("consume", (append.run, as_json(append.consumed)))
-
     def _follow(self, news: Sequence[NewRun]) -> None:
         followed = [(new.row.id, new.follower, new.follower_call) for new in news if new.follower is not None]
         self._insert("follow", 3, followed)
 
     def _insert(self, name: str, width: int, rows: Sequence[Row]) -> int:
         """Insert rows and return how many were new."""
-        return self._insert_flat(name, width, list(chain.from_iterable(rows))) if rows else 0
-
-    def _insert_flat(self, name: str, width: int, values: Sequence[Any]) -> int:
-        """Insert rows that stand one behind the other, and return how many were new."""
         inserted = 0
-        for sql, parameters in batches(name, width, values):
+        for sql, parameters in batches(name, width, list(chain.from_iterable(rows))):
             self._cursor.execute(sql, parameters)
             inserted += self._connection.changes()
         return inserted
-
-    def _update(self, one: str, many: str, rows: Sequence[Row]) -> int:
-        """Update a row of `runs` for each row of parameters, and return how many were as expected."""
-        found = 0
-        if len(rows) < JOIN_ROWS_MIN:
-            for row in rows:
-                self._cursor.execute(query(one), row)
-                found += self._connection.changes()
-            return found
-        for sql, parameters in batches(many, len(rows[0]), list(chain.from_iterable(rows))):
-            self._cursor.execute(sql, parameters)
-            found += self._connection.changes()
-        return found
 
     def _run(self, name: str, parameters: Row) -> None:
         self._cursor.execute(query(name), parameters)
