@@ -30,16 +30,20 @@ _more_than_events: Final = attrgetter(
 _NOTHING: Final = ((), (), None, None, (), None, (), (), None, (), None)
 
 
-def are_moves(operations: Sequence[Operation]) -> bool:
-    """Tell whether all operations only append events, each to a run of its own."""
-    for one in operations:
-        if type(one) is not Append or not one.events or _more_than_events(one) != _NOTHING:
-            return False
-    return len(set(map(_RUN, operations))) == len(operations)
+def is_move(append: Append) -> bool:
+    """Tell whether an append brings one or two events, and nothing else."""
+    return 1 <= len(append.events) <= 2 and _more_than_events(append) == _NOTHING
+
+
+def has_more(append: Append) -> bool:
+    """Tell whether an append brings anything else than events."""
+    return _more_than_events(append) != _NOTHING
 
 
 def is_simple(append: Append) -> bool:
     """Tell whether an append changes nothing but its own run. (An end may yet concern followers and an inbox.)"""
+    if not has_more(append):
+        return bool(append.events)
     if append.starts or append.posts or append.hold is not None or not append.events:
         return False
     if append.keys is not None or append.archive or append.renewal is not None:
@@ -68,6 +72,7 @@ class Batch:
         for place, operation in enumerate(operations):
             if type(operation) is Append:
                 if mentioned[operation.run] == 1 + (operation.run in begun) and is_simple(operation):
+                    check_events(operation)
                     self.appends.append(operation)
                     self._places[operation.run] = place
                     continue

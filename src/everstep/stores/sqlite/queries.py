@@ -65,13 +65,3 @@ def batches(name: str, width: int, parameters: Sequence[Any]) -> Iterator[tuple[
         count = min(rows_max, 1 << ((rows - done).bit_length() - 1))
         yield _for_rows(name, count), parameters[done * width : (done + count) * width]
         done += count
-
-
-def padded_batches(name: str, width: int, parameters: list[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
-    """The same, for a statement that does nothing for a row of NULLs: one statement for as many rows as it may have."""
-    rows_max = 1 << ((PARAMETERS_MAX // width).bit_length() - 1)
-    for done in range(0, len(parameters), rows_max * width):
-        part = parameters[done : done + rows_max * width] if len(parameters) > rows_max * width else parameters
-        count = 1 << (len(part) // width - 1).bit_length()
-        part += [None] * (count * width - len(part))
-        yield _for_rows(name, count), part

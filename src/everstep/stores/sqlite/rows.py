@@ -8,7 +8,7 @@ import msgspec
 from everstep.model.status import ENDED
 from everstep.stores.keys import EffectRow
 from everstep.stores.notifications import NotificationRow
-from everstep.stores.protocol import Append, HoldRow, RunRow, WorkerRow, check_events
+from everstep.stores.protocol import Append, HoldRow, RunRow, WorkerRow
 
 Row = tuple[Any, ...]
 
@@ -109,22 +109,29 @@ _whose_and_what: Final = attrgetter(
 )
 _row_of: Final = attrgetter("row.stays", "row.status", "row.wake_at", "row.outcome", "row.progress", "release")
 _ROW_THAT_STAYS: Final = (True, "running", None, None, True, False)
-_NO_CHANGE: Final = (None,) * 7
-_NO_HEAD: Final = (None,) * 15
+_NO_CHANGE: Final = (None,) * 6
 _NO_EVENT: Final = (None,) * 6
 
 
-def change_values(append: Append) -> Row:
-    """Return the parameters of `change_row`: what is expected, the new head and what always changes, then the rest."""
-    row = append.row
-    ended = row.status in ENDED
+def stays(append: Append) -> bool:
+    """Tell whether an append is said to move the head of its run, and to leave the rest of the row as it is."""
+    return _row_of(append) == _ROW_THAT_STAYS
+
+
+def head_values(append: Append) -> Row:
+    """Return the parameters of `move_heads`: what is expected, what always changes, the new head."""
     seq, digest = append.expected_seq, append.expected_digest
     if append.events:
         seq, _, _, _, _, digest = append.events[-1]
+    return (*_whose_and_what(append), seq, digest)
+
+
+def change_values(append: Append) -> Row:
+    """Return the parameters of `change_rows`: those of `move_heads`, then status, timer, outcome, end, lease."""
+    row = append.row
+    ended = row.status in ENDED
     return (
-        *_whose_and_what(append),
-        seq,
-        digest,
+        *head_values(append),
         row.status,
         row.wake_at,
         row.outcome,
@@ -134,23 +141,11 @@ def change_values(append: Append) -> Row:
     )
 
 
-def move_values(append: Append, *, ends_alone: bool) -> Row:
-    """Return the parameters of `move` for an append with events: a row of them for each two events."""
+def move_values(append: Append) -> Row:
+    """Return the parameters of `move`, for an append with one or two events."""
     events = append.events
-    first, last = events[0], events[-1]
-    if first[0] != append.expected_seq + 1 or last[0] != append.expected_seq + len(events):
-        check_events(append)
-    if _row_of(append) == _ROW_THAT_STAYS:
-        head = (*_whose_and_what(append), last[0], last[5], *_NO_CHANGE)
-    else:
-        head = (*change_values(append), ends_alone and append.row.status in ENDED)
-    if len(events) == 2:
-        return head + first + last
-    values = [*head, *first, *(events[1] if len(events) > 1 else _NO_EVENT)]
-    for place in range(2, len(events), 2):
-        values += (append.run, append.generation, *_NO_HEAD, *events[place])
-        values += events[place + 1] if place + 1 < len(events) else _NO_EVENT
-    return tuple(values)
+    head = (*head_values(append), *_NO_CHANGE) if stays(append) else change_values(append)
+    return (*head, *events[0], *(events[1] if len(events) == 2 else _NO_EVENT))
 
 
 def effect_values(row: EffectRow) -> Row:

@@ -7,7 +7,7 @@ rolls back and does the operations one by one.
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import apsw
 
@@ -39,20 +39,22 @@ from everstep.stores.protocol import (
     check_events,
     child_value,
 )
-from everstep.stores.sqlite.batch import Batch, are_moves
+from everstep.stores.sqlite.batch import Batch, has_more, is_move
 from everstep.stores.sqlite.keys import KeyTable
 from everstep.stores.sqlite.moving import Moving
-from everstep.stores.sqlite.queries import batches, padded_batches, query
+from everstep.stores.sqlite.queries import batches, query
 from everstep.stores.sqlite.repairs import Repairs
 from everstep.stores.sqlite.rows import (
     Row,
     as_json,
     change_values,
+    head_values,
     move_values,
     notification_values,
     resolved_values,
     run_row,
     run_values,
+    stays,
     tag_values,
     text,
 )
@@ -60,8 +62,6 @@ from everstep.stores.sqlite.rows import (
 ACCEPTED: Final = Accepted()
 WITH_KEYS: Final = 2
 """What `entangled` says of a run whose steps have keys."""
-MOVES_MAX: Final = 128
-"""So many appends of one or two events are surely one statement."""
 
 
 class Transaction:
@@ -77,9 +77,15 @@ class Transaction:
     # -- a whole batch --------------------------------------------------------------------------------------------
     def at_once(self, operations: Sequence[Operation]) -> bool:
         """Do a batch with one statement, which is a transaction by itself. If that cannot be, nothing was done."""
-        if len(operations) > MOVES_MAX or not are_moves(operations):
+        append = operations[0]
+        if len(operations) > 1 or type(append) is not Append or not is_move(append):
             return False
-        return self._move(cast(Sequence[Append], operations), ends_alone=True)
+        check_events(append)
+        try:
+            self._run("move", move_values(append))
+        except apsw.ConstraintError:
+            return False
+        return True
 
     def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
         """Do a batch with few statements, or return None if some would be refused; then roll back."""
@@ -104,7 +110,7 @@ class Transaction:
         if self._insert("create_runs", 25, runs) != len(runs):
             return False
         self._begin_histories([start.new for start in batch.starts])
-        if not self._move(batch.appends, ends_alone=False):
+        if not self._move(batch.appends):
             return False
         self._keep_more(batch.appends)
         if batch.followed:
@@ -116,16 +122,23 @@ class Transaction:
             self._run("forget_followers", (as_json([append.run for append in batch.followed]),))
         return True
 
-    def _move(self, appends: Sequence[Append], *, ends_alone: bool) -> bool:
-        """Move heads and append events; False if a run was not as expected, and then nothing was done."""
-        values: list[Any] = []
+    def _move(self, appends: Sequence[Append]) -> bool:
+        """Move heads and append events; False if not all runs were as expected."""
+        heads: list[Any] = []
+        changes: list[Any] = []
+        events: list[Any] = []
         for append in appends:
-            values += move_values(append, ends_alone=ends_alone)
-        try:
-            for sql, parameters in padded_batches("move", 29, values):
-                self._cursor.execute(sql, parameters)
-        except apsw.ConstraintError:
+            if stays(append):
+                heads += head_values(append)
+            else:
+                changes += change_values(append)
+            whose = append.run, append.generation
+            for event in append.events:
+                events += whose + event
+        moved = self._write_flat("move_heads", 10, heads) + self._write_flat("change_rows", 16, changes)
+        if moved != len(appends):
             return False
+        self._write_flat("append_events", 8, events)
         return True
 
     # -- one operation --------------------------------------------------------------------------------------------
@@ -167,8 +180,8 @@ class Transaction:
         refusal = self._refusal(append, ended)
         if refusal is not None:
             return refusal
-        self._run("change_row", change_values(append))
-        assert self._connection.changes() == 1, "the run's row is as it was a moment ago"
+        moved = self._insert("change_rows", 16, [change_values(append)])
+        assert moved == 1, "the run's row is as it was a moment ago"
         self._insert("append_events", 8, [(append.run, append.generation, *event) for event in append.events])
         self._keep_more([append])
         self._start_children(append.starts, append.row.at)
@@ -351,6 +364,7 @@ class Transaction:
 
     def _keep_more(self, appends: Sequence[Append]) -> None:
         """Write what some appends have beside their events."""
+        appends = [append for append in appends if has_more(append)]
         payloads = [(append.run, digest, value) for append in appends for digest, value in append.payloads]
         self._insert("keep_payloads", 3, payloads)
         for append in appends:
@@ -382,11 +396,15 @@ class Transaction:
 
     def _insert(self, name: str, width: int, rows: Sequence[Row]) -> int:
         """Insert rows and return how many were new."""
-        inserted = 0
-        for sql, parameters in batches(name, width, list(chain.from_iterable(rows))):
+        return self._write_flat(name, width, list(chain.from_iterable(rows))) if rows else 0
+
+    def _write_flat(self, name: str, width: int, values: Sequence[Any]) -> int:
+        """Do a statement for rows that stand one behind the other, and return how many rows it changed."""
+        changed = 0
+        for sql, parameters in batches(name, width, values):
             self._cursor.execute(sql, parameters)
-            inserted += self._connection.changes()
-        return inserted
+            changed += self._connection.changes()
+        return changed
 
     def _run(self, name: str, parameters: Row) -> None:
         self._cursor.execute(query(name), parameters)
