@@ -3,7 +3,6 @@
 import logging
 from collections import deque
 from collections.abc import Callable
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.errors import Damaged, StoreError
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("everstep.run")
 
-# What few units have, asked for in one go.
 _RUNNING: Final = ("running", None)
-_to_tell: Final = attrgetter("payloads", "keys", "beside")
-_NOTHING_TO_TELL: Final = ((), None, None)
 
 
 class Saver:
@@ -102,7 +98,7 @@ class Saver:
             row, waiters = unit.row, self._waiters
             if unit.events:
                 self.durable = unit.events[-1][0]
-            if _to_tell(unit) != _NOTHING_TO_TELL:
+            if unit.payloads or unit.keys is not None or unit.beside is not None:
                 self._tell(unit)
             while waiters and waiters[0][0] <= self.durable:
                 _, callback, args = waiters.popleft()

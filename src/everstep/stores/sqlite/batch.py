@@ -2,8 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from operator import attrgetter
-from typing import Final
 
 from everstep.model.status import ENDED
 from everstep.stores.keys import ForgetKeys, SettleKey
@@ -21,34 +19,26 @@ from everstep.stores.protocol import (
     check_events,
 )
 
-_RUN: Final = attrgetter("run")
-# Many questions at the price of one: most appends bring nothing of this.
-_more_than_events: Final = attrgetter(
-    *("starts", "posts", "hold", "keys", "archive", "renewal", "consumed"),
-    *("payloads", "row.budget", "checkpoints", "beside"),
-)
-_NOTHING: Final = ((), (), None, None, (), None, (), (), None, (), None)
-
-
-def is_move(append: Append) -> bool:
-    """Tell whether an append brings one or two events, and nothing else."""
-    return 1 <= len(append.events) <= 2 and _more_than_events(append) == _NOTHING
-
-
-def has_more(append: Append) -> bool:
-    """Tell whether an append brings anything else than events."""
-    return _more_than_events(append) != _NOTHING
-
 
 def is_simple(append: Append) -> bool:
     """Tell whether an append changes nothing but its own run. (An end may yet concern followers and an inbox.)"""
-    if not has_more(append):
-        return bool(append.events)
     if append.starts or append.posts or append.hold is not None or not append.events:
         return False
     if append.keys is not None or append.archive or append.renewal is not None:
         return False
     return not (append.consumed and append.row.status in ENDED)
+
+
+def has_more(append: Append) -> bool:
+    """Tell whether a simple append brings anything else than events."""
+    if append.payloads or append.consumed or append.checkpoints:
+        return True
+    return append.beside is not None or append.row.budget is not None
+
+
+def is_move(append: Append) -> bool:
+    """Tell whether an append brings one or two events, and nothing else."""
+    return is_simple(append) and not has_more(append) and len(append.events) <= 2
 
 
 class Batch:
@@ -110,8 +100,8 @@ class Batch:
 
 def _count_mentions(operations: Sequence[Operation]) -> tuple[dict[str, int], bool]:
     """Return how often each run is mentioned, and whether any is started. Most operations mention just their own."""
-    own = [one for one in operations if type(one) is Append and not (one.starts or one.posts)]
-    mentioned: dict[str, int] = Counter(map(_RUN, own))
+    own = [one.run for one in operations if type(one) is Append and not (one.starts or one.posts)]
+    mentioned: dict[str, int] = Counter(own)
     has_starts = False
     if len(own) < len(operations):
         for operation in operations:

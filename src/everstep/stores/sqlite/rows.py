@@ -1,6 +1,5 @@
 """Between rows of the tables and the structs of the protocol."""
 
-from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -103,31 +102,36 @@ def _run_row(values: Row, errors: str, tags: dict[str, str]) -> RunRow:
     )
 
 
-_whose_and_what: Final = attrgetter(
-    *("run", "generation", "epoch", "expected_seq", "expected_digest"),
-    *("row.at", "row.current_step", "row.published"),
-)
-_row_of: Final = attrgetter("row.stays", "row.status", "row.wake_at", "row.outcome", "row.progress", "release")
-_ROW_THAT_STAYS: Final = (True, "running", None, None, True, False)
 _NO_CHANGE: Final = (None,) * 6
 _NO_EVENT: Final = (None,) * 6
 
 
 def stays(append: Append) -> bool:
     """Tell whether an append is said to move the head of its run, and to leave the rest of the row as it is."""
-    return _row_of(append) == _ROW_THAT_STAYS
+    row = append.row
+    is_running = row.stays and row.status == "running" and row.wake_at is None
+    return is_running and row.outcome is None and row.progress and not append.release
 
 
 def head_values(append: Append) -> Row:
-    """Return the parameters of `move_heads`: what is expected, what always changes, the new head."""
-    seq, digest = append.expected_seq, append.expected_digest
-    if append.events:
-        seq, _, _, _, _, digest = append.events[-1]
-    return (*_whose_and_what(append), seq, digest)
+    """Return the parameters of `move_head`: what is expected, what always changes, the new head."""
+    row, events = append.row, append.events
+    return (
+        append.run,
+        append.generation,
+        append.epoch,
+        append.expected_seq,
+        append.expected_digest,
+        row.at,
+        row.current_step,
+        row.published,
+        events[-1][0] if events else append.expected_seq,
+        events[-1][5] if events else append.expected_digest,
+    )
 
 
 def change_values(append: Append) -> Row:
-    """Return the parameters of `change_rows`: those of `move_heads`, then status, timer, outcome, end, lease."""
+    """Return the parameters of `change_row`: those of `move_head`, then status, timer, outcome, end, lease."""
     row = append.row
     ended = row.status in ENDED
     return (
