@@ -4,6 +4,7 @@ import asyncio
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from everstep.codec import is_immutable_scalar
 from everstep.effects.atomic import Settled, Undecided
 from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
@@ -334,6 +335,8 @@ class StepAttempts:
         self.bodies.finish(attempt)
         if call.call not in driver.execution.steps:
             return
+        if is_immutable_scalar(value):
+            call.returned = value
         attempts = self._known.pop(call.call)
         if call.keyed is not None:
             self.keys.settle(call, None if attempt.fallback else payload)

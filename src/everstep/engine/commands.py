@@ -70,6 +70,9 @@ class Keyed:
         self.presented = ""
 
 
+NOT_RETURNED: Final = object()
+
+
 class StepCall(Command):
     """A call of a step, from the code's request to its outcome."""
 
@@ -78,7 +81,7 @@ class StepCall(Command):
     """The call that this one undoes, if it is a compensation."""
     undoes = ""
     """The name of that step."""
-    __slots__ = ("arguments", "call", "cancelled", "entropy", "future", "keyed", "source", "step", "target")
+    __slots__ = ("arguments", "call", "cancelled", "entropy", "future", "keyed", "returned", "source", "step", "target")
 
     def __init__(
         self,
@@ -101,6 +104,8 @@ class StepCall(Command):
         self.source = source
         self.keyed = keyed
         self.cancelled = False
+        self.returned: Any = NOT_RETURNED
+        """What its body returned, if that is just what its payload would decode to."""
 
     def idempotency_key(self) -> str:
         """Return what `everstep.key()` is in the step's body."""

@@ -23,6 +23,7 @@ from everstep.engine.books import Books, charge_usage
 from everstep.engine.calling import as_declared, cannot_await, unwrap_to_thread
 from everstep.engine.checkpoints import Checkpoints
 from everstep.engine.commands import (
+    NOT_RETURNED,
     CallFuture,
     CancelChild,
     CancelStep,
@@ -192,10 +193,12 @@ class Execution:
             self.saga.settled(self, call, body)
         future = call.future
         if not future.done():
-            payload = self.lookup(body.ref) if body.ref else body.value
             future.target = None  # they point at each other, and a circle would wait for the garbage collector
             if not (future.is_cancel_wanted and future.cancel_if_wanted()):
-                value = self.codec.decode(payload, call.target.signature.result)
+                value = call.returned
+                if value is NOT_RETURNED:
+                    payload = self.lookup(body.ref) if body.ref else body.value
+                    value = self.codec.decode(payload, call.target.signature.result)
                 is_adopted = body.__class__ is ev.StepCompleted and body.adopted
                 future.set_result(as_declared(value, call.target) if is_adopted else value)
 
