@@ -2,13 +2,17 @@
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, overload
+from typing import Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
+from everstep.engine import asking, forking, key_operations, moving, operations, repairing
 from everstep.engine.clock import microseconds
+from everstep.engine.collecting import Collected, collect
 from everstep.engine.driving import Driving
+from everstep.engine.existing import existing_run
 from everstep.engine.handles import Run
-from everstep.engine.later import Later
+from everstep.engine.moving import Exported, Imported, Unfinished
+from everstep.engine.repairing import Repair
 from everstep.engine.starting import Origin, new_run
 from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, checked_choice, workflow_of
 from everstep.errors import Misuse, StoreError
@@ -18,17 +22,6 @@ from everstep.model.retention import Retention
 from everstep.model.status import STATUSES
 from everstep.stores.keys import STATES, EffectFilter, EffectRow, EffectState, shown_effect
 from everstep.stores.protocol import Existing, HoldRow, RunFilter, RunRow, StartRun, Verdict
-
-if TYPE_CHECKING:
-    from everstep.engine import asking, collecting, existing, forking, key_operations, moving, operations, repairing
-    from everstep.engine.collecting import Collected
-    from everstep.engine.moving import Exported, Imported, Unfinished
-    from everstep.engine.repairing import Repair
-else:
-    asking, collecting = Later("everstep.engine.asking"), Later("everstep.engine.collecting")
-    existing, forking = Later("everstep.engine.existing"), Later("everstep.engine.forking")
-    key_operations, moving = Later("everstep.engine.key_operations"), Later("everstep.engine.moving")
-    operations, repairing = Later("everstep.engine.operations"), Later("everstep.engine.repairing")
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -111,7 +104,7 @@ class App(Driving):
             self.drive_new(new, target)
         verdict = await self._begun(begun, run)
         if isinstance(verdict, Existing):
-            await existing.existing_run(self, verdict.row, target, arguments, policy)
+            await existing_run(self, verdict.row, target, arguments, policy)
         elif delay > 0:
             self.pump.nudge()
         elif not is_new:
@@ -359,7 +352,7 @@ class App(Driving):
         keep: int = 0,
         keys_older_than: float | timedelta | None = None,
         dry_run: bool = False,
-    ) -> "Collected":
+    ) -> Collected:
         """Delete what is old enough, in short transactions, so that nobody who writes has to wait. See `Retention`.
 
         older_than: runs that ended so many seconds ago. A run goes with its children, and only when all of them have
@@ -369,7 +362,7 @@ class App(Driving):
         dry_run: only say what would be deleted.
         With neither time, what `everstep.open(retention=…)` says is done now.
         """
-        return await collecting.collect(self, self._retention(older_than, keep, keys_older_than), dry_run=dry_run)
+        return await collect(self, self._retention(older_than, keep, keys_older_than), dry_run=dry_run)
 
     def _retention(self, runs: Any, keep: int, keys: Any) -> Retention:
         if runs is not None or keys is not None:
@@ -379,8 +372,8 @@ class App(Driving):
         return self.collector.retention
 
     async def export(
-        self, runs: Sequence[str] | None, path: str, *, unfinished: "Unfinished | None" = None, by: str = ""
-    ) -> "Exported":
+        self, runs: Sequence[str] | None, path: str, *, unfinished: Unfinished | None = None, by: str = ""
+    ) -> Exported:
         """Write runs into a new file, each with its family: parents, children, and whom they wait for. None: all runs.
 
         unfinished: what becomes of those that have not ended. `hold`: they are held here, and go on where the file is
@@ -388,7 +381,7 @@ class App(Driving):
         """
         return await moving.export(self, runs, path, unfinished=unfinished, by=by)
 
-    async def import_(self, path: str, *, skip_existing: bool = False, copies: bool = False) -> "Imported":
+    async def import_(self, path: str, *, skip_existing: bool = False, copies: bool = False) -> Imported:
         """Put the runs of a file into this store; unfinished ones go on here. All of it is verified first.
 
         skip_existing: leave runs alone whose ids are here; otherwise that is an `IdConflict` and nothing is imported.
@@ -399,7 +392,7 @@ class App(Driving):
             self._want_if_declared(run)
         return done
 
-    async def repair(self, run: str, *, note: str = "", by: str = "", dry_run: bool = False) -> "Repair":
+    async def repair(self, run: str, *, note: str = "", by: str = "", dry_run: bool = False) -> Repair:
         """Put a damaged run right from the good part of its history, and say what can no longer be seen.
 
         What comes after the last good event is archived, and the run goes on from there. From then on a step that must

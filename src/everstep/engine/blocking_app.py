@@ -4,21 +4,19 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, overload
+from typing import Any, Generic, TypeVar, TypeVarTuple, overload
 
 from everstep.engine.app import App
+from everstep.engine.collecting import Collected
 from everstep.engine.handles import Run, Verification
 from everstep.engine.history import Event
+from everstep.engine.moving import Exported, Imported
+from everstep.engine.repairing import Repair
+from everstep.engine.streams import Entry
 from everstep.engine.workflow import OnExisting
 from everstep.model.status import Status
 from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow, RunRow
-
-if TYPE_CHECKING:
-    from everstep.engine.collecting import Collected
-    from everstep.engine.moving import Exported, Imported
-    from everstep.engine.repairing import Repair
-    from everstep.engine.streams import Entry
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -157,19 +155,19 @@ class BlockingApp:
         """See `App.forget_keys`."""
         return self.wait(self._app.forget_keys(older_than=older_than))
 
-    def gc(self, **options: Any) -> "Collected":
+    def gc(self, **options: Any) -> Collected:
         """See `App.gc`."""
         return self.wait(self._app.gc(**options))
 
-    def export(self, runs: Sequence[str] | None, path: str, **options: Any) -> "Exported":
+    def export(self, runs: Sequence[str] | None, path: str, **options: Any) -> Exported:
         """See `App.export`."""
         return self.wait(self._app.export(runs, path, **options))
 
-    def import_(self, path: str, **options: Any) -> "Imported":
+    def import_(self, path: str, **options: Any) -> Imported:
         """See `App.import_`."""
         return self.wait(self._app.import_(path, **options))
 
-    def repair(self, run: str, **options: Any) -> "Repair":
+    def repair(self, run: str, **options: Any) -> Repair:
         """See `App.repair`."""
         return self.wait(self._app.repair(run, **options))
 
@@ -206,7 +204,7 @@ class BlockingRun(Generic[T]):
         """See `Run.ask`."""
         return self._app.wait(self._run.ask(name, value, **options))
 
-    def stream(self, name: str, *, after: int = 0) -> "Iterator[Entry]":
+    def stream(self, name: str, *, after: int = 0) -> Iterator[Entry]:
         """See `Run.stream`."""
         entries = self._run.stream(name, after=after)
         while True:
@@ -231,5 +229,5 @@ async def _open(make: Callable[[], App]) -> App:
     return await make().open()
 
 
-async def _next(entries: "AsyncIterator[Entry]") -> "Entry":
+async def _next(entries: AsyncIterator[Entry]) -> Entry:
     return await entries.__anext__()

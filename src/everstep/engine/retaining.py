@@ -8,15 +8,12 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.clock import Alarm, microseconds, set_alarm
-from everstep.engine.later import Later
+from everstep.engine.collecting import collect
 from everstep.errors import StoreError
 from everstep.model.retention import Retention
 
 if TYPE_CHECKING:
-    from everstep.engine import collecting
     from everstep.engine.driving import Driving
-else:
-    collecting = Later("everstep.engine.collecting")
 
 log = logging.getLogger("everstep.gc")
 
@@ -53,7 +50,7 @@ class Collector:
     async def _look(self) -> None:
         assert self.retention is not None
         try:
-            done = await collecting.collect(self._app, self.retention)
+            done = await collect(self._app, self.retention)
             if done.runs or done.keys:
                 log.info("%d runs and %d keys were old enough, and were deleted.", len(done.runs), done.keys)
         except StoreError as error:
