@@ -110,7 +110,7 @@ def account(replayed: Replayed) -> dict[str, Any]:
         "open children": {number: call.run for number, call in execution.children.items()},
         "timers": {number: (one.duration, one.deadline) for number, one in loop.timers.items()},
         "clock": loop.now,
-        "numbers": repr(loop.numbers),
+        "created": loop.created,
         "tasks": {number: task.get_name() for number, task in loop.tasks.items()},
         "ended": execution.ended,
         "checkpoint": execution.checkpoints.number if execution.checkpoints is not None else 0,

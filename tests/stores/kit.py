@@ -59,7 +59,7 @@ def with_history(new: NewRun, count: int) -> NewRun:
 
 def append_to(row: RunRow, count: int = 1, status: str = "running", at: int = 10, **fields: Any) -> Append:
     """Return an append that fits a run's row. Fields of `Append` and of its `RowChange` may be given."""
-    names = ("wake_at", "current_step", "published", "outcome", "progress", "budget")
+    names = ("wake_at", "current_step", "published", "outcome", "progress", "budget", "stays")
     change = {name: fields.pop(name) for name in names if name in fields}
     body = fields.pop("body", b"{}")
     expected: dict[str, Any] = {

@@ -3,7 +3,7 @@
 import resource
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from everstep.stores.protocol import (
     RestartRun,
     StartRun,
 )
+from everstep.stores.sql.batch import is_move
 from everstep.stores.sqlite import SqliteStore, connections
 from tests.stores.kit import SqliteHarness, append_to, claimed, new_run
 
@@ -43,13 +44,33 @@ class Trouble(Exception):
     """Something that nobody expects."""
 
 
+def at_ends_of_commits(
+    sqlite: SqliteHarness, patch: pytest.MonkeyPatch, act: Callable[[Callable[[], None]], None]
+) -> None:
+    """Do something else where a commit is made: in a transaction, or as a statement that is one by itself."""
+    writer = sqlite.sqlite._writer
+    end, at_once = writer._end, writer._transaction.at_once
+
+    def at_once_but(operations: Sequence[Operation]) -> bool:
+        done = False
+
+        def try_it() -> None:
+            nonlocal done
+            done = at_once(operations)
+
+        if len(operations) == 1 and isinstance(operations[0], Append) and is_move(operations[0]):
+            act(try_it)
+        return done
+
+    patch.setattr(writer, "_end", lambda: act(end))
+    patch.setattr(writer._transaction, "at_once", at_once_but)
+
+
 def break_commit(sqlite: SqliteHarness, patch: pytest.MonkeyPatch, *, after: bool, times: int = 1) -> None:
     """Let the next commits fail: before they are done, or after, so that only the answer is lost."""
-    writer = sqlite.sqlite._writer
-    end = writer._end
     left = times
 
-    def fail() -> None:
+    def fail(end: Callable[[], None]) -> None:
         nonlocal left
         if left == 0:
             end()
@@ -59,7 +80,7 @@ def break_commit(sqlite: SqliteHarness, patch: pytest.MonkeyPatch, *, after: boo
             end()
         raise Trouble
 
-    patch.setattr(writer, "_end", fail)
+    at_ends_of_commits(sqlite, patch, fail)
 
 
 def prepared(sqlite: SqliteHarness) -> dict[str, Operation]:
@@ -213,11 +234,11 @@ def test_an_interrupted_commit_leaves_no_transaction_open(
 ) -> None:
     row = sqlite.start("a", status="running")
 
-    def interrupted() -> None:
+    def interrupted(end: Callable[[], None]) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite.sqlite._writer, "_end", interrupted)
+        at_ends_of_commits(sqlite, patch, interrupted)
         with pytest.raises(KeyboardInterrupt):
             sqlite.one(append_to(row))
     assert sqlite.row("a") == row
@@ -264,16 +285,16 @@ def test_a_disk_that_fills_up_between_single_attempts_is_told_of_those_only(
     rows = [sqlite.start(f"r{n}", status="running") for n in range(3)]
     appends = [append_to(row) for row in rows]
     surrogate(appends[0])
-    end, ends = sqlite.sqlite._writer._end, 0
+    ends = 0
 
-    def fill_up() -> None:
+    def fill_up(end: Callable[[], None]) -> None:
         nonlocal ends
         ends += 1
-        if ends == 2:
+        if ends == 3:  # the first is that of the one that cannot be stored
             raise apsw.FullError
         end()
 
-    monkeypatch.setattr(sqlite.sqlite._writer, "_end", fill_up)
+    at_ends_of_commits(sqlite, monkeypatch, fill_up)
     first, second, third = sqlite.do(*appends)
     assert isinstance(first, Failed)
     assert second == Accepted()
@@ -377,13 +398,12 @@ def test_after_a_failed_sync_even_what_can_be_read_back_is_not_believed(
     sqlite: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = sqlite.start("a", status="running")
-    end = sqlite.sqlite._writer._end
 
-    def fail() -> None:
+    def fail(end: Callable[[], None]) -> None:
         end()
         raise apsw.IOError
 
-    monkeypatch.setattr(sqlite.sqlite._writer, "_end", fail)
+    at_ends_of_commits(sqlite, monkeypatch, fail)
     with pytest.raises(StoreFailed):
         sqlite.one(append_to(row))
     with pytest.raises(StoreFailed):

@@ -187,8 +187,8 @@ dead.register_worker("dead", 1, "host", 1)
 store = SqliteStore(path)
 store.register_worker("me", os.getpid(), "host", 1)
 store.commit([StartRun(new_run("a", status="running", owner="me"))])
-for _ in range(3):
-    store.commit([append_to(store.run("a"), 2)])
+for brings in ({}, {"payloads": [("p", b"1")]}, {"payloads": [("q", b"2")]}, {}):
+    store.commit([append_to(store.run("a"), 2, **brings)])  # as one statement; as a transaction
     print(store.run("a").head_seq, flush=True)
 store.renew("me", 2)
 dead.close()
@@ -205,7 +205,7 @@ def test_everything_passes_every_crash_point_of_the_store(tmp_path: Path) -> Non
     count = tmp_path / "count"
     python(EVERYTHING, str(tmp_path / "a.db"), EVERSTEP_CRASH_COUNT=str(count))
     assert sorted(set(count.read_text().split())) == OURS
-    assert count.read_text().split().count("store.commit.after") == 4
+    assert count.read_text().split().count("store.commit.after") == 5
 
 
 @pytest.mark.parametrize("point", OURS)

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import msgspec
 
 from everstep.effects.surroundings import require
 from everstep.errors import Misuse
@@ -23,23 +25,19 @@ class Means(NamedTuple):
     now: Callable[[], int]
 
 
-class StepBody:
+class StepBody(msgspec.Struct, eq=False):
     """The surroundings of a step's body: one attempt."""
 
-    place = "step"
-    __slots__ = ("arguments", "attempt", "details", "entropy", "key_used", "run", "step", "workflow")
+    place: ClassVar[str] = "step"
 
-    def __init__(
-        self, run: str, workflow: str, step: str, arguments: str, entropy: str, attempt: int, details: Any
-    ) -> None:
-        self.run = run
-        self.workflow = workflow
-        self.step = step
-        self.arguments = arguments
-        self.entropy = entropy
-        self.attempt = attempt
-        self.details = details
-        self.key_used = False
+    run: str
+    workflow: str
+    step: str
+    arguments: str
+    entropy: str
+    attempt: int
+    details: Any
+    key_used: bool = False
 
     def idempotency_key(self) -> str:
         """Return what `everstep.key()` does."""

@@ -1,9 +1,10 @@
 """The attempts at the open steps of one run: begun, failed, retried, given a fallback, or handed to a person."""
 
 import asyncio
-import functools
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from everstep.codec import is_immutable_scalar
 from everstep.effects.atomic import Settled, Undecided
 from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
@@ -28,8 +29,7 @@ class StepAttempts:
 
     def __init__(self, driver: "Driver", known: dict[int, Attempts]) -> None:
         self.bodies = Bodies(driver, self)
-        self.doubts = Doubts(driver, self, known)
-        self.keys = Keys(driver, self, known)
+        self.has_doubts = self.has_keys = False
         self.starting: set[int] = set()
         """Calls whose intent is not durable yet."""
         self.restarts = 0
@@ -37,10 +37,30 @@ class StepAttempts:
         self._driver = driver
         self._known = known
 
+    @cached_property
+    def doubts(self) -> Doubts:
+        """The steps of which nobody knows whether they happened: most runs have none."""
+        self.has_doubts = True
+        return Doubts(self._driver, self, self._known)
+
+    @cached_property
+    def keys(self) -> Keys:
+        """The steps with `key=`: most runs have none."""
+        self.has_keys = True
+        return Keys(self._driver, self, self._known)
+
+    def let_go(self) -> None:
+        """The run leaves memory. These point back here: see Execution.evict."""
+        del self.bodies
+        if self.has_doubts:
+            del self.doubts
+        if self.has_keys:
+            del self.keys
+
     @property
     def are_under_way(self) -> bool:
         """Whether any body or probe runs, or is about to."""
-        return bool(self.bodies.running or self.starting or self.doubts.asking)
+        return bool(self.bodies.running or self.starting or (self.has_doubts and self.doubts.asking))
 
     def must_not_be_cut_off(self) -> bool:
         """Whether a body runs, or is about to, whose effect nobody could tell afterwards."""
@@ -243,7 +263,7 @@ class StepAttempts:
         must_wait = call.target.needs_intent or driver.budgets is not None
         if must_wait and seq > saver.durable:
             self.starting.add(call.call)
-            saver.when_durable(seq, functools.partial(self._start, call, fallback))
+            saver.when_durable(seq, StepAttempts._start, self, call, fallback)
         else:
             driver.app.committer.ready(saver, waited_for=False)
             self._start(call, fallback)
@@ -282,7 +302,8 @@ class StepAttempts:
     def forget(self, call: int) -> None:
         """The code no longer waits for this step."""
         self.bodies.cancel(call)
-        self.keys.forget(call)
+        if self.has_keys:
+            self.keys.forget(call)
         self._known.pop(call, None)
 
     def forget_all(self) -> None:
@@ -290,7 +311,8 @@ class StepAttempts:
         for call in self._driver.execution.steps.values():
             call.cancelled = True  # one whose intent is not durable yet must not start
             self.forget(call.call)
-        self.doubts.cancel_all()
+        if self.has_doubts:
+            self.doubts.cancel_all()
         self.starting.clear()
         self._known.clear()
 
@@ -313,6 +335,8 @@ class StepAttempts:
         self.bodies.finish(attempt)
         if call.call not in driver.execution.steps:
             return
+        if is_immutable_scalar(value):
+            call.returned = value
         attempts = self._known.pop(call.call)
         if call.keyed is not None:
             self.keys.settle(call, None if attempt.fallback else payload)

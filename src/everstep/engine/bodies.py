@@ -33,27 +33,14 @@ CHARGES: Final = threading.Lock()
 """Two threads may charge one attempt for the first time at once."""
 
 
-class Attempt(StepBody):
+class Attempt(StepBody, eq=False, kw_only=True):
     """One attempt at a step, while its body runs."""
 
-    __slots__ = ("_bodies", "call", "fallback", "spending", "task")
-
-    def __init__(
-        self, bodies: "Bodies", run: str, workflow: str, call: StepCall, attempt: int, details: Any, fallback: bool
-    ) -> None:
-        self.run = run  # all of a StepBody, without a call: this is done for every step
-        self.workflow = workflow
-        self.step = call.step
-        self.arguments = call.arguments.digest
-        self.entropy = call.entropy
-        self.attempt = attempt
-        self.details = details
-        self.key_used = False
-        self._bodies = bodies
-        self.call = call
-        self.fallback = fallback
-        self.spending: Spending | None = None
-        self.task: asyncio.Task[None] | None = None
+    _bodies: "Bodies"
+    call: StepCall
+    fallback: bool = False
+    spending: Spending | None = None
+    task: "asyncio.Task[None] | None" = None
 
     def idempotency_key(self) -> str:
         return self.call.idempotency_key()
@@ -71,8 +58,9 @@ class Attempt(StepBody):
     def take_charge(self, nanos: int | None, tokens: int | None) -> None:
         with CHARGES:
             spending = self.spending = self.spending or Spending()
+            charging = self._bodies.charging
         spending.add(nanos, tokens)
-        self._bodies.charging.hear(self, spending)
+        charging.hear(self, spending)
         if spending.uses_nothing and (nanos or tokens):
             which = "the fallback of a step for which there is no budget" if self.fallback else "a step with cost={}"
             raise Misuse(
@@ -85,7 +73,7 @@ class Bodies:
 
     def __init__(self, driver: "Driver", attempts: "StepAttempts") -> None:
         self.running: dict[int, Attempt] = {}
-        self.charging = Charging(driver)
+        self._charging: Charging | None = None
         self._driver = driver
         self._attempts = attempts
         self._heartbeats: dict[int, bytes] = {}
@@ -97,8 +85,7 @@ class Bodies:
         crash_point("body.before")
         driver = self._driver
         app = driver.app
-        left = app.codec.decode(details) if details else None
-        running = Attempt(self, driver.run, driver.execution.workflow.name, call, attempt, left, fallback)
+        running = self.attempt_at(call, attempt, app.codec.decode(details) if details else None, fallback=fallback)
         if driver.budgets is not None:
             running.spending = Spending(uses_nothing=driver.budgets.must_use_nothing(call.call, fallback=fallback))
         context: Context = app.context.copy()
@@ -113,6 +100,19 @@ class Bodies:
             began = time.monotonic()
             body = functools.partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)
             app.threads.start(driver.run, body, lambda value, error: self._end(running, value, error, began), call.call)
+
+    def attempt_at(self, call: StepCall, attempt: int, details: Any, *, fallback: bool = False) -> Attempt:
+        """Return an attempt that is about to begin."""
+        workflow, digest = self._driver.execution.workflow.name, call.arguments.digest
+        surroundings = (self._driver.run, workflow, call.step, digest, call.entropy, attempt, details)
+        return Attempt(*surroundings, _bodies=self, call=call, fallback=fallback)
+
+    @property
+    def charging(self) -> Charging:
+        """What writes down the charges of running bodies: most runs have no budget."""
+        if self._charging is None:
+            self._charging = Charging(self._driver)
+        return self._charging
 
     def streams_of_run(self) -> Streams:
         """Return what writes to the run's streams. May be called on any thread."""
@@ -235,7 +235,8 @@ class Bodies:
         attempt = self.running.get(call)
         if attempt is None:
             return
-        self.charging.write(attempt)
+        if attempt.spending is not None:
+            self.charging.write(attempt)
         if self.streams is not None:
             self.streams.end(attempt)
         del self.running[call]
@@ -257,7 +258,8 @@ class Bodies:
         """Stop all bodies: the run leaves this process."""
         for call in list(self.running):
             self.cancel(call)
-        self.charging.stop()
+        if self._charging is not None:
+            self._charging.stop()
         if self.streams is not None:
             self.streams.stop()
         if self._heartbeat_timer is not None:

@@ -39,10 +39,10 @@ def record(driver: "Driver", command: TakeCheckpoint) -> None:
     body = command.body()
     body.digest = digest.hex()
     driver.record(command.kind, "", body)
-    journal.checkpoints.append(
+    journal.and_more().checkpoints.append(
         CheckpointRow(driver.run, journal.generation, seq, previous, engine, state, digest, complete=1)
     )
-    journal.checkpoints_kept = command.keep
+    journal.and_more().checkpoints_kept = command.keep
     if driver.first_checkpoint is None:
         driver.first_checkpoint = (seq, journal.digest)
     crash_point("checkpoint.recorded")
@@ -57,7 +57,8 @@ def report_damage(driver: "Driver") -> None:
         driver.record("checkpoint_damaged", "", ev.CheckpointDamaged(seq, why, row is not None))
         if row is not None:
             whole = archive_bytes(CHECKPOINT_COLUMNS, row)
-            journal.archive.append(ArchiveRow(row.run, row.generation, "checkpoint", row.seq, whole, why, journal.at))
+            archived = ArchiveRow(row.run, row.generation, "checkpoint", row.seq, whole, why, journal.at)
+            journal.and_more().archive.append(archived)
         log.warning("The checkpoint at event %d of run %s was passed over: %s.", seq, driver.run, why)
     driver.damaged_checkpoints = ()
     driver.saver.save(waited_for=False)

@@ -15,7 +15,6 @@ able to go on from its first call as it would from this one: so it is called by 
 `except` or `finally` block, which the first call would not come back to, is not recorded.
 """
 
-import itertools
 import sys
 from collections.abc import Collection, Mapping
 from types import CodeType, FrameType
@@ -216,7 +215,7 @@ class Checkpoints:
             )
         _refuse_unknown_witnesses(execution, self._witnesses, source)
         payload = execution.codec.encode(state, self._types, "the state of the checkpoint")
-        mark = next(execution.loop.numbers)
+        execution.loop.created = mark = execution.loop.created + 1
         if self._newest is not None and not self.has_jumped:
             return self._jump(execution, self._newest, source)
         if self._is_recorded(execution, every):
@@ -349,7 +348,7 @@ def go_on_from(execution: "Execution", part: EnginePart, known: Mapping[str, Tak
     execution.saga.uncompensated = list(part.uncompensated)
     if execution.books is not None and part.books is not None:
         execution.books.go_on_from(part.books)
-    execution.loop.now, execution.loop.numbers = part.now, itertools.count(part.numbers)
+    execution.loop.now, execution.loop.created = part.now, part.numbers - 1
     if part.random:
         execution._random = from_packed_state(part.random, part.gauss)
     execution.receiving.restore(part.signals)

@@ -70,6 +70,9 @@ class Keyed:
         self.presented = ""
 
 
+NOT_RETURNED: Final = object()
+
+
 class StepCall(Command):
     """A call of a step, from the code's request to its outcome."""
 
@@ -78,7 +81,7 @@ class StepCall(Command):
     """The call that this one undoes, if it is a compensation."""
     undoes = ""
     """The name of that step."""
-    __slots__ = ("arguments", "call", "cancelled", "entropy", "future", "keyed", "source", "step", "target")
+    __slots__ = ("arguments", "call", "cancelled", "entropy", "future", "keyed", "returned", "source", "step", "target")
 
     def __init__(
         self,
@@ -101,6 +104,8 @@ class StepCall(Command):
         self.source = source
         self.keyed = keyed
         self.cancelled = False
+        self.returned: Any = NOT_RETURNED
+        """What its body returned, if that is just what its payload would decode to."""
 
     def idempotency_key(self) -> str:
         """Return what `everstep.key()` is in the step's body."""
@@ -411,15 +416,16 @@ _init_future = asyncio.Future.__init__
 class CallFuture(WorkflowFuture):
     """The future of a step or child call. When the code stops waiting for it, that is a command too."""
 
-    target: StepCall | ChildCall | None = None
-    _cancel_wanted: tuple[Any] | None = None
-    is_cancel_wanted = False
-    """Whether the code was cancelled, and is not told before the step is settled."""
+    __slots__ = ("_cancel_wanted", "execution", "is_cancel_wanted", "target")
 
     def __init__(self, loop: WorkflowLoop, execution: "Execution") -> None:
-        self.number = next(loop.numbers)
+        loop.created = self.number = loop.created + 1
         _init_future(self, loop=loop)
         self.execution = execution
+        self.target: StepCall | ChildCall | None = None
+        self.is_cancel_wanted = False
+        """Whether the code was cancelled, and is not told before the step is settled."""
+        self._cancel_wanted: tuple[Any] | None = None
 
     def cancel(self, msg: Any = None) -> bool:
         """Stop waiting. An effect that must not happen twice is settled first; the code is cancelled after that."""

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, final
 
 from everstep.errors import Misuse, StoreFull
 from everstep.stores.protocol import Append, Busy, Failed, Operation, Store, Verdict
@@ -30,6 +30,9 @@ ROOM_SECONDS: Final = 0.5
 class Source(Protocol):
     """A run that has something to write. It is asked for its unit when a transaction is put together."""
 
+    is_queued: bool
+    """Whether the committer knows that it has something to write."""
+
     def unit(self) -> Append | None:
         """Return everything that is not saved yet, or None if that is nothing."""
         ...
@@ -43,6 +46,7 @@ class Source(Protocol):
         ...
 
 
+@final
 class _Request:
     """An operation of an application: it waits for its verdict, and is told at once when the disk is full."""
 
@@ -76,7 +80,6 @@ class Committer:
         """Whether work pauses because the disk is full."""
         self._loop = loop
         self._queue: deque[Source | _Request] = deque()
-        self._queued: set[Source] = set()
         self._stalled: list[tuple[Source, Append]] = []
         self._waited_for = False
         self._flush_soon = False
@@ -92,8 +95,8 @@ class Committer:
     # -- what comes in ---------------------------------------------------------------------------------------------
     def ready(self, source: Source, *, waited_for: bool) -> None:
         """Take note that a run has something to write; `waited_for` when something waits for it to be durable."""
-        if source not in self._queued:
-            self._queued.add(source)
+        if not source.is_queued:
+            source.is_queued = True
             self._queue.append(source)
         if waited_for:
             self._soon()
@@ -145,12 +148,13 @@ class Committer:
         batch: list[_Entry] = list(self._stalled)
         self._stalled.clear()
         entries, self._queue = self._queue, deque()
-        self._queued.clear()
-        stalled = {entry[0] for entry in batch if not isinstance(entry, _Request)}
+        stalled = [entry[0] for entry in batch if type(entry) is tuple]
         for entry in entries:
-            if isinstance(entry, _Request):
+            if type(entry) is _Request:
                 batch.append(entry)
-            elif entry in stalled:
+                continue
+            entry.is_queued = False
+            if entry in stalled:
                 self.ready(entry, waited_for=True)  # its next unit is made when the verdict on this one is known
             elif (unit := entry.unit()) is not None:
                 batch.append((entry, unit))
@@ -208,9 +212,9 @@ class Committer:
             log.warning("There is room again: work goes on.")
         self._is_settling = True
         for entry, verdict in zip(batch, verdicts, strict=True):
-            if isinstance(entry, _Request):
+            if type(entry) is _Request:
                 entry.settle(verdict)
-            elif isinstance(verdict, Failed) and isinstance(verdict.error, StoreFull):
+            elif type(verdict) is Failed and isinstance(verdict.error, StoreFull):
                 self._stalled.append(entry)
             else:
                 entry[0].settle(entry[1], verdict)
@@ -276,4 +280,4 @@ class Committer:
 
 
 def _operations(batch: list[_Entry]) -> list[Operation]:
-    return [entry.operation if isinstance(entry, _Request) else entry[1] for entry in batch]
+    return [entry.operation if type(entry) is _Request else entry[1] for entry in batch]

@@ -16,7 +16,6 @@ arrives), `deadlines` (what is due), `saver` (what is written).
 import logging
 from collections import deque
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -68,51 +67,54 @@ LOOK_AGAIN_SECONDS: Final = 0.5
 class Driver:
     """Takes one claimed run as far as it can go."""
 
+    # What few runs ever have stands here: instances of at most 30 attributes are the small and quick ones.
+    outcome: bytes | None = None
+    end_recorded: tuple[str, ev.Body, bytes | None] | None = None
+    failure: BaseException | None = None
+    """With `end_wanted`: why it is to fail."""
+    allotment: Allotment | None = None
+    """The budget that the run was given at its start."""
+    first_checkpoint: tuple[int, bytes] | None = None
+    """The number and the digest of the first checkpoint's event."""
+    damaged_checkpoints: Sequence[DamagedCheckpoint] = ()
+    """Those that recovery had to pass over."""
+    _alarm: Alarm | None = None
+    _inbox: Inbox | None = None
+    _children: Children | None = None
+
     def __init__(self, app: Surrounding, row: RunRow, replayed: Replayed, journal: Journal, clock_started: int) -> None:
         self.app = app
         self.row = row
         self.run = row.id
         self.execution: Execution = replayed.execution
-        self.fresh = replayed.fresh
+        self.fresh: Sequence[Command] = replayed.fresh
         """What the code asks for beyond its history."""
         self.journal = journal
         self.deadlines = Deadlines()
         self.attempts = StepAttempts(self, replayed.attempts)
-        self._waiting_for_keys = self.attempts.keys.waiting
         self.saver = Saver(self)
         books = self.execution.books
         self.budgets = Budgets(self, books, replayed.attempts) if books is not None else None
         self.stopped = False
-        self._now = app.clock.now
+        self._clock = app.clock
         self.ending = ""
-        self.outcome: bytes | None = None
         self.hold: HoldRow | None = None
         self.hold_wanted: HoldReport | None = None
         """What the run is to be held for, as soon as nothing is under way that must not be cut off."""
         self.end_wanted = False
         """Whether the run is to end without its code, as soon as no effect is under way or in doubt."""
-        self.failure: BaseException | None = None
-        """With `end_wanted`: why it is to fail."""
         self.status: Status = "running"
         self.published = replayed.published
         self._publishes = False
-        self._alarm: Alarm | None = None
         self._alarm_at: int | None = None
         self._unapplied: deque[tuple[int, bool, str, Any, int]] = deque()
         self._applying = False
         self._retried = replayed.retried
         self.accepted = replayed.accepted
         self.clock_started = clock_started
-        self.first_checkpoint: tuple[int, bytes] | None = None
-        """The number and the digest of the first checkpoint's event."""
-        self.damaged_checkpoints: Sequence[DamagedCheckpoint] = ()
-        """Those that recovery had to pass over."""
         self.execution.unapplied = self._unapplied
-        self.allotment: Allotment | None = None
-        """The budget that the run was given at its start."""
         self.renewal: NewRun | None = None
         """The next generation, once the code has said `continue_as`."""
-        self.end_recorded: tuple[str, ev.Body, bytes | None] | None = None
         self._set_deadlines(replayed, clock_started)
 
     def _set_deadlines(self, replayed: Replayed, clock_started: int) -> None:
@@ -128,15 +130,19 @@ class Driver:
         elif timeout is not None:
             self.deadlines.add(clock_started + microseconds(timeout), "run")
 
-    @cached_property
+    @property
     def inbox(self) -> Inbox:
         """What takes deliveries: most runs end before there are any."""
-        return Inbox(self)
+        if self._inbox is None:
+            self._inbox = Inbox(self)
+        return self._inbox
 
-    @cached_property
+    @property
     def children(self) -> Children:
         """What looks after child runs: most runs have none."""
-        return Children(self)
+        if self._children is None:
+            self._children = Children(self)
+        return self._children
 
     @property
     def starts_nothing(self) -> bool:
@@ -180,6 +186,7 @@ class Driver:
             self.children.take_up(old, tell_again=self._retried)
         if not (self.takes_nothing or self.end_wanted):  # else nobody would do it, and it would look begun
             self._perform(self.fresh)
+        self.fresh = ()
         self._applying = False
         if self._unapplied:
             self._apply_outcomes()
@@ -202,7 +209,7 @@ class Driver:
             return
         if self._unapplied or self._applying:
             body.early = True
-        if self.budgets is not None and self.attempts.keys.is_claiming:
+        if self.budgets is not None and self.attempts.has_keys and self.attempts.keys.is_claiming:
             expensive = True  # the code sees no reservation that may be taken back
         seq = self.record(kind, step, body)
         self._unapplied.append((seq, expensive, kind, body, self.journal.at))
@@ -212,10 +219,11 @@ class Driver:
         if not self._applying:
             self._apply_outcomes()
         if not self.stopped:
-            committer = self.app.committer
-            committer.ready(self.saver, waited_for=False)
-            if len(self.app.drivers) == 1 and not self._applying:
-                committer.commit_now()
+            app = self.app
+            if not self.saver.is_queued:
+                app.committer.ready(self.saver, waited_for=False)
+            if len(app.drivers) == 1 and not self._applying:
+                app.committer.commit_now()
 
     def _apply_outcomes(self) -> None:
         """Apply what may be applied: outcomes in order, an expensive one only when it is durable."""
@@ -293,7 +301,7 @@ class Driver:
             self.end_wanted, self.execution.cancel = True, request
             self.deliver("cancel_requested", "", request)
             return
-        self.deadlines.add(max(self._now(), self.journal.at) + microseconds(request.grace), "grace")
+        self.deadlines.add(max(self._clock.now(), self.journal.at) + microseconds(request.grace), "grace")
         self.deliver("cancel_requested", "", request)
 
     # -- undoing: see compensating.py ------------------------------------------------------------------------------
@@ -387,7 +395,7 @@ class Driver:
         """Say how the run is, set the alarm, and if the code can never go on, say that too."""
         if self._applying or self.stopped or self.ending or self.hold:
             return
-        if self._waiting_for_keys and self.attempts.keys.withdraw_cancelled():
+        if self.attempts.has_keys and self.attempts.keys.withdraw_cancelled():
             return
         if self.hold_wanted is not None:
             self.put_on_hold(self.hold_wanted)
@@ -396,7 +404,7 @@ class Driver:
             forced_ends.force(self)
             return
         attempts, is_deciding = self.attempts, self.budgets is not None and self.budgets.look_again()
-        if self._unapplied or attempts.bodies.running or attempts.starting or attempts.doubts.asking or is_deciding:
+        if self._unapplied or attempts.are_under_way or is_deciding:
             self.status = "running"
         else:
             self.execution.receiving.forget_stale()
@@ -424,7 +432,7 @@ class Driver:
 
     def record(self, kind: str, step: str, body: ev.Body) -> int:
         """Append an event to the history and return its number."""
-        seq = self.journal.record(kind, step, body, self._now())
+        seq = self.journal.record(kind, step, body, self._clock.now())
         if self.budgets is not None:
             self.budgets.record(seq, kind, step, body)
         return seq
@@ -458,16 +466,17 @@ class Driver:
             return
         self.stopped = True
         self.attempts.bodies.cancel_all()
-        self.attempts.doubts.cancel_all()
+        if self.attempts.has_doubts:
+            self.attempts.doubts.cancel_all()
         if self._alarm is not None:
             self._alarm.cancel()
         self._unapplied.clear()
         self.execution.evict()
         # They point back here: see Execution.evict.
-        del self.attempts.bodies, self.attempts.doubts, self.attempts.keys
+        self.attempts.let_go()
         del self.attempts, self.saver
-        vars(self).pop("inbox", None)
-        vars(self).pop("children", None)
+        if self._inbox is not None or self._children is not None:
+            self._inbox = self._children = None
         self.budgets = None
 
     @property

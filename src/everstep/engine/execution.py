@@ -10,7 +10,7 @@ import random
 import sys
 from collections.abc import Callable, Collection, Mapping, Set
 from contextvars import Context
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,6 +23,7 @@ from everstep.engine.books import Books, charge_usage
 from everstep.engine.calling import as_declared, cannot_await, unwrap_to_thread
 from everstep.engine.checkpoints import Checkpoints
 from everstep.engine.commands import (
+    NOT_RETURNED,
     CallFuture,
     CancelChild,
     CancelStep,
@@ -64,6 +65,20 @@ class Execution:
 
     place = "workflow"
 
+    # What few runs ever have stands here: instances of at most 30 attributes are the small and quick ones.
+    branch: int = 0
+    """How often the run had been retried when the code came here: ids of children and keys hang on it."""
+    begun: Set[int] = _NONE
+    """The open steps that were begun when the replay came to its end."""
+    rollback: ev.RollbackRequested | None = None
+    cancel: ev.CancelRequested | None = None
+    unseen_workers: Set[str] = _NONE
+    """Who began steps in a part of the history that was archived."""
+    copied_children: Mapping[int, str] = MappingProxyType({})
+    """In a fork: the ids that the other run gave them."""
+    _random: random.Random | None = None
+    _cancel_came_too_late: bool = False
+
     def __init__(self, workflow: Workflow, *, run: str, generation: int, codec: Codec, lookup: PayloadLookup) -> None:
         self.workflow = workflow
         self.run = run
@@ -72,11 +87,7 @@ class Execution:
         self.lookup = lookup
         self.loop = WorkflowLoop(self._call_in_executor)  # type: ignore[abstract]  # the rest is forbidden, in a loop
         self.entropy = ""
-        self.branch = 0
-        """How often the run had been retried when the code came here: ids of children and keys hang on it."""
         self.steps: dict[int, StepCall] = {}
-        self.begun: Set[int] = _NONE
-        """The open steps that were begun when the replay came to its end."""
         self.children: dict[int, ChildCall] = {}
         self.receiving = Receiving()
         self.patches: dict[str, bool] = {}
@@ -90,25 +101,18 @@ class Execution:
         self.books: Books | None = None
         """What the run has used, if it has a budget."""
         self.new_patches: list[str] = []
-        self.saga = Saga()
-        self.rollback: ev.RollbackRequested | None = None
+        self._saga: Saga | None = None
         self.failures: dict[int, Failure] = {}
         """Failures that the code was told of, by the identity of their errors."""
         self.replaying = False
         self.unwinding = False
         self.ended = False
-        self.cancel: ev.CancelRequested | None = None
         self.caution = ""
         """`repaired` or `restored`: steps that must not happen twice may have been begun in a part that is lost."""
-        self.unseen_workers: Set[str] = _NONE
-        """Who began steps in a part of the history that was archived."""
         self.main: asyncio.Task[Any] | None = None
         self._calls = 0
         self._visits: dict[str, int] = {}
         self._issued: list[Command] = []
-        self.copied_children: Mapping[int, str] = {}  # in a fork: the ids that the other run gave them
-        self._random: random.Random | None = None
-        self._cancel_came_too_late = False
 
     # -- the history moves the code --------------------------------------------------------------------------------
     def begin(self, started: ev.RunStarted, at: int) -> None:
@@ -130,6 +134,13 @@ class Execution:
             coroutine = on_greenlet(functools.partial(self.workflow.function, *args, **kwargs))
         self.main = self.loop.create_task(coroutine, name="main", context=context)
         self.loop.drain()
+
+    @property
+    def saga(self) -> Saga:
+        """What can be undone, and what is being undone: most runs have nothing of it."""
+        if self._saga is None:
+            self._saga = Saga()
+        return self._saga
 
     def _new_context(self) -> Context:
         context = Context()
@@ -163,7 +174,8 @@ class Execution:
                 self.loop.timers[timer.call] = timer
         if self.main is not None and self.main.done() and not self.ended and not self._waits_before_its_end():
             self.ended = True
-            self._issued.append(self.saga.instead_of(end_of(self, cancelled_late=self._cancel_came_too_late), self))
+            end = end_of(self, cancelled_late=self._cancel_came_too_late)
+            self._issued.append(end if self._saga is None else self._saga.instead_of(end, self))
         issued, self._issued = self._issued, []
         return issued
 
@@ -181,10 +193,12 @@ class Execution:
             self.saga.settled(self, call, body)
         future = call.future
         if not future.done():
-            payload = self.lookup(body.ref) if body.ref else body.value
             future.target = None  # they point at each other, and a circle would wait for the garbage collector
             if not (future.is_cancel_wanted and future.cancel_if_wanted()):
-                value = self.codec.decode(payload, call.target.signature.result)
+                value = call.returned
+                if value is NOT_RETURNED:
+                    payload = self.lookup(body.ref) if body.ref else body.value
+                    value = self.codec.decode(payload, call.target.signature.result)
                 is_adopted = body.__class__ is ev.StepCompleted and body.adopted
                 future.set_result(as_declared(value, call.target) if is_adopted else value)
 
@@ -224,7 +238,7 @@ class Execution:
         self._fail(call.future, body.call, error, secret=body.secret)
 
     def _cancel_requested(self, body: ev.CancelRequested) -> None:
-        if self.main is None or self.saga.is_wanted:  # what the code did is being undone
+        if self.main is None or (self._saga is not None and self._saga.is_wanted):  # what the code did is being undone
             self.cancel = body if body.now else self.cancel
             return
         self.cancel = body
@@ -274,7 +288,7 @@ class Execution:
     @property
     def is_undone(self) -> bool:
         """Whether what the run did is being undone, or is about to be: nothing else matters then."""
-        return self.saga.begun or self.rollback is not None
+        return (self._saga is not None and self._saga.begun) or self.rollback is not None
 
     @property
     def is_waiting(self) -> bool:

@@ -78,7 +78,7 @@ class Inbox:
             if delivery.kind == "child":  # read before it counts as taken: the store may fail
                 self._ends[delivery.number] = believable_end(driver.app.store, delivery, driver.app.recent_ends)
             self._taken.add(delivery.number)
-            driver.journal.consumed.append(delivery.number)
+            driver.journal.and_more().consumed.append(delivery.number)
             crash_point("delivery.taken")
             _TAKE[delivery.kind](self, delivery)
 

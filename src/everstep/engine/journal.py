@@ -23,6 +23,42 @@ PAYLOAD_BYTES_MAX: Final = 1 << 30
 _new_tuple = tuple.__new__  # what EventRow(…) comes down to, in a third of the time
 
 
+class More:
+    """What is written together with events, and belongs to them: most have nothing of it."""
+
+    def __init__(self) -> None:
+        self.payloads: list[tuple[str, bytes]] = []
+        self.consumed: list[int] = []
+        self.starts: list[NewRun] = []
+        self.posts: list[Post] = []
+        self.keys: KeyChanges | None = None
+        self.checkpoints: list[CheckpointRow] = []
+        self.checkpoints_kept = 0
+        self.archive: list[ArchiveRow] = []
+        self.beside: Beside | None = None
+
+    def put_into(self, unit: Append) -> None:
+        """Let a unit have all of it."""
+        unit.payloads, unit.consumed, unit.starts, unit.posts = self.payloads, self.consumed, self.starts, self.posts
+        unit.checkpoints, unit.checkpoints_kept = self.checkpoints, self.checkpoints_kept
+        unit.archive, unit.keys, unit.beside = self.archive, self.keys, self.beside
+
+    def follow(self, unit: Append) -> None:
+        """Put what a unit had before all of this: the unit was refused."""
+        self.payloads, self.consumed = [*unit.payloads, *self.payloads], [*unit.consumed, *self.consumed]
+        self.starts, self.posts = [*unit.starts, *self.starts], [*unit.posts, *self.posts]
+        self.checkpoints, self.archive = [*unit.checkpoints, *self.checkpoints], [*unit.archive, *self.archive]
+        self.checkpoints_kept = self.checkpoints_kept or unit.checkpoints_kept
+        if unit.beside is not None:
+            later = self.beside or Beside()
+            self.beside = Beside([*unit.beside.answers, *later.answers], [*unit.beside.entries, *later.entries])
+        if unit.keys is not None:
+            newer = self.keys or KeyChanges()
+            self.keys = KeyChanges(
+                [*unit.keys.claims, *newer.claims], [*unit.keys.ends, *newer.ends], [*unit.keys.waits, *newer.waits]
+            )
+
+
 class Journal:
     """The head of a history and what follows it but is not saved yet."""
 
@@ -34,17 +70,10 @@ class Journal:
         self.at = at
         self._key = key
         self.unsaved: list[EventRow] = []
-        self.payloads: list[tuple[str, bytes]] = []
+        self.more: More | None = None
+        """What is to be written together with the unsaved events, if anything."""
         self.undurable: dict[str, bytes] = {}
         """Payloads of the code's newest outcomes, which the store may not have yet."""
-        self.consumed: list[int] = []
-        self.starts: list[NewRun] = []
-        self.posts: list[Post] = []
-        self.keys: KeyChanges | None = None
-        self.checkpoints: list[CheckpointRow] = []
-        self.checkpoints_kept = 0
-        self.archive: list[ArchiveRow] = []
-        self.beside: Beside | None = None
 
     def record(self, kind: str, step: str, body: Body, at: int) -> int:
         """Append an event and return its number. Its time is never before its predecessor's."""
@@ -57,17 +86,25 @@ class Journal:
         self.unsaved.append(_new_tuple(EventRow, (seq, kind, step, at, encoded, digest)))
         return seq
 
+    def and_more(self) -> More:
+        """Return what is written together with the events that are recorded now."""
+        if self.more is None:
+            self.more = More()
+        return self.more
+
     def key_changes(self) -> KeyChanges:
         """Return what is written about keys together with the events that are recorded now."""
-        if self.keys is None:
-            self.keys = KeyChanges()
-        return self.keys
+        more = self.and_more()
+        if more.keys is None:
+            more.keys = KeyChanges()
+        return more.keys
 
     def beside_events(self) -> Beside:
         """Return what is written beside the events that are recorded now."""
-        if self.beside is None:
-            self.beside = Beside()
-        return self.beside
+        more = self.and_more()
+        if more.beside is None:
+            more.beside = Beside()
+        return more.beside
 
     @property
     def key(self) -> bytes:
@@ -77,17 +114,7 @@ class Journal:
     def take_back(self, unit: Append, count: int) -> None:
         """A unit was refused: its first `count` events, and all that belongs to it, are not saved yet after all."""
         self.unsaved = [*unit.events[:count], *self.unsaved]
-        self.payloads, self.consumed = [*unit.payloads, *self.payloads], [*unit.consumed, *self.consumed]
-        self.starts, self.posts = [*unit.starts, *self.starts], [*unit.posts, *self.posts]
-        self.checkpoints, self.archive = [*unit.checkpoints, *self.checkpoints], [*unit.archive, *self.archive]
-        if unit.beside is not None:
-            later = self.beside or Beside()
-            self.beside = Beside([*unit.beside.answers, *later.answers], [*unit.beside.entries, *later.entries])
-        if unit.keys is not None:
-            newer = self.keys or KeyChanges()
-            self.keys = KeyChanges(
-                [*unit.keys.claims, *newer.claims], [*unit.keys.ends, *newer.ends], [*unit.keys.waits, *newer.waits]
-            )
+        self.and_more().follow(unit)
 
     def rewrite(self, before: bytes, changed: dict[int, tuple[str, Body]]) -> None:
         """Record something else under the numbers of unsaved events, and chain them anew.
@@ -109,7 +136,7 @@ class Journal:
         if len(payload) <= INLINE_BYTES_MAX:
             return msgspec.Raw(payload) if payload else NO_PAYLOAD, ""
         stored, ref = store_payload(payload)
-        self.payloads.append((ref, stored))
+        self.and_more().payloads.append((ref, stored))
         self.undurable[ref] = payload
         return NO_PAYLOAD, ref
 

@@ -200,7 +200,8 @@ class Keys:
 
     def _leave(self, call: StepCall) -> Attempts:
         self.waiting.pop(call.call, None)
-        if (changes := self._driver.journal.keys) is not None:
+        more = self._driver.journal.more
+        if more is not None and (changes := more.keys) is not None:
             changes.waits = [wait for wait in changes.waits if wait.call != call.call]
         return self._known.pop(call.call)
 

@@ -11,7 +11,6 @@ and time stands still while code runs.
 
 import asyncio
 import collections
-import itertools
 import logging
 import sys
 from asyncio.events import _get_running_loop, _set_running_loop
@@ -45,8 +44,10 @@ class SpinningWorkflow(Exception):
 class WorkflowFuture(asyncio.Future[Any]):
     """A future that hashes by the number of its creation."""
 
+    __slots__ = ("number",)
+
     def __init__(self, *, loop: "WorkflowLoop") -> None:
-        self.number = next(loop.numbers)
+        loop.created = self.number = loop.created + 1
         super().__init__(loop=loop)
 
     def __hash__(self) -> int:
@@ -57,7 +58,7 @@ class WorkflowTask(asyncio.Task[Any]):
     """A task that hashes by the number of its creation."""
 
     def __init__(self, coroutine: Any, *, loop: "WorkflowLoop", name: str | None, context: Context | None) -> None:
-        self.number = next(loop.numbers)  # before the base class, which already puts the task into a set
+        loop.created = self.number = loop.created + 1  # before the base class, which already puts the task into a set
         super().__init__(coroutine, loop=loop, name=name or f"task-{self.number}", context=context)
 
     def __hash__(self) -> int:
@@ -107,7 +108,8 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     """The loop of one run. `executor` is what `run_in_executor` becomes: a call of a `def` step."""
 
     def __init__(self, executor: Callable[[Callable[..., Any], tuple[Any, ...]], "asyncio.Future[Any]"]) -> None:
-        self.numbers = itertools.count(1)
+        self.created = 0
+        """How many futures and tasks there were."""
         self.now = 0
         self.tasks: dict[int, WorkflowTask] = {}
         self.new_timers: list[Timer] = []

@@ -194,7 +194,7 @@ def bare_unit(
 ) -> Append:
     """Return a unit written without running any code, which gives the run back."""
     assert may_become(row.status, change.status), f"{row.status} does not lead to {change.status}"
-    return Append(
+    unit = Append(
         run=row.id,
         generation=row.generation,
         epoch=row.epoch,
@@ -202,13 +202,13 @@ def bare_unit(
         expected_digest=row.head_digest,
         events=journal.unsaved,
         row=change,
-        payloads=journal.payloads,
-        consumed=consumed,
-        posts=journal.posts,
         hold=hold,
         release=True,
-        keys=journal.keys,
     )
+    if journal.more is not None:
+        journal.more.put_into(unit)
+    unit.consumed = consumed
+    return unit
 
 
 def resolve_unit(
@@ -298,7 +298,7 @@ def _record_cancelled(run: str, journal: Journal, history: Sequence[Recorded]) -
     for event in history:
         is_open = event.kind == "child_started" and event.body.call not in ended
         if is_open and outlives_not(event.body.on_parent_end, is_cancelled=True):
-            journal.posts.append(Post(event.body.run, "cancel", value=request, at=journal.at))
+            journal.and_more().posts.append(Post(event.body.run, "cancel", value=request, at=journal.at))
     journal.record("run_cancelled", "", ev.RunCancelled(forced=True), journal.at)
 
 

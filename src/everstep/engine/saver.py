@@ -3,7 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from everstep.errors import Damaged, StoreError
 from everstep.model.crash_points import crash_point
@@ -16,18 +16,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("everstep.run")
 
+_RUNNING: Final = ("running", None)
+
 
 class Saver:
     """Puts a run's unsaved events into units, each of which expects the head that the one before it leaves."""
 
     def __init__(self, driver: "Driver") -> None:
+        self.is_queued = False
         self.durable = driver.journal.seq
         """The newest event that is surely on disk."""
         self._driver = driver
         self._sent = (driver.journal.seq, driver.journal.digest)
         self._written: tuple[Status, int | None] = (driver.row.status, driver.row.wake_at)
         self._durable_status = self._written
-        self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
+        self._waiters: deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = deque()
 
     def save(self, *, waited_for: bool) -> None:
         """Ask the committer for a commit; `waited_for` when something waits for it."""
@@ -38,16 +41,16 @@ class Saver:
         if self._written != (self._driver.status, self._driver.wake_at()):
             self.save(waited_for=False)
 
-    def when_durable(self, seq: int, callback: Callable[[], None]) -> None:
+    def when_durable(self, seq: int, callback: Callable[..., None], *args: Any) -> None:
         """Call back once an event, and so all before it, is durable."""
-        self._waiters.append((seq, callback))
+        self._waiters.append((seq, callback, args))
         self._driver.app.committer.ready(self, waited_for=True)
 
     @property
     def all_is_durable(self) -> bool:
         """Whether nothing is left to write or to wait for."""
         journal = self._driver.journal
-        unwritten = self._waiters or journal.unsaved or journal.consumed or journal.keys is not None or journal.beside
+        unwritten = self._waiters or journal.unsaved or journal.more is not None
         return not unwritten and self.durable == journal.seq
 
     @property
@@ -63,41 +66,25 @@ class Saver:
             return None
         journal = driver.journal
         wake_at = driver.wake_at() if driver.status == "waiting" else None
-        unchanged = not journal.unsaved and not journal.consumed and self._written == (driver.status, wake_at)
-        if unchanged and journal.keys is None and journal.beside is None:
+        if not journal.unsaved and journal.more is None and self._written == (driver.status, wake_at):
             return None
-        seq, digest = self._sent
         row = driver.row_change(wake_at)
-        unit = Append(
-            run=driver.run,
-            generation=journal.generation,
-            epoch=driver.row.epoch,
-            expected_seq=seq,
-            expected_digest=digest,
-            events=journal.unsaved,
-            row=row,
-        )
+        unit = Append(driver.run, journal.generation, driver.row.epoch, *self._sent, journal.unsaved, row)
         if driver.renewal is not None:
             unit.renewal = driver.renewal
         if driver.hold is not None:
             unit.hold, unit.release = driver.hold, True
             unit.notifications = driver.app.notifier.rows(driver.hold)
-        if journal.checkpoints or journal.archive:
-            unit.checkpoints, unit.checkpoints_kept = journal.checkpoints, journal.checkpoints_kept
-            unit.archive = journal.archive
-            journal.checkpoints, journal.archive = [], []
-        if journal.payloads or journal.consumed or journal.starts or journal.posts:
-            unit.payloads, unit.consumed = journal.payloads, journal.consumed
-            unit.starts, unit.posts = journal.starts, journal.posts
-            journal.payloads, journal.consumed, journal.starts, journal.posts = [], [], [], []
-        if journal.keys is not None:
-            unit.keys, journal.keys = journal.keys, None
-        if journal.beside is not None:
-            unit.beside, journal.beside = journal.beside, None
-        before, _ = self._written
-        assert row.status == before or may_become(before, row.status), f"{before} does not lead to {row.status}"
+        if journal.more is not None:
+            journal.more.put_into(unit)
+            journal.more = None
+        if row.status == "running" and self._written == _RUNNING and row.progress:
+            row.stays = True
+        else:
+            before, _ = self._written
+            assert row.status == before or may_become(before, row.status), f"{before} does not lead to {row.status}"
+            self._written = (row.status, wake_at)
         self._sent = (journal.seq, journal.digest)
-        self._written = (row.status, wake_at)
         journal.unsaved = []
         return unit
 
@@ -106,19 +93,16 @@ class Saver:
         driver = self._driver
         if driver.stopped:
             return
-        if isinstance(verdict, Accepted):
+        if type(verdict) is Accepted:
             crash_point("unit.durable")
-            events, row, waiters = unit.events, unit.row, self._waiters
-            if events:
-                self.durable = events[-1].seq
-            for digest, _ in unit.payloads:
-                driver.journal.undurable.pop(digest, None)
-            if unit.keys is not None:
-                driver.app.keys_changed(unit.keys)
-            if unit.beside is not None:
-                driver.app.watchers.look_again(driver.run)
+            row, waiters = unit.row, self._waiters
+            if unit.events:
+                self.durable = unit.events[-1][0]
+            if unit.payloads or unit.keys is not None or unit.beside is not None:
+                self._tell(unit)
             while waiters and waiters[0][0] <= self.durable:
-                waiters.popleft()[1]()
+                _, callback, args = waiters.popleft()
+                callback(*args)
             self._durable_status = (row.status, row.wake_at)
             if unit.renewal is not None:
                 crash_point("run.continued")
@@ -140,6 +124,16 @@ class Saver:
         else:
             log.info("Run %s was taken over by another worker; this one lets go of it.", driver.run)
             driver.app.let_go(driver)
+
+    def _tell(self, unit: Append) -> None:
+        """Tell whoever has to know that this is durable."""
+        driver = self._driver
+        for digest, _ in unit.payloads:
+            driver.journal.undurable.pop(digest, None)
+        if unit.keys is not None:
+            driver.app.keys_changed(unit.keys)
+        if unit.beside is not None:
+            driver.app.watchers.look_again(driver.run)
 
     def fail(self, error: BaseException) -> None:
         """The store has failed: nothing is assumed, and nothing more is done."""

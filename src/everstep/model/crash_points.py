@@ -94,7 +94,7 @@ TABLE: Final[dict[str, str]] = {
 POINTS: Final[frozenset[str]] = frozenset(TABLE)
 
 
-def _unarmed(name: str) -> None:
+def unarmed(name: str) -> None:
     """Do nothing, at the price of a call."""
 
 
@@ -134,7 +134,7 @@ def _parsed(at: str) -> tuple[str, int, signal.Signals]:
 def armed_by(environment: Mapping[str, str]) -> Callable[[str], None]:
     """Return the function that the environment asks for: armed, or one that does nothing."""
     at, count_path = environment.get("EVERSTEP_CRASH_AT", ""), environment.get("EVERSTEP_CRASH_COUNT", "")
-    return _Armed(at, count_path) if at or count_path else _unarmed
+    return _Armed(at, count_path) if at or count_path else unarmed
 
 
 crash_point: Final[Callable[[str], None]] = armed_by(os.environ)

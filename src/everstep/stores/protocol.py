@@ -63,7 +63,7 @@ class RestartRun(msgspec.Struct, gc=False):
     hold: HoldRow | None = None
 
 
-class Append(msgspec.Struct, kw_only=True, gc=False):
+class Append(msgspec.Struct, gc=False):
     """Everything that one run writes at once.
 
     Accepted only if the run's generation, epoch and head are the expected ones; otherwise `Refused("fenced")` when the

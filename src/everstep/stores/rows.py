@@ -67,6 +67,9 @@ class RowChange(msgspec.Struct, gc=False):
     """False when the events only begin again what a crash had cut off: such an append does not set `deaths` to 0."""
     budget: bytes | None = None
     """How the run's budget stands now, or None to leave it. With an end, what followers are told."""
+    stays: bool = False
+    """Whether the row is said to be `running` already, with no time to wake up, under the same owner, so that only the
+    head moves. It makes no difference but to the time that takes."""
 
 
 class NewRun(msgspec.Struct, gc=False):

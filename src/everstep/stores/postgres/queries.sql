@@ -49,10 +49,10 @@ SELECT id FROM everstep.runs WHERE id = ANY ($1::text[]) ORDER BY id FOR UPDATE;
 -- alone: whoever sends ends has locked the runs before. `fresh`: only if this transaction has made the run. The first 18
 -- parameters are one array for each column of `new`.
 WITH new AS MATERIALIZED (
-    SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bigint[], $4::text[], $5::bytea[], $6::text[], $7::bigint[],
-        $8::bigint[], $9::bigint[], $10::bytea[], $11::text[], $12::bigint[], $13::bytea[], $14::bigint[],
+    SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[], $7::text[],
+        $8::bytea[], $9::bigint[], $10::bytea[], $11::text[], $12::bigint[], $13::bytea[], $14::bigint[],
         $15::bigint[], $16::bigint[], $17::bytea[], $18::bigint[])
-    AS new (head_seq, head_digest, at, current_step, published, run, generation, epoch, expected_seq, expected_digest,
+    AS new (run, generation, epoch, expected_seq, expected_digest, at, current_step, published, head_seq, head_digest,
         status, wake_at, outcome, ended_at, release, moved, budget, fresh)
 ), moved AS (
     UPDATE everstep.runs SET
@@ -88,14 +88,14 @@ SELECT id FROM moved;
 -- nothing else.
 WITH moved AS (
     UPDATE everstep.runs SET
-        head_seq = $1, head_digest = $2, updated_at = $3, current_step = $4, published = coalesce($5, published),
+        head_seq = $9, head_digest = $10, updated_at = $6, current_step = $7, published = coalesce($8, published),
         status = $11, wake_at = $12, outcome = NULL, ended_at = NULL, owner = CASE WHEN $13::bigint <> 0 THEN NULL ELSE owner END,
         deaths = CASE WHEN $14::bigint <> 0 THEN 0 ELSE deaths END
-    WHERE id = $6 AND generation = $7 AND epoch = $8 AND head_seq = $9 AND head_digest = $10
+    WHERE id = $1 AND generation = $2 AND epoch = $3 AND head_seq = $4 AND head_digest = $5
     RETURNING id
 )
 INSERT INTO everstep.events (run, generation, seq, kind, step, at, body, digest)
-SELECT moved.id, $7, event.* FROM moved, unnest($15::bigint[], $16::text[], $17::text[], $18::bigint[], $19::bytea[],
+SELECT moved.id, $2, event.* FROM moved, unnest($15::bigint[], $16::text[], $17::text[], $18::bigint[], $19::bytea[],
     $20::bytea[]) AS event (seq, kind, step, at, body, digest);
 
 -- name: start_simple
@@ -217,10 +217,10 @@ DELETE FROM everstep.tagged WHERE run = $1;
 -- name: change_row
 -- An append in a transaction that has locked the run and found it as expected.
 UPDATE everstep.runs SET
-    head_seq = $1, head_digest = $2, updated_at = $3, current_step = $4, published = coalesce($5, published),
+    head_seq = $9, head_digest = $10, updated_at = $6, current_step = $7, published = coalesce($8, published),
     status = $11, wake_at = $12, outcome = $13, ended_at = $14, owner = CASE WHEN $15::bigint <> 0 THEN NULL ELSE owner END,
     deaths = CASE WHEN $16::bigint <> 0 THEN 0 ELSE deaths END
-WHERE id = $6 AND generation = $7 AND epoch = $8 AND head_seq = $9 AND head_digest = $10;
+WHERE id = $1 AND generation = $2 AND epoch = $3 AND head_seq = $4 AND head_digest = $5;
 
 -- name: set_budget
 -- Beside an append that was accepted, for the few runs that have one.

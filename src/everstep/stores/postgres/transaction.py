@@ -217,13 +217,13 @@ def _is_plain(append: Append) -> bool:
 
 def _one_values(append: Append) -> list[Any]:
     """Return the parameters of `append_one`."""
-    values = change_values(append, False)
+    values = change_values(append)
     return [*values[:12], *values[14:], *columns(6, append.events)]
 
 
 def _append_values(appends: Sequence[Append], made: Set[str]) -> list[Any]:
     """Return the parameters of `append_simple`. `made`: runs that the same batch starts."""
-    rows = [(*change_values(a, a.row.status in ENDED), a.row.budget, a.run in made) for a in appends]
+    rows = [(*change_values(a), a.row.budget, a.run in made) for a in appends]
     events = [(a.run, a.generation, *event) for a in appends for event in a.events]
     payloads = [(a.run, digest, value) for a in appends for digest, value in a.payloads]
     return [*columns(18, rows), *columns(EVENT_COLUMNS, events), *columns(PAYLOAD_COLUMNS, payloads)]

@@ -1,5 +1,6 @@
 """Which operations of a batch can be done together, with the result of doing them in order."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
 from everstep.model.status import ENDED
@@ -28,11 +29,16 @@ def is_simple(append: Append) -> bool:
     return not (append.consumed and append.row.status in ENDED)
 
 
-def keeps_running(append: Append) -> bool:
-    """Tell whether an append to a running run only moves its head."""
-    row = append.row
-    stays = row.status == "running" and row.wake_at is None and row.outcome is None
-    return stays and row.progress and not append.release
+def has_more(append: Append) -> bool:
+    """Tell whether a simple append brings anything else than events."""
+    if append.payloads or append.consumed or append.checkpoints:
+        return True
+    return append.beside is not None or append.row.budget is not None
+
+
+def is_move(append: Append) -> bool:
+    """Tell whether an append brings one or two events, and nothing else."""
+    return is_simple(append) and not has_more(append) and len(append.events) <= 2
 
 
 class Batch:
@@ -54,17 +60,20 @@ class Batch:
         """Whether any operation is about keys of effects."""
         self._places: dict[str, int] = {}
         for place, operation in enumerate(operations):
-            match operation:
-                case Append() if mentioned[operation.run] == 1 + (operation.run in begun) and is_simple(operation):
+            if type(operation) is Append:
+                if mentioned[operation.run] == 1 + (operation.run in begun) and is_simple(operation):
                     check_events(operation)
                     self.appends.append(operation)
                     self._places[operation.run] = place
-                case StartRun(new) if new.row.id in begun or (mentioned[new.row.id] == 1 and new.follower is None):
+                    continue
+            elif type(operation) is StartRun:
+                new = operation.new
+                if new.row.id in begun or (mentioned[new.row.id] == 1 and new.follower is None):
                     check_events(new)
                     self.starts.append(operation)
-                case _:
-                    self.others.append((place, operation))
-                    self.has_keys |= isinstance(operation, SettleKey) or getattr(operation, "keys", None) is not None
+                    continue
+            self.others.append((place, operation))
+            self.has_keys |= isinstance(operation, SettleKey) or getattr(operation, "keys", None) is not None
 
     def ending_runs(self) -> list[str]:
         """Return the runs that simple appends end."""
@@ -91,15 +100,15 @@ class Batch:
 
 def _count_mentions(operations: Sequence[Operation]) -> tuple[dict[str, int], bool]:
     """Return how often each run is mentioned, and whether any is started. Most operations mention just their own."""
-    mentioned: dict[str, int] = {}
+    own = [one.run for one in operations if type(one) is Append and not (one.starts or one.posts)]
+    mentioned: dict[str, int] = Counter(own)
     has_starts = False
-    for operation in operations:
-        if type(operation) is Append and not (operation.starts or operation.posts):
-            mentioned[operation.run] = mentioned.get(operation.run, 0) + 1
-        else:
-            has_starts = has_starts or isinstance(operation, StartRun)
-            for run in runs_mentioned(operation):
-                mentioned[run] = mentioned.get(run, 0) + 1
+    if len(own) < len(operations):
+        for operation in operations:
+            if type(operation) is not Append or operation.starts or operation.posts:
+                has_starts = has_starts or type(operation) is StartRun
+                for run in runs_mentioned(operation):
+                    mentioned[run] = mentioned.get(run, 0) + 1
     return mentioned, has_starts
 
 

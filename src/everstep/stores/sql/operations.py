@@ -34,6 +34,7 @@ from everstep.stores.protocol import (
     check_events,
     child_value,
 )
+from everstep.stores.sql.batch import has_more
 from everstep.stores.sql.keys import KeyTable
 from everstep.stores.sql.moving import Moving
 from everstep.stores.sql.repairs import Repairs
@@ -101,15 +102,12 @@ class Operations:
     def _append(self, append: Append) -> Verdict:
         check_events(append)
         ended = append.row.status in ENDED
-        if self._append_alone(append, ended):
-            return ACCEPTED
         refusal = self._refusal(append, ended)
         if refusal is not None:
             return refusal
-        found = self._run("change_row", *change_values(append, ended))
-        assert found == 1, "the run's row is as it was a moment ago"
-        self._append_events([append], [])
-        self._consume(append)
+        assert self._run("change_row", *change_values(append)) == 1, "the run's row is as it was a moment ago"
+        self._insert("append_events", 8, [(append.run, append.generation, *event) for event in append.events])
+        self._keep_more([append])
         self._start_children(append.starts, append.row.at)
         for post in append.posts:
             if isinstance(verdict := self._post(post), NotPosted) and verdict.status is not None:
@@ -131,16 +129,12 @@ class Operations:
             self._run("settle_inbox", append.run)
         return ACCEPTED
 
-    def _append_alone(self, append: Append, ended: bool) -> bool:
-        """Do an append that concerns no other run in a quicker way, if there is one and it would be accepted."""
-        return False
-
     def _renew(self, append: Append, new: NewRun) -> None:
         check_events(new)
         self._keys.end_run(append.run, append.generation, append.row.at)
         self._run("stop_following", append.run)
         self._statements.replace_run(new.row)
-        self._append_events([], [new])
+        self._begin_histories([new])
 
     def _refusal(self, append: Append, ended: bool) -> Refused | None:
         state = self._all("run_head", append.run)
@@ -163,7 +157,7 @@ class Operations:
         check_events(new)
         if not self._insert("create_runs", 25, [run_values(new.row)]):
             return Existing(run_row(self._all("run", new.row.id)[0]))
-        self._append_events([], [new])
+        self._begin_histories([new])
         self._follow([new])
         return ACCEPTED
 
@@ -181,7 +175,7 @@ class Operations:
             else:
                 created[new.row.id] = new
         self._insert("create_runs", 25, [run_values(new.row) for new in created.values()])
-        self._append_events([], list(created.values()))
+        self._begin_histories(list(created.values()))
         self._follow(list(created.values()))
         if others:
             there = self._states_of(others)
@@ -223,7 +217,7 @@ class Operations:
         self._run("settle_inbox", new.row.id)
         self._run("stop_following", new.row.id)
         self._statements.replace_run(new.row)
-        self._append_events([], [new])
+        self._begin_histories([new])
         self._follow([new])
         return ACCEPTED
 
@@ -274,27 +268,11 @@ class Operations:
         return ACCEPTED if settled else Refused("taken")
 
     # -- parts ------------------------------------------------------------------------------------------------------
-    def _append_events(self, appends: Sequence[Append], news: Sequence[NewRun]) -> None:
-        """Insert the events and payloads of accepted appends and of new runs, and the tags of these."""
-        self._insert_history(appends, news)
-        for append in appends:
-            if append.row.budget is not None:
-                self._run("set_budget", append.row.budget, append.run)
-            if append.checkpoints:
-                self._keep_checkpoints(append)
-            if append.beside is not None:
-                self._insert("keep_answers", 4, append.beside.answers)
-                self._insert("keep_entries", 12, append.beside.entries)
-
-    def _insert_history(self, appends: Sequence[Append], news: Sequence[NewRun]) -> None:
-        """Insert events, payloads, tags, and the streams that a run begins with."""
+    def _begin_histories(self, news: Sequence[NewRun]) -> None:
+        """Insert the events of new runs, and what comes with them."""
         events: list[Row] = []
         payloads: list[Row] = []
         tags: list[Row] = []
-        for a in appends:
-            run, generation = a.run, a.generation
-            events += [(run, generation, *event) for event in a.events]
-            payloads += [(run, digest, value) for digest, value in a.payloads]
         for new in news:
             events += [(new.row.id, new.row.generation, *event) for event in (new.event, *new.more)]
             payloads += [(new.row.id, digest, value) for digest, value in new.payloads]
@@ -305,6 +283,22 @@ class Operations:
         self._insert("append_events", 8, events)
         self._insert("keep_payloads", 3, payloads)
         self._insert("keep_tags", 4, tags)
+
+    def _keep_more(self, appends: Sequence[Append]) -> None:
+        """Write what some appends have beside their events."""
+        appends = [append for append in appends if has_more(append)]
+        payloads = [(append.run, digest, value) for append in appends for digest, value in append.payloads]
+        self._insert("keep_payloads", 3, payloads)
+        for append in appends:
+            if append.row.budget is not None:
+                self._run("set_budget", append.row.budget, append.run)
+            if append.checkpoints:
+                self._keep_checkpoints(append)
+            if append.beside is not None:
+                self._insert("keep_answers", 4, append.beside.answers)
+                self._insert("keep_entries", 12, append.beside.entries)
+            if append.consumed:
+                self._run("consume", append.run, self._statements.numbers(append.consumed))
 
     def _keep_checkpoints(self, append: Append) -> None:
         """Insert new checkpoints, and drop those that are too old by now."""
@@ -317,10 +311,6 @@ class Operations:
         for row in rows:
             if row.what == "checkpoint":
                 self._run("remove_checkpoint", row.run, row.generation, row.seq)
-
-    def _consume(self, append: Append) -> None:
-        if append.consumed:
-            self._run("consume", append.run, self._statements.numbers(append.consumed))
 
     def _follow(self, news: Sequence[NewRun]) -> None:
         followed = [(new.row.id, new.follower, new.follower_call) for new in news if new.follower is not None]

@@ -3,10 +3,11 @@
 A text comes as a text, or as bytes where the database does not look into it: then it may be damaged.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from everstep.model.status import ENDED
 from everstep.stores.keys import EffectRow
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import Append, HoldRow, RunRow, WorkerRow
@@ -104,31 +105,38 @@ def _run_row(values: Row, errors: str, tags: dict[str, str]) -> RunRow:
     )
 
 
-def head_values(append: Append) -> Row:
-    """Return the parameters of `move_head`: the new head and what else always changes, then what is expected."""
+_NO_CHANGE: Final = (None,) * 6
+_NO_EVENT: Final = (None,) * 6
+
+
+def stays(append: Append) -> bool:
+    """Tell whether an append is said to move the head of its run, and to leave the rest of the row as it is."""
     row = append.row
-    if append.events:
-        last = append.events[-1]
-        seq, digest = last.seq, last.digest
-    else:
-        seq, digest = append.expected_seq, append.expected_digest
+    is_running = row.stays and row.status == "running" and row.wake_at is None
+    return is_running and row.outcome is None and row.progress and not append.release
+
+
+def head_values(append: Append) -> Row:
+    """Return the parameters of `move_head`: what is expected, what always changes, the new head."""
+    row, events = append.row, append.events
     return (
-        seq,
-        digest,
-        row.at,
-        row.current_step,
-        row.published,
         append.run,
         append.generation,
         append.epoch,
         append.expected_seq,
         append.expected_digest,
+        row.at,
+        row.current_step,
+        row.published,
+        events[-1][0] if events else append.expected_seq,
+        events[-1][5] if events else append.expected_digest,
     )
 
 
-def change_values(append: Append, ended: bool) -> Row:
+def change_values(append: Append) -> Row:
     """Return the parameters of `change_row`: those of `move_head`, then status, timer, outcome, end, lease."""
     row = append.row
+    ended = row.status in ENDED
     return (
         *head_values(append),
         row.status,
@@ -138,6 +146,13 @@ def change_values(append: Append, ended: bool) -> Row:
         ended or append.release,
         bool(append.events) and row.progress,
     )
+
+
+def move_values(append: Append) -> Row:
+    """Return the parameters of `move`, for an append with one or two events."""
+    events = append.events
+    head = (*head_values(append), *_NO_CHANGE) if stays(append) else change_values(append)
+    return (*head, *events[0], *(events[1] if len(events) == 2 else _NO_EVENT))
 
 
 def effect_values(row: EffectRow) -> Row:

@@ -19,8 +19,9 @@ from typing import Any
 import apsw
 
 from everstep.errors import Damaged, StoreError, StoreFailed, StoreFull
-from everstep.model.crash_points import crash_point
+from everstep.model.crash_points import crash_point, unarmed
 from everstep.stores.protocol import Busy, Failed, Operation, Verdict
+from everstep.stores.sql.operations import ACCEPTED
 from everstep.stores.sql.reading_back import is_there
 from everstep.stores.sql.rows import Row
 from everstep.stores.sqlite.connections import Patience, is_no_room, translated
@@ -77,28 +78,53 @@ class Writer:
         Raises what stops the whole store, or this batch: no room, read-only, locked, failed.
         """
         crash_point("store.commit.before")
-        self._begin(patient)
-        verdicts: list[Verdict] | None = None
+        verdicts: list[Verdict] | None
         try:
-            verdicts = self._write(operations, patient)
-            crash_point("store.commit.written")
-            self._end()
+            verdicts = [ACCEPTED] * len(operations)
+            if not self._write_at_once(operations, patient):
+                verdicts = None
+                self._begin(patient)
+                verdicts = self._write(operations, patient)
+                crash_point("store.commit.written")
+                self._end()
+            crash_point("store.commit.after")
+            return True, verdicts
         except Exception as error:  # noqa: BLE001 - every failure of a commit is an unknown commit
-            trouble = self._trouble(error)
-            self._roll_back()
-            if isinstance(trouble, StoreFailed | Busy):
-                # After a failed sync even what can be read back may not be on the disk.
-                raise trouble from (error if trouble is not error else None)
-            if verdicts is not None and self._was_done(operations, verdicts):
-                return True, verdicts
-            if isinstance(trouble, StoreError):
-                raise trouble from (error if trouble is not error else None)
-            return False, [Failed(self._as_damage(trouble))] * len(operations)
+            return self._after_failure(operations, verdicts, error)
         except BaseException:
             self._roll_back()
             raise
-        crash_point("store.commit.after")
-        return True, verdicts
+
+    def _after_failure(
+        self, operations: Sequence[Operation], verdicts: list[Verdict] | None, error: Exception
+    ) -> tuple[bool, list[Verdict]]:
+        """Find out what was done. The verdicts are those that were reached before it failed, if it came to that."""
+        trouble = self._trouble(error)
+        self._roll_back()
+        if isinstance(trouble, StoreFailed | Busy):
+            # After a failed sync even what can be read back may not be on the disk.
+            raise trouble from (error if trouble is not error else error.__cause__)
+        if verdicts is not None and self._was_done(operations, verdicts):
+            return True, verdicts
+        if isinstance(trouble, StoreError):
+            raise trouble from (error if trouble is not error else error.__cause__)
+        return False, [Failed(self._as_damage(trouble))] * len(operations)
+
+    def _write_at_once(self, operations: Sequence[Operation], patient: bool) -> bool:
+        """Do a batch with one statement, without a hop back into Python; if that cannot be, nothing was done."""
+        self._refuse_after_failure()
+        self._patience.is_patient = patient
+        is_watched = crash_point is not unarmed
+        if is_watched:
+            self.connection.set_commit_hook(_about_to_commit)
+        try:
+            return self._transaction.at_once(operations)
+        except apsw.BusyError as error:
+            raise (translated(error, self._path, writing=True) if patient else Busy()) from error
+        finally:
+            self._patience.is_patient = True
+            if is_watched:
+                self.connection.set_commit_hook(None)
 
     def _write(self, operations: Sequence[Operation], patient: bool) -> list[Verdict]:
         if len(operations) > 1:
@@ -156,9 +182,12 @@ class Writer:
         version: int = self._row("data_version")[0]
         return version
 
-    def _begin(self, patient: bool) -> None:
+    def _refuse_after_failure(self) -> None:
         if self._failure is not None:
             raise StoreFailed(str(self._failure)) from self._failure
+
+    def _begin(self, patient: bool) -> None:
+        self._refuse_after_failure()
         self._patience.is_patient = patient
         try:
             self._cursor.execute("BEGIN IMMEDIATE")
@@ -210,3 +239,9 @@ class Writer:
     def _row(self, name: str, *parameters: Any) -> Row:
         rows: list[Row] = self._cursor.execute(query(name), parameters).fetchall()
         return rows[0] if rows else ()
+
+
+def _about_to_commit() -> bool:
+    """Between what one statement has written and its commit; False lets it go on."""
+    crash_point("store.commit.written")
+    return False

@@ -20,47 +20,25 @@ INSERT INTO meta (name, value) VALUES ('schema_version', ?) ON CONFLICT (name) D
 
 -- ---------------------------------------------------------------------------------------------------- appending
 
--- name: move_head
--- The common append: the run stays `running` under the same owner. It leaves alone every column that an index has or
--- asks about, so no index is written. It changes no row if the run is not as expected.
-UPDATE runs SET
-    head_seq = ?1, head_digest = ?2, updated_at = ?3, current_step = ?4, published = coalesce(?5, published), deaths = 0
-WHERE id = ?6 AND generation = ?7 AND epoch = ?8 AND head_seq = ?9 AND head_digest = ?10
-    AND status = 'running' AND wake_at IS NULL;
+-- name: move
+-- An append that concerns nobody else: see the view.
+INSERT INTO moves VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- name: move_heads
--- The same for many runs at once.
-WITH new (head_seq, head_digest, at, current_step, published, run, generation, epoch, expected_seq, expected_digest)
-    AS (VALUES {rows:10})
+-- name: move_head
+-- One of many appends, to a run that stays `running` under the same owner. It leaves alone every column that an index has
+-- or asks about, so no index is written. It changes no row if the run is not as expected.
 UPDATE runs SET
-    head_seq = new.head_seq, head_digest = new.head_digest, updated_at = new.at, current_step = new.current_step,
-    published = coalesce(new.published, runs.published), deaths = 0
-FROM new
-WHERE runs.id = new.run AND runs.generation = new.generation AND runs.epoch = new.epoch
-    AND runs.head_seq = new.expected_seq AND runs.head_digest = new.expected_digest
-    AND runs.status = 'running' AND runs.wake_at IS NULL;
+    head_seq = ?9, head_digest = ?10, updated_at = ?6, current_step = ?7, published = coalesce(?8, published), deaths = 0
+WHERE id = ?1 AND generation = ?2 AND epoch = ?3 AND head_seq = ?4 AND head_digest = ?5
+    AND status = 'running' AND wake_at IS NULL;
 
 -- name: change_row
 -- An append that also changes status, lease or timer. An end has an ended_at and gives the lease back.
 UPDATE runs SET
-    head_seq = ?1, head_digest = ?2, updated_at = ?3, current_step = ?4, published = coalesce(?5, published),
+    head_seq = ?9, head_digest = ?10, updated_at = ?6, current_step = ?7, published = coalesce(?8, published),
     status = ?11, wake_at = ?12, outcome = ?13, ended_at = ?14, owner = CASE WHEN ?15 THEN NULL ELSE owner END,
     deaths = CASE WHEN ?16 THEN 0 ELSE deaths END
-WHERE id = ?6 AND generation = ?7 AND epoch = ?8 AND head_seq = ?9 AND head_digest = ?10;
-
--- name: change_rows
--- The same for many runs at once.
-WITH new (head_seq, head_digest, at, current_step, published, run, generation, epoch, expected_seq, expected_digest,
-        status, wake_at, outcome, ended_at, release, moved)
-    AS (VALUES {rows:16})
-UPDATE runs SET
-    head_seq = new.head_seq, head_digest = new.head_digest, updated_at = new.at, current_step = new.current_step,
-    published = coalesce(new.published, runs.published), status = new.status, wake_at = new.wake_at,
-    outcome = new.outcome, ended_at = new.ended_at, owner = CASE WHEN new.release THEN NULL ELSE runs.owner END,
-    deaths = CASE WHEN new.moved THEN 0 ELSE runs.deaths END
-FROM new
-WHERE runs.id = new.run AND runs.generation = new.generation AND runs.epoch = new.epoch
-    AND runs.head_seq = new.expected_seq AND runs.head_digest = new.expected_digest;
+WHERE id = ?1 AND generation = ?2 AND epoch = ?3 AND head_seq = ?4 AND head_digest = ?5;
 
 -- name: set_budget
 -- Beside an append that was accepted, for the few runs that have one.

@@ -11,17 +11,23 @@ from typing import Any, Final
 
 import apsw
 
-from everstep.model.status import ENDED, Status
-from everstep.stores.protocol import Append, NewRun, Operation, RunRow, Verdict, child_value
-from everstep.stores.sql.batch import Batch, is_simple, keeps_running
+from everstep.model.status import Status
+from everstep.stores.protocol import Append, Operation, RunRow, Verdict, check_events, child_value
+from everstep.stores.sql.batch import Batch, is_move
 from everstep.stores.sql.operations import ACCEPTED, Operations
-from everstep.stores.sql.rows import Row, as_json, change_values, head_values, run_values, tag_values
+from everstep.stores.sql.rows import (
+    Row,
+    as_json,
+    change_values,
+    head_values,
+    move_values,
+    run_values,
+    stays,
+)
 from everstep.stores.sqlite.queries import batches, query, statements
 
 WITH_KEYS: Final = 2
 """What `entangled` says of a run whose steps have keys."""
-JOIN_ROWS_MIN = 4
-"""Joining `runs` with a list of rows costs as much as this many plain updates."""
 
 
 class SqliteStatements:
@@ -86,6 +92,18 @@ class Transaction(Operations):
         super().__init__(SqliteStatements(connection))
 
     # -- a whole batch --------------------------------------------------------------------------------------------
+    def at_once(self, operations: Sequence[Operation]) -> bool:
+        """Do a batch with one statement, which is a transaction by itself. If that cannot be, nothing was done."""
+        append = operations[0]
+        if len(operations) > 1 or type(append) is not Append or not is_move(append):
+            return False
+        check_events(append)
+        try:
+            self._run("move", *move_values(append))
+        except apsw.ConstraintError:
+            return False
+        return True
+
     def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
         """Do a batch with few statements, or return None if some would be refused; then roll back."""
         batch = Batch(operations)
@@ -108,22 +126,10 @@ class Transaction(Operations):
         runs = [run_values(start.new.row) for start in batch.starts]
         if self._insert("create_runs", 25, runs) != len(runs):
             return False
-        heads: list[Append] = []
-        changes: list[Append] = []
-        for append in batch.appends:
-            (heads if keeps_running(append) else changes).append(append)
-        found = self._update("move_head", "move_heads", [head_values(append) for append in heads])
-        if found != len(heads):
-            # Some were not `running` before. Those that moved just now no longer have the expected head.
-            changes += heads
-        rows = [change_values(append, append.row.status in ENDED) for append in changes]
-        found += self._update("change_row", "change_rows", rows)
-        if found != len(batch.appends):
+        self._begin_histories([start.new for start in batch.starts])
+        if not self._move(batch.appends):
             return False
-        self._append_events(batch.appends, [start.new for start in batch.starts])
-        for append in batch.appends:
-            if append.consumed:
-                self._consume(append)
+        self._keep_more(batch.appends)
         if batch.followed:
             told = [
                 (place, a.run, child_value(a.row.status, a.row.outcome, a.row.budget), a.row.at)
@@ -133,48 +139,32 @@ class Transaction(Operations):
             self._run("forget_followers", as_json([append.run for append in batch.followed]))
         return True
 
-    # -- parts ------------------------------------------------------------------------------------------------------
-    def _append_alone(self, append: Append, ended: bool) -> bool:
-        if not is_simple(append) or (ended and self._all("entangled", as_json([append.run]))):
-            return False
-        found = self._update("move_head", "move_heads", [head_values(append)]) if keeps_running(append) else 0
-        found = found or self._update("change_row", "change_rows", [change_values(append, ended)])
-        if found:
-            self._append_events([append], [])
-            self._consume(append)
-        return bool(found)
-
-    def _insert_history(self, appends: Sequence[Append], news: Sequence[NewRun]) -> None:
+    def _move(self, appends: Sequence[Append]) -> bool:
+        """Move heads and append events; False if not all runs were as expected."""
+        heads: list[Row] = []
+        changes: list[Row] = []
         events: list[Any] = []
-        payloads: list[Row] = []
-        tags: list[Row] = []
-        for a in appends:
-            run, generation = a.run, a.generation
-            for event in a.events:
-                events += (run, generation, *event)
-            if a.payloads:
-                payloads += [(run, digest, value) for digest, value in a.payloads]
-        for new in news:
-            for event in (new.event, *new.more):
-                events += (new.row.id, new.row.generation, *event)
-            payloads += [(new.row.id, digest, value) for digest, value in new.payloads]
-            if new.row.tags:
-                tags += tag_values(new.row)
-            if new.entries:
-                self._insert("keep_entries", 12, new.entries)
+        for append in appends:
+            if stays(append):
+                heads.append(head_values(append))
+            else:
+                changes.append(change_values(append))
+            whose = append.run, append.generation
+            for event in append.events:
+                events += whose + event
+        if self._update("move_head", heads) + self._update("change_row", changes) != len(appends):
+            return False
         self._statements.insert_flat("append_events", 8, events)
-        self._insert("keep_payloads", 3, payloads)
-        self._insert("keep_tags", 4, tags)
+        return True
 
-    def _update(self, one: str, many: str, rows: Sequence[Row]) -> int:
-        """Update a row of `runs` for each row of parameters, and return how many were as expected."""
-        found = 0
-        if len(rows) < JOIN_ROWS_MIN:
-            for row in rows:
-                self._cursor.execute(query(one), row)
-                found += self._connection.changes()
-            return found
-        for sql, parameters in batches(many, len(rows[0]), list(chain.from_iterable(rows))):
-            self._cursor.execute(sql, parameters)
-            found += self._connection.changes()
-        return found
+    def _update(self, name: str, rows: Sequence[Row]) -> int:
+        """Update a row of `runs` for each row of parameters, and return how many were as expected.
+
+        One by one: a join with all of them takes twice as long.
+        """
+        if not rows:
+            return 0
+        before = self._connection.total_changes()
+        self._cursor.executemany(query(name), rows)
+        changed: int = self._connection.total_changes() - before
+        return changed

@@ -64,6 +64,55 @@ CREATE TABLE events (
     PRIMARY KEY (run, generation, seq)
 ) STRICT;
 
+-- What most transactions of a program with one run at a time do, as one statement, which is a transaction by itself: the
+-- row that is inserted here moves the head of a run and appends its next one or two events. If the run is not as
+-- expected, the statement is undone. Without a status the run stays `running` under the same owner: that leaves alone
+-- every column of `runs` that an index has or asks about. An end must concern nobody else.
+CREATE VIEW moves (
+    run, generation, epoch, expected_seq, expected_digest, at, current_step, published, head_seq, head_digest,
+    status, wake_at, outcome, ended_at, release, progress,
+    seq_1, kind_1, step_1, at_1, body_1, digest_1, seq_2, kind_2, step_2, at_2, body_2, digest_2
+) AS SELECT
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
+
+CREATE TRIGGER moves_of_running_runs INSTEAD OF INSERT ON moves WHEN NEW.status IS NULL
+BEGIN
+    UPDATE runs SET
+        head_seq = NEW.head_seq, head_digest = NEW.head_digest, updated_at = NEW.at, current_step = NEW.current_step,
+        published = coalesce(NEW.published, published), deaths = 0
+    WHERE id = NEW.run AND generation = NEW.generation AND epoch = NEW.epoch AND head_seq = NEW.expected_seq
+        AND head_digest = NEW.expected_digest AND status = 'running' AND wake_at IS NULL;
+    SELECT RAISE(ABORT, 'a run is not as expected') WHERE changes() <> 1;
+    INSERT INTO events (run, generation, seq, kind, step, at, body, digest)
+        VALUES (NEW.run, NEW.generation, NEW.seq_1, NEW.kind_1, NEW.step_1, NEW.at_1, NEW.body_1, NEW.digest_1);
+    INSERT INTO events (run, generation, seq, kind, step, at, body, digest)
+        SELECT NEW.run, NEW.generation, NEW.seq_2, NEW.kind_2, NEW.step_2, NEW.at_2, NEW.body_2, NEW.digest_2
+        WHERE NEW.seq_2 IS NOT NULL;
+END;
+
+CREATE TRIGGER moves_of_other_runs INSTEAD OF INSERT ON moves WHEN NEW.status IS NOT NULL
+BEGIN
+    SELECT RAISE(ABORT, 'the end of a run concerns others') WHERE NEW.ended_at IS NOT NULL AND (
+        EXISTS (SELECT 1 FROM followers WHERE run = NEW.run)
+        OR EXISTS (SELECT 1 FROM signals INDEXED BY signals_pending WHERE state = 'pending' AND run = NEW.run)
+        OR EXISTS (SELECT 1 FROM effects INDEXED BY effects_run WHERE state = 'under-way' AND run = NEW.run)
+    );
+    UPDATE runs SET
+        head_seq = NEW.head_seq, head_digest = NEW.head_digest, updated_at = NEW.at, current_step = NEW.current_step,
+        published = coalesce(NEW.published, published), status = NEW.status, wake_at = NEW.wake_at,
+        outcome = NEW.outcome, ended_at = NEW.ended_at, owner = CASE WHEN NEW.release THEN NULL ELSE owner END,
+        deaths = CASE WHEN NEW.progress THEN 0 ELSE deaths END
+    WHERE id = NEW.run AND generation = NEW.generation AND epoch = NEW.epoch AND head_seq = NEW.expected_seq
+        AND head_digest = NEW.expected_digest;
+    SELECT RAISE(ABORT, 'a run is not as expected') WHERE changes() <> 1;
+    INSERT INTO events (run, generation, seq, kind, step, at, body, digest)
+        VALUES (NEW.run, NEW.generation, NEW.seq_1, NEW.kind_1, NEW.step_1, NEW.at_1, NEW.body_1, NEW.digest_1);
+    INSERT INTO events (run, generation, seq, kind, step, at, body, digest)
+        SELECT NEW.run, NEW.generation, NEW.seq_2, NEW.kind_2, NEW.step_2, NEW.at_2, NEW.body_2, NEW.digest_2
+        WHERE NEW.seq_2 IS NOT NULL;
+END;
+
 -- With a rowid: large rows in the tree of the key itself would make it deep.
 CREATE TABLE payloads (
     run TEXT NOT NULL,
