@@ -14,7 +14,7 @@ from everstep.stores.postgres.addresses import address_of
 from everstep.stores.postgres.opening import script
 from everstep.stores.protocol import StartRun
 from tests.postgres.server import Server
-from tests.stores.kit import PostgresHarness, new_run
+from tests.stores.kit import PostgresHarness, new_run, python
 
 
 def test_a_store_is_made_once_however_many_open_it(url: str) -> None:
@@ -164,3 +164,17 @@ def test_what_a_role_has_set_for_other_purposes_does_not_count(server: Server, s
         store.close()
         server.drop(schema)
         server.ask(f"DROP ROLE {schema}_odd")
+
+
+def test_without_psycopg_it_is_said_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["psycopg"] = None
+import everstep
+try:
+    with everstep.open("postgresql://127.0.0.1:1/x"):
+        pass
+except everstep.errors.Misuse as error:
+    print(error)
+"""
+    assert "pip install 'everstep[postgres]'" in python(code)
