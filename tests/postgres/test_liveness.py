@@ -140,10 +140,12 @@ def test_behind_a_pooler_only_the_lease_counts(postgres: PostgresHarness) -> Non
     assert pooled.is_in_use()
     assert pooled.commit([StartRun(new_run("a", status="running", owner="w"))])
     assert postgres.due("me", pooled.now()) == []
-    assert pooled.renew("w", 1)
+    assert pooled.renew("w", pooled.now() - 1)
     assert postgres.due("me", pooled.now()) == ["a"]
-    pooled.close()
     assert postgres.store.bury_dead(0) == [], "nobody knows whether it lives"
+    assert pooled.renew("w", pooled.now() - 2 * 3600 * 1_000_000)
+    pooled.close()
+    assert postgres.store.bury_dead(0) == ["w"], "but not for ever"
 
 
 # -- news -----------------------------------------------------------------------------------------------------------

@@ -747,10 +747,13 @@ SELECT pg_advisory_unlock($1::int, $2::int);
 -- name: silent_workers
 -- Workers whose lock nobody has, and those whose lease has lapsed. A restart of the server frees all locks, so none is
 -- missed before everybody has had a while to take them again. (A lock that could be had is let go with the transaction.)
+-- Of one that could never have a lock nobody knows; after an hour without a lease its row goes.
 SELECT id, place, is_lockless, is_lapsed FROM (
     SELECT id, place,
-        has_lock <> 0 AND clock_timestamp() - pg_postmaster_start_time() >= make_interval(secs => $2::bigint / 1000000.0)
-            AND pg_try_advisory_xact_lock_shared($1::int, place::int) AS is_lockless,
+        CASE WHEN has_lock = 0 THEN lease_until <= extract(epoch FROM clock_timestamp() - interval '1 hour') * 1000000
+            ELSE clock_timestamp() - pg_postmaster_start_time() >= make_interval(secs => $2::bigint / 1000000.0)
+                AND pg_try_advisory_xact_lock_shared($1::int, place::int)
+        END AS is_lockless,
         lease_until <= extract(epoch FROM clock_timestamp()) * 1000000 AS is_lapsed
     FROM everstep.workers
 ) AS looked_at
