@@ -160,7 +160,7 @@ class Transaction(Operations):
     def _update(self, name: str, rows: Sequence[Row]) -> int:
         """Update a row of `runs` for each row of parameters, and return how many were as expected.
 
-        One by one: a join with all of them takes twice as long.
+        One by one: of a join with many of them SQLite makes a walk over all runs that are running.
         """
         if not rows:
             return 0
