@@ -13,6 +13,7 @@ from everstep.engine.existing import existing_run
 from everstep.engine.handles import Run
 from everstep.engine.moving import Exported, Imported, Unfinished
 from everstep.engine.repairing import Repair
+from everstep.engine.schedules import ScheduleVerbs
 from everstep.engine.starting import Origin, new_run
 from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, checked_choice, workflow_of
 from everstep.errors import Misuse, StoreError
@@ -27,7 +28,7 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 
-class App(Driving):
+class App(ScheduleVerbs, Driving):
     """Starts runs, drives those it started (and with `recover` those whose owner is gone), and answers questions."""
 
     # -- starting --------------------------------------------------------------------------------------------------

@@ -84,6 +84,8 @@ TABLE: Final[dict[str, str]] = {
     "notification.settled": "that is written down",
     "run.continue": "a run's code goes on with a fresh history, and neither its end nor its beginning is recorded",
     "run.continued": "the fresh history is durable, and nobody drives it yet",
+    "schedule.due": "a tick has come, and neither its run nor that it was started is written",
+    "schedule.fired": "the run of a tick is durable, with the schedule that says so, and nobody drives it yet",
     "run.fork": "a fork is about to be written, and nothing of it is in the store",
     "run.forked": "a fork is durable, and neither its driver nor whoever wanted it knows",
     "run.end": "a run's code has ended and its end is not recorded",

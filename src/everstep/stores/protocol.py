@@ -37,6 +37,7 @@ from everstep.stores.rows import (
     RunRow,
     WorkerRow,
 )
+from everstep.stores.schedules import ChangeSchedule, ScheduleRow
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.
@@ -188,6 +189,7 @@ Operation = (
     | SettleNotification
     | ImportRuns
     | DeletePart
+    | ChangeSchedule
 )
 
 
@@ -409,6 +411,21 @@ class Store(Protocol):
 
     def next_notification(self, *, target: str) -> int | None:
         """Return the earliest `next_at` among the pending notifications for a target."""
+        ...
+
+    def schedules(self, *, name: str | None = None) -> list[ScheduleRow]:
+        """Return schedules, by their names; with `name` that one, if it is there."""
+        ...
+
+    def due_schedules(self, *, at: int, workflows: Sequence[str], limit: int) -> list[ScheduleRow]:
+        """Return the schedules of these workflows about which something is to be done, `limit` of each kind.
+
+        First those whose `next_at` has come, the longest due first; then the others that wait for a run, by name.
+        """
+        ...
+
+    def next_schedule(self, *, workflows: Sequence[str]) -> int | None:
+        """Return the earliest `next_at` among the schedules of these workflows."""
         ...
 
     def changed(self) -> bool:

@@ -40,6 +40,7 @@ from everstep.stores.protocol import (
     StartRun,
     Verdict,
 )
+from everstep.stores.schedules import ChangeSchedule
 from everstep.stores.sqlite.connections import Patience, is_no_room, translated
 from everstep.stores.sqlite.queries import query
 from everstep.stores.sqlite.rows import Row
@@ -274,6 +275,10 @@ class Writer:
             case TakeNotification(), Accepted():
                 claim = self._row("notification_claim", operation.id)
                 return claim == (operation.attempt, operation.worker, operation.until)
+            case ChangeSchedule(row=row), Accepted() if row is not None:
+                return self._row("schedule_revision", operation.name) == (row.revision,)
+            case ChangeSchedule(), _:
+                return False
             case ((Post() | Claim() | Release() | SettleKey() | ForgetKeys() | RepairRun() | MarkRestored()), _):
                 return False
             case ImportRuns(dumps=[first, *_]), Accepted():

@@ -27,6 +27,7 @@ from everstep.stores.protocol import (
     Verdict,
     WorkerRow,
 )
+from everstep.stores.schedules import ScheduleRow
 from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.connections import Durability, Patience, connect
 from everstep.stores.sqlite.liveness import LiveLocks
@@ -242,6 +243,18 @@ class SqliteStore:
     def next_notification(self, *, target: str) -> int | None:
         """Return the earliest `next_at` among the pending notifications for a target."""
         return self._reader.next_notification(target)
+
+    def schedules(self, *, name: str | None = None) -> list[ScheduleRow]:
+        """Return schedules, by their names."""
+        return self._reader.schedules(name)
+
+    def due_schedules(self, *, at: int, workflows: Sequence[str], limit: int) -> list[ScheduleRow]:
+        """Return the schedules that are due at a time, and then those that wait for a run."""
+        return self._reader.due_schedules(at=at, workflows=workflows, limit=limit)
+
+    def next_schedule(self, *, workflows: Sequence[str]) -> int | None:
+        """Return the earliest `next_at` among the schedules of these workflows."""
+        return self._reader.next_schedule(workflows)
 
     # -- workers ------------------------------------------------------------------------------------------------
     def register_worker(

@@ -39,6 +39,7 @@ from everstep.stores.protocol import (
     check_events,
     child_value,
 )
+from everstep.stores.schedules import ChangeSchedule
 from everstep.stores.sqlite.batch import Batch, has_more, is_move
 from everstep.stores.sqlite.keys import KeyTable
 from everstep.stores.sqlite.moving import Moving
@@ -58,6 +59,7 @@ from everstep.stores.sqlite.rows import (
     tag_values,
     text,
 )
+from everstep.stores.sqlite.schedules import schedule_values
 
 ACCEPTED: Final = Accepted()
 WITH_KEYS: Final = 2
@@ -172,6 +174,8 @@ class Transaction:
                 return self._moving.accept(operation)
             case DeletePart():
                 return self._moving.delete(operation)
+            case ChangeSchedule():
+                return self._change_schedule(operation)
 
     def _append(self, append: Append) -> Verdict:
         check_events(append)
@@ -342,6 +346,23 @@ class Transaction:
             facts = (settle.id, settle.attempt, settle.state, settle.next_at, settle.error)
             self._run("notification_not_sent", facts)
         return ACCEPTED if self._connection.changes() else Refused("taken")
+
+    def _change_schedule(self, change: ChangeSchedule) -> Verdict:
+        for new in change.starts:
+            check_events(new)
+        if change.row is None:
+            self._run("delete_schedule", (change.name, change.expected))
+        elif change.expected == 0:
+            self._run("create_schedule", schedule_values(change.row))
+        else:
+            self._run("change_schedule", (*schedule_values(change.row), change.expected))
+        if not self._connection.changes():
+            return Refused("taken")
+        for new in change.starts:
+            self._start(new)
+        for post in change.posts:
+            self._post(post)
+        return ACCEPTED
 
     # -- parts ------------------------------------------------------------------------------------------------------
     def _begin_histories(self, news: Sequence[NewRun]) -> None:
