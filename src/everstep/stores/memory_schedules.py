@@ -21,7 +21,7 @@ class MemorySchedules:
         if (there.revision if there is not None else 0) != change.expected:
             return False
         if change.row is None:
-            self._schedules.pop(change.name, None)
+            return self._schedules.pop(change.name, None) is not None
         else:
             self._schedules[change.name] = change.row
         return True
