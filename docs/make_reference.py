@@ -372,13 +372,23 @@ def command_line_page() -> str:
         parts.append(f"## {section}\n")
         for name in names:
             command = group.get_command(context, name)
-            usage = " ".join(["everstep", name, *command.collect_usage_pieces(click.Context(command))])
-            texts = [text_of_help(one) for one in inspect.cleandoc(command.help or "").split("\n\n")]
-            parts.append(f"### `everstep {name}`\n\n```text\n{usage}\n```\n\n" + "\n\n".join(texts) + "\n")
-            options = [one for one in command.params if isinstance(one, click.Option)]
-            rows = [f"| {', '.join(f'`{word}`' for word in one.opts)} | {cell(option_text(one))} |" for one in options]
-            parts.append("| option | meaning |\n| --- | --- |\n" + "\n".join(rows) + "\n")
+            parts += command_entries(name, command)
     return "\n".join(parts)
+
+
+def command_entries(name: str, command: Any) -> list[str]:
+    """A command with its arguments and options; of a group, its commands."""
+    usage = " ".join(["everstep", name, *command.collect_usage_pieces(click.Context(command))])
+    texts = [text_of_help(one) for one in inspect.cleandoc(command.help or "").split("\n\n")]
+    parts = [f"### `everstep {name}`\n\n```text\n{usage}\n```\n\n" + "\n\n".join(texts) + "\n"]
+    if isinstance(command, click.Group):
+        for inner, one in command.commands.items():
+            parts += command_entries(f"{name} {inner}", one)
+        return parts
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    rows = [f"| {', '.join(f'`{word}`' for word in one.opts)} | {cell(option_text(one))} |" for one in options]
+    parts.append("| option | meaning |\n| --- | --- |\n" + "\n".join(rows) + "\n")
+    return parts
 
 
 def text_of_help(paragraph: str) -> str:

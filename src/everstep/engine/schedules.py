@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from everstep.engine.agreement import preview_text
 from everstep.engine.by_name import NamedWorkflow, target_of
 from everstep.engine.clock import microseconds
 from everstep.engine.scheduling import changed_row, definition_of, state_of
@@ -92,7 +93,7 @@ class Schedule:
 
     async def show(self) -> Scheduled:
         """Return the schedule as it is now. Raises `UnknownSchedule` if there is none."""
-        return scheduled(self._app, existing_schedule(self._app, self.name))
+        return scheduled(existing_schedule(self._app, self.name))
 
     async def pause(self, note: str = "", *, by: str = "") -> None:
         """Start no more runs by time, until it is resumed. Those under way go on; a tick that waits is dropped.
@@ -201,7 +202,7 @@ def existing_schedule(app: "Driving", name: str) -> ScheduleRow:
     return rows[0]
 
 
-def scheduled(app: "Driving", row: ScheduleRow) -> Scheduled:
+def scheduled(row: ScheduleRow) -> Scheduled:
     """Return a schedule as people see it."""
     definition, state = definition_of(row), state_of(row)
     is_paused = state.stopped_at is not None
@@ -209,7 +210,7 @@ def scheduled(app: "Driving", row: ScheduleRow) -> Scheduled:
     for name in ("every", "offset", "jitter"):
         facts[name] = facts[name] / 1e6
     del facts["digest"]
-    facts["arguments"] = app.codec.preview(bytes(definition.arguments))
+    facts["arguments"] = preview_text(bytes(definition.arguments))
     standing = msgspec.structs.asdict(state)
     for name in ("tick", "stopped_at", "restores"):
         del standing[name]
@@ -349,4 +350,4 @@ class ScheduleVerbs:
 
     async def schedules(self: Any) -> list[Scheduled]:
         """Return all schedules, by their names."""
-        return [scheduled(self, row) for row in self.store.schedules()]
+        return [scheduled(row) for row in self.store.schedules()]
