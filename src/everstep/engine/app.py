@@ -5,7 +5,8 @@ from datetime import timedelta
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
-from everstep.engine import asking, forking, key_operations, moving, operations, repairing
+from everstep.engine import asking, forking, key_operations, moving, operations, outbox, repairing
+from everstep.engine.by_name import NamedWorkflow
 from everstep.engine.clock import microseconds
 from everstep.engine.collecting import Collected, collect
 from everstep.engine.driving import Driving
@@ -44,6 +45,7 @@ class App(ScheduleVerbs, Driving):
         priority: int = ...,
         delay: float = ...,
         tags: dict[str, str] | None = ...,
+        transaction: Any = ...,
     ) -> Run[R]: ...
     @overload
     async def start(
@@ -57,6 +59,7 @@ class App(ScheduleVerbs, Driving):
         priority: int = ...,
         delay: float = ...,
         tags: dict[str, str] | None = ...,
+        transaction: Any = ...,
     ) -> Run[R]: ...
     async def start(  # type: ignore[misc]  # mypy does not see that *args: Any takes any *Ts
         self,
@@ -69,6 +72,7 @@ class App(ScheduleVerbs, Driving):
         priority: int = 0,
         delay: float = 0.0,
         tags: dict[str, str] | None = None,
+        transaction: Any = None,
     ) -> Run[Any]:
         """Start a run, or with the id of an existing one do what `on_existing` says. The start is durable on return.
 
@@ -76,10 +80,15 @@ class App(ScheduleVerbs, Driving):
             goes on here; others are an `IdConflict`), `retry` (attach, and a failed run goes on from what failed),
             `restart` (an ended run begins again; its old history is kept), or `fail`.
         delay: seconds before it begins.
+        transaction: a connection to the store's database with an open transaction of yours (an `apsw.Connection` to its
+            file): the run is there if and only if you commit. It is `queued` then, for a worker.
         """
         target = workflow_of(workflow)
         policy = checked_choice("on_existing", on_existing or target.on_existing, ON_EXISTING)
-        run = checked_run_id(id) if id is not None else self._new_id(target)
+        if transaction is not None:
+            options: Any = {"id": id, "queue": queue, "priority": priority, "delay": delay, "tags": tags}
+            return outbox.start_in(self, target, args, policy, transaction, **options)
+        run = checked_run_id(id) if id is not None else self.new_id(target)
         is_new = id is None
         arguments = self.codec.encode_arguments(target.signature, args, {}, target.name)
         await self.become_worker()
@@ -121,7 +130,7 @@ class App(ScheduleVerbs, Driving):
                 self.let_go(self.drivers[run])
             raise
 
-    def _new_id(self, workflow: Workflow) -> str:
+    def new_id(self, workflow: Workflow | NamedWorkflow) -> str:
         """Return an id that nobody has: the time leads, so that runs of one time lie side by side in the store."""
         at = self.clock.now() // 1000
         return f"{workflow.id_prefix}-{at:011x}{self.randomness.getrandbits(40):010x}"
@@ -184,8 +193,16 @@ class App(ScheduleVerbs, Driving):
             ),
         )
 
-    async def signal(self, run: str, name: str, value: Any = None, *, id: str | None = None) -> None:
-        """Send a signal to a run. It is durable on return. Raises `RunEnded` or `UnknownRun`."""
+    async def signal(
+        self, run: str, name: str, value: Any = None, *, id: str | None = None, transaction: Any = None
+    ) -> None:
+        """Send a signal to a run. It is durable on return. Raises `RunEnded` or `UnknownRun`.
+
+        transaction: as in `start`: the signal is sent if and only if you commit.
+        """
+        if transaction is not None:
+            outbox.signal_in(self, run, name, value, id or "", transaction)
+            return
         await operations.signal(self, run, name, value, id or "")
 
     async def ask(

@@ -84,6 +84,7 @@ TABLE: Final[dict[str, str]] = {
     "notification.settled": "that is written down",
     "run.continue": "a run's code goes on with a fresh history, and neither its end nor its beginning is recorded",
     "run.continued": "the fresh history is durable, and nobody drives it yet",
+    "outbox.written": "a start or a signal is written in a caller's transaction, which is still open",
     "schedule.due": "a tick has come, and neither its run nor that it was started is written",
     "schedule.fired": "the run of a tick is durable, with the schedule that says so, and nobody drives it yet",
     "run.fork": "a fork is about to be written, and nothing of it is in the store",

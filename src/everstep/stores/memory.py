@@ -86,6 +86,10 @@ class MemoryStore(MemoryWork):
                 self._beside = name, apsw.Connection(name, flags=flags)
         return apsw.Connection(self._beside[0], flags=flags)
 
+    def write_in(self, connection: Any, operations: Sequence[Operation]) -> list[Verdict]:
+        """Refuse: what is here is in no database, so it cannot be in one transaction with anything."""
+        raise Misuse("The in-memory store is in no database: for transaction= open a SQLite file.")
+
     # -- writing ------------------------------------------------------------------------------------------------
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations in order, each accepted or refused by itself."""

@@ -5,6 +5,7 @@ which the runs of its ticks are started: so a tick is neither lost nor started t
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -43,3 +44,22 @@ class ChangeSchedule(msgspec.Struct, gc=False):
     row: ScheduleRow | None
     starts: Sequence[NewRun] = ()
     posts: Sequence[Post] = ()
+
+
+class Schedules(Protocol):
+    """What a store tells about schedules."""
+
+    def schedules(self, *, name: str | None = None) -> list[ScheduleRow]:
+        """Return schedules, by their names; with `name` that one, if it is there."""
+        ...
+
+    def due_schedules(self, *, at: int, workflows: Sequence[str], limit: int) -> list[ScheduleRow]:
+        """Return the schedules of these workflows about which something is to be done, `limit` of each kind.
+
+        First those whose `next_at` has come, the longest due first; then the others that wait for a run, by name.
+        """
+        ...
+
+    def next_schedule(self, *, workflows: Sequence[str]) -> int | None:
+        """Return the earliest `next_at` among the schedules of these workflows."""
+        ...

@@ -55,6 +55,7 @@ METHODS: Final = (
     "streams",
     "waiters",
     "workers",
+    "write_in",
 )
 """Every method that can fail. (`close` is how a process ends, and cannot.)"""
 
