@@ -44,6 +44,8 @@ async def finish(folder: Path) -> None:
     """Pause the schedule, wait until all of its runs have ended, and say how many ticks there were."""
     async with everstep.open(url(folder), recover=True, durability="process") as app:
         schedule = app.get_schedule("beat")
+        while not (await schedule.show()).fired:
+            await asyncio.sleep(0.05)
         await asyncio.sleep(0.2)
         await schedule.pause()
         while await app.list(status=["queued", "running", "waiting"], limit=1):
