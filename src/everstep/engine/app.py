@@ -6,7 +6,7 @@ from typing import Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
 from everstep.engine import asking, forking, key_operations, moving, operations, outbox, repairing
-from everstep.engine.by_name import NamedWorkflow
+from everstep.engine.by_name import new_run_id
 from everstep.engine.clock import microseconds
 from everstep.engine.collecting import Collected, collect
 from everstep.engine.driving import Driving
@@ -88,7 +88,7 @@ class App(ScheduleVerbs, Driving):
         if transaction is not None:
             options: Any = {"id": id, "queue": queue, "priority": priority, "delay": delay, "tags": tags}
             return outbox.start_in(self, target, args, policy, transaction, **options)
-        run = checked_run_id(id) if id is not None else self.new_id(target)
+        run = checked_run_id(id) if id is not None else self._new_id(target)
         is_new = id is None
         arguments = self.codec.encode_arguments(target.signature, args, {}, target.name)
         await self.become_worker()
@@ -130,10 +130,8 @@ class App(ScheduleVerbs, Driving):
                 self.let_go(self.drivers[run])
             raise
 
-    def new_id(self, workflow: Workflow | NamedWorkflow) -> str:
-        """Return an id that nobody has: the time leads, so that runs of one time lie side by side in the store."""
-        at = self.clock.now() // 1000
-        return f"{workflow.id_prefix}-{at:011x}{self.randomness.getrandbits(40):010x}"
+    def _new_id(self, workflow: Workflow) -> str:
+        return new_run_id(workflow, self.clock.now(), self.randomness)
 
     @overload
     async def run(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.codec import ANY, Arguments
 from everstep.engine.agreement import refuse_unreadable
-from everstep.engine.by_name import NamedWorkflow
+from everstep.engine.by_name import NamedWorkflow, new_run_id
 from everstep.engine.clock import microseconds
 from everstep.engine.handles import Run
 from everstep.engine.operations import unknown_run
@@ -36,9 +36,9 @@ def unowned_run(
     tags: dict[str, str] | None,
 ) -> tuple[NewRun, Arguments]:
     """Return a run to be created that nobody drives yet."""
-    run = checked_run_id(id) if id is not None else app.new_id(target)
-    arguments = app.codec.encode_arguments(target.signature, tuple(args), {}, target.name)
     at = app.clock.now()
+    run = checked_run_id(id) if id is not None else new_run_id(target, at, app.randomness)
+    arguments = app.codec.encode_arguments(target.signature, tuple(args), {}, target.name)
     new = new_run(
         target,
         run,
