@@ -64,6 +64,7 @@ async def test_each_tick_starts_a_run_that_names_it(place: Place) -> None:
         assert place.runs() == []
         await place.move(app, 1)
         assert place.runs() == [f"hourly@{at(10)}"]
+        await ended(place, f"hourly@{at(10)}")
         await place.move(app, HOUR)
         assert place.runs() == [f"hourly@{at(10)}", f"hourly@{at(11)}"]
         assert await app.get(f"hourly@{at(11)}").result() == "desk"
@@ -79,7 +80,7 @@ async def test_each_tick_starts_a_run_that_names_it(place: Place) -> None:
 async def test_of_several_workers_one_starts_a_tick(place: Place) -> None:
     async with place.worker() as one, place.worker() as two, place.worker() as three:
         await one.schedule(tidy, name="hourly", every=HOUR, overlap="allow")
-        two.scheduler.look()
+        two.scheduler.look()  # as when the pump sees that somebody else has written
         three.scheduler.look()
         await place.clock.rest(one, two, three)
         for number in range(1, 20):
@@ -475,7 +476,7 @@ async def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(place: Pl
 @scenario
 async def test_a_clock_that_was_set_back_neither_loses_nor_doubles_a_tick(place: Place) -> None:
     async with place.worker() as app:
-        await app.schedule(tidy, name="s", every=HOUR)
+        await app.schedule(tidy, name="s", every=HOUR, overlap="allow")
         await place.move(app, 2 * HOUR)
     place.clock._at -= 3 * 3600 * 1_000_000
     place.store._latest = 0
@@ -490,7 +491,7 @@ async def test_a_clock_that_was_set_back_neither_loses_nor_doubles_a_tick(place:
 @scenario
 async def test_after_a_restored_backup_a_tick_that_may_have_been_started_asks_before_it_acts(place: Place) -> None:
     async with place.worker(recover=False) as app:
-        await app.schedule(tidy, name="s", every=HOUR)
+        await app.schedule(tidy, name="s", every=HOUR, overlap="allow")
     place.store.commit([MarkRestored(0)])
     place.clock.advance(1.5 * HOUR)
     async with place.worker() as app:
@@ -498,3 +499,47 @@ async def test_after_a_restored_backup_a_tick_that_may_have_been_started_asks_be
         await place.move(app, HOUR)
         begun = [(await app.get(run).history())[0].body for run in place.runs()]
         assert [body.get("unseen", False) for body in begun] == [True, False]
+
+
+# -- what it costs ---------------------------------------------------------------------------------------------------
+class Counting(FaultyStore):
+    """Counts the questions about schedules."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if "schedule" in name:
+            self.asked.append(name)
+        return super().__getattr__(name)
+
+
+@scenario
+async def test_a_worker_that_waits_for_a_tick_asks_nothing(place: Place) -> None:
+    store = Counting(place.store)
+    app = await everstep.App(store.as_store(), recover=True, clock=place.clock).open()
+    try:
+        await app.schedule(tidy, name="s", every=HOUR)
+        await place.clock.rest(app)
+        store.asked.clear()
+        await asyncio.sleep(0.7)  # many turns of the pump, and a sweep
+        assert store.asked == []
+        app.scheduler.look()  # somebody else has written
+        await place.clock.rest(app)
+        assert store.asked == ["next_schedule"]
+    finally:
+        await app.close()
+
+
+@scenario
+async def test_an_alarm_that_rings_too_early_is_set_again(place: Place) -> None:
+    """On a real clock no alarm is set for later than an hour."""
+    async with place.worker() as app:
+        await app.schedule(tidy, name="s", every=24 * HOUR)
+        for _ in range(3):
+            app.scheduler._ring()
+            await place.clock.rest(app)
+            assert place.runs() == []
+        await place.move(app, 24 * HOUR)
+        assert len(place.runs()) == 1

@@ -145,7 +145,7 @@ class Driving:
             self.worker = worker
             self.pump.start()
             self.collector.begin()
-            self.scheduler.look()
+            self.scheduler.look_closely()
 
     async def close(self, drain: float = 0.0) -> None:
         """Stop: start no more bodies, wait `drain` seconds for those that run, save, and give the runs back."""

@@ -236,7 +236,7 @@ async def change(app: "Driving", name: str, how: Changing) -> None:
             ChangeSchedule(name, row.revision, changed_row(row, definition, state, at))
         )
         if isinstance(verdict, Accepted):
-            app.scheduler.look()
+            app.scheduler.look_closely()
             return
     raise Misuse(f"The schedule {name} is being changed by others all the time; try again.")
 
@@ -266,7 +266,7 @@ async def define(
         state.tick, state.buffered = next_tick(definition, at), None
         new = changed_row(row, definition, state, at)
         if isinstance(await app.committer.submit(ChangeSchedule(row.name, row.revision, new)), Accepted):
-            app.scheduler.look()
+            app.scheduler.look_closely()
             return schedule
     raise Misuse(f"The schedule {schedule.name} is being changed by others all the time; try again.")
 

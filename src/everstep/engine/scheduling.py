@@ -71,18 +71,37 @@ class Scheduler:
         self._app = app
         self._is_looking = self._looks_again = self._is_closed = False
         self._alarm: Alarm | None = None
+        self._next_at: int | None = None
+        """When the store said that there is something to do, the last time that it was asked."""
         self._unreadable: set[str] = set()
         """Schedules that cannot be followed, which was said."""
 
     def look(self) -> None:
+        """Somebody has written something: look soon, unless it was not about schedules."""
+        if self._is_at_work() and not self._has_nothing_new():
+            self.look_closely()
+
+    def look_closely(self) -> None:
         """Something may be due: look soon. Whoever looks already looks once more."""
-        app = self._app
-        if not app.recover or not app.worker or self._is_closed or app.draining:
+        if not self._is_at_work():
             return
         self._looks_again = True
         if not self._is_looking:
             self._is_looking = True
-            app.spawn(self._look())
+            self._app.spawn(self._look())
+
+    def _is_at_work(self) -> bool:
+        app = self._app
+        return bool(app.recover and app.worker) and not (self._is_closed or app.draining)
+
+    def _has_nothing_new(self) -> bool:
+        """Whether one quick question shows that nothing has changed: whatever starts or waits moves the next time."""
+        app = self._app
+        try:
+            next_at = app.store.next_schedule(workflows=app.workflows())
+        except StoreError:
+            return False  # whoever looks more closely says so
+        return next_at == self._next_at and not self.awaited and (next_at is None or next_at > app.clock.now())
 
     def close(self) -> None:
         """Start nothing more."""
@@ -100,7 +119,8 @@ class Scheduler:
                 for row in rows:
                     self._looks_again |= await self._look_after(row)
             if not app.draining:
-                self._set_alarm(app.store.next_schedule(workflows=app.workflows()))
+                self._next_at = app.store.next_schedule(workflows=app.workflows())
+                self._set_alarm(self._next_at)
         except StoreError as error:
             log.error("Schedules cannot be looked after just now: %s", error)
             self._set_alarm(app.clock.now() + microseconds(AGAIN_SECONDS))
@@ -178,4 +198,4 @@ class Scheduler:
 
     def _ring(self) -> None:
         self._alarm = None
-        self.look()
+        self.look_closely()

@@ -75,7 +75,7 @@ class Watchers:
     def tell(self, run: str, status: Status, outcome: bytes | None) -> None:
         """A run has ended or is held."""
         if run in self._app.scheduler.awaited:
-            self._app.scheduler.look()
+            self._app.scheduler.look_closely()
         for future in self._waiting.pop(run, []):
             if not future.done():
                 future.set_result((status, outcome))
