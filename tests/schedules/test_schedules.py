@@ -37,6 +37,20 @@ async def wait(what: str = "all") -> str:
         TIDIED.append((everstep.current().run, "over"))
 
 
+HINDERED: list[asyncio.Event] = []
+
+
+@step
+async def hinder() -> None:
+    if HINDERED:
+        await HINDERED[0].wait()
+
+
+@workflow
+async def hindered() -> None:
+    await hinder()
+
+
 @workflow(timeout=5.0, version="7")
 async def limited() -> None:
     await asyncio.sleep(60)
@@ -205,6 +219,19 @@ async def test_the_newest_tick_waits_for_the_run_before(place: Place) -> None:
         await app.signal(first, "end", "x")
         await until(lambda: place.runs() == [first, f"s@{at(12)}"])
         assert (await app.get_schedule("s").show()).buffered is None
+
+
+@scenario
+async def test_the_end_of_a_run_here_is_heard_of_at_once(place: Place) -> None:
+    HINDERED.append(asyncio.Event())
+    async with place.worker() as app:
+        await app.schedule(hindered, name="s", every=HOUR, overlap="queue")
+        for _ in range(2):
+            place.clock.advance(HOUR)
+            await asyncio.sleep(0.05)
+        assert place.runs() == [f"s@{at(10)}"]
+        HINDERED.pop().set()  # nobody but the run's own body says anything
+        await until(lambda: place.runs() == [f"s@{at(10)}", f"s@{at(11)}"])
 
 
 @scenario
@@ -537,7 +564,10 @@ async def test_an_alarm_that_rings_too_early_is_set_again(place: Place) -> None:
     """On a real clock no alarm is set for later than an hour."""
     async with place.worker() as app:
         await app.schedule(tidy, name="s", every=24 * HOUR)
+        await place.clock.rest(app)
         for _ in range(3):
+            assert app.scheduler._alarm is not None
+            app.scheduler._alarm.cancel()  # it has rung
             app.scheduler._ring()
             await place.clock.rest(app)
             assert place.runs() == []
