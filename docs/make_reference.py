@@ -26,7 +26,8 @@ from everstep.cli.group import SECTIONS
 from everstep.cli.group import main as main_command
 from everstep.effects.step import Step
 from everstep.effects.transaction import TransactionStep
-from everstep.engine.blocking_app import BlockingApp, BlockingRun
+from everstep.engine.blocking_app import BlockingApp, BlockingRun, BlockingSchedule
+from everstep.engine.client import BlockingClient, Connecting
 from everstep.engine.handles import Verification
 from everstep.engine.history import Event
 from everstep.engine.inside import Child, Current
@@ -34,6 +35,7 @@ from everstep.engine.narrowing import Part
 from everstep.engine.opening import Opening
 from everstep.engine.repairing import Repair
 from everstep.engine.requests import Request
+from everstep.engine.schedules import Scheduled
 from everstep.engine.streams import Entry, Stream
 from everstep.engine.workflow import Workflow
 from everstep.model import events, status
@@ -51,6 +53,7 @@ DECORATORS: Final[dict[str, type]] = {"step": Step, "transaction": TransactionSt
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Declaring": ("workflow", "step", "transaction", "STORE", "Retry", "Budget", "register", "Live"),
     "Running": ("run", "open", "App", "Run", "Retention"),
+    "Starting from elsewhere": ("connect", "Client", "Schedule"),
     "Telling of holds": ("Webhook", "verify_webhook"),
     "Inside a workflow": (
         "receive",
@@ -77,6 +80,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
 HANDED_OUT: Final = (
     *(Opening, BlockingApp, BlockingRun, Child, Current, Part, Left, Event, Verification, Repair),
     *(Request, Stream, Entry),
+    *(Scheduled, BlockingSchedule, Connecting, BlockingClient),
     *(RunRow, HoldRow, EffectRow),
 )
 """Classes that users meet without typing their names."""
@@ -212,12 +216,13 @@ def fields_of(cls: type) -> Iterator[tuple[str, str, str, str]]:
 
 
 def methods_of(cls: type) -> list[tuple[str, Any]]:
-    """Return the public methods that a class defines itself, in the order of its source."""
+    """Return the public methods that a class defines itself, in the order of its source; then those of its verbs."""
     names = dict.fromkeys(node.name for node in tree_of(cls).body if hasattr(node, "name"))
     found = [
         (name, inspect.unwrap(vars(cls)[name])) for name in names if not name.startswith("_") and name in vars(cls)
     ]
-    return [(name, function) for name, function in found if inspect.isfunction(function)]
+    verbs = [one for base in cls.__bases__ if base.__name__.endswith("Verbs") for one in methods_of(base)]
+    return [(name, function) for name, function in found if inspect.isfunction(function)] + verbs
 
 
 def cell(text: str) -> str:
@@ -372,13 +377,23 @@ def command_line_page() -> str:
         parts.append(f"## {section}\n")
         for name in names:
             command = group.get_command(context, name)
-            usage = " ".join(["everstep", name, *command.collect_usage_pieces(click.Context(command))])
-            texts = [text_of_help(one) for one in inspect.cleandoc(command.help or "").split("\n\n")]
-            parts.append(f"### `everstep {name}`\n\n```text\n{usage}\n```\n\n" + "\n\n".join(texts) + "\n")
-            options = [one for one in command.params if isinstance(one, click.Option)]
-            rows = [f"| {', '.join(f'`{word}`' for word in one.opts)} | {cell(option_text(one))} |" for one in options]
-            parts.append("| option | meaning |\n| --- | --- |\n" + "\n".join(rows) + "\n")
+            parts += command_entries(name, command)
     return "\n".join(parts)
+
+
+def command_entries(name: str, command: Any) -> list[str]:
+    """A command with its arguments and options; of a group, its commands."""
+    usage = " ".join(["everstep", name, *command.collect_usage_pieces(click.Context(command))])
+    texts = [text_of_help(one) for one in inspect.cleandoc(command.help or "").split("\n\n")]
+    parts = [f"### `everstep {name}`\n\n```text\n{usage}\n```\n\n" + "\n\n".join(texts) + "\n"]
+    if isinstance(command, click.Group):
+        for inner, one in command.commands.items():
+            parts += command_entries(f"{name} {inner}", one)
+        return parts
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    rows = [f"| {', '.join(f'`{word}`' for word in one.opts)} | {cell(option_text(one))} |" for one in options]
+    parts.append("| option | meaning |\n| --- | --- |\n" + "\n".join(rows) + "\n")
+    return parts
 
 
 def text_of_help(paragraph: str) -> str:

@@ -23,6 +23,7 @@ from everstep.model.retry import Retry
 if TYPE_CHECKING:
     from everstep import blocking, files, witness
     from everstep.engine.app import App
+    from everstep.engine.client import Client, connect
     from everstep.engine.continuing import continue_as
     from everstep.engine.handles import Run
     from everstep.engine.inside import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     )
     from everstep.engine.narrowing import budget
     from everstep.engine.opening import open, run  # noqa: A004  # everstep.open, as users type it
+    from everstep.engine.schedules import Schedule
     from everstep.engine.streams import stream
     from everstep.engine.webhooks import Webhook, verify_webhook
 
@@ -52,6 +54,7 @@ __all__ = [
     "App",
     "Budget",
     "BudgetExceeded",
+    "Client",
     "Done",
     "Error",
     "Evicted",
@@ -61,12 +64,14 @@ __all__ = [
     "Retention",
     "Retry",
     "Run",
+    "Schedule",
     "Unknown",
     "Webhook",
     "blocking",
     "budget",
     "charge",
     "checkpoint",
+    "connect",
     "continue_as",
     "current",
     "errors",
@@ -113,6 +118,8 @@ _INSIDE = (
 _LATER = {
     "App": "everstep.engine.app",
     "Run": "everstep.engine.handles",
+    "Schedule": "everstep.engine.schedules",
+    **dict.fromkeys(("Client", "connect"), "everstep.engine.client"),
     "budget": "everstep.engine.narrowing",
     "continue_as": "everstep.engine.continuing",
     "open": "everstep.engine.opening",

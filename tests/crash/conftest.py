@@ -10,6 +10,7 @@ from everstep.testing.ledger import Ledger, Mode
 from tests.crash.hooks import Hooks
 from tests.crash.nursery import KILLED, Nursery
 from tests.crash.trial import Expected, Trial
+from tests.schedules.passing import points_passed
 
 READ_SECONDS = 0.2
 THENS = ("fallback", "fail", "hold")
@@ -108,6 +109,12 @@ def spending(place: Path, ledger: Ledger) -> dict[str, Trial]:
 def exchanged(place: Path, ledger: Ledger) -> Expected:
     """A run that is asked, and that writes a stream."""
     return Expected.of(Trial.new(place, ledger, "exchange"))
+
+
+@pytest.fixture(scope="session")
+def scheduling(place: Path) -> "Counter[str]":
+    """The points that a schedule passes, and whoever starts a run in a transaction of their own."""
+    return points_passed(place / "scheduling")
 
 
 @pytest.fixture(scope="session")

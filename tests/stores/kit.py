@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import apsw
+
 import everstep
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import EventRow
@@ -96,6 +98,10 @@ class Harness:
         """Let a worker's process be gone."""
         raise NotImplementedError
 
+    def caller(self) -> Any:
+        """Return a caller's own connection to the store's database, or None if it has none."""
+        return None
+
     def close(self) -> None:
         """Close everything."""
         self.store.close()
@@ -164,6 +170,9 @@ class SqliteHarness(Harness):
     def kill(self, worker: str) -> None:
         self._others.pop(worker).close()
 
+    def caller(self) -> apsw.Connection:
+        return apsw.Connection(str(self.path))
+
     def close(self) -> None:
         for other in self._others.values():
             other.close()
@@ -204,6 +213,11 @@ class PostgresHarness(Harness):
         other = self._others.pop(worker)
         other.close()
         self.server.wait_for_sessions_to_end(other.name)
+
+    def caller(self) -> Any:
+        import psycopg
+
+        return psycopg.connect(self.server.uri, autocommit=True)
 
     def close(self) -> None:
         for other in self._others.values():

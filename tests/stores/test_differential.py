@@ -35,6 +35,7 @@ from everstep.stores.protocol import (
     Store,
     Verdict,
 )
+from everstep.stores.schedules import ChangeSchedule, ScheduleRow
 from everstep.stores.sqlite import transaction
 from tests.stores.kit import HARNESSES, Harness, append_to, checkpoint_for, events_after, new_run, with_history
 
@@ -95,6 +96,22 @@ def drawn_notifying(draw: Draw) -> Operation:
         return TakeNotification(id, attempt, draw(st.sampled_from(WORKERS)), draw(times), draw(times))
     state = draw(st.sampled_from(["sent", "pending", "pending", "given up"]))
     return SettleNotification(id, attempt, state, draw(times), draw(st.sampled_from(["", "HTTP 500"])))
+
+
+@st.composite
+def schedule_changes(draw: Draw) -> ChangeSchedule:
+    """Create, change or delete a schedule that may be there."""
+    name, revision = draw(st.sampled_from("st")), draw(st.integers(0, 2))
+    row = ScheduleRow(
+        name=name,
+        workflow=draw(st.sampled_from(["order", "other"])),
+        revision=revision + 1,
+        next_at=draw(maybe_times),
+        waits=draw(st.booleans()),
+        state=draw(small_bytes),
+    )
+    starts, sent = draw(st.lists(new_runs(), max_size=2)), draw(st.lists(posts(), max_size=2))
+    return ChangeSchedule(name, revision, draw(st.sampled_from([row, row, row, None])), starts, sent)
 
 
 KEYS = ["k", "l"]
@@ -225,10 +242,13 @@ def drawn_repair(draw: Draw, harness: Harness, row: RunRow | None) -> RepairRun 
 
 def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
     others = ["start", "start", "post", "post", "claim", "release", "restart", "settle", "forget", "repair", "mark"]
-    others += ["notify"] * 3 + ["delete"]
+    others += ["notify"] * 3 + ["delete"] + ["schedule"] * 2
     kind = draw(st.sampled_from(["append"] * 6 + others))
     if kind == "notify":
         return drawn_notifying(draw)
+    if kind == "schedule":
+        change: ChangeSchedule = draw(schedule_changes())
+        return change
     if kind == "append":
         return drawn_append(draw, harness)
     if kind == "start":
@@ -302,6 +322,9 @@ def everything(store: Store) -> dict[str, Any]:
     for target in TARGETS:
         told[f"next {target}"] = store.next_notification(target=target)
         told[f"due {target}"] = [store.due_notifications(target=target, at=at, limit=2) for at in (5, 20, 40)]
+    told["schedules"] = [store.schedules(), store.schedules(name="s")]
+    told["due schedules"] = [store.due_schedules(at=at, workflows=["order"], limit=1) for at in (5, 20, 40)]
+    told["next schedule"] = [store.next_schedule(workflows=names) for names in ([], ["order"], ["order", "other"])]
     told["diverged"] = store.diverged(["order", "other"], 2)
     told["keys"] = [(store.effect(key), store.waiters(key)) for key in KEYS]
     told["old keys"] = [store.old_keys(at) for at in (5, 20, 40)]

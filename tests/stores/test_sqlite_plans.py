@@ -22,6 +22,9 @@ IDLE = {
     "due_notifications": {"notifications_due"},
     "abandoned_notifications": {"notifications_claimed"},
     "next_notification": {"notifications_due"},
+    "due_schedules": {"schedules_due"},
+    "waiting_schedules": {"schedules_waiting"},
+    "next_schedule": {"schedules_due"},
 }
 """The statements of an idle worker, and the partial indexes that they may walk: those without ended or waiting runs."""
 
@@ -35,6 +38,7 @@ MAY_SCAN = {
     "deletions": "few rows",
     "counts": "a figure for people, from an index alone",
     "workers": "few rows",
+    "schedules": "a list for people",
     "mark_restored": "few rows of workers",
     "strays": "a check of the whole store, from an index alone",
     "what_it_is": "the schema",
@@ -43,7 +47,7 @@ MAY_SCAN = {
 }
 
 TABLES = "runs|signals|events|payloads|checkpoints|archive|holds|followers|workers|effects|waiters|notifications|told"
-TABLES += "|tagged|everstep_markers"
+TABLES += "|tagged|everstep_markers|schedules"
 SCAN = re.compile(rf"SCAN ({TABLES})\b(?: USING (?:COVERING )?INDEX (\w+))?")
 
 

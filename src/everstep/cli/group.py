@@ -38,6 +38,7 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
             "rollback": "acting",
         },
     ),
+    ("Starting runs", {"schedule": "schedules"}),
     (
         "Checking",
         {

@@ -5,7 +5,8 @@ from datetime import timedelta
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
-from everstep.engine import asking, forking, key_operations, moving, operations, repairing
+from everstep.engine import asking, forking, key_operations, moving, operations, outbox, repairing
+from everstep.engine.by_name import new_run_id
 from everstep.engine.clock import microseconds
 from everstep.engine.collecting import Collected, collect
 from everstep.engine.driving import Driving
@@ -13,6 +14,7 @@ from everstep.engine.existing import existing_run
 from everstep.engine.handles import Run
 from everstep.engine.moving import Exported, Imported, Unfinished
 from everstep.engine.repairing import Repair
+from everstep.engine.schedules import ScheduleVerbs
 from everstep.engine.starting import Origin, new_run
 from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, checked_choice, workflow_of
 from everstep.errors import Misuse, StoreError
@@ -27,7 +29,7 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 
-class App(Driving):
+class App(ScheduleVerbs, Driving):
     """Starts runs, drives those it started (and with `recover` those whose owner is gone), and answers questions."""
 
     # -- starting --------------------------------------------------------------------------------------------------
@@ -43,6 +45,7 @@ class App(Driving):
         priority: int = ...,
         delay: float = ...,
         tags: dict[str, str] | None = ...,
+        transaction: Any = ...,
     ) -> Run[R]: ...
     @overload
     async def start(
@@ -56,6 +59,7 @@ class App(Driving):
         priority: int = ...,
         delay: float = ...,
         tags: dict[str, str] | None = ...,
+        transaction: Any = ...,
     ) -> Run[R]: ...
     async def start(  # type: ignore[misc]  # mypy does not see that *args: Any takes any *Ts
         self,
@@ -68,6 +72,7 @@ class App(Driving):
         priority: int = 0,
         delay: float = 0.0,
         tags: dict[str, str] | None = None,
+        transaction: Any = None,
     ) -> Run[Any]:
         """Start a run, or with the id of an existing one do what `on_existing` says. The start is durable on return.
 
@@ -75,9 +80,14 @@ class App(Driving):
             goes on here; others are an `IdConflict`), `retry` (attach, and a failed run goes on from what failed),
             `restart` (an ended run begins again; its old history is kept), or `fail`.
         delay: seconds before it begins.
+        transaction: a connection to the store's database with an open transaction of yours (an `apsw.Connection` to its
+            file): the run is there if and only if you commit. It is `queued` then, for a worker.
         """
         target = workflow_of(workflow)
         policy = checked_choice("on_existing", on_existing or target.on_existing, ON_EXISTING)
+        if transaction is not None:
+            options: Any = {"id": id, "queue": queue, "priority": priority, "delay": delay, "tags": tags}
+            return outbox.start_in(self, target, args, policy, transaction, **options)
         run = checked_run_id(id) if id is not None else self._new_id(target)
         is_new = id is None
         arguments = self.codec.encode_arguments(target.signature, args, {}, target.name)
@@ -121,9 +131,7 @@ class App(Driving):
             raise
 
     def _new_id(self, workflow: Workflow) -> str:
-        """Return an id that nobody has: the time leads, so that runs of one time lie side by side in the store."""
-        at = self.clock.now() // 1000
-        return f"{workflow.id_prefix}-{at:011x}{self.randomness.getrandbits(40):010x}"
+        return new_run_id(workflow, self.clock.now(), self.randomness)
 
     @overload
     async def run(
@@ -183,8 +191,16 @@ class App(Driving):
             ),
         )
 
-    async def signal(self, run: str, name: str, value: Any = None, *, id: str | None = None) -> None:
-        """Send a signal to a run. It is durable on return. Raises `RunEnded` or `UnknownRun`."""
+    async def signal(
+        self, run: str, name: str, value: Any = None, *, id: str | None = None, transaction: Any = None
+    ) -> None:
+        """Send a signal to a run. It is durable on return. Raises `RunEnded` or `UnknownRun`.
+
+        transaction: as in `start`: the signal is sent if and only if you commit.
+        """
+        if transaction is not None:
+            outbox.signal_in(self, run, name, value, id or "", transaction)
+            return
         await operations.signal(self, run, name, value, id or "")
 
     async def ask(

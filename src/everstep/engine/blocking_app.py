@@ -12,6 +12,7 @@ from everstep.engine.handles import Run, Verification
 from everstep.engine.history import Event
 from everstep.engine.moving import Exported, Imported
 from everstep.engine.repairing import Repair
+from everstep.engine.schedules import Moment, Schedule, Scheduled
 from everstep.engine.streams import Entry
 from everstep.engine.workflow import OnExisting
 from everstep.model.status import Status
@@ -44,6 +45,21 @@ class BlockingApp:
         except BaseException:
             future.cancel()
             raise
+
+    @property
+    def inner(self) -> App:
+        """The app that is waited for."""
+        return self._app
+
+    def wait_here(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine that waits for nothing, on this thread: the caller's connection may be used only here."""
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            result: R = done.value
+            return result
+        coroutine.close()
+        raise AssertionError("what is done in the caller's transaction waits for nothing")
 
     def close(self, drain: float = 0.0) -> None:
         """Give the runs back and stop."""
@@ -79,7 +95,8 @@ class BlockingApp:
     ) -> "BlockingRun[R]": ...
     def start(self, workflow: Any, /, *args: Any, **options: Any) -> "BlockingRun[Any]":  # type: ignore[misc]  # as in App.start
         """See `App.start`."""
-        return BlockingRun(self, self.wait(self._app.start(workflow, *args, **options)))
+        wait = self.wait if options.get("transaction") is None else self.wait_here
+        return BlockingRun(self, wait(self._app.start(workflow, *args, **options)))
 
     @overload
     def run(
@@ -99,9 +116,22 @@ class BlockingApp:
         """See `App.list`."""
         return self.wait(self._app.list(**filter))
 
-    def signal(self, run: str, name: str, value: Any = None, *, id: str | None = None) -> None:
+    def signal(self, run: str, name: str, value: Any = None, *, id: str | None = None, transaction: Any = None) -> None:
         """See `App.signal`."""
-        self.wait(self._app.signal(run, name, value, id=id))
+        wait = self.wait if transaction is None else self.wait_here
+        wait(self._app.signal(run, name, value, id=id, transaction=transaction))
+
+    def schedule(self, workflow: Any, /, *args: Any, **options: Any) -> "BlockingSchedule":
+        """See `App.schedule`."""
+        return BlockingSchedule(self, self.wait(self._app.schedule(workflow, *args, **options)))
+
+    def get_schedule(self, name: str) -> "BlockingSchedule":
+        """See `App.get_schedule`."""
+        return BlockingSchedule(self, self._app.get_schedule(name))
+
+    def schedules(self) -> Sequence[Scheduled]:
+        """See `App.schedules`."""
+        return self.wait(self._app.schedules())
 
     def ask(self, run: str, name: str, value: Any = None, **options: Any) -> Any:
         """See `App.ask`."""
@@ -223,6 +253,42 @@ class BlockingRun(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<run {self.id}>"
+
+
+class BlockingSchedule:
+    """What a `BlockingApp` gives for a schedule: the methods of `Schedule`, blocking."""
+
+    def __init__(self, app: BlockingApp, schedule: Schedule) -> None:
+        self._app = app
+        self._schedule = schedule
+        self.name = schedule.name
+
+    def show(self) -> Scheduled:
+        """See `Schedule.show`."""
+        return self._app.wait(self._schedule.show())
+
+    def pause(self, note: str = "", *, by: str = "") -> None:
+        """See `Schedule.pause`."""
+        self._app.wait(self._schedule.pause(note, by=by))
+
+    def resume(self) -> None:
+        """See `Schedule.resume`."""
+        self._app.wait(self._schedule.resume())
+
+    def trigger(self) -> str:
+        """See `Schedule.trigger`."""
+        return self._app.wait(self._schedule.trigger())
+
+    def backfill(self, start: Moment, end: Moment) -> Sequence[str]:
+        """See `Schedule.backfill`."""
+        return self._app.wait(self._schedule.backfill(start, end))
+
+    def delete(self) -> None:
+        """See `Schedule.delete`."""
+        self._app.wait(self._schedule.delete())
+
+    def __repr__(self) -> str:
+        return f"<schedule {self.name}>"
 
 
 async def _open(make: Callable[[], App]) -> App:

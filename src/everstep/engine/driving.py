@@ -30,6 +30,7 @@ from everstep.engine.pump import Pump
 from everstep.engine.resting import Resting
 from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.retaining import Collector
+from everstep.engine.scheduling import Scheduler
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
@@ -100,6 +101,7 @@ class Driving:
         self.draining = False
         self.notifier = Notifier(self, on_hold)
         self.collector = Collector(self, retention_of(retention))
+        self.scheduler = Scheduler(self)
         self.worker = ""
         self.restores = 0
         """How often the store was restored from a backup. It cannot be while there are workers."""
@@ -143,12 +145,14 @@ class Driving:
             self.worker = worker
             self.pump.start()
             self.collector.begin()
+            self.scheduler.look_closely()
 
     async def close(self, drain: float = 0.0) -> None:
         """Stop: start no more bodies, wait `drain` seconds for those that run, save, and give the runs back."""
         self.draining = True
         await self.pump.stop()
         self.collector.close()
+        self.scheduler.close()
         await wait_for_bodies(self.drivers, drain, can_save=lambda: self._failed is None)
         if self._failed is None:
             for driver in self.drivers.values():

@@ -9,6 +9,7 @@ import msgspec
 
 from everstep.codec import Arguments
 from everstep.engine.agreement import preview_text
+from everstep.engine.by_name import NamedWorkflow
 from everstep.engine.clock import SECOND
 from everstep.engine.journal import INLINE_BYTES_MAX, store_payload
 from everstep.engine.workflow import Workflow
@@ -44,7 +45,7 @@ class Origin(msgspec.Struct):
 
 
 def _started(
-    workflow: Workflow, arguments: Arguments, origin: Origin
+    workflow: Workflow | NamedWorkflow, arguments: Arguments, origin: Origin
 ) -> tuple[RunStarted, Sequence[tuple[str, bytes]]]:
     """Return the body of the first event, and the arguments beside it if they are large."""
     payload, ref, payloads = arguments.payload, "", []
@@ -69,7 +70,7 @@ def _started(
 
 
 def new_run(
-    workflow: Workflow,
+    workflow: Workflow | NamedWorkflow,
     run: str,
     arguments: Arguments,
     *,

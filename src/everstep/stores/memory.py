@@ -54,6 +54,7 @@ from everstep.stores.protocol import (
     pages,
 )
 from everstep.stores.rows import is_found
+from everstep.stores.schedules import ChangeSchedule
 
 _numbers: Final = itertools.count(1)
 
@@ -86,6 +87,10 @@ class MemoryStore(MemoryWork):
                 name = f"file:/everstep-{next(_numbers)}?vfs=memdb"
                 self._beside = name, apsw.Connection(name, flags=flags)
         return apsw.Connection(self._beside[0], flags=flags)
+
+    def write_in(self, connection: Any, operations: Sequence[Operation]) -> list[Verdict]:
+        """Refuse: what is here is in no database, so it cannot be in one transaction with anything."""
+        raise Misuse("The in-memory store is in no database: for transaction= open a SQLite file.")
 
     # -- writing ------------------------------------------------------------------------------------------------
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
@@ -125,6 +130,8 @@ class MemoryStore(MemoryWork):
                     return self._moving.accept(operation)
                 case DeletePart():
                     return self._moving.delete(operation)
+                case ChangeSchedule():
+                    return self._change_schedule(operation)
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this operation only
             return Failed(error)
 
@@ -133,6 +140,17 @@ class MemoryStore(MemoryWork):
         if new.row.id in self._runs:
             return Existing(self._runs[new.row.id])
         self._create(new)
+        return Accepted()
+
+    def _change_schedule(self, change: ChangeSchedule) -> Verdict:
+        for new in change.starts:
+            check_events(new)
+        if not self._replace_schedule(change):
+            return Refused("taken")
+        for new in change.starts:
+            self._start(new)
+        for post in change.posts:
+            self._post(post)
         return Accepted()
 
     def _create(self, new: NewRun) -> None:

@@ -9,15 +9,17 @@ from everstep.model.chains import ChainKeys
 from everstep.model.events import EventRow
 from everstep.stores.memory_beside import MemoryBeside
 from everstep.stores.memory_notifications import MemoryNotifications
+from everstep.stores.memory_schedules import MemorySchedules
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import CheckpointRow, Delivery, HoldRow, RunRow, WorkerRow
 
 
-class MemoryWork(MemoryBeside):
+class MemoryWork(MemoryBeside, MemorySchedules):
     """The tables as plain dicts, under one lock."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
-        super().__init__()
+        MemoryBeside.__init__(self)
+        MemorySchedules.__init__(self)
         self.url = "memory:"
         self.is_new = True
         self.chain = ChainKeys()

@@ -37,6 +37,7 @@ from everstep.stores.rows import (
     RunRow,
     WorkerRow,
 )
+from everstep.stores.schedules import ChangeSchedule, Schedules
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.
@@ -188,6 +189,7 @@ Operation = (
     | SettleNotification
     | ImportRuns
     | DeletePart
+    | ChangeSchedule
 )
 
 
@@ -243,7 +245,7 @@ class Failed(NamedTuple):
 Verdict = Accepted | Existing | Refused | Posted | NotPosted | Claimed | NotClaimed | Failed | Forgotten | Deleted
 
 
-class Store(Protocol):
+class Store(Schedules, Protocol):
     """What the engine needs of a database. Methods may be called from any thread, one at a time per method family:
     `commit` only from the committer; the reading methods from anywhere (they use a connection of their own).
     """
@@ -283,6 +285,15 @@ class Store(Protocol):
         """Return a new connection to the store's database, for an atomic step that writes tables of its own there.
 
         It waits for nobody: `BEGIN IMMEDIATE` raises at once while somebody else writes. Whoever asks closes it.
+        """
+        ...
+
+    def write_in(self, connection: Any, operations: Sequence[Operation]) -> list[Verdict]:
+        """Do operations in the open transaction of a caller's own connection to this store's database.
+
+        They are done if and only if the caller commits. The verdicts are as of now, in that transaction. What fails
+        raises the database's own error, and leaves the transaction without any of these operations. `Misuse` if the
+        connection is none to this database, or has no open transaction. Called on the thread that has the connection.
         """
         ...
 

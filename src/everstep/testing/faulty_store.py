@@ -26,6 +26,7 @@ METHODS: Final = (
     "diverged",
     "due",
     "due_notifications",
+    "due_schedules",
     "effect",
     "effects",
     "events",
@@ -35,6 +36,7 @@ METHODS: Final = (
     "is_in_use",
     "leave",
     "next_notification",
+    "next_schedule",
     "next_wake",
     "notifications",
     "now",
@@ -45,6 +47,7 @@ METHODS: Final = (
     "restores",
     "run",
     "runs",
+    "schedules",
     "signals",
     "strays",
     "stream",
@@ -52,6 +55,7 @@ METHODS: Final = (
     "streams",
     "waiters",
     "workers",
+    "write_in",
 )
 """Every method that can fail. (`close` is how a process ends, and cannot.)"""
 

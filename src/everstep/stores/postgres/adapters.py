@@ -52,9 +52,9 @@ class _PlainText(TextLoader):
         return unescaped(super().load(data))  # type: ignore[arg-type]
 
 
-def adapt(connection: "psycopg.Connection[Any]") -> None:
-    """Let a connection write and read values in this way."""
-    adapters = connection.adapters
+def adapt(context: "psycopg.Connection[Any] | psycopg.RawCursor[Any]") -> None:
+    """Let a connection, or a cursor, write and read values in this way."""
+    adapters = context.adapters
     for kind, dumper in ((str, TextDumper), (int, Int8BinaryDumper), (bool, Int8BinaryDumper)):
         adapters.register_dumper(kind, dumper)
     adapters.register_dumper(bytes, BytesBinaryDumper)

@@ -1003,3 +1003,47 @@ WHERE run = $1 AND state = 'pending' ORDER BY number;
 -- name: signals
 -- Everything, for a reader and for recovery.
 SELECT number, run, kind, name, id, value, at, state FROM everstep.signals WHERE run = $1 ORDER BY number;
+
+-- --------------------------------------------------------------------------------------------------- schedules
+
+-- name: create_schedule
+-- Only if there is none of this name; the number of changes tells.
+INSERT INTO everstep.schedules (name, workflow, revision, next_at, waits, definition, state, created_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING;
+
+-- name: change_schedule
+-- Only by whoever knows its newest revision: of several workers that start one tick, one does.
+UPDATE everstep.schedules SET
+    workflow = $2, revision = $3, next_at = $4, waits = $5, definition = $6, state = $7, created_at = $8
+WHERE name = $1 AND revision = $9;
+
+-- name: delete_schedule
+-- The runs that it has started stay.
+DELETE FROM everstep.schedules WHERE name = $1 AND revision = $2;
+
+-- name: schedule_revision
+-- To read back whether a transaction was done.
+SELECT revision FROM everstep.schedules WHERE name = $1;
+
+-- name: schedules
+-- For people.
+SELECT name, workflow, revision, next_at, waits, definition, state, created_at FROM everstep.schedules ORDER BY name;
+
+-- name: schedule
+-- One of them.
+SELECT name, workflow, revision, next_at, waits, definition, state, created_at FROM everstep.schedules WHERE name = $1;
+
+-- name: due_schedules
+-- What a worker looks for when its alarm rings, or somebody else has written.
+SELECT name, workflow, revision, next_at, waits, definition, state, created_at FROM everstep.schedules
+WHERE next_at IS NOT NULL AND next_at <= $1 AND workflow = ANY ($2::text[]) ORDER BY next_at, name LIMIT $3;
+
+-- name: waiting_schedules
+-- Those with a tick that waits for the end of a run: few.
+SELECT name, workflow, revision, next_at, waits, definition, state, created_at FROM everstep.schedules
+WHERE waits <> 0 AND (next_at IS NULL OR next_at > $1) AND workflow = ANY ($2::text[]) ORDER BY name LIMIT $3;
+
+-- name: next_schedule
+-- When the alarm is to ring. Schedules of workflows that this worker does not know are passed over.
+SELECT next_at FROM everstep.schedules
+WHERE next_at IS NOT NULL AND workflow = ANY ($1::text[]) ORDER BY next_at LIMIT 1;

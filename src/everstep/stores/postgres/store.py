@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 
@@ -16,6 +16,7 @@ from everstep.stores.postgres.addresses import address_of
 from everstep.stores.postgres.commits import Writer
 from everstep.stores.postgres.connections import Connection, Durability, Outage, Patience, connect, translated
 from everstep.stores.postgres.opening import check_server, migrate
+from everstep.stores.postgres.outbox import write_in
 from everstep.stores.postgres.reads import Reader
 from everstep.stores.postgres.watching import Watcher
 from everstep.stores.postgres.workers import Workers
@@ -59,7 +60,9 @@ class PostgresStore(SqlStore):
         """What the server calls the connections of this store object, in `pg_stat_activity`."""
         connection = self._opened(f"{name} w", create, migrate)
         # The two halves of an advisory lock are 4 bytes each: the store's, and the place.
-        places = int.from_bytes(hashlib.sha256(f"everstep places {self.schema}".encode()).digest()[:4], "big") >> 1
+        self._places = places = (
+            int.from_bytes(hashlib.sha256(f"everstep places {self.schema}".encode()).digest()[:4], "big") >> 1
+        )
         patience = Patience(self.url)
         self._watcher = Watcher(
             self.address,
@@ -149,6 +152,10 @@ class PostgresStore(SqlStore):
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations durably, each accepted or refused by itself. An outage of the server is waited out."""
         return self._writer.commit(operations, patient=patient)
+
+    def write_in(self, connection: Any, operations: Sequence[Operation]) -> list[Verdict]:
+        """Do operations in the open transaction of a caller's own connection to this database."""
+        return write_in(self.schema, self._places, self.entropy, connection, operations)
 
     def changed(self) -> bool:
         """Tell whether another process (or another store object) has written since the last call."""

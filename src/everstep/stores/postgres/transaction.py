@@ -108,6 +108,15 @@ class Transaction(Operations):
         self._places = places
         super().__init__(PostgresStatements(schema, connection))
 
+    def entropy(self) -> str:
+        """Return what tells this store from all others."""
+        rows = self._all("store_entropy")
+        return str(rows[0][0]) if rows else ""
+
+    def tell(self, channel: str) -> None:
+        """Let others hear that something has changed, when this transaction is committed."""
+        self._all("tell", channel)
+
     # -- locks ------------------------------------------------------------------------------------------------------
     def prepare(self, operations: Sequence[Operation]) -> None:
         """Lock whatever operations may concern: runs in the order of their ids, then keys.

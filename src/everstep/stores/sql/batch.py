@@ -18,6 +18,7 @@ from everstep.stores.protocol import (
     StartRun,
     check_events,
 )
+from everstep.stores.schedules import ChangeSchedule
 
 
 def is_simple(append: Append) -> bool:
@@ -146,6 +147,12 @@ def runs_mentioned(operation: Operation) -> Iterator[str]:
             pass
         case RepairRun():
             yield operation.row.id
+        case ChangeSchedule():
+            for new in operation.starts:
+                yield new.row.id
+                yield new.follower or ""
+            for post in operation.posts:
+                yield post.run
         case _:
             yield operation.new.row.id
             yield operation.new.follower or ""

@@ -34,6 +34,7 @@ from everstep.stores.protocol import (
     check_events,
     child_value,
 )
+from everstep.stores.schedules import ChangeSchedule
 from everstep.stores.sql.batch import has_more
 from everstep.stores.sql.keys import KeyTable
 from everstep.stores.sql.moving import Moving
@@ -49,6 +50,7 @@ from everstep.stores.sql.rows import (
     tag_values,
     text,
 )
+from everstep.stores.sql.schedules import schedule_values
 from everstep.stores.sql.statements import Statements
 
 ACCEPTED: Final = Accepted()
@@ -98,6 +100,8 @@ class Operations:
                 return self._moving.accept(operation)
             case DeletePart():
                 return self._moving.delete(operation)
+            case ChangeSchedule():
+                return self._change_schedule(operation)
 
     def _append(self, append: Append) -> Verdict:
         check_events(append)
@@ -219,6 +223,23 @@ class Operations:
         self._statements.replace_run(new.row)
         self._begin_histories([new])
         self._follow([new])
+        return ACCEPTED
+
+    def _change_schedule(self, change: ChangeSchedule) -> Verdict:
+        for new in change.starts:
+            check_events(new)
+        if change.row is None:
+            changed = self._run("delete_schedule", change.name, change.expected)
+        elif change.expected == 0:
+            changed = self._run("create_schedule", *schedule_values(change.row))
+        else:
+            changed = self._run("change_schedule", *schedule_values(change.row), change.expected)
+        if not changed:
+            return Refused("taken")
+        for new in change.starts:
+            self._start(new)
+        for post in change.posts:
+            self._post(post)
         return ACCEPTED
 
     def _post(self, post: Post) -> Verdict:

@@ -14,7 +14,9 @@ from everstep.stores.moving import RunDump
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
 from everstep.stores.rows import SMALL
+from everstep.stores.schedules import ScheduleRow
 from everstep.stores.sql.rows import Row, as_json, effect_row, hold_row, notification_row, run_row, text, worker_row
+from everstep.stores.sql.schedules import schedule_row
 
 
 class Reading:
@@ -225,6 +227,22 @@ class Reading:
     def diverged(self, workflows: Sequence[str], limit: int) -> list[str]:
         """Return ids of runs with an open hold for the reason `diverged`, the oldest hold first."""
         return [run for (run,) in self._all("diverged", self._texts(workflows), limit)]
+
+    def schedules(self, name: str | None) -> list[ScheduleRow]:
+        """Return schedules, by their names."""
+        rows = self._all("schedules") if name is None else self._all("schedule", name)
+        return [schedule_row(row) for row in rows]
+
+    def due_schedules(self, *, at: int, workflows: Sequence[str], limit: int) -> list[ScheduleRow]:
+        """Return the schedules that are due at a time, and then those that wait for a run."""
+        asked = (at, self._texts(workflows), limit)
+        rows = [*self._all("due_schedules", *asked), *self._all("waiting_schedules", *asked)]
+        return [schedule_row(row) for row in rows]
+
+    def next_schedule(self, workflows: Sequence[str]) -> int | None:
+        """Return the earliest `next_at` among the schedules of these workflows."""
+        rows = self._all("next_schedule", self._texts(workflows))
+        return rows[0][0] if rows else None
 
 
 def entry_row(row: Row) -> EntryRow:

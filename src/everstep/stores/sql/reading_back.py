@@ -21,6 +21,7 @@ from everstep.stores.protocol import (
     StartRun,
     Verdict,
 )
+from everstep.stores.schedules import ChangeSchedule
 
 RowOf = Callable[..., tuple[Any, ...]]
 """Returns the first row of a named statement, or nothing."""
@@ -48,6 +49,10 @@ def is_there(row_of: RowOf, operation: Operation, verdict: Verdict) -> bool:
         case TakeNotification(), Accepted():
             claim = row_of("notification_claim", operation.id)
             return claim == (operation.attempt, operation.worker, operation.until)
+        case ChangeSchedule(row=row), Accepted() if row is not None:
+            return row_of("schedule_revision", operation.name) == (row.revision,)
+        case ChangeSchedule(), _:
+            return False
         case ((Post() | Claim() | Release() | SettleKey() | ForgetKeys() | RepairRun() | MarkRestored()), _):
             return False
         case ImportRuns(dumps=[first, *_]), Accepted():

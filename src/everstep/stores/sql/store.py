@@ -9,6 +9,7 @@ from everstep.stores.keys import EffectFilter, EffectRow
 from everstep.stores.moving import RunDump
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
+from everstep.stores.schedules import ScheduleRow
 from everstep.stores.sql.reading import Reading
 
 
@@ -159,3 +160,16 @@ class SqlStore:
     def workers(self) -> list[WorkerRow]:
         """Return all workers, by their places."""
         return self._reader.workers()
+
+    # -- schedules ------------------------------------------------------------------------------------------------
+    def schedules(self, *, name: str | None = None) -> list[ScheduleRow]:
+        """Return schedules, by their names."""
+        return self._reader.schedules(name)
+
+    def due_schedules(self, *, at: int, workflows: Sequence[str], limit: int) -> list[ScheduleRow]:
+        """Return the schedules that are due at a time, and then those that wait for a run."""
+        return self._reader.due_schedules(at=at, workflows=workflows, limit=limit)
+
+    def next_schedule(self, *, workflows: Sequence[str]) -> int | None:
+        """Return the earliest `next_at` among the schedules of these workflows."""
+        return self._reader.next_schedule(workflows)

@@ -797,3 +797,52 @@ WHERE run = ? AND state = 'pending' ORDER BY number;
 -- name: signals
 -- Everything, for a reader and for recovery.
 SELECT number, run, kind, name, id, value, at, state FROM signals INDEXED BY signals_run WHERE run = ? ORDER BY number;
+
+-- --------------------------------------------------------------------------------------------------- schedules
+
+-- name: create_schedule
+-- Only if there is none of this name; the number of changes tells.
+INSERT INTO schedules (name, workflow, revision, next_at, waits, definition, state, created_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: change_schedule
+-- Only by whoever knows its newest revision: of several workers that start one tick, one does.
+UPDATE schedules SET workflow = ?2, revision = ?3, next_at = ?4, waits = ?5, definition = ?6, state = ?7, created_at = ?8
+WHERE name = ?1 AND revision = ?9;
+
+-- name: delete_schedule
+-- The runs that it has started stay.
+DELETE FROM schedules WHERE name = ? AND revision = ?;
+
+-- name: schedule_revision
+-- To read back whether a transaction was done.
+SELECT revision FROM schedules WHERE name = ?;
+
+-- name: schedules
+-- For people.
+SELECT CAST(name AS BLOB), CAST(workflow AS BLOB), revision, next_at, waits, definition, state, created_at
+FROM schedules ORDER BY name;
+
+-- name: schedule
+-- One of them.
+SELECT CAST(name AS BLOB), CAST(workflow AS BLOB), revision, next_at, waits, definition, state, created_at
+FROM schedules WHERE name = ?;
+
+-- name: due_schedules
+-- What a worker looks for when its alarm rings, or somebody else has written.
+SELECT CAST(name AS BLOB), CAST(workflow AS BLOB), revision, next_at, waits, definition, state, created_at
+FROM schedules INDEXED BY schedules_due
+WHERE next_at IS NOT NULL AND next_at <= ?1 AND workflow IN (SELECT value FROM json_each(?2))
+ORDER BY next_at, name LIMIT ?3;
+
+-- name: waiting_schedules
+-- Those with a tick that waits for the end of a run: few.
+SELECT CAST(name AS BLOB), CAST(workflow AS BLOB), revision, next_at, waits, definition, state, created_at
+FROM schedules INDEXED BY schedules_waiting
+WHERE waits AND (next_at IS NULL OR next_at > ?1) AND workflow IN (SELECT value FROM json_each(?2))
+ORDER BY name LIMIT ?3;
+
+-- name: next_schedule
+-- When the alarm is to ring. Schedules of workflows that this worker does not know are passed over.
+SELECT next_at FROM schedules INDEXED BY schedules_due
+WHERE next_at IS NOT NULL AND workflow IN (SELECT value FROM json_each(?1)) ORDER BY next_at LIMIT 1;

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 from weakref import WeakSet
 
 import apsw
@@ -20,6 +20,7 @@ from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.connections import Durability, Patience, connect
 from everstep.stores.sqlite.liveness import LiveLocks
 from everstep.stores.sqlite.opening import open_file
+from everstep.stores.sqlite.outbox import write_in
 from everstep.stores.sqlite.reads import Reader
 from everstep.stores.sqlite.workers import Workers
 
@@ -95,6 +96,10 @@ class SqliteStore(SqlStore):
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations in one durable transaction, each accepted or refused by itself."""
         return self._writer.commit(operations, patient=patient)
+
+    def write_in(self, connection: Any, operations: Sequence[Operation]) -> list[Verdict]:
+        """Do operations in the open transaction of a caller's own connection to this file."""
+        return write_in(self.path, connection, operations)
 
     def changed(self) -> bool:
         """Tell whether another process (or another store object) has written since the last call."""

@@ -289,3 +289,19 @@ CREATE TABLE everstep.tagged (
 );
 
 CREATE INDEX tagged_run ON everstep.tagged (run);
+
+-- What is started at which times. `definition` and `state` are JSON that only the engine reads; whoever changes a row
+-- raises its revision.
+CREATE TABLE everstep.schedules (
+    name text COLLATE "C" PRIMARY KEY,
+    workflow text COLLATE "C" NOT NULL,
+    revision bigint NOT NULL,
+    next_at bigint,
+    waits bigint NOT NULL,
+    definition bytea NOT NULL,
+    state bytea NOT NULL,
+    created_at bigint NOT NULL
+);
+
+CREATE INDEX schedules_due ON everstep.schedules (next_at, name, workflow) WHERE next_at IS NOT NULL;
+CREATE INDEX schedules_waiting ON everstep.schedules (name) WHERE waits <> 0;

@@ -276,6 +276,22 @@ CREATE INDEX notifications_claimed ON notifications (target, next_at)
     WHERE state = 'pending' AND claimed_by IS NOT NULL;
 CREATE INDEX notifications_undelivered ON notifications (created_at) WHERE state IN ('pending', 'given up');
 
+-- What is started at which times. `definition` and `state` are JSON that only the engine reads; whoever changes a row
+-- raises its revision.
+CREATE TABLE schedules (
+    name TEXT NOT NULL PRIMARY KEY,
+    workflow TEXT NOT NULL,
+    revision INTEGER NOT NULL,
+    next_at INTEGER,
+    waits INTEGER NOT NULL,
+    definition BLOB NOT NULL,
+    state BLOB NOT NULL,
+    created_at INTEGER NOT NULL
+) STRICT;
+
+CREATE INDEX schedules_due ON schedules (next_at, name, workflow) WHERE next_at IS NOT NULL;
+CREATE INDEX schedules_waiting ON schedules (name) WHERE waits;
+
 -- `place` is the worker's byte in the file of liveness locks.
 CREATE TABLE workers (
     id TEXT NOT NULL PRIMARY KEY,

@@ -1,0 +1,353 @@
+"""What an application may do with schedules: create, change, look at, pause, resume, trigger, backfill, delete.
+
+None of it starts a run: it writes into the schedule's row what is to be started, and a worker that knows the workflow
+does that. So it makes no difference who asks.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from everstep.engine.agreement import preview_text
+from everstep.engine.by_name import NamedWorkflow, target_of
+from everstep.engine.clock import microseconds
+from everstep.engine.scheduling import changed_row, definition_of, state_of
+from everstep.errors import Misuse, UnknownSchedule
+from everstep.model.schedules import (
+    BACKFILL_MAX,
+    CatchUp,
+    Definition,
+    Overlap,
+    State,
+    checked,
+    next_tick,
+    run_of_tick,
+    tick_text,
+    ticks_after,
+)
+from everstep.stores.protocol import Accepted
+from everstep.stores.schedules import ChangeSchedule, ScheduleRow
+
+if TYPE_CHECKING:
+    from everstep.engine.driving import Driving
+    from everstep.engine.workflow import Workflow
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+/-]{0,149}")
+RACES_MAX: Final = 100
+"""So often a change is made again because somebody else was quicker."""
+
+Changing = Callable[[Definition, State, int], None]
+Moment = datetime | str
+
+
+class Scheduled(msgspec.Struct, kw_only=True):
+    """A schedule as it is now. Times are microseconds since 1970."""
+
+    name: str
+    workflow: str
+    cron: str = ""
+    zone: str = "UTC"
+    every: float = 0.0
+    offset: float = 0.0
+    jitter: float = 0.0
+    overlap: Overlap = "skip"
+    catch_up: CatchUp = "newest"
+    catch_up_max: int = 100
+    queue: str = ""
+    priority: int = 0
+    tags: dict[str, str] = {}
+    arguments: str = ""
+    """A preview of them."""
+    is_paused: bool = False
+    paused_at: int | None = None
+    note: str = ""
+    """Why it is paused."""
+    by: str = ""
+    next_tick: int | None = None
+    """None: it is paused, or there will be no more."""
+    next_at: int | None = None
+    """When that is started: with jitter, a little later."""
+    asked: list[int] = []
+    """Ticks of triggers and backfills that no worker has started yet."""
+    buffered: int | None = None
+    """A tick that is started when the runs under way have ended."""
+    last_tick: int | None = None
+    last_run: str = ""
+    active: list[str] = []
+    """Runs of it that had not ended when it was written last."""
+    fired: int = 0
+    skipped: int = 0
+    missed: int = 0
+    created_at: int = 0
+
+
+class Schedule:
+    """A handle on a schedule, by its name."""
+
+    def __init__(self, app: "Driving", name: str) -> None:
+        self._app = app
+        self.name = checked_schedule_name(name)
+
+    async def show(self) -> Scheduled:
+        """Return the schedule as it is now. Raises `UnknownSchedule` if there is none."""
+        return scheduled(existing_schedule(self._app, self.name))
+
+    async def pause(self, note: str = "", *, by: str = "") -> None:
+        """Start no more runs by time, until it is resumed. Those under way go on; a tick that waits is dropped.
+
+        note, by: why, and who says so; both are shown.
+        """
+
+        def pause(definition: Definition, state: State, at: int) -> None:
+            state.skipped += state.buffered is not None
+            state.stopped_at, state.note, state.by, state.buffered = at, note, by, None
+
+        await change(self._app, self.name, pause)
+
+    async def resume(self) -> None:
+        """Go on with the next tick from now. What came while it was paused is not made up for: see `backfill`."""
+
+        def resume(definition: Definition, state: State, at: int) -> None:
+            if state.stopped_at is not None:
+                state.stopped_at, state.note, state.by = None, "", ""
+                state.tick = next_tick(definition, at)
+
+        await change(self._app, self.name, resume)
+
+    async def trigger(self) -> str:
+        """Let a worker start a run now, also if one is under way, or the schedule is paused. Returns the run's id.
+
+        It is durable on return; the run is there as soon as a worker that knows the workflow has seen it.
+        """
+        ticks: list[int] = []
+
+        def trigger(definition: Definition, state: State, at: int) -> None:
+            ticks[:] = [max([at, *(tick + 1 for tick in state.asked)])]
+            state.asked = [*state.asked, *ticks]
+
+        await change(self._app, self.name, trigger)
+        return run_of_tick(self.name, ticks[0])
+
+    async def backfill(self, start: Moment, end: Moment) -> list[str]:
+        """Let a worker start the runs of all ticks from `start` to before `end`, those that are there already aside.
+
+        Returns their ids. All are started at once, whatever `overlap` says, so say for which times you mean it: at most
+        1,000 ticks. Asked for again, the runs are the same.
+        """
+        first, last = moment_of(start, "start"), moment_of(end, "end")
+        ticks: list[int] = []
+
+        def backfill(definition: Definition, state: State, at: int) -> None:
+            ticks[:] = _ticks_between(definition, first, min(last, at + 1))
+            state.asked = sorted({*state.asked, *ticks})
+
+        await change(self._app, self.name, backfill)
+        return [run_of_tick(self.name, tick) for tick in ticks]
+
+    async def delete(self) -> None:
+        """Delete the schedule. Its runs stay, and those under way go on."""
+        for _ in range(RACES_MAX):
+            row = existing_schedule(self._app, self.name)
+            verdict = await self._app.committer.submit(ChangeSchedule(row.name, row.revision, None))
+            if isinstance(verdict, Accepted):
+                return
+        raise Misuse(f"The schedule {self.name} is being changed by others all the time; try again.")
+
+    def __repr__(self) -> str:
+        return f"<schedule {self.name}>"
+
+
+def _ticks_between(definition: Definition, first: int, last: int) -> list[int]:
+    ticks = []
+    for tick in ticks_after(definition, first - 1):
+        if tick >= last:
+            break
+        ticks.append(tick)
+        if len(ticks) > BACKFILL_MAX:
+            raise Misuse(
+                f"There are more than {BACKFILL_MAX:,} ticks from {tick_text(first)} on. Backfill a part of that first."
+            )
+    return ticks
+
+
+def moment_of(moment: Moment, what: str) -> int:
+    """Return a time in microseconds, from a datetime or an ISO text. It must say its time zone."""
+    try:
+        given = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    except ValueError:
+        raise Misuse(f"{what}={moment!r} is not a time such as 2026-11-16T09:00:00+01:00.") from None
+    if given.tzinfo is None:
+        raise Misuse(f"{what}={given.isoformat()} does not say its time zone: add Z for UTC, or +01:00.")
+    return (given - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def checked_schedule_name(name: object) -> str:
+    """Return the name of a schedule if it is one."""
+    if isinstance(name, str) and NAME.fullmatch(name):
+        return name
+    raise Misuse(
+        f"{str(name)[:80]!r} is not a name for a schedule. It has 1 to 150 characters: letters, digits and "
+        ". _ : + / -, and begins with a letter or digit."
+    )
+
+
+def existing_schedule(app: "Driving", name: str) -> ScheduleRow:
+    """Return a schedule's row, or say that there is none."""
+    rows = app.store.schedules(name=checked_schedule_name(name))
+    if not rows:
+        raise UnknownSchedule(f"There is no schedule {name!r} in {app.store.url}. `everstep schedule ls` lists them.")
+    return rows[0]
+
+
+def scheduled(row: ScheduleRow) -> Scheduled:
+    """Return a schedule as people see it."""
+    definition, state = definition_of(row), state_of(row)
+    is_paused = state.stopped_at is not None
+    facts = msgspec.structs.asdict(definition)
+    for name in ("every", "offset", "jitter"):
+        facts[name] = facts[name] / 1e6
+    del facts["digest"]
+    facts["arguments"] = preview_text(bytes(definition.arguments))
+    standing = msgspec.structs.asdict(state)
+    for name in ("tick", "stopped_at", "restores"):
+        del standing[name]
+    return Scheduled(
+        name=row.name,
+        is_paused=is_paused,
+        paused_at=state.stopped_at,
+        next_tick=None if is_paused else state.tick,
+        next_at=row.next_at,
+        created_at=row.created_at,
+        **facts,
+        **standing,
+    )
+
+
+async def change(app: "Driving", name: str, how: Changing) -> None:
+    """Change a schedule, whoever else changes it at the same time."""
+    for _ in range(RACES_MAX):
+        row, at = existing_schedule(app, name), app.clock.now()
+        definition, state = definition_of(row), state_of(row)
+        how(definition, state, at)
+        verdict = await app.committer.submit(
+            ChangeSchedule(name, row.revision, changed_row(row, definition, state, at))
+        )
+        if isinstance(verdict, Accepted):
+            app.scheduler.look_closely()
+            return
+    raise Misuse(f"The schedule {name} is being changed by others all the time; try again.")
+
+
+async def define(
+    app: "Driving",
+    workflow: Any,
+    args: Sequence[Any],
+    name: str | None,
+    cron: str,
+    zone: str,
+    times: Mapping[str, float | timedelta],
+    options: Mapping[str, Any],
+) -> Schedule:
+    """Create a schedule, or change what it starts and when. The same once more changes nothing."""
+    target = target_of(workflow)
+    schedule = Schedule(app, name or target.id_prefix)
+    definition = _definition(app, target, args, cron, zone, times, options)
+    for _ in range(RACES_MAX):
+        at = app.clock.now()
+        checked(definition, at)
+        rows = app.store.schedules(name=schedule.name)
+        if rows and rows[0].definition == msgspec.json.encode(definition):
+            return schedule
+        row = rows[0] if rows else ScheduleRow(name=schedule.name, workflow=target.name)
+        state = state_of(row) if rows else State(restores=app.store.restores())
+        state.tick, state.buffered = next_tick(definition, at), None
+        new = changed_row(row, definition, state, at)
+        if isinstance(await app.committer.submit(ChangeSchedule(row.name, row.revision, new)), Accepted):
+            app.scheduler.look_closely()
+            return schedule
+    raise Misuse(f"The schedule {schedule.name} is being changed by others all the time; try again.")
+
+
+def _definition(
+    app: "Driving",
+    target: "Workflow | NamedWorkflow",
+    args: Sequence[Any],
+    cron: str,
+    zone: str,
+    times: Mapping[str, float | timedelta],
+    options: Mapping[str, Any],
+) -> Definition:
+    arguments = app.codec.encode_arguments(target.signature, tuple(args), {}, target.name)
+    micros: dict[str, Any] = {
+        name: microseconds(value.total_seconds() if isinstance(value, timedelta) else value)
+        for name, value in times.items()
+    }
+    return Definition(
+        workflow=target.name,
+        arguments=msgspec.Raw(arguments.payload),
+        digest=arguments.digest,
+        cron=" ".join(cron.split()),
+        zone=zone,
+        **micros,
+        **options,
+    )
+
+
+class ScheduleVerbs:
+    """The part of an app that is about schedules."""
+
+    async def schedule(
+        self: Any,
+        workflow: Any,
+        /,
+        *args: Any,
+        name: str | None = None,
+        cron: str = "",
+        zone: str = "UTC",
+        every: float | timedelta = 0,
+        offset: float | timedelta = 0,
+        jitter: float | timedelta = 0,
+        overlap: Overlap = "skip",
+        catch_up: CatchUp = "newest",
+        catch_up_max: int = 100,
+        queue: str | None = None,
+        priority: int = 0,
+        tags: dict[str, str] | None = None,
+    ) -> Schedule:
+        """Start a run of a workflow again and again, at the times that a cron expression or an interval says.
+
+        The schedule is durable on return. Any worker that knows the workflow starts the runs; each has the schedule's
+        name and the time in its id, as in `nightly@2026-11-16T09:00:00Z`. The same call once more changes nothing; with
+        other options it changes the schedule, from the next tick on.
+
+        workflow: the declared one, or its name, also if it is declared elsewhere.
+        name: of the schedule; default: the workflow's.
+        cron: five fields (minute, hour, day, month, day of the week), or six with the second first.
+        zone: the time zone of the expression, such as `Europe/Berlin`.
+        every: instead of `cron`, so many seconds, or a `timedelta`. It counts from the beginning of 1970 (UTC), so that
+            3600 is every full hour; `offset` moves that.
+        jitter: a run is started up to so many seconds later: by as much for one tick on every worker, and by something
+            else for each.
+        overlap: what happens at a tick when the run before has not ended. `skip` (default): nothing. `queue`: the
+            newest tick waits for its end. `allow`: both run. `cancel`: the run before is cancelled, and when it has
+            ended the newest tick's is started.
+        catch_up: what happens when no worker was there for a while. `newest` (default): of the ticks that were missed,
+            the newest is started. `all`: all of them, the newest `catch_up_max`. `none`: no tick that is more than a
+            minute late.
+        """
+        times = {"every": every, "offset": offset, "jitter": jitter}
+        options = {"overlap": overlap, "catch_up": catch_up, "catch_up_max": catch_up_max, "priority": priority}
+        return await define(
+            self, workflow, args, name, cron, zone, times, {**options, "queue": queue or "", "tags": tags or {}}
+        )
+
+    def get_schedule(self: Any, name: str) -> Schedule:
+        """Return a handle on a schedule by its name."""
+        return Schedule(self, name)
+
+    async def schedules(self: Any) -> list[Scheduled]:
+        """Return all schedules, by their names."""
+        return [scheduled(row) for row in self.store.schedules()]

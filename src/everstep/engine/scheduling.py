@@ -1,0 +1,201 @@
+"""The part of a worker that looks after schedules: when a tick has come, it starts the run of it.
+
+A tick is started by the change of the schedule's row, in one transaction with its run, by whoever knows the newest
+revision. So of several workers one does it; a worker that dies before that has done nothing, and the next one does it.
+
+It costs nothing to wait: an alarm is set for the next tick. A change by another process is noticed as everything
+else is, by the pump.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from everstep.codec import Arguments
+from everstep.engine.clock import Alarm, microseconds, set_alarm
+from everstep.engine.starting import Origin, new_run
+from everstep.engine.workflow import DECLARED
+from everstep.errors import Misuse, StoreError
+from everstep.model import events as ev
+from everstep.model.budgets import allotment_of
+from everstep.model.crash_points import crash_point
+from everstep.model.schedules import Decision, Definition, State, decide, run_of_tick, tick_text, wake_time
+from everstep.model.status import ENDED
+from everstep.stores.protocol import Accepted, NewRun, Post
+from everstep.stores.schedules import ChangeSchedule, ScheduleRow
+
+if TYPE_CHECKING:
+    from everstep.engine.driving import Driving
+
+log = logging.getLogger("everstep.schedules")
+
+ROWS: Final = 100
+"""So many schedules are looked at in one go."""
+AGAIN_SECONDS: Final = 0.5
+"""After so long a store that failed is asked again."""
+GRACE_SECONDS: Final = 30.0
+"""How long a run may clean up that is cancelled because the next tick has come."""
+
+
+def definition_of(row: ScheduleRow) -> Definition:
+    """Return what a schedule starts, and when."""
+    return msgspec.json.decode(row.definition, type=Definition)
+
+
+def state_of(row: ScheduleRow) -> State:
+    """Return how a schedule stands."""
+    return msgspec.json.decode(row.state, type=State)
+
+
+def changed_row(row: ScheduleRow, definition: Definition, state: State, at: int) -> ScheduleRow:
+    """Return a schedule's row as it is to be. Revisions are times, so that one never comes back, also for a new one."""
+    return ScheduleRow(
+        name=row.name,
+        workflow=definition.workflow,
+        revision=max(row.revision + 1, at),
+        next_at=wake_time(row.name, definition, state),
+        waits=state.buffered is not None and state.stopped_at is None,
+        definition=msgspec.json.encode(definition),
+        state=msgspec.json.encode(state),
+        created_at=row.created_at or at,
+    )
+
+
+class Scheduler:
+    """Starts the runs of ticks. Only an app that takes up whatever is free does that: the runs are nobody's."""
+
+    def __init__(self, app: "Driving") -> None:
+        self.awaited: frozenset[str] = frozenset()
+        """Runs whose end a tick waits for."""
+        self._app = app
+        self._is_looking = self._looks_again = self._is_closed = False
+        self._alarm: Alarm | None = None
+        self._next_at: int | None = None
+        """When the store said that there is something to do, the last time that it was asked."""
+        self._unreadable: set[str] = set()
+        """Schedules that cannot be followed, which was said."""
+
+    def look(self) -> None:
+        """Somebody has written something: look soon, unless it was not about schedules."""
+        if self._is_at_work() and not self._has_nothing_new():
+            self.look_closely()
+
+    def look_closely(self) -> None:
+        """Something may be due: look soon. Whoever looks already looks once more."""
+        if not self._is_at_work():
+            return
+        self._looks_again = True
+        if not self._is_looking:
+            self._is_looking = True
+            self._app.spawn(self._look())
+
+    def _is_at_work(self) -> bool:
+        app = self._app
+        return bool(app.recover and app.worker) and not (self._is_closed or app.draining)
+
+    def _has_nothing_new(self) -> bool:
+        """Whether one quick question shows that nothing has changed: whatever starts or waits moves the next time."""
+        app = self._app
+        try:
+            next_at = app.store.next_schedule(workflows=app.workflows())
+        except StoreError:
+            return False  # whoever looks more closely says so
+        return next_at == self._next_at and not self.awaited and (next_at is None or next_at > app.clock.now())
+
+    def close(self) -> None:
+        """Start nothing more."""
+        self._is_closed = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    async def _look(self) -> None:
+        app = self._app
+        try:
+            while self._looks_again and not app.draining:
+                self._looks_again = False
+                rows = app.store.due_schedules(at=app.clock.now(), workflows=app.workflows(), limit=ROWS)
+                self.awaited = frozenset(run for row in rows if row.waits for run in state_of(row).active)
+                for row in rows:
+                    self._looks_again |= await self._look_after(row)
+            if not app.draining:
+                self._next_at = app.store.next_schedule(workflows=app.workflows())
+                self._set_alarm(self._next_at)
+        except StoreError as error:
+            log.error("Schedules cannot be looked after just now: %s", error)
+            self._set_alarm(app.clock.now() + microseconds(AGAIN_SECONDS))
+        finally:
+            self._is_looking = False
+
+    async def _look_after(self, row: ScheduleRow) -> bool:
+        """Do what is due for one schedule. Returns whether anything was done, so that there may be more."""
+        app = self._app
+        try:
+            change = self._change(row)
+        except (msgspec.MsgspecError, Misuse) as error:
+            if row.name not in self._unreadable:
+                self._unreadable.add(row.name)
+                log.error("The schedule %s cannot be followed: %s", row.name, error)
+            return False
+        if change is None:
+            return False
+        crash_point("schedule.due")
+        if not isinstance(await app.committer.submit(change), Accepted):
+            return True  # another worker has done it, or somebody has changed the schedule
+        crash_point("schedule.fired")
+        if change.starts:
+            log.info("The schedule %s has started %s.", row.name, ", ".join(new.row.id for new in change.starts))
+            app.pump.nudge()
+        for post in change.posts:
+            app.wake(post.run)
+        return True
+
+    def _change(self, row: ScheduleRow) -> ChangeSchedule | None:
+        app, at = self._app, self._app.clock.now()
+        definition, state = definition_of(row), state_of(row)
+        decision = decide(row.name, definition, state, at, self._is_under_way)
+        if decision.state == state:
+            return None
+        starts = [self._run_of(row, definition, decision, state, tick, at) for tick in decision.starts]
+        request = ev.CancelRequested(reason="its next tick has come", by=f"schedule {row.name}", grace=GRACE_SECONDS)
+        value = ev.encode_body(request)
+        posts = [Post(run, "cancel", "", f"schedule:{row.name}", value, at) for run in decision.cancels]
+        decision.state.restores = app.restores
+        return ChangeSchedule(row.name, row.revision, changed_row(row, definition, decision.state, at), starts, posts)
+
+    def _run_of(
+        self, row: ScheduleRow, definition: Definition, decision: Decision, state: State, tick: int, at: int
+    ) -> NewRun:
+        """Return the run of a tick. After a restored backup it may have been started before, and nobody knows."""
+        app, workflow = self._app, DECLARED.named(definition.workflow)
+        arguments = Arguments(bytes(definition.arguments), definition.digest, (), {})
+        return new_run(
+            workflow,
+            run_of_tick(row.name, tick),
+            arguments,
+            at=at,
+            randomness=app.randomness,
+            tags={**definition.tags, "schedule": row.name, "tick": tick_text(tick)},
+            priority=definition.priority,
+            queue=definition.queue or None,
+            origin=Origin(app.store.chain.writing, app.restores, unseen=app.restores > state.restores),
+            budget=allotment_of(workflow.budget),
+        )
+
+    def _is_under_way(self, run: str) -> bool:
+        row = self._app.store.run(run)
+        return row is not None and row.status not in ENDED
+
+    def _set_alarm(self, at: int | None) -> None:
+        app = self._app
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if at is not None:
+            now = app.clock.now()
+            at = at if at > now else now + microseconds(AGAIN_SECONDS)  # one that cannot be followed stays due
+            self._alarm = set_alarm(app.clock, app.loop, at, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.look_closely()
