@@ -294,3 +294,19 @@ def test_a_caller_that_is_killed_around_its_commit_leaves_both_or_neither(tmp_pa
         seen.add(is_there)
         store.close()
     assert seen == {point == "committed"}
+
+
+def test_blocking_code_schedules_as_well(tmp_path: Path) -> None:
+    with everstep.open(url(tmp_path), recover=True, durability="process") as app:
+        schedule = app.schedule(greet, "ann", name="s", every=3600)
+        assert app.get_schedule("s").show() == schedule.show() == app.schedules()[0]
+        schedule.pause("why")
+        assert schedule.show().note == "why"
+        schedule.resume()
+        run = schedule.trigger()
+        (past,) = schedule.backfill("2020-01-01T00:00:00Z", "2020-01-01T00:30:00Z")
+        while len(app.list(tags={"schedule": "s"})) < 2:
+            threading.Event().wait(0.01)
+        assert [app.get(one).result(timeout=30) for one in (run, past)] == ["hello ann "] * 2
+        schedule.delete()
+        assert app.schedules() == []

@@ -8,7 +8,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.errors import Misuse, StoreError, UnknownSchedule
+from everstep.errors import Damaged, Misuse, StoreError, UnknownSchedule
 from everstep.stores.protocol import MarkRestored
 from everstep.testing.faulty_store import FaultyStore
 from tests.schedules.kit import NINE, Place, scenario, until
@@ -494,10 +494,17 @@ async def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(place: Pl
     async with place.worker() as app:
         await app.schedule(tidy, name="broken", every=HOUR)
         await app.schedule(tidy, name="sound", every=HOUR)
+        await app.schedule(tidy, name="worse", every=HOUR)
         place.store._schedules["broken"].definition = b'{"workflow": 1}'
+        place.store._schedules["worse"].state, place.store._schedules["worse"].waits = b"\xff", True
         await place.move(app, HOUR)
         await ended(place, f"sound@{at(10)}")
         assert place.runs() == [f"sound@{at(10)}"]
+        with pytest.raises(Damaged, match="everstep schedule delete broken"):
+            await app.schedules()
+        await app.get_schedule("broken").delete()
+        await app.get_schedule("worse").delete()
+        assert [one.name for one in await app.schedules()] == ["sound"]
 
 
 @scenario

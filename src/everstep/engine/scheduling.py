@@ -8,7 +8,7 @@ else is, by the pump.
 """
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -16,7 +16,7 @@ from everstep.codec import Arguments
 from everstep.engine.clock import Alarm, microseconds, set_alarm
 from everstep.engine.starting import Origin, new_run
 from everstep.engine.workflow import DECLARED
-from everstep.errors import Misuse, StoreError
+from everstep.errors import Damaged, StoreError
 from everstep.model import events as ev
 from everstep.model.budgets import allotment_of
 from everstep.model.crash_points import crash_point
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("everstep.schedules")
 
+T = TypeVar("T")
+
 ROWS: Final = 100
 """So many schedules are looked at in one go."""
 AGAIN_SECONDS: Final = 0.5
@@ -40,12 +42,22 @@ GRACE_SECONDS: Final = 30.0
 
 def definition_of(row: ScheduleRow) -> Definition:
     """Return what a schedule starts, and when."""
-    return msgspec.json.decode(row.definition, type=Definition)
+    return _decoded(row, row.definition, Definition)
 
 
 def state_of(row: ScheduleRow) -> State:
     """Return how a schedule stands."""
-    return msgspec.json.decode(row.state, type=State)
+    return _decoded(row, row.state, State)
+
+
+def _decoded(row: ScheduleRow, text: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Damaged(
+            f"The schedule {row.name} cannot be read ({type(error).__name__}): it is damaged, or of a newer release. "
+            f"`everstep schedule delete {row.name}` removes it; its runs stay."
+        ) from error
 
 
 def changed_row(row: ScheduleRow, definition: Definition, state: State, at: int) -> ScheduleRow:
@@ -60,6 +72,14 @@ def changed_row(row: ScheduleRow, definition: Definition, state: State, at: int)
         state=msgspec.json.encode(state),
         created_at=row.created_at or at,
     )
+
+
+def _active(row: ScheduleRow) -> list[str]:
+    """Return the runs that a tick waits for. One that cannot be read waits for none."""
+    try:
+        return state_of(row).active
+    except Damaged:
+        return []
 
 
 class Scheduler:
@@ -115,7 +135,7 @@ class Scheduler:
             while self._looks_again and not app.draining:
                 self._looks_again = False
                 rows = app.store.due_schedules(at=app.clock.now(), workflows=app.workflows(), limit=ROWS)
-                self.awaited = frozenset(run for row in rows if row.waits for run in state_of(row).active)
+                self.awaited = frozenset(run for row in rows if row.waits for run in _active(row))
                 for row in rows:
                     self._looks_again |= await self._look_after(row)
             if not app.draining:
@@ -132,7 +152,9 @@ class Scheduler:
         app = self._app
         try:
             change = self._change(row)
-        except (msgspec.MsgspecError, Misuse) as error:
+        except Exception as error:  # whatever it is, it concerns this schedule only, unless the store failed
+            if isinstance(error, StoreError) and not isinstance(error, Damaged):
+                raise
             if row.name not in self._unreadable:
                 self._unreadable.add(row.name)
                 log.error("The schedule %s cannot be followed: %s", row.name, error)

@@ -13,13 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
-from typing import Final, Literal
-from zoneinfo import ZoneInfo
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from everstep.errors import Misuse
 from everstep.model.digests import digest_of
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 Overlap = Literal["skip", "queue", "allow", "cancel"]
 CatchUp = Literal["newest", "all", "none"]
@@ -122,7 +124,7 @@ def ticks_after(definition: Definition, after: int) -> Iterator[int]:
     yield from _cron_ticks(definition.cron, zone_named(definition.zone), after)
 
 
-def _cron_ticks(expression: str, zone: ZoneInfo, after: int) -> Iterator[int]:
+def _cron_ticks(expression: str, zone: "ZoneInfo", after: int) -> Iterator[int]:
     from cronsim import CronSim
 
     try:
@@ -147,7 +149,7 @@ def has_fixed_time(expression: str) -> bool:
     return not minute.startswith("*") and not hour.startswith("*")
 
 
-def _existing(local: datetime, zone: ZoneInfo) -> datetime:
+def _existing(local: datetime, zone: "ZoneInfo") -> datetime:
     """Return a local time as a moment: the first of two, or if there is none the first one after the gap."""
     moment = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
     if moment.astimezone(zone).replace(tzinfo=None) == local:
@@ -266,8 +268,10 @@ def wake_time(name: str, definition: Definition, state: State) -> int | None:
 
 
 # -- checking --------------------------------------------------------------------------------------------------------
-def zone_named(name: str) -> ZoneInfo:
+def zone_named(name: str) -> "ZoneInfo":
     """Return a time zone by its name."""
+    from zoneinfo import ZoneInfo
+
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
