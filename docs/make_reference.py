@@ -119,6 +119,8 @@ FIGURES: Final[tuple[tuple[str, str], ...]] = (
     ("engine.notifying", "AT_ONCE_MAX"),
     ("engine.notifying", "MOST_SECONDS"),
     ("engine.notifying", "GIVE_UP_SECONDS"),
+    ("model.schedules", "LATE_SECONDS"),
+    ("model.schedules", "BACKFILL_MAX"),
 )
 
 

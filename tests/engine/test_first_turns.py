@@ -79,12 +79,12 @@ async def waits_in_a_group(trace: list[Any], shared: "asyncio.Future[Any]") -> N
 
 async def waits_in_time(trace: list[Any], shared: "asyncio.Future[Any]") -> None:
     try:
-        async with asyncio.timeout(0.001) as limit:
+        async with asyncio.timeout(0.05) as limit:
             await asyncio.sleep(60)
     except TimeoutError:
         trace.append(("late", limit.expired()))
     with suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.sleep(60), 0.001)
+        await asyncio.wait_for(asyncio.sleep(60), 0.05)
     trace.append(asyncio.current_task().cancelling())  # type: ignore[union-attr]
 
 

@@ -33,6 +33,7 @@ from everstep.stores.protocol import (
     RestartRun,
     StartRun,
 )
+from everstep.stores.schedules import ChangeSchedule, ScheduleRow
 from everstep.stores.sql.batch import is_move
 from everstep.stores.sqlite import SqliteStore, connections
 from tests.stores.kit import SqliteHarness, append_to, claimed, new_run
@@ -117,17 +118,19 @@ def prepared(sqlite: SqliteHarness) -> dict[str, Operation]:
         "free": SettleKey("l", 71, by="ann"),
         "hold": append_to(sqlite.row("hold"), status="held", hold=hold, notifications=[told]),
         "take": TakeNotification("n", 1, "me", 10, 50),
+        "schedule": ChangeSchedule("s", 0, ScheduleRow(name="s", workflow="order", revision=7), [new_run("tick")]),
     }
 
 
 def tables(sqlite: SqliteHarness) -> dict[str, list[Any]]:
     names = ["runs", "events", "payloads", "signals", "followers", "holds", "effects", "waiters", "notifications"]
+    names += ["schedules"]
     connection = sqlite.sqlite._reader._connection
     return {name: connection.execute(f"SELECT * FROM {name} ORDER BY 1, 2, 3").fetchall() for name in names}
 
 
 KINDS = ["append", "end", "empty", "extra", "start", "post", "claim", "release", "restart", "keyed", "settle", "free"]
-KINDS += ["hold", "take"]
+KINDS += ["hold", "take", "schedule"]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["not done", "done"])
