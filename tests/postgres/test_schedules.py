@@ -1,7 +1,6 @@
 """Schedules and clients on PostgreSQL: of several workers one starts a tick, and a client needs no code."""
 
 import asyncio
-import re
 from contextlib import AsyncExitStack, suppress
 
 import psycopg
@@ -10,6 +9,7 @@ import pytest
 import everstep
 from everstep import workflow
 from everstep.errors import Misuse
+from tests.postgres.server import server
 from tests.schedules.kit import scenario
 
 
@@ -45,10 +45,9 @@ async def test_a_client_starts_a_run_by_name(url: str) -> None:
 
 @scenario
 async def test_a_run_that_is_started_in_a_transaction_is_there_if_and_only_if_that_is_committed(url: str) -> None:
-    server = url.partition("?")[0] if "?host=" not in url else re.sub(r"[?&]schema=[^&]*", "", url)
     async with everstep.open(url, recover=True) as app:
-        with psycopg.connect(server) as connection:
-            connection.execute("CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY)")
+        with psycopg.connect(server().uri) as connection:
+            connection.execute("CREATE TEMPORARY TABLE orders (id text PRIMARY KEY)")
             connection.commit()
             with suppress(LookupError), connection.transaction():
                 connection.execute("INSERT INTO orders VALUES ('lost')")
@@ -62,3 +61,13 @@ async def test_a_run_that_is_started_in_a_transaction_is_there_if_and_only_if_th
         assert kept == [("kept",)]
         assert await app.get("kept").result(timeout=30) == "kept"
         assert [row.id for row in await app.list()] == ["kept"]
+
+
+@scenario
+async def test_a_connection_to_another_database_is_refused(url: str) -> None:
+    async with everstep.open(url) as app:
+        with psycopg.connect(server().uri, dbname="template1") as connection, connection.transaction():
+            with pytest.raises(Misuse, match="to another"):
+                await app.start(tick, id="t", transaction=connection)
+            assert connection.execute("SELECT 1").fetchone() == (1,)  # it goes on as it was
+        assert await app.list() == []

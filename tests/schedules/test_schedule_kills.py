@@ -94,7 +94,9 @@ def test_a_worker_that_is_stopped_inside_a_tick_starts_nothing_when_it_wakes_up(
     first = said("define", tmp_path)
     zombie = begin("work", tmp_path, EVERSTEP_CRASH_AT="schedule.due:1:stop")
     worker = begin("work", tmp_path)
-    time.sleep(3)
+    _, status = os.waitpid(zombie.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    time.sleep(3)  # the other one starts a few ticks meanwhile
     zombie.send_signal(signal.SIGCONT)
     time.sleep(1.5)
     for process in (zombie, worker):

@@ -1,5 +1,6 @@
 """Reading: everything that a store on a SQL database tells without changing anything."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,44 +20,44 @@ from everstep.stores.sql.rows import Row, as_json, effect_row, hold_row, notific
 from everstep.stores.sql.schedules import schedule_row
 
 
-class Reading:
+class Reading(ABC):
     """The reading methods of a store, as named statements."""
 
     where: str
     """The store, for messages."""
 
+    @abstractmethod
     def _all(self, name: str, *parameters: Any) -> list[Row]:
         """Do a statement and return its rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _list(self, name: str, *parameters: Any) -> list[Any]:
         """Do a statement and return a list: of values, or of sequences of values."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _texts(self, values: Sequence[str]) -> Any:
         """Return a list of texts as one parameter."""
-        raise NotImplementedError
 
     def _tags(self, tags: dict[str, str]) -> Any:
         """Return the tags that runs should have, as one parameter."""
         return as_json(tags) if tags else None
 
     # Each database has its own way of doing these.
+    @abstractmethod
     def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
         """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def dump(self, run: str) -> RunDump | None:
         """Return everything of a run, read in one transaction."""
-        raise NotImplementedError
 
+    @abstractmethod
     def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
         """Return ids of runs that want a driver now: by priority, then age."""
-        raise NotImplementedError
 
+    @abstractmethod
     def next_wake(self, *, worker: str, everyone: bool, at: int) -> int | None:
         """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
-        raise NotImplementedError
 
     # -- rows -------------------------------------------------------------------------------------------------------
     def run(self, id: str) -> RunRow | None:

@@ -1,5 +1,6 @@
 """What every store on a SQL database tells in the same way: it asks its reader."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from everstep.model.events import EventRow
@@ -13,14 +14,14 @@ from everstep.stores.schedules import ScheduleRow
 from everstep.stores.sql.reading import Reading
 
 
-class SqlStore:
+class SqlStore(ABC):
     """The reading methods of `Store`, which says what each of them promises."""
 
     _reader: Reading
 
+    @abstractmethod
     def now(self) -> int:
         """Return the store's clock."""
-        raise NotImplementedError
 
     # -- reading ------------------------------------------------------------------------------------------------
     def run(self, id: str) -> RunRow | None:
