@@ -40,6 +40,7 @@ from everstep.stores.protocol import (
     StartRun,
     Verdict,
 )
+from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
 from everstep.stores.sqlite.connections import Patience, is_no_room, translated
 from everstep.stores.sqlite.queries import query
 from everstep.stores.sqlite.rows import Row
@@ -279,6 +280,8 @@ class Writer:
             case ImportRuns(dumps=[first, *_]), Accepted():
                 return self._row("run_head", first.row.id) != ()
             case ((TakeNotification() | SettleNotification() | ImportRuns() | DeletePart()), _):
+                return False
+            case ((ChangeQueue() | TakeSlot() | FreeSlot()), _):  # done again they change nothing, but for a token
                 return False
             case ((StartRun() | RestartRun()), Accepted()):
                 new, event = operation.new.row, operation.new.event

@@ -38,9 +38,13 @@ class Reader:
             self._connection.close()
 
     def _all(self, name: str, *parameters: object) -> list[Row]:
+        return self.ask(query(name), parameters)
+
+    def ask(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
+        """Return the rows of one statement."""
         try:
             with self._lock:
-                rows: list[Row] = self._cursor.execute(query(name), parameters).fetchall()
+                rows: list[Row] = self._cursor.execute(sql, tuple(parameters)).fetchall()
                 return rows
         except UnicodeDecodeError as error:
             raise Damaged(f"{self._path} has a text that is not one: a row is damaged.") from error
@@ -247,7 +251,16 @@ class Reader:
         return next_at
 
     # -- finding work -------------------------------------------------------------------------------------------------
-    def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
+    def due(
+        self,
+        *,
+        at: int,
+        workflows: Sequence[str],
+        worker: str,
+        everyone: bool,
+        limit: int,
+        queues: Sequence[str] | None = None,
+    ) -> list[str]:
         """Return ids of runs that want a driver now: by priority, then age.
 
         When there are more than `limit`, the longest overdue timers and the oldest deliveries are considered first.
@@ -255,13 +268,14 @@ class Reader:
         known = as_json(workflows)
         gone = self._list("gone_owners", worker, at) if everyone else []
         owners = as_json([worker, *gone])
-        timers = self._list("due_timers_owned", known, limit, at, owners)
-        chosen = self._list("due_deliveries", known, limit, everyone, owners)
+        served = as_json(queues) if queues is not None else None
+        timers = self._list("due_timers_owned", known, limit, at, owners, served, worker)
+        chosen = self._list("due_deliveries", known, limit, everyone, owners, served, worker)
         if everyone:
-            timers += self._list("due_timers_free", known, limit, at)
-            chosen += self._list("due_ready_free", known, limit)
+            timers += self._list("due_timers_free", known, limit, at, served)
+            chosen += self._list("due_ready_free", known, limit, served)
         if gone:
-            chosen += self._list("due_ready_owned", known, limit, as_json(gone))
+            chosen += self._list("due_ready_owned", known, limit, as_json(gone), served)
         timers.sort(key=lambda timer: (timer[0], timer[3]))
         chosen += [timer[1:] for timer in timers[:limit]]
         chosen.sort(key=lambda found: (-found[0], found[1], found[2]))

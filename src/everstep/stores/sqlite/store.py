@@ -27,10 +27,12 @@ from everstep.stores.protocol import (
     Verdict,
     WorkerRow,
 )
+from everstep.stores.queues import QueueCount, QueueRoom, QueueRow, SlotRow
 from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.connections import Durability, Patience, connect
 from everstep.stores.sqlite.liveness import LiveLocks
 from everstep.stores.sqlite.opening import open_file
+from everstep.stores.sqlite.queues import QueueReads
 from everstep.stores.sqlite.reads import Reader
 from everstep.stores.sqlite.workers import Workers
 
@@ -69,6 +71,7 @@ class SqliteStore:
         )
         self._writer = Writer(writing, patience, self.path)
         self._reader = Reader(reading, self.path)
+        self._queues = QueueReads(self._reader)
         self.entropy = self._reader.entropy()
         self._workers = Workers(self._writer, LiveLocks(self.path + "-live"))
         self._durability: Durability = durability
@@ -219,9 +222,40 @@ class SqliteStore:
         return self._reader.waiters(key)
 
     # -- finding work -------------------------------------------------------------------------------------------
-    def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
+    def due(
+        self,
+        *,
+        at: int,
+        workflows: Sequence[str],
+        worker: str,
+        everyone: bool,
+        limit: int,
+        queues: Sequence[str] | None = None,
+    ) -> list[str]:
         """Return ids of runs that want a driver now, the most urgent first."""
-        return self._reader.due(at=at, workflows=workflows, worker=worker, everyone=everyone, limit=limit)
+        return self._reader.due(
+            at=at, workflows=workflows, worker=worker, everyone=everyone, limit=limit, queues=queues
+        )
+
+    def queues(self) -> list[QueueRow]:
+        """Return what was said about queues and limits."""
+        return self._queues.rows()
+
+    def queue_room(self, *, at: int, worker: str, queues: Sequence[str] | None = None) -> list[QueueRoom]:
+        """Return the queues in which runs wait, and how many of each this worker may begin now."""
+        return self._queues.room(at, worker, queues)
+
+    def queued(self, queue: str, *, at: int, workflows: Sequence[str], limit: int) -> list[str]:
+        """Return ids of the runs of a queue that may begin first, in their order."""
+        return self._queues.queued(queue, at, workflows, limit)
+
+    def queue_counts(self) -> list[QueueCount]:
+        """Return how many runs of each queue wait, and have begun."""
+        return self._queues.counts()
+
+    def slots(self) -> list[SlotRow]:
+        """Return who has slots of named limits."""
+        return self._queues.slots()
 
     def pending(self, worker: str) -> list[str]:
         """Return ids of runs that this worker owns and that have a pending delivery, whatever their status."""
@@ -245,15 +279,15 @@ class SqliteStore:
 
     # -- workers ------------------------------------------------------------------------------------------------
     def register_worker(
-        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = ()
+        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = (), about: bytes = b"{}"
     ) -> WorkerRow:
         """Enter a worker and take its liveness lock, which the kernel frees when the process dies."""
-        return self._workers.register(worker, pid, host, self.now(), lease_until, targets)
+        return self._workers.register(worker, pid, host, self.now(), lease_until, targets, about)
 
-    def renew(self, worker: str, lease_until: int, at: int = 0) -> bool:
+    def renew(self, worker: str, lease_until: int, at: int = 0, about: bytes | None = None) -> bool:
         """Prolong the worker's lease, and note that it is `at` now; False if it had been buried."""
         self._latest = max(self._latest, at)
-        return self._workers.renew(worker, lease_until, self._latest)
+        return self._workers.renew(worker, lease_until, self._latest, about)
 
     def workers(self) -> list[WorkerRow]:
         """Return all workers, by their places."""

@@ -39,10 +39,12 @@ from everstep.stores.protocol import (
     check_events,
     child_value,
 )
+from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
 from everstep.stores.sqlite.batch import Batch, has_more, is_move
 from everstep.stores.sqlite.keys import KeyTable
 from everstep.stores.sqlite.moving import Moving
 from everstep.stores.sqlite.queries import batches, query
+from everstep.stores.sqlite.queues import NO_TOKEN, QueueTable
 from everstep.stores.sqlite.repairs import Repairs
 from everstep.stores.sqlite.rows import (
     Row,
@@ -73,6 +75,7 @@ class Transaction:
         self._keys = KeyTable(connection)
         self._repairs = Repairs(self._cursor)
         self._moving = Moving(self._cursor)
+        self._queues = QueueTable(connection, self._cursor)
 
     # -- a whole batch --------------------------------------------------------------------------------------------
     def at_once(self, operations: Sequence[Operation]) -> bool:
@@ -172,6 +175,12 @@ class Transaction:
                 return self._moving.accept(operation)
             case DeletePart():
                 return self._moving.delete(operation)
+            case ChangeQueue():
+                return self._queues.change(operation)
+            case TakeSlot():
+                return self._queues.take(operation)
+            case FreeSlot():
+                return self._queues.free(operation)
 
     def _append(self, append: Append) -> Verdict:
         check_events(append)
@@ -310,11 +319,21 @@ class Transaction:
 
     def _claim(self, claim: Claim) -> Verdict:
         statuses = [*dict.fromkeys(claim.statuses), *[None] * 7][:7]
-        rows = self._all("claim", (claim.run, claim.worker, claim.at, *statuses))
+        rows = self._claimed(claim, statuses)
         if rows:
             return Claimed(run_row(rows[0]))
         there = self._all("run", (claim.run,))
         return NotClaimed(run_row(there[0]) if there else None)
+
+    def _claimed(self, claim: Claim, statuses: Sequence[str | None]) -> list[Row]:
+        """Claim a run if it is free, and if its queue has room."""
+        token = self._queues.may_claim(claim) if claim.queued else NO_TOKEN
+        if token is None:
+            return []
+        rows = self._all("claim", (claim.run, claim.worker, claim.at, *statuses))
+        if rows:
+            self._queues.take_token(token)
+        return rows
 
     def _release(self, release: Release) -> Verdict:
         self._run("release", (release.run, release.epoch, release.status))
