@@ -6,6 +6,7 @@
     │   ├── NotEncodable        a value that could not be stored and restored
     │   ├── UnknownWorkflow     a run's workflow is not declared in this process
     │   ├── UnknownRun          there is no run with this id
+    │   ├── UnknownQueue        there is no queue or limit with this name
     │   ├── IdConflict          the id belongs to a run with another workflow or other arguments, or another request
     │   ├── KeyConflict         the key belongs to another action: another step, or other arguments
     │   ├── HoldConflict        a hold is ambiguous, unknown or already resolved
@@ -96,6 +97,12 @@ class UnknownRun(Misuse):
     """There is no run with this id in the store."""
 
     code: ClassVar[str] = "everstep.run.unknown"
+
+
+class UnknownQueue(Misuse):
+    """Nothing was said about a queue or limit with this name, and no run is in it."""
+
+    code: ClassVar[str] = "everstep.queue.unknown"
 
 
 class IdConflict(Misuse):

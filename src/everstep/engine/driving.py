@@ -27,6 +27,7 @@ from everstep.engine.inbox import cancel_in, hold_in
 from everstep.engine.judging import compare_outside
 from everstep.engine.notifying import Notifier, OnHold
 from everstep.engine.pump import Pump
+from everstep.engine.queueing import Queueing
 from everstep.engine.resting import Resting
 from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.retaining import Collector
@@ -51,6 +52,7 @@ from everstep.stores.protocol import (
     RunRow,
     Store,
 )
+from everstep.stores.queues import DEFAULT_QUEUE
 
 log = logging.getLogger("everstep.app")
 
@@ -77,6 +79,7 @@ class Driving:
         codec: Codec | None = None,
         randomness: random.Random | None = None,
         workflows: Sequence[str] | None = None,
+        queues: Sequence[str] | None = None,
         on_hold: OnHold = None,
         retention: Retention | float | timedelta | None = None,
     ) -> None:
@@ -108,6 +111,7 @@ class Driving:
         self._awaited_keys: set[str] = set()
         """Keys that runs of this process wait for, or waited for."""
         self.resting = Resting(self)
+        self.queueing = Queueing(self, queues)
         self._taking_up: set[str] = set()
         self._comparing: set[str] = set()
         """Those of them whose outside is being compared."""
@@ -257,9 +261,12 @@ class Driving:
         self._taking_up.add(run)
         try:
             await self.become_worker()
-            verdict = await self.committer.submit(Claim(run, self.worker, self.clock.now(), statuses))
-            if isinstance(verdict, NotClaimed) and (verdict.row is None or verdict.row.status in ENDED):
-                self.wanted.discard(run)
+            claim = Claim(run, self.worker, self.clock.now(), statuses, True, self.queueing.served)
+            verdict = await self.committer.submit(claim)
+            if isinstance(verdict, NotClaimed):
+                row = verdict.row
+                if row is None or row.status in ENDED or (row.owner is None and self.queueing.expect(row)):
+                    self.wanted.discard(run)
             if not isinstance(verdict, Claimed) or self.draining:
                 return False
             return await self._take_up_claimed(verdict.row)
@@ -436,8 +443,8 @@ class Driving:
         if status is not None:
             crash_point("run.ended")
             self.watchers.tell(driver.run, status, outcome)
-            if self._has_children or self._awaited_keys:
-                self.pump.nudge()  # a run of ours may follow this one, or wait for its keys, and was told in its inbox
+            if self._has_children or self._awaited_keys or driver.row.queue != DEFAULT_QUEUE:
+                self.pump.nudge()  # a run of ours may follow this one, or wait for its keys, or for its slot
         elif driver.run in self.watchers:
             self.wanted.add(driver.run)
 

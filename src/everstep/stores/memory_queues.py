@@ -47,9 +47,11 @@ class MemoryQueues:
 
     def may_claim(self, claim: Claim, row: RunRow) -> bool:
         """Tell whether a run may be claimed as far as its queue is concerned, and if so, take a token."""
+        if row.queue == DEFAULT_QUEUE:
+            return True
         if claim.queues is not None and row.queue not in claim.queues:
             return False
-        if row.queue == DEFAULT_QUEUE or row.status != "queued":
+        if row.status != "queued":
             return True
         if row.wake_at is not None and row.wake_at > claim.at:
             return False

@@ -134,7 +134,7 @@ class Claim(msgspec.Struct, gc=False):
     `wake_at`, and only if its queue has room (see `room_of`, without the run itself) and `per_key` allows it. A token
     is taken then. Otherwise `NotClaimed`, and nothing is changed."""
     queues: Sequence[str] | None = None
-    """With `queued`: only if the run belongs to one of these."""
+    """With `queued`: only if the run belongs to one of these, or to `default`."""
 
 
 class Release(msgspec.Struct, gc=False):

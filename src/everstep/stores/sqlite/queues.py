@@ -103,9 +103,11 @@ class QueueTable(_Asking):
             return NO_TOKEN
         status, queue, wake_at, key, has_slot, owner = rows[0]
         queue = text(queue)
+        if queue == DEFAULT_QUEUE:
+            return NO_TOKEN
         if claim.queues is not None and queue not in claim.queues:
             return None
-        if queue == DEFAULT_QUEUE or text(status) != "queued":
+        if text(status) != "queued":
             return NO_TOKEN
         if wake_at is not None and wake_at > claim.at:
             return None
