@@ -26,6 +26,7 @@ from everstep.engine.holding import HoldReport
 from everstep.engine.inbox import cancel_in, hold_in
 from everstep.engine.judging import compare_outside
 from everstep.engine.notifying import Notifier, OnHold
+from everstep.engine.presence import Presence
 from everstep.engine.pump import Pump
 from everstep.engine.queueing import Queueing
 from everstep.engine.resting import Resting
@@ -112,6 +113,7 @@ class Driving:
         """Keys that runs of this process wait for, or waited for."""
         self.resting = Resting(self)
         self.queueing = Queueing(self, queues)
+        self.presence = Presence(self)
         self._taking_up: set[str] = set()
         self._comparing: set[str] = set()
         """Those of them whose outside is being compared."""
@@ -138,7 +140,7 @@ class Driving:
             worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{self.randomness.getrandbits(32):08x}"
             until = self.clock.now() + microseconds(self.lease)
             targets = self.notifier.targets
-            self.store.register_worker(worker, os.getpid(), socket.gethostname(), until, targets)
+            self.store.register_worker(worker, os.getpid(), socket.gethostname(), until, targets, self.presence.about())
             try:
                 self.restores = self.store.restores()  # now that it is a worker, no restore can be marked any more
             except BaseException:
@@ -153,7 +155,8 @@ class Driving:
         self.draining = True
         await self.pump.stop()
         self.collector.close()
-        await wait_for_bodies(self.drivers, drain, can_save=lambda: self._failed is None)
+        async with self.presence.prolonged():
+            await wait_for_bodies(self.drivers, drain, can_save=lambda: self._failed is None)
         if self._failed is None:
             for driver in self.drivers.values():
                 driver.attempts.bodies.record_heartbeats()
@@ -194,6 +197,11 @@ class Driving:
         self.store.commit(back)
 
     # -- driving ---------------------------------------------------------------------------------------------------
+    @property
+    def is_failed(self) -> bool:
+        """Whether the store has failed, so that nothing is written any more."""
+        return self._failed is not None
+
     def refuse_when_failed(self) -> None:
         if self._failed is not None:
             raise self._failed

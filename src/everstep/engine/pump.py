@@ -36,6 +36,7 @@ class Pump:
         self._stopping = False
         self._next_sweep = 0
         self._next_renewal = 0
+        self.renewed_at = app.clock.now()
         self._next_wake: int | None = None
         self._diverged_tried = False
         self._has_more = False
@@ -103,6 +104,8 @@ class Pump:
             self._next_sweep = at + microseconds(SWEEP_SECONDS)
             if app.recover or app.wanted:
                 self._bury(at)
+            if app.presence.left:
+                app.presence.look_again()
         changed = app.store.changed()
         wake = self._next_wake is not None and at >= self._next_wake
         expects = app.recover or app.wanted or app.queueing.has_own
@@ -118,7 +121,8 @@ class Pump:
         app = self.app
         lapsed = 0 < self._next_renewal <= at - microseconds(app.lease * 2 / 3)
         self._next_renewal = at + microseconds(app.lease / 3)
-        if not await asyncio.to_thread(app.store.renew, app.worker, at + microseconds(app.lease), at):
+        self.renewed_at = at
+        if not await asyncio.to_thread(app.presence.renew, at):
             log.warning("This worker was given up for dead; it lets go of its runs.")
             for driver in list(app.drivers.values()):
                 app.take_again(driver)
