@@ -41,3 +41,15 @@ async def charges(name: str, count: int) -> str:
     for number in range(count):
         await charge(name, number)
     return name
+
+
+@everstep.step(effect="once", limit="api")
+async def ask(name: str) -> None:
+    note("+", name)
+    await asyncio.sleep(SECONDS)
+    note("-", name)
+
+
+@everstep.workflow
+async def questions(name: str, count: int) -> None:
+    await asyncio.gather(*(ask(f"{name}/{number}") for number in range(count)))

@@ -160,3 +160,46 @@ def test_a_second_of_five_second_charges_survives_rolling_restarts_without_a_hol
     assert queued.json("holds") == []
     begun = [line.split()[1] for line in queued.effects() if line.startswith("+")]
     assert sorted(begun) == sorted(f"c{run}/{number}" for run in range(4) for number in range(6))
+
+
+def test_a_limit_of_steps_holds_over_workers_that_are_killed_and_what_waited_has_not_happened(queued: Folder) -> None:
+    code = """
+import everstep, queued_app
+with everstep.open("everstep.db", durability="process") as app:
+    app.limit("api", concurrency=0)
+    for number in range(3):
+        app.start(queued_app.questions, f"q{number}", 8, id=f"q-{number}")
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=queued.path, check=True, env=queued.environment())
+    queued.everstep("queue", "set", "api", "--limit", "--concurrency", "2")
+    slow = {"BODY_SECONDS": "0.1"}
+    workers = [queued.begin("worker", "queued_app.py", env=slow) for _ in range(2)]
+    queued.wait_for(lambda: len(queued.effects()) >= 6)
+    shown = queued.everstep("show", "q-0").out + queued.everstep("show", "q-1").out + queued.everstep("show", "q-2").out
+    assert "waits for a slot of the limit api" in shown
+    assert "api" in queued.everstep("top", "--once").out
+    queued.kill(workers[0])
+    queued.wait_for(lambda: len(queued.effects()) >= 20)
+    queued.kill(workers[1])
+    held: dict[str, str] = {}
+
+    def all_is_said() -> bool:
+        """What was cut off is a person's to say; everything else has happened once."""
+        for hold in queued.json("holds"):
+            held[hold["run"]] = hold["step"]
+            queued.everstep("resolve", hold["run"], "--hold", hold["id"], "--done", "null")
+        return ended(queued) == 3
+
+    workers = [queued.begin("worker", "queued_app.py", env=slow) for _ in range(2)]
+    queued.wait_for(all_is_said)
+    begun = [line.split()[1] for line in queued.effects() if line.startswith("+")]
+    assert sorted(begun) == sorted(f"q{run}/{number}" for run in range(3) for number in range(8)), "each just once"
+    over = {line.split()[1] for line in queued.effects() if line.startswith("-")}
+    cut_off = set(begun) - over
+    assert len(cut_off) <= 4, "only what had a slot was in doubt"
+    at_work: set[str] = set()
+    for line in sorted(queued.effects(), key=lambda line: int(line.split()[3])):
+        sign, name, *_ = line.split()
+        (at_work.add if sign == "+" else at_work.discard)(name)
+        assert len(at_work - cut_off) <= 2
+    assert queued.json("queue", "show", "api")["slots"] == []

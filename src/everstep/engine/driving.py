@@ -25,6 +25,7 @@ from everstep.engine.history import Recorded
 from everstep.engine.holding import HoldReport
 from everstep.engine.inbox import cancel_in, hold_in
 from everstep.engine.judging import compare_outside
+from everstep.engine.limits import Limits
 from everstep.engine.notifying import Notifier, OnHold
 from everstep.engine.presence import Presence
 from everstep.engine.pump import Pump
@@ -114,6 +115,7 @@ class Driving:
         self.resting = Resting(self)
         self.queueing = Queueing(self, queues)
         self.presence = Presence(self)
+        self.limits = Limits(self)
         self._taking_up: set[str] = set()
         self._comparing: set[str] = set()
         """Those of them whose outside is being compared."""
