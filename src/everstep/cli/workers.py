@@ -19,7 +19,7 @@ def worker_facts(store: Store) -> list[dict[str, Any]]:
         facts |= {"lease_until": row.lease_until, "is_late": row.lease_until <= now, "draining": about.draining}
         facts |= {"runs": about.runs, "running": about.running, "concurrency": about.concurrency}
         facts["saturation"] = round(about.running / about.concurrency, 3) if about.concurrency else None
-        facts |= {"recovers": about.recovers, "queues": about.queues}
+        facts |= {"recovers": about.recovers, "queues": about.queues, "left": about.left}
         facts["workflows"] = {name: version for name, (version, *_) in about.workflows.items()}
         found.append(facts)
     return found

@@ -313,7 +313,8 @@ class Driving:
             await self._leave_alone(row)
             return False
         if isinstance(taken, HoldReport):
-            self.spawn(self._hold(row, taken))
+            if not await self.presence.leaves_for_another(row, taken.reason):
+                self.spawn(self._hold(row, taken))
         elif taken.execution.witnesses:
             self._comparing.add(row.id)
             self.spawn(self._compare_and_go_on(taken))

@@ -13,7 +13,7 @@ from everstep.engine.clock import microseconds
 from everstep.engine.workflow import DECLARED
 from everstep.errors import Misuse, StoreError
 from everstep.model.digests import digest_of
-from everstep.stores.protocol import WorkerRow
+from everstep.stores.protocol import Release, RunRow, WorkerRow
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
@@ -142,10 +142,20 @@ class Presence:
             for about in abouts
         )
 
-    async def leave(self, run: str) -> None:
-        """Say that a run is left for another worker, before it is given back, so that no two leave it to each other."""
-        self.left[run] = None
-        await asyncio.to_thread(self.renew, self._app.clock.now())
+    async def leaves_for_another(self, row: RunRow, reason: str) -> bool:
+        """Give a claimed run back if the code here is not its own, and another living worker has other code for it.
+
+        That is said in this worker's row first, so that no two leave a run to each other.
+        """
+        app = self._app
+        if reason != "diverged" or not app.recover or not self.has_other(row.workflow, row.queue, row.id):
+            return False
+        log.warning("Run %s does not match the code of %s here; it is left for another worker.", row.id, row.workflow)
+        self.left[row.id] = None
+        app.untakeable.add(row.id)
+        await asyncio.to_thread(self.renew, app.clock.now())
+        await app.committer.submit(Release(row.id, row.epoch, row.status))
+        return True
 
     def look_again(self) -> None:
         """Runs that were left for another worker are looked at again when there is no such worker any more."""
