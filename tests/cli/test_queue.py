@@ -140,7 +140,7 @@ def test_mistakes_about_queues_are_said(queued: Folder) -> None:
     assert queued.everstep("queue", "pause", "api").status == 2
 
 
-def test_a_second_of_five_second_charges_survives_rolling_restarts_without_a_hold(queued: Folder) -> None:
+def test_charges_survive_rolling_restarts_without_a_hold(queued: Folder) -> None:
     """Drained workers begin no new body, so that nothing is cut off that must not happen twice."""
     with everstep.open(url(queued), queues=["default"]) as app:
         from tests.cli import queued_app
