@@ -88,7 +88,7 @@ async def test_no_more_runs_of_a_queue_begin_than_it_has_slots(machine: Machine)
 @scenario
 async def test_a_queue_of_which_nothing_was_said_has_room_for_all(machine: Machine) -> None:
     async with opened(machine) as app:
-        runs = [await app.start(plain, name, queue="new") for name in "abc"]
+        runs = [await app.start(plain, name, id=name, queue="new") for name in "abc"]
         await begun("a", "b", "c")
         let(*"abc")
         assert [await run.result(5) for run in runs] == list("abc")
