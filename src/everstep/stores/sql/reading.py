@@ -1,6 +1,7 @@
 """Reading: everything that a store on a SQL database tells without changing anything."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
 from everstep.stores.rows import SMALL
 from everstep.stores.schedules import ScheduleRow
+from everstep.stores.sql.queues import QueueReads
 from everstep.stores.sql.rows import Row, as_json, effect_row, hold_row, notification_row, run_row, text, worker_row
 from everstep.stores.sql.schedules import schedule_row
 
@@ -41,6 +43,11 @@ class Reading:
         """Return the tags that runs should have, as one parameter."""
         return as_json(tags) if tags else None
 
+    @cached_property
+    def of_queues(self) -> QueueReads:
+        """What is read about queues and limits."""
+        return QueueReads(self._all, self._texts)
+
     # Each database has its own way of doing these.
     def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
         """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
@@ -50,7 +57,16 @@ class Reading:
         """Return everything of a run, read in one transaction."""
         raise NotImplementedError
 
-    def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
+    def due(
+        self,
+        *,
+        at: int,
+        workflows: Sequence[str],
+        worker: str,
+        everyone: bool,
+        limit: int,
+        queues: Sequence[str] | None = None,
+    ) -> list[str]:
         """Return ids of runs that want a driver now: by priority, then age."""
         raise NotImplementedError
 
