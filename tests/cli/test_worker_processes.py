@@ -173,7 +173,7 @@ def test_worker_ls_says_who_works_where_and_on_what(queued: Folder) -> None:
     queued.wait_for(lambda: pids(queued))
     (facts,) = queued.json("worker", "ls")
     assert facts["queues"] == ["money", "mail"]
-    assert facts["workflows"] == {"charges": "", "letter": ""}
+    assert facts["workflows"] == {"charges": "", "letter": "", "questions": ""}
     assert (facts["host"], facts["recovers"], facts["concurrency"]) == (socket.gethostname(), True, 100)
     out = queued.everstep("worker", "ls").out
     assert "money, mail" in out
