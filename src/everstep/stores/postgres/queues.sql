@@ -43,7 +43,7 @@ UPDATE everstep.queues SET full_at = $3 WHERE kind = $1 AND name = $2;
 
 -- name: place_of_run
 -- What decides whether a run may be claimed out of its queue.
-SELECT status, queue, wake_at, (SELECT max(value) FROM everstep.tagged WHERE run = runs.id AND name = 'key'),
+SELECT status, queue, wake_at, (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1),
     EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = runs.owner), owner
 FROM everstep.runs WHERE id = $1;
 
@@ -102,7 +102,7 @@ WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'que
 -- name: begun_with_key
 -- How many slots each key has. $2: only of this key.
 SELECT key, count(*) FROM (
-    SELECT (SELECT max(value) FROM everstep.tagged WHERE run = runs.id AND name = 'key') AS key
+    SELECT (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1) AS key
     FROM everstep.runs
     WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'queued' AND owner IS NOT NULL))
         AND queue = $1 AND (status <> 'queued' OR EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner))
@@ -111,22 +111,22 @@ WHERE key IS NOT NULL AND ($2::text IS NULL OR key = $2::text) GROUP BY key;
 
 -- name: waiting
 -- The first that wait for a slot only, in their order. $4: keys that have no room.
-SELECT priority, created_at, id, (SELECT max(value) FROM everstep.tagged WHERE run = runs.id AND name = 'key')
+SELECT priority, created_at, id, (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1)
 FROM everstep.runs
 WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = $1 AND wake_at IS NULL
     AND workflow = ANY ($2::text[])
-    AND (cardinality($4::text[]) = 0 OR NOT EXISTS (
-        SELECT 1 FROM everstep.tagged WHERE run = runs.id AND name = 'key' AND value = ANY ($4::text[])))
+    AND (cardinality($4::text[]) = 0 OR coalesce(
+        (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1) <> ALL ($4::text[]), true))
 ORDER BY priority DESC, created_at, id LIMIT $3;
 
 -- name: come_due
 -- Those whose delay is over, the longest due first.
-SELECT priority, created_at, id, (SELECT max(value) FROM everstep.tagged WHERE run = runs.id AND name = 'key')
+SELECT priority, created_at, id, (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1)
 FROM everstep.runs
 WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = $1 AND wake_at IS NOT NULL AND wake_at <= $5
     AND workflow = ANY ($2::text[])
-    AND (cardinality($4::text[]) = 0 OR NOT EXISTS (
-        SELECT 1 FROM everstep.tagged WHERE run = runs.id AND name = 'key' AND value = ANY ($4::text[])))
+    AND (cardinality($4::text[]) = 0 OR coalesce(
+        (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1) <> ALL ($4::text[]), true))
 ORDER BY wake_at, id LIMIT $3;
 
 -- name: count_waiting

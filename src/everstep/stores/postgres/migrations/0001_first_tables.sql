@@ -269,6 +269,8 @@ CREATE TABLE everstep.workers (
     has_lock bigint NOT NULL DEFAULT 1
 );
 
+ALTER TABLE everstep.workers ALTER COLUMN about SET STORAGE EXTERNAL;
+
 -- Named as in any other database that atomic steps write to.
 CREATE TABLE everstep.everstep_markers (
     key text COLLATE "C" PRIMARY KEY,
@@ -297,7 +299,7 @@ CREATE TABLE everstep.tagged (
     PRIMARY KEY (name, value, created_at, run)
 );
 
-CREATE INDEX tagged_run ON everstep.tagged (run);
+CREATE INDEX tagged_run ON everstep.tagged (run, name);
 
 -- What is started at which times. `definition` and `state` are JSON that only the engine reads; whoever changes a row
 -- raises its revision.
@@ -311,6 +313,9 @@ CREATE TABLE everstep.schedules (
     state bytea NOT NULL,
     created_at bigint NOT NULL
 );
+
+ALTER TABLE everstep.schedules
+    ALTER COLUMN definition SET STORAGE EXTERNAL, ALTER COLUMN state SET STORAGE EXTERNAL;
 
 CREATE INDEX schedules_due ON everstep.schedules (next_at, name, workflow) WHERE next_at IS NOT NULL;
 CREATE INDEX schedules_waiting ON everstep.schedules (name) WHERE waits <> 0;
