@@ -120,7 +120,7 @@ def test_processes_that_cannot_work_at_all_are_not_started_again(queued: Folder)
 def test_a_health_port_says_how_a_worker_is_and_answers_this_machine_only(queued: Folder) -> None:
     port = free_port()
     words = ("worker", "queued_app.py", "--health", str(port), "--concurrency", "2", "--drain", "20")
-    worker = queued.begin(*words, env={"BODY_SECONDS": "1.5"})
+    worker = queued.begin(*words, env={"BODY_SECONDS": "5"})
     queued.wait_for(lambda: asked(port, "/readyz")[0] == 200)
     start_charges(queued, {f"c-{number}": 1 for number in range(3)})
     queued.wait_for(lambda: asked(port, "/healthz")[1]["saturation"] == 1.0)
@@ -129,6 +129,7 @@ def test_a_health_port_says_how_a_worker_is_and_answers_this_machine_only(queued
     assert (facts["ok"], facts["running"], facts["concurrency"], facts["draining"]) == (True, 2, 2, False)
     assert facts["last_commit_at"] > 0
     assert asked(port, "/secrets")[0] == 404
+    queued.wait_for(lambda: queued.json("worker", "ls")[0]["saturation"] == 1.0)
     listening = subprocess.run(["cat", "/proc/net/tcp"], capture_output=True, text=True, check=True).stdout
     local = [line.split()[1] for line in listening.splitlines() if line.split()[3] == "0A" and f":{port:04X}" in line]
     assert local == [f"0100007F:{port:04X}"]
