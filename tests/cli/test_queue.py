@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import everstep
 from tests.cli.conftest import Folder
+from tests.cli.queues import start_charges
 
 RUNS = 60
 
@@ -19,10 +19,6 @@ RUNS = 60
 def queued(folder: Folder) -> Folder:
     shutil.copy(Path(__file__).with_name("queued_app.py"), folder.path / "queued_app.py")
     return folder
-
-
-def url(folder: Folder) -> str:
-    return str(folder.path / "everstep.db")
 
 
 def fill(folder: Folder, count: int, **settings: object) -> None:
@@ -106,10 +102,7 @@ def test_a_queue_is_paused_and_changed_while_workers_run(queued: Folder) -> None
 
 def test_a_worker_serves_only_the_queues_that_it_is_given(queued: Folder) -> None:
     fill(queued, 2)
-    with everstep.open(url(queued), queues=["default"]) as app:
-        from tests.cli import queued_app
-
-        app.start(queued_app.charges, "c", 1, id="c-1")
+    start_charges(queued, {"c-1": 1})
     queued.begin("worker", "queued_app.py", "--queue", "money", env={"BODY_SECONDS": "0"})
     queued.wait_for(lambda: queued.run_row("c-1")[0] == "completed")
     assert queued.run_row("l-000") == ("queued", None)
@@ -142,11 +135,7 @@ def test_mistakes_about_queues_are_said(queued: Folder) -> None:
 
 def test_charges_survive_rolling_restarts_without_a_hold(queued: Folder) -> None:
     """Drained workers begin no new body, so that nothing is cut off that must not happen twice."""
-    with everstep.open(url(queued), queues=["default"]) as app:
-        from tests.cli import queued_app
-
-        for number in range(4):
-            app.start(queued_app.charges, f"c{number}", 6, id=f"c-{number}")
+    start_charges(queued, {f"c-{number}": 6 for number in range(4)})
     slow = {"BODY_SECONDS": "0.4"}
     worker = queued.begin("worker", "queued_app.py", "--drain", "20", env=slow)
     for _ in range(4):
@@ -159,7 +148,7 @@ def test_charges_survive_rolling_restarts_without_a_hold(queued: Folder) -> None
     queued.wait_for(lambda: ended(queued) == 4)
     assert queued.json("holds") == []
     begun = [line.split()[1] for line in queued.effects() if line.startswith("+")]
-    assert sorted(begun) == sorted(f"c{run}/{number}" for run in range(4) for number in range(6))
+    assert sorted(begun) == sorted(f"c-{run}/{number}" for run in range(4) for number in range(6))
 
 
 def test_a_limit_of_steps_holds_over_workers_that_are_killed_and_what_waited_has_not_happened(queued: Folder) -> None:

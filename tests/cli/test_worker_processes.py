@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-import everstep
-from tests.cli import queued_app
 from tests.cli.conftest import Folder
+from tests.cli.queues import start_charges
 
 
 @pytest.fixture
@@ -55,12 +54,6 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def start_charges(folder: Folder, runs: int, count: int) -> None:
-    with everstep.open(str(folder.path / "everstep.db"), queues=["default"]) as app:
-        for number in range(runs):
-            app.start(queued_app.charges, f"c{number}", count, id=f"c-{number}")
-
-
 def test_processes_that_die_are_started_again_and_all_stop_with_their_supervisor(queued: Folder) -> None:
     port = free_port()
     words = ("worker", "queued_app.py", "--processes", "2", "--drain", "20", "--health", str(port))
@@ -73,7 +66,7 @@ def test_processes_that_die_are_started_again_and_all_stop_with_their_supervisor
     queued.wait_for(lambda: len(pids(queued) - {victim}) == 2)
     queued.wait_for(lambda: asked(port, "/healthz")[1]["processes"])
     assert sum(one["restarts"] for one in asked(port, "/healthz")[1]["processes"]) == 1
-    start_charges(queued, 4, 2)
+    start_charges(queued, {f"c-{number}": 2 for number in range(4)})
     queued.wait_for(lambda: len(queued.effects()) >= 2)
     working = pids(queued)
     supervisor.send_signal(signal.SIGTERM)
@@ -95,7 +88,7 @@ def test_a_second_signal_stops_all_processes_at_once(queued: Folder) -> None:
     supervisor = queued.begin(
         *("worker", "queued_app.py", "--processes", "2", "--drain", "1000"), env={"BODY_SECONDS": "100"}
     )
-    start_charges(queued, 2, 1)
+    start_charges(queued, {f"c-{number}": 1 for number in range(2)})
     queued.wait_for(lambda: len(queued.effects()) == 2)
     working = pids(queued)
     supervisor.send_signal(signal.SIGINT)
@@ -127,15 +120,16 @@ def test_processes_that_cannot_work_at_all_are_not_started_again(queued: Folder)
 def test_a_health_port_says_how_a_worker_is_and_answers_this_machine_only(queued: Folder) -> None:
     port = free_port()
     words = ("worker", "queued_app.py", "--health", str(port), "--concurrency", "2", "--drain", "20")
-    worker = queued.begin(*words, env={"BODY_SECONDS": "1.5"})
+    worker = queued.begin(*words, env={"BODY_SECONDS": "5"})
     queued.wait_for(lambda: asked(port, "/readyz")[0] == 200)
-    start_charges(queued, 3, 1)
+    start_charges(queued, {f"c-{number}": 1 for number in range(3)})
     queued.wait_for(lambda: asked(port, "/healthz")[1]["saturation"] == 1.0)
     status, facts = asked(port, "/healthz")
     assert status == 200
     assert (facts["ok"], facts["running"], facts["concurrency"], facts["draining"]) == (True, 2, 2, False)
     assert facts["last_commit_at"] > 0
     assert asked(port, "/secrets")[0] == 404
+    queued.wait_for(lambda: queued.json("worker", "ls")[0]["saturation"] == 1.0)
     listening = subprocess.run(["cat", "/proc/net/tcp"], capture_output=True, text=True, check=True).stdout
     local = [line.split()[1] for line in listening.splitlines() if line.split()[3] == "0A" and f":{port:04X}" in line]
     assert local == [f"0100007F:{port:04X}"]
@@ -155,7 +149,7 @@ def test_a_wrong_or_taken_health_port_is_said(queued: Folder) -> None:
 
 
 def test_a_draining_worker_keeps_its_lease_however_long_a_body_takes(queued: Folder) -> None:
-    start_charges(queued, 1, 1)
+    start_charges(queued, {f"c-{number}": 1 for number in range(1)})
     words = ("worker", "queued_app.py", "--lease", "1", "--drain", "30")
     first = queued.begin(*words, env={"BODY_SECONDS": "4"})
     queued.wait_for(lambda: len(queued.effects()) == 1)

@@ -103,6 +103,32 @@ async def test_no_more_bodies_run_than_the_limit_has_slots_over_all_runs_and_app
 
 
 @scenario
+async def test_a_slot_is_free_for_others_as_soon_as_its_body_has_ended(machine: Machine) -> None:
+    app = await machine.boot()
+    await app.limit("api", concurrency=1)
+    run = await app.start(one, "read", "a")
+    await begun("a")
+    assert len(machine.store.slots()) == 1
+    let("a")
+    assert await run.result(5) == "a"
+    await app.committer.drained()
+    assert machine.store.slots() == []
+
+
+@scenario
+async def test_a_step_that_shares_another_s_outcome_gives_its_slot_back(machine: Machine) -> None:
+    app = await machine.boot()
+    await app.limit("api", concurrency=1)
+    let("a")
+    assert await app.run(one, "keyed", "a") == "a"
+    assert await app.run(one, "keyed", "a") == "a"
+    assert BEGUN == ["a"]
+    async with asyncio.timeout(5):
+        while machine.store.slots():
+            await asyncio.sleep(0.01)
+
+
+@scenario
 async def test_what_waits_for_a_slot_is_withheld_and_not_begun(machine: Machine) -> None:
     app = await machine.boot()
     await app.limit("api", concurrency=0)

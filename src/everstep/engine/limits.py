@@ -130,8 +130,7 @@ class Limits:
         if name not in self._taking and not self._app.draining:
             self._taking.add(name)
             self._app.spawn(self._take(name))
-        if self._look_later is None:
-            self._look_later = self._app.loop.call_later(LOOK_SECONDS, self._look_again)
+        self._look_soon()
 
     def _look_again(self) -> None:
         self._look_later = None
@@ -140,8 +139,13 @@ class Limits:
                 self.free(*key)
         for name in list(self._waiting):
             self._drop_unwanted(name)
-        if self._waiting:
-            self.look()
+        self.look()
+        if self._held:
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        if self._look_later is None:
+            self._look_later = self._app.loop.call_later(LOOK_SECONDS, self._look_again)
 
     def _is_in_use(self, driver: "Driver", call: int) -> bool:
         if driver.stopped:

@@ -11,6 +11,7 @@ from everstep.engine.app import App
 from everstep.engine.clock import microseconds
 from everstep.engine.driver import Driver
 from everstep.engine.webhooks import Webhook
+from everstep.errors import StoreError
 from everstep.stores.protocol import HoldRow, Store
 from everstep.worker.health import Health, answer_on
 from everstep.worker.stopping import stopping_on_signals
@@ -19,6 +20,8 @@ log = logging.getLogger("everstep.worker")
 
 
 WATCH_SECONDS: Final = 0.5
+SAY_SECONDS: Final = 2.0
+"""How often a worker at most says how busy it is, beside its renewals, if that has changed."""
 HAS_ROOM: Final = 0.8
 """A saturated worker has room again when no larger part of its runs is at work."""
 
@@ -43,6 +46,7 @@ class WorkerApp(App):
         super().__init__(store, recover=True, on_hold=[self._tell_hold, *([on_hold] if on_hold else [])], **options)
         self._tell = tell
         self._last_commit_at: int | None = None
+        self._say_at = 0
 
     def _tell_hold(self, hold: HoldRow) -> None:
         row = self.store.run(hold.run)
@@ -80,10 +84,19 @@ class WorkerApp(App):
         facts |= {"commits": self.committer.commits, "lease_renewed_at": self.pump.renewed_at}
         return Health(healthy, healthy and not self.draining, facts)
 
+    def _load(self) -> tuple[int, int]:
+        return len(self.drivers), self.presence.running()
+
     async def watch(self) -> None:
         """Take note of commits, and tell when there is no room for more runs, and when there is again."""
-        commits, saturated = -1, False
+        commits, saturated, said = -1, False, self._load()
         while True:
+            if self._load() != said and self.worker and self.clock.now() >= self._say_at:
+                said, self._say_at = self._load(), self.clock.now() + microseconds(SAY_SECONDS)
+                try:
+                    await asyncio.to_thread(self.presence.renew, self.clock.now())
+                except StoreError as error:
+                    log.error("How busy this worker is cannot be said just now: %s", error)
             if self.committer.commits != commits:
                 commits, self._last_commit_at = self.committer.commits, self.clock.now()
             running = self.presence.running()
