@@ -13,11 +13,11 @@ from everstep.stores.postgres.connections import PLANS_OF_WRITER
 from everstep.stores.postgres.queries import statements
 from everstep.stores.protocol import Accepted, Claim, Claimed, Operation
 from everstep.stores.queues import ChangeQueue, NoSlot, QueueRoom, TakeSlot
-from tests.cli import queued_app
 from tests.postgres.test_programs import Folder, until
 from tests.postgres.test_races import ROUNDS, at_once
 from tests.stores.kit import PostgresHarness
 
+APP = Path(__file__).parents[1] / "cli" / "queued_app.py"
 RUNS = 30
 WORKERS = ("w0", "w1", "w2")
 
@@ -152,7 +152,7 @@ def test_whoever_looks_at_a_long_queue_reads_only_its_front(postgres: PostgresHa
 @pytest.fixture
 def folder(tmp_path: Path, url: str) -> Iterator[Folder]:
     made = Folder(tmp_path, url)
-    shutil.copy(queued_app.__file__, made.path / "queued_app.py")
+    shutil.copy(APP, made.path / "queued_app.py")
     yield made
     for process in made.processes:
         process.kill()
