@@ -78,6 +78,8 @@ class Workers:
                 # Asked again, now that nobody can enter: another worker may have got the place of one that left.
                 if statements.all("is_place_free", self._places, place)[0][0]:
                     buried += [worker] * statements.run("remove_worker", worker, place)
+        if buried:
+            self._watcher.tell()  # their runs and slots are free
         return buried
 
     def _missing_now(self) -> list[tuple[str, int]]:
