@@ -9,6 +9,7 @@ import everstep
 from everstep import step, workflow
 from everstep.errors import Misuse, RunCancelled
 from everstep.stores.queues import TakeSlot
+from everstep.testing.faulty_store import FaultyStore
 from tests.engine.resume_helpers import Machine, scenario
 
 BEGUN: list[str] = []
@@ -281,3 +282,21 @@ async def test_an_app_that_closes_begins_nothing_that_waits(machine: Machine) ->
 def test_a_limit_s_name_is_checked() -> None:
     with pytest.raises(Misuse, match="not a name"):
         step(pass_gate, limit="two words")
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize("method", ["queues", "slots"])
+@scenario
+async def test_a_store_that_fails_while_it_is_asked_about_slots_is_asked_again(
+    machine: Machine, method: str, first: int
+) -> None:
+    store = FaultyStore(machine.open_store())
+    app = await machine.boot(store=store.as_store(), clock=None)
+    await app.limit("api", concurrency=1)
+    fault = store.fail(method, after=False, first=first)
+    for name in ("f0", "f1"):
+        GATES[name] = asyncio.Event()
+        GATES[name].set()
+    run = await app.start(reads, "f", 2, id="r")
+    assert await run.result(timeout=10) == ["f0", "f1"]
+    assert fault.fired
