@@ -42,6 +42,7 @@ from everstep.model import events, status
 from everstep.model.budgets import Left
 from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow, RunRow
+from everstep.stores.queues import QueueRow
 
 FOLDER: Final = Path(__file__).resolve().parent / "reference"
 PACKAGE: Final = Path(everstep.__file__).resolve().parent
@@ -81,7 +82,7 @@ HANDED_OUT: Final = (
     *(Opening, BlockingApp, BlockingRun, Child, Current, Part, Left, Event, Verification, Repair),
     *(Request, Stream, Entry),
     *(Scheduled, BlockingSchedule, Connecting, BlockingClient),
-    *(RunRow, HoldRow, EffectRow),
+    *(RunRow, HoldRow, EffectRow, QueueRow),
 )
 """Classes that users meet without typing their names."""
 
@@ -96,6 +97,7 @@ ENVIRONMENT: Final[dict[str, str]] = {
     "EVERSTEP_CRASH_AT": "For tests: kill this process at a crash point, `name:count` or `name:count:stop`.",
     "EVERSTEP_CRASH_COUNT": "For tests: a file that gets the name of every crash point that is passed.",
     "EVERSTEP_LEDGER": "Set by `everstep crashtest` for a workflow: the address of its ledger (`ledger.offered()`).",
+    "EVERSTEP_SUPERVISED": "Set by `everstep worker --processes` for its processes: which one it is, and a pipe.",
     "EVERSTEP_IMPORTING": "Set by commands while they import a file of yours; `everstep.run` is then refused.",
 }
 VARIABLE: Final = re.compile(r"\bEVERSTEP_(?!DEMO_)[A-Z_]+\b")

@@ -7,6 +7,7 @@
     │   ├── UnknownWorkflow     a run's workflow is not declared in this process
     │   ├── UnknownRun          there is no run with this id
     │   ├── UnknownSchedule     there is no schedule of this name
+    │   ├── UnknownQueue        there is no queue or limit with this name
     │   ├── IdConflict          the id belongs to a run with another workflow or other arguments, or another request
     │   ├── KeyConflict         the key belongs to another action: another step, or other arguments
     │   ├── HoldConflict        a hold is ambiguous, unknown or already resolved
@@ -103,6 +104,12 @@ class UnknownSchedule(Misuse):
     """There is no schedule of this name in the store."""
 
     code: ClassVar[str] = "everstep.schedule.unknown"
+
+
+class UnknownQueue(Misuse):
+    """Nothing was said about a queue or limit with this name, and no run is in it."""
+
+    code: ClassVar[str] = "everstep.queue.unknown"
 
 
 class IdConflict(Misuse):

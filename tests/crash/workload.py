@@ -72,7 +72,7 @@ def ask_about_remit(key: str, amount: int) -> Done | NotDone:
     return Done(f"remit-{applied[0]['digest'][:12]}") if applied else NotDone()
 
 
-@step(effect="once", probe=ask_about_remit, settle=0.05)
+@step(effect="once", probe=ask_about_remit, settle=0.05, limit="remitting")
 def remit(amount: int) -> str:
     """The ledger loses its answer, and applies whatever is sent twice once more."""
     return apply(LEDGER, "remit", everstep.key(), amount)

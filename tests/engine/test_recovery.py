@@ -290,7 +290,7 @@ NOT_NEEDED = (
         "payload",
     ),
     *("run", "runs", "signals", "strays", *KEYS, "due_notifications", "next_notification", "notifications"),
-    *("schedules", "write_in"),
+    *("schedules", "write_in", "queue_counts", "queued", "queues", "slots"),
 )
 """What nobody asks for in this scenario."""
 

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from everstep.stores.keys import KeyChanges, KeyClaim
+from everstep.stores.keys import EffectFilter, KeyChanges, KeyClaim
 from everstep.stores.moving import Deleted, DeletePart, ImportRuns, RunDump
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import (
     Accepted,
     Claim,
-    EffectFilter,
     HoldRow,
     Post,
     Posted,

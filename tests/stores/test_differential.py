@@ -35,11 +35,13 @@ from everstep.stores.protocol import (
     Store,
     Verdict,
 )
+from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
 from everstep.stores.schedules import ChangeSchedule, ScheduleRow
 from everstep.stores.sqlite import transaction
 from tests.stores.kit import HARNESSES, Harness, append_to, checkpoint_for, events_after, new_run, with_history
 
 TARGETS = ["t1", "t2"]
+QUEUES = ["mail", "else"]
 RUNS = ["a", "b", "c", "d", "e"]
 WORKERS = ["w0", "w1", "w2"]
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -66,11 +68,12 @@ def new_runs(draw: Draw, follower: str | None = None) -> NewRun:
         owner=draw(st.none() | st.sampled_from(WORKERS)),
         wake_at=draw(maybe_times),
         priority=draw(st.integers(-1, 1)),
+        queue=draw(st.sampled_from(["default", "default", *QUEUES])),
         created_at=draw(times),
         arguments=draw(st.sampled_from(["x", "x", "y"])),
         parent=draw(st.none() | runs),
         budget=draw(st.none() | st.just(b'{"used":0}')),
-        tags=draw(st.dictionaries(st.sampled_from(["t", "u"]), st.sampled_from(["1", "2"]))),
+        tags=draw(st.dictionaries(st.sampled_from(["t", "u", "key"]), st.sampled_from(["1", "2"]))),
         follower=follower or draw(st.none() | runs),
         follower_call=draw(st.integers(1, 2)),
         payloads=draw(st.lists(st.tuples(st.sampled_from(["p", "q"]), small_bytes), max_size=2)),
@@ -240,15 +243,43 @@ def drawn_repair(draw: Draw, harness: Harness, row: RunRow | None) -> RepairRun 
     )
 
 
+def drawn_queueing(draw: Draw) -> Operation:
+    """Change a queue or limit, or take or free a slot."""
+    kind = draw(st.sampled_from(["change", "change", "take", "take", "free"]))
+    name, worker = draw(st.sampled_from(QUEUES)), draw(st.sampled_from(WORKERS))
+    if kind == "take":
+        return TakeSlot(name, draw(runs), draw(calls), worker, draw(times))
+    if kind == "free":
+        return FreeSlot(name, draw(runs), draw(calls), worker)
+    counts = st.none() | st.integers(0, 2)
+    changes = {
+        "concurrency": counts,
+        "per_worker": counts,
+        "per_key": counts,
+        "rate": st.none() | st.integers(1, 2),
+        "seconds": st.sampled_from([0.00001, 0.00002]),
+        "paused": st.sampled_from([False, False, False, True]),
+    }
+    named = draw(st.lists(st.sampled_from(sorted(changes)), unique=True, max_size=3))
+    return ChangeQueue(
+        draw(st.sampled_from(["queue", "queue", "limit"])),
+        name,
+        {one: draw(changes[one]) for one in named},
+        draw(times),
+    )
+
+
 def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
     others = ["start", "start", "post", "post", "claim", "release", "restart", "settle", "forget", "repair", "mark"]
-    others += ["notify"] * 3 + ["delete"] + ["schedule"] * 2
+    others += ["notify"] * 3 + ["delete"] + ["schedule"] * 2 + ["queue"] * 3 + ["claim"] * 2
     kind = draw(st.sampled_from(["append"] * 6 + others))
     if kind == "notify":
         return drawn_notifying(draw)
     if kind == "schedule":
         change: ChangeSchedule = draw(schedule_changes())
         return change
+    if kind == "queue":
+        return drawn_queueing(draw)
     if kind == "append":
         return drawn_append(draw, harness)
     if kind == "start":
@@ -267,7 +298,8 @@ def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
         return drawn_repair(draw, harness, row)
     if kind == "claim":
         wanted = draw(st.lists(statuses, max_size=7))
-        return Claim(draw(runs), draw(st.sampled_from(WORKERS)), draw(times), wanted or list(STATUSES))
+        how = draw(st.booleans()), draw(st.sampled_from([None, None, ["mail"]]))
+        return Claim(draw(runs), draw(st.sampled_from(WORKERS)), draw(times), wanted or list(STATUSES), *how)
     if row is None:
         return Release("none", 0, "queued")
     epoch = row.epoch - draw(st.sampled_from([0, 0, 0, 1]))
@@ -360,7 +392,13 @@ def everything(store: Store) -> dict[str, Any]:
         {"tags": {"t": "1"}, "status": ["queued"], "before": (20, "b")},
     ):
         told[f"runs {wanted}"] = store.runs(RunFilter(limit=3, offset=1, **wanted))
+    told["queues"] = [store.queues(), store.queue_counts(), store.slots()]
     for worker in WORKERS:
+        told[f"room {worker}"] = [store.queue_room(at=at, worker=worker) for at in (5, 20, 40)]
+        told[f"served {worker}"] = [
+            store.queue_room(at=20, worker=worker, queues=["mail"]),
+            store.due(at=20, workflows=["order"], worker=worker, everyone=True, limit=9, queues=["mail"]),
+        ]
         told[f"pending {worker}"] = store.pending(worker)
         for everyone in (False, True):
             told[f"wake {worker} {everyone}"] = store.next_wake(worker=worker, everyone=everyone)
@@ -368,6 +406,9 @@ def everything(store: Store) -> dict[str, Any]:
                 told[f"due {worker} {everyone} {at}"] = store.due(
                     at=at, workflows=["order"], worker=worker, everyone=everyone, limit=limit
                 )
+    for queue in QUEUES:
+        for at, limit in ((5, 9), (20, 2), (40, 9)):
+            told[f"queued {queue} {at}"] = store.queued(queue, at=at, workflows=["order"], limit=limit)
     return told
 
 

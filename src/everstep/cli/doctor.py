@@ -17,6 +17,7 @@ from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
 from everstep.cli.notices import Notices
 from everstep.cli.opening import line_to_paste, reading, store_options
 from everstep.cli.terminal import clean, console, duration, say_json, styled
+from everstep.cli.workers import unserved
 from everstep.engine.opening import default_url
 from everstep.errors import Error
 from everstep.model.status import STATUSES
@@ -62,7 +63,7 @@ def _look_at_file(url: str | None) -> tuple[str, list[Finding]]:
         try:
             with reading(url) as store:
                 findings += [*about_database(path), *about_clock(store), *about_workers(store, path)]
-                findings += [*about_runs(store, url), *about_notifications(store, url)]
+                findings += [*about_runs(store, url), *about_notifications(store, url), *about_unserved(store)]
         except Error as error:
             findings.append(Finding("store", "wrong", str(error)))
     return path, findings
@@ -193,6 +194,16 @@ def about_workers(store: Store, path: str) -> list[Finding]:
         verdict: Verdict = "ok" if state == "alive" else "warning"
         findings.append(Finding("worker", verdict, f"{row.id} (process {row.pid} on {row.host}): {state}"))
     return findings
+
+
+def about_unserved(store: Store) -> list[Finding]:
+    """Look for runs that wait for a worker which nobody has started."""
+    lonely = unserved(store)
+    if not lonely:
+        return []
+    kinds = sorted({f"{row.workflow} in queue {row.queue}" for row in lonely})
+    text = f"{len(lonely)} runs wait, and no worker serves {', '.join(kinds)}: `everstep worker ls`"
+    return [Finding("unserved", "warning", text)]
 
 
 def about_clock(store: Store) -> list[Finding]:

@@ -26,6 +26,7 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
         },
     ),
     ("Looking closer", {"history": "listing", "top": "watching", "effects": "effects", "stream": "exchanging"}),
+    ("Many runs", {"queue": "queueing"}),
     (
         "Acting on runs",
         {

@@ -23,6 +23,7 @@ from everstep.cli.terminal import (
     shortened,
     styled,
 )
+from everstep.cli.workers import unserved_among
 from everstep.engine.forking import TAG
 from everstep.engine.history import public_events
 from everstep.errors import Misuse
@@ -61,10 +62,19 @@ def ls_command(
         chosen.before = (last.created_at, last.id) if last is not None else None
         rows = store.runs(chosen)
         now, counts = store.now(), store.counts()
+        lonely = unserved_among(store, rows)
         if in_json:
-            say_json([row_facts(row) for row in rows])
+            say_json([row_facts(row) | ({"unserved": True} if row.id in lonely else {}) for row in rows])
         else:
             _print_rows(rows, now, counts, place_of(store), url)
+            if lonely:
+                _say_unserved(rows, lonely)
+
+
+def _say_unserved(rows: list[RunRow], lonely: set[str]) -> None:
+    kinds = sorted({f"{row.workflow} in queue {row.queue}" for row in rows if row.id in lonely})
+    text = f"{len(lonely)} of these wait, and nobody serves {clean(', '.join(kinds))}: `everstep worker ls`."
+    console().print(styled(text, "yellow"), soft_wrap=True)
 
 
 def row_facts(row: RunRow) -> dict[str, Any]:

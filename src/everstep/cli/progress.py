@@ -16,7 +16,7 @@ from everstep.cli.terminal import (
     shortened,
     styled,
 )
-from everstep.cli.timeline import NO_BUDGET, Timeline, error_line
+from everstep.cli.timeline import NO_BUDGET, NO_SLOT, Timeline, error_line
 from everstep.cli.timeline_rows import Row
 from everstep.engine.due import FALLBACK, NEVER
 from everstep.model.events import EventRow, decode_body
@@ -125,7 +125,7 @@ _AFTER_THE_LAST = {NEVER: "waits for a person", FALLBACK: "its fallback takes ov
 def _under_way(row: Row, now: int) -> "Text":
     frames = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
     frame = frames[int(time.monotonic() * 10) % len(frames)]
-    if row.kind == "step" and (not row.attempts or row.note.startswith(NO_BUDGET)):
+    if row.kind == "step" and (not row.attempts or row.note.startswith((NO_BUDGET, NO_SLOT))):
         return styled(f"◷ {row.name}: {row.note}", "yellow")
     if row.kind == "step":
         attempt = row.attempts[-1]
@@ -262,6 +262,8 @@ def _attempt_failed(event: EventRow, body: Any, timeline: Timeline) -> Said:
 
 
 def _withheld(event: EventRow, body: Any, timeline: Timeline) -> Said:
+    if body.limit:
+        return "◷", f"{event.step}: {NO_SLOT} of the limit {body.limit}", "dim"
     following = "its fallback takes over" if body.then == "fallback" else "it is not begun"
     return "◷", f"{event.step}: no room in the budget ({body.over}), {following}", "yellow"
 

@@ -22,6 +22,7 @@ from everstep.stores.protocol import Store
 
 VALUE_CHARACTERS_MAX = 200
 NO_BUDGET = "no room in the budget"
+NO_SLOT = "waits for a slot"
 
 
 class Timeline:
@@ -137,7 +138,7 @@ class Timeline:
     # -- steps ---------------------------------------------------------------------------------------------------------
     def _take_step_started(self, event: EventRow, body: Any) -> None:
         row = self._calls.get(body.call)
-        if row is None or (body.attempt == 1 and body.because != "budget"):
+        if row is None or (body.attempt == 1 and body.because not in ("budget", "limit")):
             row = Row(kind="step", name=event.step, seq=event.seq, started_at=event.at)
             row.effect, row.source, row.arguments = body.effect, body.source, HIDDEN if body.secret else body.preview
             if body.compensates and body.compensates in self._calls:
@@ -147,7 +148,7 @@ class Timeline:
         elif body.because == "crash":
             self._crashed(event, row)
         row.state, row.ended_at, row.error = "open", None, None
-        if row.awaited_key or row.note.startswith(NO_BUDGET):
+        if row.awaited_key or row.note.startswith((NO_BUDGET, NO_SLOT)):
             row.awaited_key = row.awaited_run = row.note = ""
         row.attempts.append(AttemptView(body.attempt, event.at, body.because))
 
@@ -231,6 +232,8 @@ class Timeline:
             row.effect, row.source, row.arguments = body.effect, body.source, HIDDEN if body.secret else body.preview
             self._new(row, body.call)
         row.state, row.ended_at, row.note = "open", None, f"{NO_BUDGET} ({body.over})"
+        if body.limit:
+            row.note = f"{NO_SLOT} of the limit {body.limit}"
 
     def _take_heartbeat(self, event: EventRow, body: Any) -> None:
         row = self._calls.get(body.call)

@@ -7,6 +7,7 @@ import click
 
 from everstep.cli.drawing import status_text
 from everstep.cli.opening import place_of, reading, store_options
+from everstep.cli.queueing import facts_of, limits_text
 from everstep.cli.terminal import between, clean, console, say_json, shortened, styled
 from everstep.model.status import ENDED, STATUSES
 from everstep.stores.protocol import RunFilter, Store
@@ -64,6 +65,7 @@ def snapshot(store: Store, before: dict[str, Any] | None = None) -> dict[str, An
         }
         for row in rows
     ]
+    facts["queues"] = facts_of(store)
     facts["holds"] = [
         {"id": one.id, "run": one.run, "reason": one.reason, "step": one.step, "created_at": one.created_at}
         for one in holds[:ROWS]
@@ -101,6 +103,13 @@ def _watch(store: Store, before: dict[str, Any], every: float) -> None:
                 live.update(_drawn(before), refresh=True)
         except KeyboardInterrupt:
             return
+
+
+def _queue_rows(facts: dict[str, Any]) -> list[list[str]]:
+    return [
+        [one["name"], str(one["begun"]), str(one.get("waiting", "")), "paused" if one["paused"] else limits_text(one)]
+        for one in facts["queues"]
+    ]
 
 
 def _drawn(facts: dict[str, Any]) -> Any:
@@ -147,6 +156,7 @@ def _drawn(facts: dict[str, Any]) -> Any:
                 for one in facts["running"]
             ],
         ),
+        ("queues and limits", ("name", "begun", "waiting", ""), _queue_rows(facts)),
         (
             f"holds ({facts['open_holds']})",
             ("hold", "run", "reason", "step", "age"),

@@ -1,6 +1,8 @@
 """`everstep worker`: serve the workflows of some files."""
 
 import asyncio
+import os
+from typing import Any
 
 import click
 
@@ -8,12 +10,16 @@ from everstep.cli.collecting import Age
 from everstep.cli.logs import log_lines
 from everstep.cli.opening import place_of, store_options
 from everstep.cli.terminal import clean, clock_time, console, say_json_line, styled
+from everstep.cli.workers import list_workers
 from everstep.engine.opening import default_on_hold, default_url
+from everstep.model.ids import checked_name
 from everstep.model.retention import Retention
 from everstep.stores.opening import open_store
 from everstep.stores.protocol import Store
+from everstep.worker.health import address_of, answer_on
 from everstep.worker.loading import load_all, split
 from everstep.worker.serving import News, Tell, WorkerApp, serve
+from everstep.worker.supervising import Supervisor, supervised
 
 STYLES = {
     "completed": "green",
@@ -21,6 +27,8 @@ STYLES = {
     "held": "yellow",
     "cancelled": "yellow",
     "took up": "cyan",
+    "saturated": "yellow",
+    "restart": "yellow",
     "warning": "yellow",
     "error": "red",
 }
@@ -39,6 +47,12 @@ STYLES = {
     "--lease", type=click.FloatRange(min=1), default=30.0, show_default=True, metavar="SECONDS",
     help="How long a worker that does not answer keeps its runs. A dead one on this machine loses them at once.",
 )  # fmt: skip
+@click.option("--queue", "queues", multiple=True, metavar="NAME", help="Serve only this queue; can be given again.")
+@click.option(
+    "--processes", type=click.IntRange(1, 256), default=1, show_default=True,
+    help="So many processes under this one, which starts them again when they die. Each has its own --concurrency.",
+)  # fmt: skip
+@click.option("--health", metavar="PORT", help="Answer /healthz and /readyz, to this machine only; or HOST:PORT.")
 @click.option("--retention", type=Age(), metavar="AGE", help="Delete runs that ended so long ago: 30d, 12h, 90m.")
 @click.option("--key-retention", type=Age(), metavar="AGE", help="Forget keys that did not change for so long.")
 @store_options
@@ -47,6 +61,9 @@ def worker_command(
     concurrency: int,
     drain: float,
     lease: float,
+    queues: tuple[str, ...],
+    processes: int,
+    health: str | None,
     retention: float | None,
     key_retention: float | None,
     url: str | None,
@@ -54,9 +71,23 @@ def worker_command(
 ) -> int:
     """Serve workflows: take up their unfinished runs, now and all the time.
 
-    Runs that a killed process left behind go on here. SIGTERM and Ctrl-C stop it in good order: steps under way may
-    end, then the runs are given back. A second signal stops at once; nothing is lost by that either.
+    Runs that a killed process left behind go on here. SIGTERM and Ctrl-C stop it in good order: no new body begins,
+    steps under way may end, then the runs are given back. A second signal stops at once; nothing is lost by that
+    either.
+
+    `everstep worker ls` lists the workers of a store.
     """
+    if files == ("ls",):
+        list_workers(url, in_json=in_json)
+        return 0
+    address = address_of(health) if health is not None else None
+    if processes > 1:
+        words = [*files, f"--concurrency={concurrency}", f"--drain={drain}", f"--lease={lease}"]
+        words += [f"--queue={queue}" for queue in queues]
+        words += [f"--retention={retention}s"] if retention is not None else []
+        words += [f"--key-retention={key_retention}s"] if key_retention is not None else []
+        words += [f"--url={url}"] if url is not None else []
+        return _supervise([*words, *(["--json"] if in_json else [])], processes, address, url, in_json=in_json)
     workflows = load_all(files)
     narrowed = all(split(file)[1] for file in files)
     store = open_store(url or default_url())
@@ -64,28 +95,52 @@ def worker_command(
     names = sorted(workflow.name for workflow in workflows)
     detail = f"serving {', '.join(names)} from {place_of(store)}" + (" (new)" if store.is_new else "")
     on_hold = default_on_hold()
-    options = {"concurrency": concurrency, "lease": lease, "workflows": names if narrowed else None}
+    options: dict[str, Any] = {"concurrency": concurrency, "lease": lease, "workflows": names if narrowed else None}
+    options["queues"] = [checked_name(queue, "queue") for queue in queues] or None
+    child = supervised()
     kept = Retention(runs=retention, keys=key_retention)
 
     async def work() -> int:
         app = WorkerApp(store, tell, on_hold=on_hold, retention=kept, **options)
         tell(News(what="started", detail=detail))
-        return await serve(app, tell, drain=drain)
+        return await serve(app, tell, drain=drain, health=address, pipe=child[1] if child is not None else None)
 
     with log_lines(lambda level, text: tell(News(what=level, detail=text))):
         return asyncio.run(work())
 
 
+def _supervise(words: list[str], count: int, address: tuple[str, int] | None, url: str | None, *, in_json: bool) -> int:
+    """Keep so many worker processes at work, until a signal says stop."""
+    store = open_store(url or default_url())
+    tell = _teller(store, in_json=in_json)
+
+    async def work() -> int:
+        supervisor = Supervisor(words, count, lambda what, detail: tell(News(what=what, detail=detail)))
+        server = await answer_on(address, lambda: supervisor.health(store.workers())) if address is not None else None
+        tell(News(what="started", detail=f"{count} processes under process {os.getpid()}"))
+        try:
+            return await supervisor.run()
+        finally:
+            if server is not None:
+                server.close()
+
+    return asyncio.run(work())
+
+
 def _teller(store: Store, *, in_json: bool) -> Tell:
-    """Return what prints a worker's news: lines for people, or JSON lines."""
+    """Return what prints a worker's news: lines for people, or JSON lines. A supervisor's child says which it is."""
+    child = supervised()
+    number = child[0] if child is not None else None
 
     def tell(news: News) -> None:
         if in_json:
-            facts = {"run": news.run, "workflow": news.workflow, "detail": news.detail}
+            facts = {"process": number, "run": news.run, "workflow": news.workflow, "detail": news.detail}
             say_json_line({"at": store.now(), "what": news.what, **{k: v for k, v in facts.items() if v}})
             return
         named = f"{news.run} ({news.workflow})" if news.run else ""
-        _print_line(store, news.what, "  ".join(filter(None, [named, news.detail])), STYLES.get(news.what, "dim"))
+        process = f"[{number}]" if number is not None else ""
+        text = "  ".join(filter(None, [process, named, news.detail]))
+        _print_line(store, news.what, text, STYLES.get(news.what, "dim"))
 
     return tell
 

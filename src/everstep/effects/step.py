@@ -46,6 +46,7 @@ class Step:
         compensate: Callable[..., Any] | None = None,
         secret: bool = False,
         cost: Cost | None = None,
+        limit: str | None = None,
     ) -> None:
         if not callable(function):
             raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
@@ -61,6 +62,7 @@ class Step:
             raise Misuse("probe_for= and settle= are numbers of seconds.")
         if timeout is not None and not timeout > 0:
             raise Misuse(f"timeout={timeout!r}: it is a number of seconds above 0.")
+        self.limit = checked_name(limit, "limit") if limit is not None else None
         self.function = function
         self.name = checked_name(name or declared_name(function), "step")
         self.effect: Effect = effect
@@ -149,6 +151,7 @@ def step(
     compensate: Callable[..., Any] | None = ...,
     secret: bool = ...,
     cost: Cost | None = ...,
+    limit: str | None = ...,
 ) -> F: ...
 @overload
 def step(
@@ -167,6 +170,7 @@ def step(
     compensate: Callable[..., Any] | None = ...,
     secret: bool = ...,
     cost: Cost | None = ...,
+    limit: str | None = ...,
 ) -> Callable[[F], F]: ...
 def step(function: Any = None, /, **options: Any) -> Any:
     """Make a function a step: its outcome is recorded once and never recomputed.
@@ -196,6 +200,7 @@ def step(function: Any = None, /, **options: Any) -> Any:
     cost: an estimate of what one attempt uses, such as `{"usd": 0.02, "tokens": 900}`, or a function of the same
         arguments that returns one. A run with a budget reserves it before the body starts. `{}` says that the step uses
         nothing: it goes on when money and tokens are used up.
+    limit: the name of a limit over all workers: its body starts when that has a slot. See `App.limit`.
 
     Use it as `@step`, as `@step(effect="read")`, or in place on a function of somebody else's:
     `await step(client.create, name="create", effect="read")(…)`.

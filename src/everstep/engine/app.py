@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
-from everstep.engine import asking, forking, key_operations, moving, operations, outbox, repairing
+from everstep.engine import asking, forking, key_operations, moving, operations, outbox, queueing, repairing
 from everstep.engine.by_name import new_run_id
 from everstep.engine.clock import microseconds
 from everstep.engine.collecting import Collected, collect
@@ -19,11 +19,12 @@ from everstep.engine.starting import Origin, new_run
 from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, checked_choice, workflow_of
 from everstep.errors import Misuse, StoreError
 from everstep.model.budgets import allotment_of
-from everstep.model.ids import checked_run_id
+from everstep.model.ids import checked_name, checked_run_id
 from everstep.model.retention import Retention
 from everstep.model.status import STATUSES
 from everstep.stores.keys import STATES, EffectFilter, EffectRow, EffectState, shown_effect
 from everstep.stores.protocol import Existing, HoldRow, RunFilter, RunRow, StartRun, Verdict
+from everstep.stores.queues import DEFAULT_QUEUE, QueueRow
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -79,7 +80,11 @@ class App(ScheduleVerbs, Driving):
         on_existing: `attach` (default: the same workflow and arguments give the same run, and if its owner is gone it
             goes on here; others are an `IdConflict`), `retry` (attach, and a failed run goes on from what failed),
             `restart` (an ended run begins again; its old history is kept), or `fail`.
+        queue: which queue it waits in (default: its workflow's). In the queue `default` nothing waits: this app begins
+            it at once. See `queue`.
+        priority: of the runs that wait in one queue, those with a higher one begin first; then the oldest.
         delay: seconds before it begins.
+        tags: what it is found by later. The tag `key` is what `per_key` of a queue counts by.
         transaction: a connection to the store's database with an open transaction of yours (an `apsw.Connection` to its
             file): the run is there if and only if you commit. It is `queued` then, for a worker.
         """
@@ -94,13 +99,15 @@ class App(ScheduleVerbs, Driving):
         await self.become_worker()
         self.refuse_when_failed()
         at = self.clock.now()
+        queue = checked_name(queue or target.queue, "queue")
+        in_line = queue != DEFAULT_QUEUE
         new = new_run(
             target,
             run,
             arguments,
             at=at,
             randomness=self.randomness,
-            owner=self.worker,
+            owner=None if in_line else self.worker,
             tags=tags,
             priority=priority,
             queue=queue,
@@ -109,12 +116,15 @@ class App(ScheduleVerbs, Driving):
             budget=allotment_of(target.budget),
         )
         begun = self.committer.submit(StartRun(new))
-        if is_new and delay <= 0:
+        if is_new and delay <= 0 and not in_line:
             # Nobody else has this id, so the code may begin at once: its first events share the start's commit.
             self.drive_new(new, target)
         verdict = await self._begun(begun, run)
         if isinstance(verdict, Existing):
             await existing_run(self, verdict.row, target, arguments, policy)
+        elif in_line:
+            self.queueing.expect(new.row)
+            self.pump.nudge()
         elif delay > 0:
             self.pump.nudge()
         elif not is_new:
@@ -386,6 +396,43 @@ class App(ScheduleVerbs, Driving):
         if self.collector.retention is None or keep:
             raise Misuse("app.gc needs older_than= or keys_older_than=, or an app that was opened with retention=.")
         return self.collector.retention
+
+    async def queue(
+        self,
+        name: str,
+        *,
+        concurrency: int | None = ...,  # type: ignore[assignment]  # not said: as it is
+        per_worker: int | None = ...,  # type: ignore[assignment]
+        per_key: int | None = ...,  # type: ignore[assignment]
+        rate: tuple[int, float] | None = ...,  # type: ignore[assignment]
+        paused: bool = ...,  # type: ignore[assignment]
+    ) -> QueueRow:
+        """Say how many runs of a queue may be begun at once, over all workers, and return all that is said about it.
+
+        What is not given stays as it is; None takes a limit away. Workers keep to a change from then on, without a
+        restart; runs that have begun go on. A run has its slot from its beginning until it ends, is held or given back.
+
+        concurrency: over all workers. per_worker: in each. per_key: with the same tag `key`.
+        rate: (how many, in how many seconds): a bucket of so many tokens that fills in that time; each run that begins
+            takes one, also one that begins again after a hold or a retry.
+        paused: nothing begins.
+        """
+        options = {"concurrency": concurrency, "per_worker": per_worker, "per_key": per_key, "rate": rate}
+        changes = queueing.changes_of(**options, paused=paused)
+        return await queueing.change(self, "queue", name, changes)
+
+    async def limit(
+        self,
+        name: str,
+        *,
+        concurrency: int | None = ...,  # type: ignore[assignment]
+        rate: tuple[int, float] | None = ...,  # type: ignore[assignment]
+    ) -> QueueRow:
+        """Say how many bodies of the steps with `limit=name` may run at once, over all workers and runs.
+
+        What is not given stays as it is; None takes a limit away. Workers keep to a change from then on.
+        """
+        return await queueing.change(self, "limit", name, queueing.changes_of(concurrency=concurrency, rate=rate))
 
     async def export(
         self, runs: Sequence[str] | None, path: str, *, unfinished: Unfinished | None = None, by: str = ""

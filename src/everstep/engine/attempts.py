@@ -1,6 +1,7 @@
 """The attempts at the open steps of one run: begun, failed, retried, given a fallback, or handed to a person."""
 
 import asyncio
+from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
 from everstep.engine.compensating import note_compensated
 from everstep.engine.doubts import Doubts
-from everstep.engine.due import DOUBT, FALLBACK, KEY, NEVER, ROOM, Attempts
+from everstep.engine.due import DOUBT, FALLBACK, KEY, NEVER, ROOM, SLOT, Attempts
 from everstep.engine.holding import exhausted_report
 from everstep.engine.keys import Keys
 from everstep.errors import Fatal, NotDone, NotEncodable
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 class StepAttempts:
     """What the driver knows about each open step, and what it does when an attempt ends."""
+
+    slots_wanted: Collection[int] = ()
+    """Calls that wait for a slot of their named limit."""
 
     def __init__(self, driver: "Driver", known: dict[int, Attempts]) -> None:
         self.bodies = Bodies(driver, self)
@@ -60,7 +64,8 @@ class StepAttempts:
     @property
     def are_under_way(self) -> bool:
         """Whether any body or probe runs, or is about to."""
-        return bool(self.bodies.running or self.starting or (self.has_doubts and self.doubts.asking))
+        asks = self.has_doubts and self.doubts.asking
+        return bool(self.bodies.running or self.starting or asks or self.slots_wanted)
 
     def must_not_be_cut_off(self) -> bool:
         """Whether a body runs, or is about to, whose effect nobody could tell afterwards."""
@@ -76,18 +81,21 @@ class StepAttempts:
 
     def begun_steps(self) -> list[StepCall]:
         """Return the open steps that have begun, as far as is known: not those that still wait for room or a key."""
-        unbegun = {call for call, one in self._known.items() if not one.attempt or one.due == ROOM}
+        unbegun = {call for call, one in self._known.items() if not one.attempt or one.due in (ROOM, SLOT)}
         return [call for number, call in self._driver.execution.steps.items() if number not in unbegun]
 
     # -- beginning -------------------------------------------------------------------------------------------------
     def begin(self, call: StepCall) -> None:
         """The code asked for a step: record that, and start it when it is allowed."""
+        if call.target.limit is not None and not call.cancelled:
+            self._driver.app.limits.begin(self._driver, call)
+            return
         if call.keyed is not None:
             self.keys.begin(call)
             return
         driver = self._driver
         execution = driver.execution
-        if execution.kept is not None and self._take_kept(call):
+        if execution.kept is not None and self.take_kept(call):
             return
         if driver.budgets is not None and not (call.cancelled or self.has_room(call)):
             return
@@ -99,7 +107,7 @@ class StepAttempts:
             else:
                 self.start_when_allowed(call, seq)
 
-    def _take_kept(self, call: StepCall) -> bool:
+    def take_kept(self, call: StepCall) -> bool:
         """An effect that was done before the run was retried is not done again: its outcome is this call's.
 
         Both events are recorded at once, so that no crash comes between them.
@@ -154,10 +162,13 @@ class StepAttempts:
             self.begin_again(call.call, "crash")
         elif attempts.due == FALLBACK:
             self.start_fallback(call, self._driver.saver.durable)
+        elif attempts.due == SLOT:
+            because = "crash" if attempts.attempt and self.was_cut_off(call.call, coming=True) else "limit"
+            self._driver.app.limits.ask(self._driver, call, because)
         elif attempts.due not in (NEVER, KEY, ROOM):
             self._driver.deadlines.add(attempts.due, "attempt", call.call)
 
-    def begin_again(self, number: int, because: str = "") -> None:
+    def begin_again(self, number: int, because: str = "", *, has_slot: bool = False) -> None:
         """Record and start another attempt."""
         call = self._driver.execution.steps[number]
         attempts = self._known[number]
@@ -173,6 +184,9 @@ class StepAttempts:
             self.settle_as_not_done(call)
             return
         if call.keyed is None and not self.has_room(call, again=True):
+            return
+        if call.target.limit is not None and not has_slot:
+            self._driver.app.limits.withhold(self._driver, call, because, again=True)
             return
         self.restarts += because == "crash"
         because = because or ("person" if attempts.by_person else "retry")
@@ -228,6 +242,15 @@ class StepAttempts:
     def of(self, call: int) -> Attempts | None:
         """Return what is known about the attempts at an open step."""
         return self._known.get(call)
+
+    def note(self, call: int, attempts: Attempts) -> Attempts:
+        """Begin to know something about a call."""
+        self._known[call] = attempts
+        return attempts
+
+    def want_slot(self, call: int) -> None:
+        """A call waits for a slot: the run is at work until it has it."""
+        self.slots_wanted = {*self.slots_wanted, call}
 
     def settle_as_not_done(self, call: StepCall) -> None:
         """It did not happen (or failed, if it may be repeated), and meanwhile the code was cancelled: it is over."""

@@ -18,6 +18,7 @@ from everstep.engine.workflow import OnExisting
 from everstep.model.status import Status
 from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow, RunRow
+from everstep.stores.queues import QueueRow
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -188,6 +189,14 @@ class BlockingApp:
     def gc(self, **options: Any) -> Collected:
         """See `App.gc`."""
         return self.wait(self._app.gc(**options))
+
+    def queue(self, name: str, **options: Any) -> QueueRow:
+        """As `App.queue`."""
+        return self.wait(self._app.queue(name, **options))
+
+    def limit(self, name: str, **options: Any) -> QueueRow:
+        """As `App.limit`."""
+        return self.wait(self._app.limit(name, **options))
 
     def export(self, runs: Sequence[str] | None, path: str, **options: Any) -> Exported:
         """See `App.export`."""

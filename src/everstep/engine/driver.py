@@ -233,6 +233,8 @@ class Driver:
         try:
             unapplied, execution = self._unapplied, self.execution
             while unapplied and not (self.stopped or self.ending or self.hold or self.end_wanted or self.hold_wanted):
+                if self.app.draining:
+                    break  # whoever goes on gives it to the code, and begins what that asks for
                 seq, expensive, kind, body, at = unapplied[0]
                 if expensive and seq > self.saver.durable:
                     break

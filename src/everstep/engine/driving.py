@@ -3,9 +3,7 @@
 import asyncio
 import contextvars
 import logging
-import os
 import random
-import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ from everstep.codec import Codec
 from everstep.engine import asyncio_parts
 from everstep.engine.chance import MachineRandom
 from everstep.engine.children import RecentEnds
-from everstep.engine.clock import Clock, StoreClock, microseconds
+from everstep.engine.clock import Clock, StoreClock
 from everstep.engine.closing import wait_for_bodies
 from everstep.engine.committer import Committer
 from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
@@ -25,8 +23,11 @@ from everstep.engine.history import Recorded
 from everstep.engine.holding import HoldReport
 from everstep.engine.inbox import cancel_in, hold_in
 from everstep.engine.judging import compare_outside
+from everstep.engine.limits import Limits
 from everstep.engine.notifying import Notifier, OnHold
+from everstep.engine.presence import Presence
 from everstep.engine.pump import Pump
+from everstep.engine.queueing import Queueing
 from everstep.engine.resting import Resting
 from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.retaining import Collector
@@ -52,6 +53,7 @@ from everstep.stores.protocol import (
     RunRow,
     Store,
 )
+from everstep.stores.queues import DEFAULT_QUEUE
 
 log = logging.getLogger("everstep.app")
 
@@ -78,6 +80,7 @@ class Driving:
         codec: Codec | None = None,
         randomness: random.Random | None = None,
         workflows: Sequence[str] | None = None,
+        queues: Sequence[str] | None = None,
         on_hold: OnHold = None,
         retention: Retention | float | timedelta | None = None,
     ) -> None:
@@ -110,6 +113,9 @@ class Driving:
         self._awaited_keys: set[str] = set()
         """Keys that runs of this process wait for, or waited for."""
         self.resting = Resting(self)
+        self.queueing = Queueing(self, queues)
+        self.presence = Presence(self)
+        self.limits = Limits(self)
         self._taking_up: set[str] = set()
         self._comparing: set[str] = set()
         """Those of them whose outside is being compared."""
@@ -133,10 +139,7 @@ class Driving:
     async def become_worker(self) -> None:
         """Enter this process among the workers, once it drives its first run."""
         if not self.worker:
-            worker = f"{socket.gethostname()[:40]}-{os.getpid()}-{self.randomness.getrandbits(32):08x}"
-            until = self.clock.now() + microseconds(self.lease)
-            targets = self.notifier.targets
-            self.store.register_worker(worker, os.getpid(), socket.gethostname(), until, targets)
+            worker = self.presence.enter()
             try:
                 self.restores = self.store.restores()  # now that it is a worker, no restore can be marked any more
             except BaseException:
@@ -153,7 +156,8 @@ class Driving:
         await self.pump.stop()
         self.collector.close()
         self.scheduler.close()
-        await wait_for_bodies(self.drivers, drain, can_save=lambda: self._failed is None)
+        async with self.presence.prolonged():
+            await wait_for_bodies(self.drivers, drain, can_save=lambda: self._failed is None)
         if self._failed is None:
             for driver in self.drivers.values():
                 driver.attempts.bodies.record_heartbeats()
@@ -194,6 +198,11 @@ class Driving:
         self.store.commit(back)
 
     # -- driving ---------------------------------------------------------------------------------------------------
+    @property
+    def is_failed(self) -> bool:
+        """Whether the store has failed, so that nothing is written any more."""
+        return self._failed is not None
+
     def refuse_when_failed(self) -> None:
         if self._failed is not None:
             raise self._failed
@@ -261,9 +270,12 @@ class Driving:
         self._taking_up.add(run)
         try:
             await self.become_worker()
-            verdict = await self.committer.submit(Claim(run, self.worker, self.clock.now(), statuses))
-            if isinstance(verdict, NotClaimed) and (verdict.row is None or verdict.row.status in ENDED):
-                self.wanted.discard(run)
+            claim = Claim(run, self.worker, self.clock.now(), statuses, True, self.queueing.served)
+            verdict = await self.committer.submit(claim)
+            if isinstance(verdict, NotClaimed):
+                row = verdict.row
+                if row is None or row.status in ENDED or (row.owner is None and self.queueing.expect(row)):
+                    self.wanted.discard(run)
             if not isinstance(verdict, Claimed) or self.draining:
                 return False
             return await self._take_up_claimed(verdict.row)
@@ -300,7 +312,8 @@ class Driving:
             await self._leave_alone(row)
             return False
         if isinstance(taken, HoldReport):
-            self.spawn(self._hold(row, taken))
+            if not await self.presence.leaves_for_another(row, taken.reason):
+                self.spawn(self._hold(row, taken))
         elif taken.execution.witnesses:
             self._comparing.add(row.id)
             self.spawn(self._compare_and_go_on(taken))
@@ -440,8 +453,8 @@ class Driving:
         if status is not None:
             crash_point("run.ended")
             self.watchers.tell(driver.run, status, outcome)
-            if self._has_children or self._awaited_keys:
-                self.pump.nudge()  # a run of ours may follow this one, or wait for its keys, and was told in its inbox
+            if self._has_children or self._awaited_keys or driver.row.queue != DEFAULT_QUEUE:
+                self.pump.nudge()  # a run of ours may follow this one, or wait for its keys, or for its slot
         elif driver.run in self.watchers:
             self.wanted.add(driver.run)
 

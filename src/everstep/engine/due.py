@@ -14,6 +14,8 @@ KEY: Final = -4
 """The due time of an attempt that is not made before the step gets its key, which another one has."""
 ROOM: Final = -5
 """The due time of an attempt that is made when there is room for it in the budget."""
+SLOT: Final = -6
+"""The due time of an attempt that is made when its named limit has a slot for it."""
 
 
 class Attempts(msgspec.Struct, gc=False):

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -85,6 +85,12 @@ class Opening:
         self._blocking.close()
 
 
+def _checked_queues(queues: Sequence[str] | None) -> Sequence[str] | None:
+    if isinstance(queues, str):
+        raise Misuse(f"queues={queues!r}: it is a list of names, such as [{queues!r}].")
+    return queues
+
+
 def open(
     url: str | None = None,
     *,
@@ -95,6 +101,7 @@ def open(
     on_hold: OnHold = None,
     chain_key: ChainKeyOption = None,
     retention: Retention | float | timedelta | None = None,
+    queues: Sequence[str] | None = None,
     **testing: Any,
 ) -> Opening:
     """Open a store and return an app for it: `async with everstep.open() as app:`, or `with` in blocking code.
@@ -113,12 +120,14 @@ def open(
         returns either. Default: `EVERSTEP_CHAIN_KEY`.
     retention: how long ended runs are kept: seconds, a `timedelta`, or an `everstep.Retention` with more to say. While
         this app drives runs, it deletes older ones in the background. Default: everything is kept.
+    queues: the queues whose runs this app drives, such as `["default", "mail"]`. Default: all.
     """
     if durability not in ("power", "process"):
         raise Misuse(f'durability={durability!r}: it is "power" or "process".')
     on_hold = default_on_hold() if on_hold is None else on_hold
     kept = retention_of(retention)
     options = {"recover": recover, "lease": lease, "codec": codec, "on_hold": on_hold, "retention": kept, **testing}
+    options["queues"] = _checked_queues(queues)
     return Opening(url, durability, options, chain_key)
 
 

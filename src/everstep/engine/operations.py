@@ -22,6 +22,7 @@ from everstep.engine.resume import (
     cancelled_unit,
     hold_unit,
     is_delayed,
+    is_unbegun,
     journal_of,
     resolve_unit,
     standing_after,
@@ -84,7 +85,8 @@ async def cancel(app: "App", run: str, reason: str, *, grace: float, now: bool, 
     if row.status == "held":
         await resolve(app, run, "cancel", hold=None, value=None, note=reason, by=by)
         return
-    now = now or is_delayed(row, app.clock.now())  # a run that has not begun has nothing to clean up
+    unbegun = is_delayed(row, app.clock.now()) or is_unbegun(row)
+    now = now or unbegun  # a run that has not begun has nothing to clean up
     if now and run not in app.drivers and row.status not in ENDED and await _end_here(app, row, reason, by):
         return
     request = ev.CancelRequested(reason=reason, by=by, grace=grace, now=now)

@@ -47,7 +47,7 @@ def unowned_run(
         randomness=app.randomness,
         tags=tags,
         priority=priority,
-        queue=queue,
+        queue=checked_name(queue, "queue") if queue else None,
         wake_at=at + microseconds(delay) if delay > 0 else None,
         origin=Origin(app.store.chain.writing, app.store.restores()),
         budget=allotment_of(target.budget),

@@ -37,6 +37,7 @@ class Pump:
         self._next_sweep = 0
         self._next_look = 0
         self._next_renewal = 0
+        self.renewed_at = app.clock.now()
         self._next_wake: int | None = None
         self._diverged_tried = False
         self._has_more = False
@@ -81,6 +82,7 @@ class Pump:
         """Wait for a nudge, or for the next poll. With nothing to look after, only for a nudge or the lease."""
         app = self.app
         busy = app.drivers or app.wanted or app.watchers or self._has_more or self._next_wake is not None
+        busy = busy or app.queueing.has_own
         idle = not (app.recover or busy)
         self._is_idle = idle
         seconds = app.lease / 3 if idle else POLL_SECONDS
@@ -104,14 +106,19 @@ class Pump:
             self._next_sweep = at + microseconds(SWEEP_SECONDS)
             if app.recover or app.wanted:
                 buried = self._bury(at)
+            if app.presence.left:
+                app.presence.look_again()
         changed = app.store.changed()
         wake = self._next_wake is not None and at >= self._next_wake
-        looks = sweep and (app.recover or app.wanted) and (buried or at >= self._next_look)
+        expects = app.recover or app.wanted or app.queueing.has_own
+        looks = sweep and expects and (buried or at >= self._next_look)
         if nudged or changed or wake or self._has_more or looks:
             self._next_look = at + microseconds(app.store.look_seconds)
             await self._look(at)
         if changed or nudged or sweep:
             app.notifier.look()
+        if changed or nudged or sweep:
+            app.limits.look()
         if changed or nudged:
             app.watchers.look_at_what_is_elsewhere()
 
@@ -120,7 +127,8 @@ class Pump:
         app = self.app
         lapsed = 0 < self._next_renewal <= at - microseconds(app.lease * 2 / 3)
         self._next_renewal = at + microseconds(app.lease / 3)
-        if not await asyncio.to_thread(app.store.renew, app.worker, at + microseconds(app.lease), at):
+        self.renewed_at = at
+        if not await asyncio.to_thread(app.presence.renew, at):
             log.warning("This worker was given up for dead; it lets go of its runs.")
             for driver in list(app.drivers.values()):
                 app.take_again(driver)
@@ -152,15 +160,22 @@ class Pump:
             await self._take_wanted(at)
         await self._retry_diverged()
         due: list[str] = []
+        more = False
         room = app.concurrency - sum(1 for driver in app.drivers.values() if driver.status == "running")
         if room > 0 and not app.draining and not self._runs_alone():
             names = app.workflows()
-            due = app.store.due(at=at, workflows=names, worker=app.worker, everyone=app.recover, limit=room)
+            served = app.queueing.served
+            due = app.store.due(
+                at=at, workflows=names, worker=app.worker, everyone=app.recover, limit=room, queues=served
+            )
             await self._take_due(due)
-        self._has_more = len(due) >= room  # without room, perhaps
+            more = await app.queueing.take(at, room - len(due)) if app.recover or app.queueing.has_own else False
+        self._has_more = more or len(due) >= room  # without room, perhaps
         self._next_wake = app.store.next_wake(worker=app.worker, everyone=app.recover)
         if self._next_wake is not None and self._next_wake <= at and room > 0 and not due:
             self._next_wake = at + microseconds(SWEEP_SECONDS)  # one that this worker cannot take up
+        if app.queueing.next_at is not None:
+            self._next_wake = min(app.queueing.next_at, self._next_wake or app.queueing.next_at)
 
     async def _take_wanted(self, at: int) -> None:
         """Take up runs that belong here as soon as nobody else drives them."""

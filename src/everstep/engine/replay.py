@@ -16,7 +16,7 @@ from everstep.engine.checkpoints import Checkpoint, Checkpoints, Jump
 from everstep.engine.commands import ChildCall, Command, Difference, EndRun, StartTimer, StepCall
 from everstep.engine.copies import begin_with_copies, branches_of, end_of_copies, fork_off
 from everstep.engine.crossing import Kept, kept_by
-from everstep.engine.due import DOUBT, FALLBACK, KEY, ROOM, Attempts
+from everstep.engine.due import DOUBT, FALLBACK, KEY, ROOM, SLOT, Attempts
 from everstep.engine.execution import OUTCOMES, Execution
 from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded
@@ -308,13 +308,13 @@ class Replay:
             self._match(event)
 
     def _withhold(self, event: Recorded) -> None:
-        """The budget had no room for a call: it waits, or its fallback takes its place."""
+        """The budget, or a named limit, had no room for a call: it waits, or its fallback takes its place."""
         body = event.body
         if not body.again:
             self._match(event)
         attempts = self.attempts.setdefault(body.call, Attempts())
         attempts.refused = body.then == "fallback"
-        attempts.due = FALLBACK if attempts.refused else ROOM
+        attempts.due = FALLBACK if attempts.refused else SLOT if body.limit else ROOM
 
     def _match(self, event: Recorded) -> None:
         if not self._queue:

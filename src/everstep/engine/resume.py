@@ -43,6 +43,7 @@ from everstep.model.carried import carried_step
 from everstep.model.semantics import SUPPORTED
 from everstep.model.status import Status, may_become
 from everstep.stores.protocol import Append, HoldRow, Post, RowChange, RunRow, Store
+from everstep.stores.queues import DEFAULT_QUEUE
 
 log = logging.getLogger("everstep.run")
 
@@ -321,3 +322,8 @@ def journal_of(app: Surrounding, row: RunRow) -> tuple[Journal, list[Recorded]]:
 def is_delayed(row: RunRow, at: int) -> bool:
     """Tell whether a run was started with a delay and has not begun: nothing but its time makes it begin."""
     return row.status == "waiting" and row.head_seq == 1 and row.wake_at is not None and row.wake_at > at
+
+
+def is_unbegun(row: RunRow) -> bool:
+    """Tell whether a run waits in its queue and has never begun."""
+    return row.status == "queued" and row.head_seq == 1 and row.queue != DEFAULT_QUEUE and row.owner is None

@@ -16,6 +16,7 @@ from everstep.engine.by_name import NamedWorkflow, target_of
 from everstep.engine.clock import microseconds
 from everstep.engine.scheduling import changed_row, definition_of, state_of
 from everstep.errors import Misuse, UnknownSchedule
+from everstep.model.ids import checked_name
 from everstep.model.schedules import (
     BACKFILL_MAX,
     CatchUp,
@@ -340,9 +341,8 @@ class ScheduleVerbs:
         """
         times = {"every": every, "offset": offset, "jitter": jitter}
         options = {"overlap": overlap, "catch_up": catch_up, "catch_up_max": catch_up_max, "priority": priority}
-        return await define(
-            self, workflow, args, name, cron, zone, times, {**options, "queue": queue or "", "tags": tags or {}}
-        )
+        where = {"queue": checked_name(queue, "queue") if queue else "", "tags": tags or {}}
+        return await define(self, workflow, args, name, cron, zone, times, {**options, **where})
 
     def get_schedule(self: Any, name: str) -> Schedule:
         """Return a handle on a schedule by its name."""

@@ -22,6 +22,7 @@ from everstep.model.events import NO_PAYLOAD, EventRow, RunStarted, encode_body
 from everstep.model.semantics import SEMANTICS
 from everstep.model.status import Status
 from everstep.stores.protocol import NewRun, RunRow
+from everstep.stores.queues import DEFAULT_QUEUE
 
 PYTHON: Final = ".".join(str(part) for part in sys.version_info[:3])
 
@@ -100,7 +101,7 @@ def new_run(
     encoded = encode_body(body)
     digest = chain_next(chain_start(run, generation), 1, "run_started", "", at, encoded, origin.chain.key)
     status: Status = "running" if owner else "queued"
-    if wake_at is not None:
+    if wake_at is not None and (queue or workflow.queue) == DEFAULT_QUEUE:  # else it waits in its queue, for both
         status = "waiting"
     row = RunRow(
         id=run,

@@ -18,6 +18,7 @@ from everstep.stores.protocol import Store
 if TYPE_CHECKING:
     from everstep.engine.children import RecentEnds
     from everstep.engine.driver import Driver
+    from everstep.engine.limits import Limits
     from everstep.engine.watchers import Watchers
 
 
@@ -42,6 +43,7 @@ class Surrounding(Protocol):
     notifier: Notifier
     resting: Resting
     watchers: "Watchers"
+    limits: "Limits"
 
     def adopt(self, run: str) -> None:
         """Drive a child run that has just become durable."""

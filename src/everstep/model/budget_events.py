@@ -5,17 +5,20 @@ from everstep.model.event_base import Body
 
 
 class CallWithheld(Body):
-    """The budget has no room for a step or child that the code asked for: it is not begun.
+    """The budget, or a named limit, has no room for a step or child that the code asked for: it is not begun.
 
-    It waits while something under way may turn out cheaper than it was estimated. When nothing can make room, `then`
-    says what the budget does: `fail` or `fallback`; with `hold` a `run_held` follows.
+    A step with `limit=` waits until there is a slot, and a `step_started` follows.
+
+    For its budget it waits while something under way may turn out cheaper than it was estimated. When nothing can make
+    room, `then` says what the budget does: `fail` or `fallback`; with `hold` a `run_held` follows.
     """
 
     call: int
     instead_of: str
     """The event that would stand here: `step_started` or `child_started`."""
     over: str
-    """What there is not enough of: `usd`, `tokens`, `steps` or `seconds`; `cost` if its estimate could not be made."""
+    """What there is not enough of: `usd`, `tokens`, `steps` or `seconds`; `cost` if its estimate could not be made; or
+    `limit`."""
     arguments: str = ""
     effect: str = ""
     workflow: str = ""
@@ -31,6 +34,8 @@ class CallWithheld(Body):
     key: str = ""
     """With `key=`: the step's key, which is not its own yet."""
     secret: bool = False
+    limit: str = ""
+    """The named limit whose slot it waits for."""
 
 
 class Charged(Body):

@@ -74,6 +74,8 @@ TABLE: Final[dict[str, str]] = {
     "budget.withheld": "the budget has no room for a call; that is not durable, and nothing is decided about it",
     "budget.charged": "what a body was charged beyond its estimate is in the history in memory, and not durable",
     "budget.allotted": "a child's allotment is in the history in memory; neither it nor the child is durable",
+    "limit.withheld": "a step waits for a slot of its limit, which is in the history in memory, and not durable",
+    "limit.taken": "a slot is taken and durable, and the attempt that it is for is not begun",
     "run.claimed": "a run was claimed and its history is not loaded",
     "run.replayed": "its code was replayed and nothing new was done",
     "compensation.begin": "a run has failed or is rolled back, and that its undoing begins is not recorded",

@@ -124,8 +124,8 @@ class StepStarted(Body):
     because: str = ""
     """Why there is another attempt: `retry` (its policy), `crash` (the last was cut off), `person` (a retried run),
     `not-done` (a probe or a person said that the last one did not happen). Or why the first one comes only now:
-    `freed` (somebody else had the step's key), `budget` (it had to wait for room). Or why there is none: `kept` (the
-    step was done before its run was retried, and its outcome is given again)."""
+    `freed` (somebody else had the step's key), `budget` (it had to wait for room), `limit` (for a slot). Or why there
+    is none: `kept` (the step was done before its run was retried, and its outcome is given again)."""
     by: str = ""
     """With `once` and `atomic`: the worker that runs it, so that it is known later whether it can still act."""
     whole: msgspec.Raw = NO_PAYLOAD

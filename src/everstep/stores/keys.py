@@ -10,7 +10,7 @@ its own outcome. Whoever waits for a key is entered in the transaction of its `k
 """
 
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -131,6 +131,26 @@ class EffectFilter(msgspec.Struct, kw_only=True):
 
 Owner = tuple[str, int, int]
 """Run, generation and call of a step."""
+
+
+class KeyStore(Protocol):
+    """The part of a store that tells about keys."""
+
+    def effect(self, key: str) -> EffectRow | None:
+        """Return who has a key, and its outcome."""
+        ...
+
+    def effects(self, filter: EffectFilter) -> list[EffectRow]:
+        """Return keys, those that changed last first."""
+        ...
+
+    def old_keys(self, before: int) -> int:
+        """Return how many keys `ForgetKeys` would delete."""
+        ...
+
+    def waiters(self, key: str) -> list[tuple[str, int]]:
+        """Return who waits for a key: runs and their calls."""
+        ...
 
 
 def owner_of(row: EffectRow) -> Owner:

@@ -53,6 +53,7 @@ from everstep.stores.protocol import (
     child_value,
     pages,
 )
+from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
 from everstep.stores.rows import is_found
 from everstep.stores.schedules import ChangeSchedule
 
@@ -132,6 +133,12 @@ class MemoryStore(MemoryWork):
                     return self._moving.delete(operation)
                 case ChangeSchedule():
                     return self._change_schedule(operation)
+                case ChangeQueue():
+                    return self._queues.change(operation)
+                case TakeSlot():
+                    return self._queues.take(operation)
+                case FreeSlot():
+                    return self._queues.free(operation)
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this operation only
             return Failed(error)
 
@@ -353,6 +360,8 @@ class MemoryStore(MemoryWork):
         if row is None or row.status not in operation.statuses:
             return NotClaimed(row)
         if row.owner != operation.worker and not self._is_free(row, operation.at):
+            return NotClaimed(row)
+        if operation.queued and not self._queues.may_claim(operation, row):
             return NotClaimed(row)
         died = row.owner not in (None, operation.worker) and row.owner not in self._workers
         if died and row.status in ("running", "queued"):

@@ -9,9 +9,11 @@ from everstep.model.chains import ChainKeys
 from everstep.model.events import EventRow
 from everstep.stores.memory_beside import MemoryBeside
 from everstep.stores.memory_notifications import MemoryNotifications
+from everstep.stores.memory_queues import MemoryQueues
 from everstep.stores.memory_schedules import MemorySchedules
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import CheckpointRow, Delivery, HoldRow, RunRow, WorkerRow
+from everstep.stores.queues import DEFAULT_QUEUE, QueueCount, QueueRoom, QueueRow, SlotRow
 
 
 class MemoryWork(MemoryBeside, MemorySchedules):
@@ -36,6 +38,7 @@ class MemoryWork(MemoryBeside, MemorySchedules):
         self._notifications = MemoryNotifications()
         self._workers: dict[str, WorkerRow] = {}
         self._dead: set[str] = set()
+        self._queues = MemoryQueues(self._runs, self._workers)
 
     def now(self) -> int:
         """Return the store's clock."""
@@ -59,21 +62,57 @@ class MemoryWork(MemoryBeside, MemorySchedules):
             return sorted(meant, key=lambda hold: (hold.created_at, hold.id))
 
     # -- finding work --------------------------------------------------------------------------------------------
-    def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
+    def due(
+        self,
+        *,
+        at: int,
+        workflows: Sequence[str],
+        worker: str,
+        everyone: bool,
+        limit: int,
+        queues: Sequence[str] | None = None,
+    ) -> list[str]:
         """Return ids of runs that want a driver now: by priority, then age.
 
         When there are more than `limit`, the longest overdue timers and the oldest deliveries are considered first.
         """
         with self._lock:
             known = [row for row in self._runs.values() if row.workflow in workflows]
+            if queues is not None:
+                known = [row for row in known if row.queue in queues or row.owner == worker]
             free = [row for row in known if everyone and row.owner != worker and self._is_free(row, at)]
-            ready = [row for row in free if row.status in ("queued", "running")]
+            ready = [row for row in free if row.status in ("queued", "running") and not is_in_line(row)]
             waiting = [row for row in known if row.status == "waiting" and (row.owner == worker or row in free)]
             timers = [(row.wake_at, row.id) for row in waiting if row.wake_at is not None and row.wake_at <= at]
             arrived = [(box[0].number, row.id) for row in waiting if (box := self._pending(row.id))]
             chosen = {row.id for row in sorted(ready, key=urgency)[:limit]}
             chosen |= {id for _, id in sorted(timers)[:limit]} | {id for _, id in sorted(arrived)[:limit]}
             return [row.id for row in sorted((self._runs[id] for id in chosen), key=urgency)[:limit]]
+
+    def queues(self) -> list[QueueRow]:
+        """Return what was said about queues and limits."""
+        with self._lock:
+            return deepcopy([row for _, row in sorted(self._queues.rows.items())])
+
+    def queue_room(self, *, at: int, worker: str, queues: Sequence[str] | None = None) -> list[QueueRoom]:
+        """Return the queues in which runs wait, and how many of each this worker may begin now."""
+        with self._lock:
+            return self._queues.room(at, worker, queues)
+
+    def queued(self, queue: str, *, at: int, workflows: Sequence[str], limit: int) -> list[str]:
+        """Return ids of the runs of a queue that may begin first, in their order."""
+        with self._lock:
+            return self._queues.queued(queue, at, workflows, limit, urgency)
+
+    def queue_counts(self) -> list[QueueCount]:
+        """Return how many runs of each queue wait, and have begun."""
+        with self._lock:
+            return self._queues.counts()
+
+    def slots(self) -> list[SlotRow]:
+        """Return who has slots of named limits."""
+        with self._lock:
+            return deepcopy(self._queues.slots())
 
     def pending(self, worker: str) -> list[str]:
         """Return ids of runs that this worker owns and that have a pending delivery, by its arrival."""
@@ -117,7 +156,7 @@ class MemoryWork(MemoryBeside, MemorySchedules):
 
     # -- workers -------------------------------------------------------------------------------------------------
     def register_worker(
-        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = ()
+        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = (), about: bytes = b"{}"
     ) -> WorkerRow:
         """Enter a worker. It lives until `leave` or `kill_worker`."""
         with self._lock:
@@ -127,7 +166,7 @@ class MemoryWork(MemoryBeside, MemorySchedules):
             self._dead.discard(worker)
             taken = {row.place for row in self._workers.values()}
             place = next(place for place in range(1, len(taken) + 2) if place not in taken)
-            row = WorkerRow(worker, place, pid, host, self.now(), lease_until, list(targets))
+            row = WorkerRow(worker, place, pid, host, self.now(), lease_until, list(targets), about)
             self._workers[worker] = row
             return deepcopy(row)
 
@@ -135,12 +174,13 @@ class MemoryWork(MemoryBeside, MemorySchedules):
         """For tests: let a worker's process be gone, so that `bury_dead` finds it."""
         self._dead.add(worker)
 
-    def renew(self, worker: str, lease_until: int, at: int = 0) -> bool:
+    def renew(self, worker: str, lease_until: int, at: int = 0, about: bytes | None = None) -> bool:
         """Prolong a worker's lease; False if it had been buried."""
         with self._lock:
             if worker not in self._workers:
                 return False
             self._workers[worker].lease_until = lease_until
+            self._workers[worker].about = about if about is not None else self._workers[worker].about
             self._latest = max(self._latest, at)
             return True
 
@@ -170,6 +210,11 @@ class MemoryWork(MemoryBeside, MemorySchedules):
                     row.owner = None
                     row.status = "queued" if row.status == "running" else row.status
             self._workers.pop(worker, None)
+
+
+def is_in_line(row: RunRow) -> bool:
+    """Tell whether a run waits for a slot of its queue."""
+    return row.status == "queued" and row.owner is None and row.queue != DEFAULT_QUEUE
 
 
 def urgency(row: RunRow) -> tuple[int, int, str]:

@@ -23,9 +23,10 @@ from everstep.model.events import EventRow
 from everstep.model.status import Status
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import AnswerRow, Beside, EntryRow
-from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, KeyChanges, SettleKey
+from everstep.stores.keys import ForgetKeys, Forgotten, KeyChanges, KeyStore, SettleKey
 from everstep.stores.moving import Deleted, DeletePart, ImportRuns, RunDump
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
+from everstep.stores.queues import ChangeQueue, FreeSlot, NoSlot, QueueStore, TakeSlot
 from everstep.stores.rows import (
     CheckpointRow,
     Delivery,
@@ -129,6 +130,12 @@ class Claim(msgspec.Struct, gc=False):
     worker: str
     at: int
     statuses: Sequence[Status]
+    queued: bool = False
+    """Whether a `queued` run must also wait for its turn in its queue, if that is not `default`: not before its
+    `wake_at`, and only if its queue has room (see `room_of`, without the run itself) and `per_key` allows it. A token
+    is taken then. Otherwise `NotClaimed`, and nothing is changed."""
+    queues: Sequence[str] | None = None
+    """With `queued`: only if the run belongs to one of these, or to `default`."""
 
 
 class Release(msgspec.Struct, gc=False):
@@ -190,6 +197,9 @@ Operation = (
     | ImportRuns
     | DeletePart
     | ChangeSchedule
+    | ChangeQueue
+    | TakeSlot
+    | FreeSlot
 )
 
 
@@ -242,10 +252,12 @@ class Failed(NamedTuple):
     error: Exception
 
 
-Verdict = Accepted | Existing | Refused | Posted | NotPosted | Claimed | NotClaimed | Failed | Forgotten | Deleted
+Verdict = (
+    Accepted | Existing | Refused | Posted | NotPosted | Claimed | NotClaimed | Failed | Forgotten | Deleted | NoSlot
+)
 
 
-class Store(Schedules, Protocol):
+class Store(Schedules, QueueStore, KeyStore, Protocol):
     """What the engine needs of a database. Methods may be called from any thread, one at a time per method family:
     `commit` only from the committer; the reading methods from anywhere (they use a connection of their own).
     """
@@ -381,29 +393,23 @@ class Store(Schedules, Protocol):
         """Return notifications, oldest first. Undelivered: pending or given up, of a hold that is open."""
         ...
 
-    def effect(self, key: str) -> EffectRow | None:
-        """Return who has a key, and its outcome."""
-        ...
-
-    def effects(self, filter: EffectFilter) -> list[EffectRow]:
-        """Return keys, those that changed last first."""
-        ...
-
-    def old_keys(self, before: int) -> int:
-        """Return how many keys `ForgetKeys` would delete."""
-        ...
-
-    def waiters(self, key: str) -> list[tuple[str, int]]:
-        """Return who waits for a key: runs and their calls."""
-        ...
-
     # -- finding work ----------------------------------------------------------------------------------------------
-    def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
+    def due(
+        self,
+        *,
+        at: int,
+        workflows: Sequence[str],
+        worker: str,
+        everyone: bool,
+        limit: int,
+        queues: Sequence[str] | None = None,
+    ) -> list[str]:
         """Return ids of runs that want a driver now, the most urgent first.
 
         Those are: `queued` or `running` ones; `waiting` ones whose `wake_at` has come or that have a pending delivery.
         With `everyone`: the free ones (no owner, or a dead or lapsed one) and this worker's own waiting ones.
-        Without: only this worker's own waiting ones. Only runs of the named workflows.
+        Without: only this worker's own waiting ones. Only runs of the named workflows, and of the named queues or the
+        worker's own. A `queued` run without an owner in a queue other than `default` is not among them: see `queued`.
         """
         ...
 
@@ -433,13 +439,13 @@ class Store(Schedules, Protocol):
 
     # -- workers ---------------------------------------------------------------------------------------------------
     def register_worker(
-        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = ()
+        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = (), about: bytes = b"{}"
     ) -> WorkerRow:
         """Enter a worker and take its liveness lock, which the kernel frees when the process dies."""
         ...
 
-    def renew(self, worker: str, lease_until: int, at: int = 0) -> bool:
-        """Prolong the worker's lease, and note that it is `at` now; False if it had been buried."""
+    def renew(self, worker: str, lease_until: int, at: int = 0, about: bytes | None = None) -> bool:
+        """Prolong the worker's lease, and note that it is `at` now; False if it had been buried. None: as before."""
         ...
 
     def workers(self) -> list[WorkerRow]: ...

@@ -184,3 +184,5 @@ class WorkerRow(msgspec.Struct):
     lease_until: int
     targets: list[str] = []
     """Where it delivers notifications of holds to, by name."""
+    about: bytes = b"{}"
+    """JSON: what it serves, and how busy it is. For people, and for other workers; nothing is decided by it here."""

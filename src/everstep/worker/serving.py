@@ -1,25 +1,36 @@
 """Serving workflows: take up what is unfinished and free, until a signal says stop; then let go of it in good order."""
 
+import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from everstep.engine.app import App
+from everstep.engine.clock import microseconds
 from everstep.engine.driver import Driver
 from everstep.engine.webhooks import Webhook
+from everstep.errors import StoreError
 from everstep.stores.protocol import HoldRow, Store
+from everstep.worker.health import Health, answer_on
 from everstep.worker.stopping import stopping_on_signals
 
 log = logging.getLogger("everstep.worker")
+
+
+WATCH_SECONDS: Final = 0.5
+SAY_SECONDS: Final = 2.0
+"""How often a worker at most says how busy it is, beside its renewals, if that has changed."""
+HAS_ROOM: Final = 0.8
+"""A saturated worker has room again when no larger part of its runs is at work."""
 
 
 class News(msgspec.Struct, kw_only=True):
     """Something that a worker did, for its log."""
 
     what: str
-    """`took up`, `let go`, `held`, `stopping`, `stopped`, or how a run ended."""
+    """`took up`, `let go`, `held`, `saturated`, `has room`, `stopping`, `stopped`, or how a run ended."""
     run: str = ""
     workflow: str = ""
     detail: str = ""
@@ -34,6 +45,8 @@ class WorkerApp(App):
     def __init__(self, store: Store, tell: Tell, *, on_hold: Webhook | None = None, **options: Any) -> None:
         super().__init__(store, recover=True, on_hold=[self._tell_hold, *([on_hold] if on_hold else [])], **options)
         self._tell = tell
+        self._last_commit_at: int | None = None
+        self._say_at = 0
 
     def _tell_hold(self, hold: HoldRow) -> None:
         row = self.store.run(hold.run)
@@ -58,15 +71,62 @@ class WorkerApp(App):
         if ended != "held":
             self._tell(News(what=ended or "let go", run=driver.run, workflow=workflow, detail=str(error or "")))
 
+    # -- how it is -------------------------------------------------------------------------------------------------
+    def health(self) -> Health:
+        """Return how this worker is, for its health port."""
+        at = self.clock.now()
+        late = self.pump.renewed_at + microseconds(self.lease) <= at
+        healthy = not (late or self.is_failed or self.committer.full)
+        facts: dict[str, Any] = {"worker": self.worker, "draining": self.draining, "runs": len(self.drivers)}
+        running = self.presence.running()
+        facts |= {"running": running, "concurrency": self.concurrency}
+        facts |= {"saturation": round(running / self.concurrency, 3), "last_commit_at": self._last_commit_at}
+        facts |= {"commits": self.committer.commits, "lease_renewed_at": self.pump.renewed_at}
+        return Health(healthy, healthy and not self.draining, facts)
 
-async def serve(app: WorkerApp, tell: Tell, *, drain: float) -> int:
+    def _load(self) -> tuple[int, int]:
+        return len(self.drivers), self.presence.running()
+
+    async def watch(self) -> None:
+        """Take note of commits, and tell when there is no room for more runs, and when there is again."""
+        commits, saturated, said = -1, False, self._load()
+        while True:
+            if self._load() != said and self.worker and self.clock.now() >= self._say_at:
+                said, self._say_at = self._load(), self.clock.now() + microseconds(SAY_SECONDS)
+                try:
+                    await asyncio.to_thread(self.presence.renew, self.clock.now())
+                except StoreError as error:
+                    log.error("How busy this worker is cannot be said just now: %s", error)
+            if self.committer.commits != commits:
+                commits, self._last_commit_at = self.committer.commits, self.clock.now()
+            running = self.presence.running()
+            if running >= self.concurrency and not saturated:
+                saturated = True
+                self._tell(News(what="saturated", detail=f"all of {self.concurrency} runs are at work; others wait"))
+            elif running < self.concurrency * HAS_ROOM and saturated:
+                saturated = False
+                self._tell(News(what="has room", detail=f"{running} of {self.concurrency} runs are at work"))
+            await asyncio.sleep(WATCH_SECONDS)
+
+
+async def serve(
+    app: WorkerApp, tell: Tell, *, drain: float, health: tuple[str, int] | None = None, pipe: int | None = None
+) -> int:
     """Serve until SIGTERM or SIGINT: then start nothing new, wait `drain` seconds for bodies, and give the runs back.
 
     A second signal ends the process at once. Returns the exit status: 0 after the signal that was wanted.
+
+    health: where to answer how this worker is. pipe: its end is such a signal as well; the supervisor is gone then.
     """
+    server = await answer_on(health, app.health) if health is not None else None
     await app.open()
+    app.spawn(app.watch())
     with stopping_on_signals() as stop:
+        if pipe is not None:
+            asyncio.get_running_loop().add_reader(pipe, stop.asked.set)
         await stop.asked.wait()
+        if pipe is not None:
+            asyncio.get_running_loop().remove_reader(pipe)
         under_way = sum(1 for driver in app.drivers.values() if driver.status == "running")
         detail = f"{len(app.drivers)} runs are here, {under_way} of them at work"
         if under_way:
@@ -75,4 +135,6 @@ async def serve(app: WorkerApp, tell: Tell, *, drain: float) -> int:
         given_back = sorted(app.drivers)
         await app.close(drain)
         tell(News(what="stopped", detail=f"{len(given_back)} runs were given back"))
+    if server is not None:
+        server.close()
     return 0

@@ -8,6 +8,7 @@ from everstep.stores.keys import ForgetKeys
 from everstep.stores.moving import DeletePart
 from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import Append, Claim, Failed, NotPosted, Operation, Refused, StartRun, Verdict
+from everstep.stores.queues import TakeSlot
 
 
 def is_news(operation: Operation, verdict: Verdict) -> bool:
@@ -19,7 +20,7 @@ def is_news(operation: Operation, verdict: Verdict) -> bool:
             return _is_news_of_run(operation)
         case StartRun():
             return operation.new.row.owner is None
-        case Claim() | ForgetKeys() | DeletePart() | TakeNotification() | SettleNotification():
+        case Claim() | ForgetKeys() | DeletePart() | TakeNotification() | SettleNotification() | TakeSlot():
             return False
     return True
 

@@ -785,7 +785,7 @@ SELECT pg_notify($1, '');
 
 -- name: workers
 -- Few rows: one for each living worker.
-SELECT id, place, pid, host, started_at, lease_until, targets FROM everstep.workers ORDER BY place;
+SELECT id, place, pid, host, started_at, lease_until, targets, about FROM everstep.workers ORDER BY place;
 
 -- name: enter_worker
 -- Committed only when the worker's liveness lock is held, so nobody can bury it in between.
@@ -793,8 +793,8 @@ WITH noted AS (
     INSERT INTO everstep.meta (name, value) VALUES ('latest_time', $5::bigint::text)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE meta.value::bigint < excluded.value::bigint
 )
-INSERT INTO everstep.workers (id, place, pid, host, started_at, lease_until, targets, has_lock)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8);
+INSERT INTO everstep.workers (id, place, pid, host, started_at, lease_until, targets, about, has_lock)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9);
 
 -- name: remove_worker
 -- By its place as well, so that a worker which came back under its id is not meant.
@@ -811,7 +811,7 @@ WITH noted AS (
     INSERT INTO everstep.meta (name, value) VALUES ('latest_time', $3::bigint::text)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE meta.value::bigint < excluded.value::bigint
 )
-UPDATE everstep.workers SET lease_until = $1 WHERE id = $2;
+UPDATE everstep.workers SET lease_until = $1, about = coalesce($4::bytea, about) WHERE id = $2;
 
 -- name: give_back
 -- What a leaving worker was driving goes on elsewhere. Locked in the order in which everybody locks.
@@ -822,7 +822,7 @@ FROM mine WHERE runs.id = mine.id AND owner = $1;
 -- name: due
 -- Everything that wants a driver now, as kind (1 for timers), wake-up time, priority, age and id; each part by itself
 -- is limited, in the order in which its index has it. $1: the worker, $2: the time, $3: workflows, $4: the limit,
--- $5: whether free runs count. Owners are found by hopping from one to the next in the index, never by walking runs.
+-- $5: whether free runs count, $6: queues, or NULL for all. Owners are found by hopping from one to the next in the index, never by walking runs.
 WITH RECURSIVE owners (id) AS (
     SELECT min(owner) FROM everstep.runs WHERE owner IS NOT NULL AND $5::bigint <> 0
     UNION ALL
@@ -836,20 +836,23 @@ WITH RECURSIVE owners (id) AS (
 )
 (
     SELECT 0 AS kind, NULL::bigint AS wake_at, priority, created_at, id FROM everstep.runs
-    WHERE owner IS NULL AND status IN ('queued', 'running') AND workflow = ANY ($3::text[]) AND $5::bigint <> 0
+    WHERE owner IS NULL AND (status = 'running' OR (status = 'queued' AND queue = 'default'))
+        AND workflow = ANY ($3::text[]) AND $5::bigint <> 0 AND ($6::text[] IS NULL OR queue = ANY ($6::text[]))
     ORDER BY priority DESC, created_at, id LIMIT $4
 ) UNION ALL (
     SELECT 0, NULL, priority, created_at, runs.id FROM gone JOIN everstep.runs ON runs.owner = gone.id
     WHERE status IN ('queued', 'running') AND workflow = ANY ($3::text[])
+        AND ($6::text[] IS NULL OR queue = ANY ($6::text[]))
     ORDER BY priority DESC, created_at, runs.id LIMIT $4
 ) UNION ALL (
     SELECT 1, wake_at, priority, created_at, id FROM everstep.runs
     WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL AND wake_at <= $2
-        AND workflow = ANY ($3::text[]) AND $5::bigint <> 0
+        AND workflow = ANY ($3::text[]) AND $5::bigint <> 0 AND ($6::text[] IS NULL OR queue = ANY ($6::text[]))
     ORDER BY wake_at, id LIMIT $4
 ) UNION ALL (
     SELECT 1, wake_at, priority, created_at, runs.id FROM mine JOIN everstep.runs ON runs.owner = mine.id
     WHERE status = 'waiting' AND wake_at <= $2 AND workflow = ANY ($3::text[])
+        AND ($6::text[] IS NULL OR owner = $1 OR queue = ANY ($6::text[]))
     ORDER BY wake_at, runs.id LIMIT $4
 ) UNION ALL (
     SELECT 0, NULL, runs.priority, runs.created_at, runs.id
@@ -857,6 +860,7 @@ WITH RECURSIVE owners (id) AS (
         JOIN everstep.runs ON runs.id = pending.run
     WHERE runs.status = 'waiting' AND runs.workflow = ANY ($3::text[])
         AND (runs.owner IN (SELECT mine.id FROM mine) OR ($5::bigint <> 0 AND runs.owner IS NULL))
+        AND ($6::text[] IS NULL OR runs.owner = $1 OR runs.queue = ANY ($6::text[]))
     ORDER BY pending.number LIMIT $4
 );
 

@@ -135,12 +135,21 @@ class Reader(Reading):
         except msgspec.MsgspecError as error:
             raise Damaged(f"{self.where} has a row of run {run} that is damaged.") from error
 
-    def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
+    def due(
+        self,
+        *,
+        at: int,
+        workflows: Sequence[str],
+        worker: str,
+        everyone: bool,
+        limit: int,
+        queues: Sequence[str] | None = None,
+    ) -> list[str]:
         """Return ids of runs that want a driver now: by priority, then age.
 
         When there are more than `limit`, the longest overdue timers and the oldest deliveries are considered first.
         """
-        found = self._all("due", worker, at, list(workflows), limit, everyone)
+        found = self._all("due", worker, at, list(workflows), limit, everyone, None if queues is None else list(queues))
         timers = sorted((row for row in found if row[0]), key=lambda row: (row[1], row[4]))[:limit]
         chosen = [row for row in found if not row[0]] + timers
         chosen.sort(key=lambda row: (-row[2], row[3], row[4]))

@@ -163,15 +163,15 @@ class PostgresStore(SqlStore):
 
     # -- workers ----------------------------------------------------------------------------------------------------
     def register_worker(
-        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = ()
+        self, worker: str, pid: int, host: str, lease_until: int, targets: Sequence[str] = (), about: bytes = b"{}"
     ) -> WorkerRow:
         """Enter a worker and take its liveness lock, which the server frees when its connection is gone."""
-        return self._workers.register(worker, pid, host, self.now(), lease_until, targets)
+        return self._workers.register(worker, pid, host, self.now(), lease_until, targets, about)
 
-    def renew(self, worker: str, lease_until: int, at: int = 0) -> bool:
+    def renew(self, worker: str, lease_until: int, at: int = 0, about: bytes | None = None) -> bool:
         """Prolong the worker's lease, and note that it is `at` now; False if it had been buried."""
         self._latest = max(self._latest, at)
-        return self._workers.renew(worker, lease_until, self._latest)
+        return self._workers.renew(worker, lease_until, self._latest, about)
 
     def is_in_use(self) -> bool:
         """Tell whether any process holds a liveness lock of this store."""

@@ -1,8 +1,8 @@
 """Operations inside an open transaction, and many simple ones at once in a single round trip.
 
-`Operations.one` does an operation by itself and is the specification; before it, `prepare` locks all runs and keys that
-a batch may concern, in one order for everybody. `simple` does the appends and starts that concern no run but their own,
-for all runs at once, and says which of them were accepted; the others are then done one by one.
+`Operations.one` does an operation by itself and is the specification; before it, `prepare` locks all runs, keys and
+queues that a batch may concern, in one order for everybody. `simple` does the appends and starts that concern no run
+but their own, for all runs at once, and says which of them were accepted; the others are then done one by one.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -16,13 +16,16 @@ from everstep.stores.postgres.connections import Connection
 from everstep.stores.postgres.queries import statements
 from everstep.stores.protocol import (
     Append,
+    Claim,
     MarkRestored,
     NewRun,
     Operation,
     Refused,
+    RestartRun,
     RunRow,
     StartRun,
 )
+from everstep.stores.queues import ChangeQueue, TakeSlot
 from everstep.stores.sql.batch import runs_mentioned
 from everstep.stores.sql.operations import Operations
 from everstep.stores.sql.rows import Row, change_values, run_values, tag_values
@@ -119,7 +122,7 @@ class Transaction(Operations):
 
     # -- locks ------------------------------------------------------------------------------------------------------
     def prepare(self, operations: Sequence[Operation]) -> None:
-        """Lock whatever operations may concern: runs in the order of their ids, then keys.
+        """Lock whatever operations may concern: runs in the order of their ids, then keys, then queues and limits.
 
         Who follows a run or waits for a key is asked before the locks are taken, so that they are locked in order, too;
         and once more afterwards, when it can no longer change.
@@ -136,10 +139,30 @@ class Transaction(Operations):
             self._all("lock_keys", keys, self._schema)
         if (ends or keys) and (more := self._concerned(ends, keys) - runs):
             self._all("lock_runs", sorted(more))
+        if queues := self._queues_to_lock(operations):
+            self._all("lock_queues", queues, self._schema)
         if any(isinstance(operation, ImportRuns) for operation in operations):
             self._run("lock_numbers")
         if any(isinstance(operation, MarkRestored) for operation in operations):
             self._all("lock_workers", self._places)
+
+    def _queues_to_lock(self, operations: Sequence[Operation]) -> list[str]:
+        """Return the queues and limits of which slots or tokens may be taken, or which are changed."""
+        names: set[tuple[str, str]] = set()
+        claimed: list[str] = []
+        for operation in operations:
+            if isinstance(operation, Claim):
+                claimed += [operation.run] * operation.queued
+            elif isinstance(operation, TakeSlot):
+                names.add(("limit", operation.name))
+            elif isinstance(operation, ChangeQueue):
+                names.add((operation.kind, operation.name))
+        if claimed:
+            names |= {("queue", queue) for (queue,) in self._all("queues_of_runs", claimed)}
+            names |= {
+                ("queue", start.new.row.queue) for start in operations if isinstance(start, StartRun | RestartRun)
+            }
+        return [f"{kind} {name}" for kind, name in sorted(names)]
 
     def _concerned(self, ends: list[str], keys: list[str]) -> set[str]:
         return {run for (run,) in self._all("concerned", ends, keys)}

@@ -27,7 +27,7 @@ class Workers:
         self._held: dict[str, int] = {}
 
     def register(
-        self, worker: str, pid: int, host: str, at: int, lease_until: int, targets: Sequence[str]
+        self, worker: str, pid: int, host: str, at: int, lease_until: int, targets: Sequence[str], about: bytes
     ) -> WorkerRow:
         """Enter a worker. Its lock is taken before its row can be seen, so nobody buries it in between."""
         place = 0
@@ -39,8 +39,8 @@ class Workers:
                 # A place without a row may still be locked, by a worker that is just leaving.
                 while place in taken or (self._has_locks and not self._watcher.take(place)):
                     place += 1
-                row = WorkerRow(worker, place, pid, host, at, lease_until, list(targets))
-                facts = (worker, place, pid, host, at, lease_until, as_json(row.targets))
+                row = WorkerRow(worker, place, pid, host, at, lease_until, list(targets), about)
+                facts = (worker, place, pid, host, at, lease_until, as_json(row.targets), about)
                 statements.run("enter_worker", *facts, self._has_locks)
         except BaseException:
             if place and place not in self._held.values():
@@ -61,10 +61,10 @@ class Workers:
                 statements.run("forget_worker", worker)
         return others
 
-    def renew(self, worker: str, lease_until: int, at: int) -> bool:
+    def renew(self, worker: str, lease_until: int, at: int, about: bytes | None) -> bool:
         """Prolong a worker's lease; False if it had been buried."""
         with self._writer.transaction("renew") as statements:
-            return statements.run("renew", lease_until, worker, at) > 0
+            return statements.run("renew", lease_until, worker, at, about) > 0
 
     def bury(self) -> list[str]:
         """Remove those whose locks have been free for long enough, and return their ids."""
@@ -78,6 +78,8 @@ class Workers:
                 # Asked again, now that nobody can enter: another worker may have got the place of one that left.
                 if statements.all("is_place_free", self._places, place)[0][0]:
                     buried += [worker] * statements.run("remove_worker", worker, place)
+        if buried:
+            self._watcher.tell()  # their runs and slots are free
         return buried
 
     def _missing_now(self) -> list[tuple[str, int]]:

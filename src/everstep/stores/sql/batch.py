@@ -18,7 +18,10 @@ from everstep.stores.protocol import (
     StartRun,
     check_events,
 )
+from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
 from everstep.stores.schedules import ChangeSchedule
+
+NOBODY_IS_TOLD = (Claim, Release, StartRun, TakeNotification, SettleNotification, ChangeQueue, TakeSlot, FreeSlot)
 
 
 def is_simple(append: Append) -> bool:
@@ -88,10 +91,7 @@ class Batch:
         """
         if not entangled:
             return
-        others_post = bool(with_inbox) or not all(
-            isinstance(operation, Claim | Release | StartRun | TakeNotification | SettleNotification)
-            for _, operation in self.others
-        )
+        others_post = bool(with_inbox) or not all(isinstance(operation, NOBODY_IS_TOLD) for _, operation in self.others)
         apart = entangled if others_post else with_inbox
         self.others += [(self._places[append.run], append) for append in self.appends if append.run in apart]
         self.others.sort(key=lambda other: other[0])
@@ -144,6 +144,8 @@ def runs_mentioned(operation: Operation) -> Iterator[str]:
             for dump in operation.dumps:
                 yield dump.row.id
         case SettleKey() | ForgetKeys() | MarkRestored() | TakeNotification() | SettleNotification():
+            pass
+        case ChangeQueue() | TakeSlot() | FreeSlot():
             pass
         case RepairRun():
             yield operation.row.id

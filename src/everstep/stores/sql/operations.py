@@ -34,10 +34,12 @@ from everstep.stores.protocol import (
     check_events,
     child_value,
 )
+from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
 from everstep.stores.schedules import ChangeSchedule
 from everstep.stores.sql.batch import has_more
 from everstep.stores.sql.keys import KeyTable
 from everstep.stores.sql.moving import Moving
+from everstep.stores.sql.queues import NO_TOKEN, QueueTable
 from everstep.stores.sql.repairs import Repairs
 from everstep.stores.sql.rows import (
     Row,
@@ -67,6 +69,7 @@ class Operations:
         self._keys = KeyTable(statements)
         self._repairs = Repairs(statements)
         self._moving = Moving(statements)
+        self._queues = QueueTable(statements)
 
     # -- one operation --------------------------------------------------------------------------------------------
     def one(self, operation: Operation) -> Verdict:
@@ -102,6 +105,12 @@ class Operations:
                 return self._moving.delete(operation)
             case ChangeSchedule():
                 return self._change_schedule(operation)
+            case ChangeQueue():
+                return self._queues.change(operation)
+            case TakeSlot():
+                return self._queues.take(operation)
+            case FreeSlot():
+                return self._queues.free(operation)
 
     def _append(self, append: Append) -> Verdict:
         check_events(append)
@@ -256,12 +265,21 @@ class Operations:
         self._run("deliver", post.run, post.kind, post.name, post.id, post.value, post.at)
 
     def _claim(self, claim: Claim) -> Verdict:
-        statuses = self._statements.statuses(claim.statuses)
-        rows = self._all("claim", claim.run, claim.worker, claim.at, *statuses)
+        rows = self._claimed(claim)
         if rows:
             return Claimed(run_row(rows[0]))
         there = self._all("run", claim.run)
         return NotClaimed(run_row(there[0]) if there else None)
+
+    def _claimed(self, claim: Claim) -> list[Row]:
+        """Claim a run if it is free, and if its queue has room."""
+        token = self._queues.may_claim(claim) if claim.queued else NO_TOKEN
+        if token is None:
+            return []
+        rows = self._all("claim", claim.run, claim.worker, claim.at, *self._statements.statuses(claim.statuses))
+        if rows:
+            self._queues.take_token(token)
+        return rows
 
     def _release(self, release: Release) -> Verdict:
         if self._run("release", release.run, release.epoch, release.status):

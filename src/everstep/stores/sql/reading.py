@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
 from everstep.stores.rows import SMALL
 from everstep.stores.schedules import ScheduleRow
+from everstep.stores.sql.queues import QueueReads
 from everstep.stores.sql.rows import Row, as_json, effect_row, hold_row, notification_row, run_row, text, worker_row
 from everstep.stores.sql.schedules import schedule_row
 
@@ -42,6 +44,11 @@ class Reading(ABC):
         """Return the tags that runs should have, as one parameter."""
         return as_json(tags) if tags else None
 
+    @cached_property
+    def of_queues(self) -> QueueReads:
+        """What is read about queues and limits."""
+        return QueueReads(self._all, self._texts)
+
     # Each database has its own way of doing these.
     @abstractmethod
     def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
@@ -52,7 +59,16 @@ class Reading(ABC):
         """Return everything of a run, read in one transaction."""
 
     @abstractmethod
-    def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
+    def due(
+        self,
+        *,
+        at: int,
+        workflows: Sequence[str],
+        worker: str,
+        everyone: bool,
+        limit: int,
+        queues: Sequence[str] | None = None,
+    ) -> list[str]:
         """Return ids of runs that want a driver now: by priority, then age."""
 
     @abstractmethod

@@ -21,6 +21,7 @@ from everstep.stores.protocol import (
     StartRun,
     Verdict,
 )
+from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
 from everstep.stores.schedules import ChangeSchedule
 
 RowOf = Callable[..., tuple[Any, ...]]
@@ -58,6 +59,8 @@ def is_there(row_of: RowOf, operation: Operation, verdict: Verdict) -> bool:
         case ImportRuns(dumps=[first, *_]), Accepted():
             return row_of("run_head", first.row.id) != ()
         case ((TakeNotification() | SettleNotification() | ImportRuns() | DeletePart()), _):
+            return False
+        case ((ChangeQueue() | TakeSlot() | FreeSlot()), _):  # done again they change nothing, but for a token
             return False
         case ((StartRun() | RestartRun()), Accepted()):
             new, event = operation.new.row, operation.new.event

@@ -10,6 +10,7 @@ from everstep.stores.keys import EffectFilter, EffectRow
 from everstep.stores.moving import RunDump
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
+from everstep.stores.queues import QueueCount, QueueRoom, QueueRow, SlotRow
 from everstep.stores.schedules import ScheduleRow
 from everstep.stores.sql.reading import Reading
 
@@ -134,9 +135,20 @@ class SqlStore(ABC):
         return self._reader.waiters(key)
 
     # -- finding work -------------------------------------------------------------------------------------------
-    def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
+    def due(
+        self,
+        *,
+        at: int,
+        workflows: Sequence[str],
+        worker: str,
+        everyone: bool,
+        limit: int,
+        queues: Sequence[str] | None = None,
+    ) -> list[str]:
         """Return ids of runs that want a driver now, the most urgent first."""
-        return self._reader.due(at=at, workflows=workflows, worker=worker, everyone=everyone, limit=limit)
+        return self._reader.due(
+            at=at, workflows=workflows, worker=worker, everyone=everyone, limit=limit, queues=queues
+        )
 
     def pending(self, worker: str) -> list[str]:
         """Return ids of runs that this worker owns and that have a pending delivery, whatever their status."""
@@ -161,6 +173,27 @@ class SqlStore(ABC):
     def workers(self) -> list[WorkerRow]:
         """Return all workers, by their places."""
         return self._reader.workers()
+
+    # -- queues ---------------------------------------------------------------------------------------------------
+    def queues(self) -> list[QueueRow]:
+        """Return what was said about queues and limits."""
+        return self._reader.of_queues.rows()
+
+    def queue_room(self, *, at: int, worker: str, queues: Sequence[str] | None = None) -> list[QueueRoom]:
+        """Return the queues in which runs wait, and how many of each this worker may begin now."""
+        return self._reader.of_queues.room(at, worker, queues)
+
+    def queued(self, queue: str, *, at: int, workflows: Sequence[str], limit: int) -> list[str]:
+        """Return ids of the runs of a queue that may begin first, in their order."""
+        return self._reader.of_queues.queued(queue, at, workflows, limit)
+
+    def queue_counts(self) -> list[QueueCount]:
+        """Return how many runs of each queue wait, and have begun."""
+        return self._reader.of_queues.counts()
+
+    def slots(self) -> list[SlotRow]:
+        """Return who has slots of named limits."""
+        return self._reader.of_queues.slots()
 
     # -- schedules ------------------------------------------------------------------------------------------------
     def schedules(self, *, name: str | None = None) -> list[ScheduleRow]:

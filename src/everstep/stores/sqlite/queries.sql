@@ -560,11 +560,11 @@ SELECT run, kind, name, id, value, at FROM signals WHERE number = ?;
 
 -- name: workers
 -- Few rows: one for each living worker.
-SELECT id, place, pid, host, started_at, lease_until, CAST(targets AS BLOB) FROM workers ORDER BY place;
+SELECT id, place, pid, host, started_at, lease_until, CAST(targets AS BLOB), about FROM workers ORDER BY place;
 
 -- name: enter_worker
 -- Committed only when the worker's liveness lock is held, so nobody can bury it in between.
-INSERT INTO workers (id, place, pid, host, started_at, lease_until, targets) VALUES (?, ?, ?, ?, ?, ?, ?);
+INSERT INTO workers (id, place, pid, host, started_at, lease_until, targets, about) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: remove_worker
 -- By its place as well, so that a worker which came back under its id is not meant.
@@ -576,7 +576,7 @@ DELETE FROM workers WHERE id = ?;
 
 -- name: renew
 -- Changes nothing if the worker was buried.
-UPDATE workers SET lease_until = ? WHERE id = ?;
+UPDATE workers SET lease_until = ?1, about = coalesce(?3, about) WHERE id = ?2;
 
 -- name: give_back
 -- What a leaving worker was driving goes on elsewhere.
@@ -602,7 +602,8 @@ WHERE owners.id IS NOT NULL AND owners.id <> ?1
 -- Each of the `due_` queries returns one row: an array of [priority, created_at, id].
 SELECT CAST(json_group_array(json_array(priority, created_at, id)) AS BLOB) FROM (
     SELECT priority, created_at, id FROM runs INDEXED BY runs_free
-    WHERE owner IS NULL AND status IN ('queued', 'running') AND workflow IN (SELECT value FROM json_each(?1))
+    WHERE owner IS NULL AND (status = 'running' OR (status = 'queued' AND queue = 'default'))
+        AND workflow IN (SELECT value FROM json_each(?1)) AND (?3 IS NULL OR queue IN (SELECT value FROM json_each(?3)))
     ORDER BY priority DESC, created_at, id LIMIT ?2
 );
 
@@ -611,7 +612,7 @@ SELECT CAST(json_group_array(json_array(priority, created_at, id)) AS BLOB) FROM
 SELECT CAST(json_group_array(json_array(priority, created_at, id)) AS BLOB) FROM (
     SELECT priority, created_at, id FROM runs INDEXED BY runs_owned
     WHERE owner IN (SELECT value FROM json_each(?3)) AND status IN ('queued', 'running')
-        AND workflow IN (SELECT value FROM json_each(?1))
+        AND workflow IN (SELECT value FROM json_each(?1)) AND (?4 IS NULL OR queue IN (SELECT value FROM json_each(?4)))
     ORDER BY priority DESC, created_at, id LIMIT ?2
 );
 
@@ -620,7 +621,7 @@ SELECT CAST(json_group_array(json_array(priority, created_at, id)) AS BLOB) FROM
 SELECT CAST(json_group_array(json_array(wake_at, priority, created_at, id)) AS BLOB) FROM (
     SELECT wake_at, priority, created_at, id FROM runs INDEXED BY runs_waking
     WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL AND wake_at <= ?3
-        AND workflow IN (SELECT value FROM json_each(?1))
+        AND workflow IN (SELECT value FROM json_each(?1)) AND (?4 IS NULL OR queue IN (SELECT value FROM json_each(?4)))
     ORDER BY wake_at, id LIMIT ?2
 );
 
@@ -630,6 +631,7 @@ SELECT CAST(json_group_array(json_array(wake_at, priority, created_at, id)) AS B
     SELECT wake_at, priority, created_at, id FROM runs INDEXED BY runs_owned
     WHERE owner IN (SELECT value FROM json_each(?4)) AND status = 'waiting' AND wake_at <= ?3
         AND workflow IN (SELECT value FROM json_each(?1))
+        AND (?5 IS NULL OR owner = ?6 OR queue IN (SELECT value FROM json_each(?5)))
     ORDER BY wake_at, id LIMIT ?2
 );
 
@@ -641,6 +643,7 @@ SELECT CAST(json_group_array(json_array(priority, created_at, id)) AS BLOB) FROM
     WHERE signals.state = 'pending' AND runs.status = 'waiting'
         AND (runs.owner IN (SELECT value FROM json_each(?4)) OR (?3 AND runs.owner IS NULL))
         AND runs.workflow IN (SELECT value FROM json_each(?1))
+        AND (?5 IS NULL OR runs.owner = ?6 OR runs.queue IN (SELECT value FROM json_each(?5)))
     GROUP BY signals.run ORDER BY min(signals.number) LIMIT ?2
 );
 

@@ -16,7 +16,7 @@ from everstep.stores.sql.moving import Moving
 from everstep.stores.sql.reading import Reading, event_row
 from everstep.stores.sql.rows import Row, as_json
 from everstep.stores.sqlite.connections import translated
-from everstep.stores.sqlite.queries import query
+from everstep.stores.sqlite.queries import statements
 from everstep.stores.sqlite.transaction import SqliteStatements
 
 
@@ -28,6 +28,7 @@ class Reader(Reading):
         self.where = path
         self._cursor = connection.cursor()
         self._statements = SqliteStatements(connection)
+        self._sql = {**statements("queries.sql"), **statements("queues.sql")}
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -38,7 +39,7 @@ class Reader(Reading):
     def _all(self, name: str, *parameters: object) -> list[Row]:
         try:
             with self._lock:
-                rows: list[Row] = self._cursor.execute(query(name), parameters).fetchall()
+                rows: list[Row] = self._cursor.execute(self._sql[name], parameters).fetchall()
                 return rows
         except UnicodeDecodeError as error:
             raise Damaged(f"{self.where} has a text that is not one: a row is damaged.") from error
@@ -87,7 +88,16 @@ class Reader(Reading):
         except apsw.Error as error:
             raise translated(error, self.where, writing=False) from error
 
-    def due(self, *, at: int, workflows: Sequence[str], worker: str, everyone: bool, limit: int) -> list[str]:
+    def due(
+        self,
+        *,
+        at: int,
+        workflows: Sequence[str],
+        worker: str,
+        everyone: bool,
+        limit: int,
+        queues: Sequence[str] | None = None,
+    ) -> list[str]:
         """Return ids of runs that want a driver now: by priority, then age.
 
         When there are more than `limit`, the longest overdue timers and the oldest deliveries are considered first.
@@ -95,13 +105,14 @@ class Reader(Reading):
         known = as_json(workflows)
         gone = self._list("gone_owners", worker, at) if everyone else []
         owners = as_json([worker, *gone])
-        timers = self._list("due_timers_owned", known, limit, at, owners)
-        chosen = self._list("due_deliveries", known, limit, everyone, owners)
+        served = as_json(queues) if queues is not None else None
+        timers = self._list("due_timers_owned", known, limit, at, owners, served, worker)
+        chosen = self._list("due_deliveries", known, limit, everyone, owners, served, worker)
         if everyone:
-            timers += self._list("due_timers_free", known, limit, at)
-            chosen += self._list("due_ready_free", known, limit)
+            timers += self._list("due_timers_free", known, limit, at, served)
+            chosen += self._list("due_ready_free", known, limit, served)
         if gone:
-            chosen += self._list("due_ready_owned", known, limit, as_json(gone))
+            chosen += self._list("due_ready_owned", known, limit, as_json(gone), served)
         timers.sort(key=lambda timer: (timer[0], timer[3]))
         chosen += [timer[1:] for timer in timers[:limit]]
         chosen.sort(key=lambda found: (-found[0], found[1], found[2]))

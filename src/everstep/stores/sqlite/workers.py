@@ -22,7 +22,7 @@ class Workers:
         self._held: dict[str, LiveLock] = {}
 
     def register(
-        self, worker: str, pid: int, host: str, at: int, lease_until: int, targets: Sequence[str]
+        self, worker: str, pid: int, host: str, at: int, lease_until: int, targets: Sequence[str], about: bytes
     ) -> WorkerRow:
         """Enter a worker. Its lock is taken before its row can be seen, so nobody buries it in between."""
         lock: LiveLock | None = None
@@ -33,8 +33,8 @@ class Workers:
                 # A place without a row may still be locked, by a worker that is just leaving.
                 while place in taken or (lock := self._locks.take(place)) is None:
                     place += 1
-                row = WorkerRow(worker, place, pid, host, at, lease_until, list(targets))
-                facts = (worker, place, pid, host, at, lease_until, as_json(row.targets))
+                row = WorkerRow(worker, place, pid, host, at, lease_until, list(targets), about)
+                facts = (worker, place, pid, host, at, lease_until, as_json(row.targets), about)
                 cursor.execute(query("enter_worker"), facts)
                 cursor.execute(query("note_time"), (at,))
         except BaseException:
@@ -58,11 +58,11 @@ class Workers:
                 cursor.execute(query("forget_worker"), (worker,))
         return others
 
-    def renew(self, worker: str, lease_until: int, at: int) -> bool:
+    def renew(self, worker: str, lease_until: int, at: int, about: bytes | None) -> bool:
         """Prolong a worker's lease; False if it had been buried."""
         with self._writer.transaction("renew") as cursor:
             cursor.execute(query("note_time"), (at,))
-            cursor.execute(query("renew"), (lease_until, worker))
+            cursor.execute(query("renew"), (lease_until, worker, about))
             return self._writer.connection.changes() > 0
 
     def bury(self, candidates: list[WorkerRow]) -> list[str]:

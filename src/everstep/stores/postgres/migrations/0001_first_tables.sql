@@ -46,12 +46,20 @@ CREATE TABLE everstep.runs (
 ALTER TABLE everstep.runs
     ALTER COLUMN published SET STORAGE EXTERNAL, ALTER COLUMN outcome SET STORAGE EXTERNAL;
 
--- A run that wants a driver is in exactly one of the next three, an ended one in none: an idle worker looks only here.
+-- A run that wants a driver is in exactly one of the next five, an ended one in none: an idle worker looks only here.
 CREATE INDEX runs_free ON everstep.runs (priority DESC, created_at, id)
-    WHERE owner IS NULL AND status IN ('queued', 'running');
+    WHERE owner IS NULL AND (status = 'running' OR (status = 'queued' AND queue = 'default'));
+-- Those that wait in a queue: for a slot, and if there is a wake_at, first for their time.
+CREATE INDEX runs_in_line ON everstep.runs (queue, priority DESC, created_at, id)
+    WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND wake_at IS NULL;
+CREATE INDEX runs_delayed ON everstep.runs (queue, wake_at, id)
+    WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND wake_at IS NOT NULL;
 CREATE INDEX runs_waking ON everstep.runs (wake_at, id)
     WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL;
 CREATE INDEX runs_owned ON everstep.runs (owner, status, wake_at) WHERE owner IS NOT NULL;
+-- Those that have a slot of their queue.
+CREATE INDEX runs_begun ON everstep.runs (queue, owner)
+    WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'queued' AND owner IS NOT NULL));
 
 -- For people: lists (newest first), counts, the children of a run.
 CREATE INDEX runs_created ON everstep.runs (created_at, id);
@@ -248,7 +256,7 @@ CREATE INDEX notifications_claimed ON everstep.notifications (target, next_at)
 CREATE INDEX notifications_undelivered ON everstep.notifications (created_at) WHERE state IN ('pending', 'given up');
 
 -- `place` is the number of the worker's liveness lock. One whose session cannot keep a lock has `has_lock` 0: then only
--- its lease counts.
+-- its lease counts. `about` is JSON: what it serves, and how busy it is.
 CREATE TABLE everstep.workers (
     id text COLLATE "C" PRIMARY KEY,
     place bigint NOT NULL UNIQUE,
@@ -257,8 +265,11 @@ CREATE TABLE everstep.workers (
     started_at bigint NOT NULL,
     lease_until bigint NOT NULL,
     targets text COLLATE "C" NOT NULL DEFAULT '[]',
+    about bytea NOT NULL DEFAULT '\x7b7d',
     has_lock bigint NOT NULL DEFAULT 1
 );
+
+ALTER TABLE everstep.workers ALTER COLUMN about SET STORAGE EXTERNAL;
 
 -- Named as in any other database that atomic steps write to.
 CREATE TABLE everstep.everstep_markers (
@@ -288,7 +299,7 @@ CREATE TABLE everstep.tagged (
     PRIMARY KEY (name, value, created_at, run)
 );
 
-CREATE INDEX tagged_run ON everstep.tagged (run);
+CREATE INDEX tagged_run ON everstep.tagged (run, name);
 
 -- What is started at which times. `definition` and `state` are JSON that only the engine reads; whoever changes a row
 -- raises its revision.
@@ -303,5 +314,34 @@ CREATE TABLE everstep.schedules (
     created_at bigint NOT NULL
 );
 
+ALTER TABLE everstep.schedules
+    ALTER COLUMN definition SET STORAGE EXTERNAL, ALTER COLUMN state SET STORAGE EXTERNAL;
+
 CREATE INDEX schedules_due ON everstep.schedules (next_at, name, workflow) WHERE next_at IS NOT NULL;
 CREATE INDEX schedules_waiting ON everstep.schedules (name) WHERE waits <> 0;
+
+-- What was said about queues of runs (kind `queue`) and named limits of steps (`limit`). One of which nothing was said
+-- needs no row. `full_at` is when the bucket of its rate will be full.
+CREATE TABLE everstep.queues (
+    kind text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    concurrency bigint,
+    per_worker bigint,
+    per_key bigint,
+    rate bigint,
+    seconds double precision NOT NULL,
+    paused bigint NOT NULL,
+    full_at bigint NOT NULL,
+    changed_at bigint NOT NULL,
+    PRIMARY KEY (kind, name)
+);
+
+-- Attempts at steps that have a slot of a named limit, while they have it. That of a worker which is gone counts no more.
+CREATE TABLE everstep.slots (
+    name text COLLATE "C" NOT NULL,
+    run text COLLATE "C" NOT NULL,
+    call bigint NOT NULL,
+    worker text COLLATE "C" NOT NULL,
+    since bigint NOT NULL,
+    PRIMARY KEY (name, run, call)
+);

@@ -38,12 +38,21 @@ CREATE TABLE runs (
     budget BLOB
 ) STRICT;
 
--- A run that wants a driver is in exactly one of the next three, an ended one in none: an idle worker looks only here.
-CREATE INDEX runs_free ON runs (priority DESC, created_at, workflow)
-    WHERE owner IS NULL AND status IN ('queued', 'running');
+-- A run that wants a driver is in exactly one of the next four, an ended one in none: an idle worker looks only here.
+CREATE INDEX runs_free ON runs (priority DESC, created_at, workflow, queue)
+    WHERE owner IS NULL AND (status = 'running' OR (status = 'queued' AND queue = 'default'));
+-- Those that wait in a queue: for a slot, and if there is a wake_at, first for their time. The tag `key` is what the limit
+-- of a queue for each key counts by.
+CREATE INDEX runs_queued ON runs (
+    queue, wake_at, priority DESC, created_at, workflow, CASE WHEN json_valid(tags) THEN json_extract(tags, '$.key') END
+) WHERE owner IS NULL AND status = 'queued' AND queue <> 'default';
 CREATE INDEX runs_waking ON runs (wake_at, workflow)
     WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL;
 CREATE INDEX runs_owned ON runs (owner, status, wake_at) WHERE owner IS NOT NULL;
+-- Those that have a slot of their queue.
+CREATE INDEX runs_begun ON runs (
+    queue, owner, status, CASE WHEN json_valid(tags) THEN json_extract(tags, '$.key') END
+) WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'queued' AND owner IS NOT NULL));
 
 -- For people: lists (newest first), counts, the children of a run.
 CREATE INDEX runs_created ON runs (created_at);
@@ -292,7 +301,7 @@ CREATE TABLE schedules (
 CREATE INDEX schedules_due ON schedules (next_at, name, workflow) WHERE next_at IS NOT NULL;
 CREATE INDEX schedules_waiting ON schedules (name) WHERE waits;
 
--- `place` is the worker's byte in the file of liveness locks.
+-- `place` is the worker's byte in the file of liveness locks; `about` is JSON: what it serves, and how busy it is.
 CREATE TABLE workers (
     id TEXT NOT NULL PRIMARY KEY,
     place INTEGER NOT NULL UNIQUE,
@@ -300,7 +309,8 @@ CREATE TABLE workers (
     host TEXT NOT NULL,
     started_at INTEGER NOT NULL,
     lease_until INTEGER NOT NULL,
-    targets TEXT NOT NULL DEFAULT '[]'
+    targets TEXT NOT NULL DEFAULT '[]',
+    about BLOB NOT NULL DEFAULT x'7b7d'
 ) STRICT;
 
 -- Named as in any other database that atomic steps write to: one code serves all of them.
@@ -346,3 +356,29 @@ CREATE TRIGGER runs_untagged AFTER DELETE ON runs WHEN OLD.tags <> '{}' AND json
     DELETE FROM tagged WHERE run = OLD.id AND created_at = OLD.created_at
         AND (name, value) IN (SELECT key, value FROM json_each(OLD.tags));
 END;
+
+-- What was said about queues of runs (kind `queue`) and named limits of steps (`limit`). One of which nothing was said
+-- needs no row. `full_at` is when the bucket of its rate will be full.
+CREATE TABLE queues (
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    concurrency INTEGER,
+    per_worker INTEGER,
+    per_key INTEGER,
+    rate INTEGER,
+    seconds REAL NOT NULL,
+    paused INTEGER NOT NULL,
+    full_at INTEGER NOT NULL,
+    changed_at INTEGER NOT NULL,
+    PRIMARY KEY (kind, name)
+) STRICT, WITHOUT ROWID;
+
+-- Attempts at steps that have a slot of a named limit, while they have it. That of a worker which is gone counts no more.
+CREATE TABLE slots (
+    name TEXT NOT NULL,
+    run TEXT NOT NULL,
+    call INTEGER NOT NULL,
+    worker TEXT NOT NULL,
+    since INTEGER NOT NULL,
+    PRIMARY KEY (name, run, call)
+) STRICT, WITHOUT ROWID;

@@ -1,0 +1,80 @@
+"""`everstep worker ls`: who works on a store, and which runs nobody serves."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from everstep.cli.opening import place_of, reading
+from everstep.cli.terminal import add_fitted, between, console, say_json, shortened, styled
+from everstep.engine.presence import is_served, living, read_about
+from everstep.stores.protocol import RunFilter, RunRow, Store
+
+
+def worker_facts(store: Store) -> list[dict[str, Any]]:
+    """Return who works on a store, as plain data."""
+    now = store.now()
+    found: list[dict[str, Any]] = []
+    for row in store.workers():
+        about = read_about(row)
+        facts: dict[str, Any] = {"id": row.id, "pid": row.pid, "host": row.host, "started_at": row.started_at}
+        facts |= {"lease_until": row.lease_until, "is_late": row.lease_until <= now, "draining": about.draining}
+        facts |= {"runs": about.runs, "running": about.running, "concurrency": about.concurrency}
+        facts["saturation"] = round(about.running / about.concurrency, 3) if about.concurrency else None
+        facts |= {"recovers": about.recovers, "queues": about.queues, "left": about.left}
+        facts["workflows"] = {name: version for name, (version, *_) in about.workflows.items()}
+        found.append(facts)
+    return found
+
+
+def unserved_among(store: Store, rows: Sequence[RunRow]) -> set[str]:
+    """Return ids of the runs that want a driver and have none, and that no living worker would take up."""
+    abouts = living(store.workers(), store.now())
+    waiting = [row for row in rows if row.owner is None and row.status in ("queued", "running")]
+    return {row.id for row in waiting if not is_served(row.workflow, row.queue, abouts)}
+
+
+def unserved(store: Store, limit: int = 1000) -> list[RunRow]:
+    """Return runs that nobody serves, of the newest that wait."""
+    rows = store.runs(RunFilter(status=("queued", "running"), limit=limit))
+    lonely = unserved_among(store, rows)
+    return [row for row in rows if row.id in lonely]
+
+
+def list_workers(url: str | None, *, in_json: bool) -> None:
+    """Print who works on a store."""
+    with reading(url) as store:
+        found, now, place = worker_facts(store), store.now(), place_of(store)
+    if in_json:
+        say_json(found)
+        return
+    from rich.table import Table
+
+    out = console()
+    if not found:
+        out.print(styled(f"Nobody works on {place}.", "dim"))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("worker", "process", "host", "since", "state", "at work", "in memory", "lease", "queues", "workflows"):
+        table.add_column(name, no_wrap=True)
+    add_fitted(table, [_cells(facts, now) for facts in found], out.width)
+    out.print(table)
+
+
+def _cells(facts: dict[str, Any], now: int) -> list[Any]:
+    state, style = ("late", "red") if facts["is_late"] else ("draining", "yellow") if facts["draining"] else ("", "")
+    if not state:
+        full = facts["concurrency"] and facts["running"] >= facts["concurrency"]
+        state, style = ("saturated", "yellow") if full else ("serving" if facts["recovers"] else "own runs", "green")
+    lease = "lapsed" if facts["is_late"] else f"{max(0, facts['lease_until'] - now) / 1e6:.0f} s"
+    queues = "all" if facts["queues"] is None else ", ".join(facts["queues"])
+    return [
+        styled(facts["id"], "bold"),
+        styled(facts["pid"]),
+        styled(shortened(facts["host"], 24)),
+        styled(between(facts["started_at"], now)),
+        styled(state, style),
+        styled(f"{facts['running']}/{facts['concurrency']}"),
+        styled(facts["runs"]),
+        styled(lease),
+        styled(shortened(queues, 40)),
+        styled(shortened(", ".join(sorted(facts["workflows"])), 80), "dim"),
+    ]

@@ -1,0 +1,182 @@
+"""What an app says about itself in its worker's row, for people and other workers: what it serves, how busy it is."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from everstep.engine.clock import microseconds
+from everstep.engine.workflow import DECLARED
+from everstep.errors import Misuse, StoreError
+from everstep.model.digests import digest_of
+from everstep.stores.protocol import Release, RunRow, WorkerRow
+
+if TYPE_CHECKING:
+    from everstep.engine.driving import Driving
+
+log = logging.getLogger("everstep.worker")
+
+LEFT_MAX: Final = 1000
+"""So many runs that a worker gave back, because its code is not theirs, are named in its row."""
+
+
+class About(msgspec.Struct, omit_defaults=True):
+    """What a worker serves, and how busy it was when it last prolonged its lease."""
+
+    recovers: bool = False
+    """Whether it takes up any free run; otherwise only those that it started."""
+    workflows: dict[str, list[str]] = {}
+    """Name to version and print: the digest of the file that declares it."""
+    queues: list[str] | None = None
+    """None: all."""
+    concurrency: int = 0
+    runs: int = 0
+    """In memory."""
+    running: int = 0
+    """Of those, at work."""
+    draining: bool = False
+    left: list[str] = []
+    """Runs that its code does not match, which it gave back for another worker."""
+
+    def serves(self, workflow: str, queue: str) -> bool:
+        """Tell whether it takes up free runs of a workflow in a queue."""
+        return self.recovers and not self.draining and workflow in self.workflows and self._serves_queue(queue)
+
+    def _serves_queue(self, queue: str) -> bool:
+        return self.queues is None or queue in self.queues
+
+
+def read_about(row: WorkerRow) -> About:
+    """Return what a worker says about itself; nothing, if that cannot be read."""
+    try:
+        return msgspec.json.decode(row.about, type=About)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return About()
+
+
+def is_served(row_workflow: str, row_queue: str, abouts: Iterable[About]) -> bool:
+    """Tell whether any of these workers takes up runs of a workflow in a queue."""
+    return any(about.serves(row_workflow, row_queue) for about in abouts)
+
+
+def living(rows: Sequence[WorkerRow], at: int) -> list[About]:
+    """Return what workers say whose lease has not lapsed."""
+    return [read_about(row) for row in rows if row.lease_until > at]
+
+
+class Presence:
+    """What an app says about itself, and whom it leaves runs for."""
+
+    def __init__(self, app: "Driving") -> None:
+        self._app = app
+        self._prints: dict[str, list[str]] = {}
+        self.left: dict[str, None] = {}
+
+    def running(self) -> int:
+        """Return how many runs are at work here."""
+        return sum(1 for driver in self._app.drivers.values() if driver.status == "running")
+
+    def about(self) -> bytes:
+        """Return what this app says about itself now."""
+        app = self._app
+        about = About(
+            recovers=app.recover,
+            workflows={name: self.print_of(name) for name in app.workflows()} if app.recover else {},
+            queues=list(app.queueing.served) if app.queueing.served is not None else None,
+            concurrency=app.concurrency,
+            runs=len(app.drivers),
+            running=self.running(),
+            draining=app.draining,
+            left=list(self.left)[-LEFT_MAX:],
+        )
+        return msgspec.json.encode(about)
+
+    def print_of(self, name: str) -> list[str]:
+        """Return a workflow's version, and the digest of the file that declares it."""
+        if name not in self._prints:
+            try:
+                workflow = DECLARED.named(name)
+                path = Path(workflow.function.__code__.co_filename)
+                file_print = digest_of(path.read_bytes()).hex()[:16] if path.is_file() else ""
+                self._prints[name] = [workflow.version, file_print]
+            except (Misuse, OSError):
+                return ["", ""]
+        return self._prints[name]
+
+    def enter(self) -> str:
+        """Enter this process among the workers under a new name, and return that."""
+        app, host = self._app, socket.gethostname()
+        worker = f"{host[:40]}-{os.getpid()}-{app.randomness.getrandbits(32):08x}"
+        until = app.clock.now() + microseconds(app.lease)
+        app.store.register_worker(worker, os.getpid(), host, until, app.notifier.targets, self.about())
+        return worker
+
+    def renew(self, at: int) -> bool:
+        """Prolong the lease, and say how things are; False if this worker had been buried. On any thread."""
+        app = self._app
+        return app.store.renew(app.worker, at + microseconds(app.lease), at, self.about())
+
+    @asynccontextmanager
+    async def prolonged(self) -> AsyncIterator[None]:
+        """Prolong the lease within the block, where the pump no longer does: bodies may take longer than a lease."""
+        task = asyncio.create_task(self._prolong()) if self._app.worker else None
+        try:
+            yield
+        finally:
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+
+    async def _prolong(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self.renew, self._app.clock.now())
+            except StoreError as error:
+                log.error("The lease cannot be prolonged just now: %s", error)
+            await asyncio.sleep(self._app.lease / 3)
+
+    # -- runs whose code is elsewhere ------------------------------------------------------------------------------
+    def has_other(self, workflow: str, queue: str, run: str) -> bool:
+        """Tell whether another living worker serves a workflow with other code, and has not given this run back."""
+        app, mine = self._app, self.print_of(workflow)
+        others = [row for row in app.store.workers() if row.id != app.worker and row.lease_until > app.clock.now()]
+        abouts = map(read_about, others)
+        return any(
+            about.serves(workflow, queue) and about.workflows[workflow] != mine and run not in about.left
+            for about in abouts
+        )
+
+    async def leaves_for_another(self, row: RunRow, reason: str) -> bool:
+        """Give a claimed run back if the code here is not its own, and another living worker has other code for it.
+
+        That is said in this worker's row first, so that no two leave a run to each other.
+        """
+        app = self._app
+        if reason != "diverged" or not app.recover or not self.has_other(row.workflow, row.queue, row.id):
+            return False
+        log.warning("Run %s does not match the code of %s here; it is left for another worker.", row.id, row.workflow)
+        self.left[row.id] = None
+        app.untakeable.add(row.id)
+        await asyncio.to_thread(self.renew, app.clock.now())
+        await app.committer.submit(Release(row.id, row.epoch, row.status))
+        return True
+
+    def look_again(self) -> None:
+        """Runs that were left for another worker are looked at again when there is no such worker any more."""
+        for run in list(self.left):
+            row = self._app.store.run(run)
+            if row is None or row.status not in ("queued", "running", "waiting"):
+                self._forget(run)
+            elif not self.has_other(row.workflow, row.queue, run):
+                self._forget(run)
+                self._app.pump.nudge()
+
+    def _forget(self, run: str) -> None:
+        del self.left[run]
+        self._app.untakeable.discard(run)
