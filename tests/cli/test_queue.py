@@ -51,7 +51,8 @@ def overlaps(folder: Folder) -> tuple[int, int]:
 
 
 def ended(folder: Folder) -> int:
-    return len(folder.json("ls", "--status", "completed", "--limit", "1000"))
+    """Return how many runs are completed, as the table has it: a command would take longer than they do."""
+    return folder.count("SELECT count(*) FROM runs WHERE status = 'completed'")
 
 
 def test_limits_hold_over_workers_that_are_killed_and_their_slots_come_back(queued: Folder) -> None:
