@@ -47,7 +47,21 @@ def about_postgres(store: PostgresStore) -> list[Finding]:
             value in ("on", "remote_apply", "remote_write", "local") if name == "synchronous_commit" else value == "on"
         )
         findings.append(Finding(name, "ok" if is_on else "wrong", value if is_on else f"{value}: {loss}"))
-    return [*findings, *_about_clock(store), *_about_workers(store)]
+    return [*findings, *_about_standbys(facts), *_about_clock(store), *_about_workers(store)]
+
+
+def _about_standbys(facts: dict[str, str]) -> list[Finding]:
+    """Say what a promotion of a standby would mean for what Everstep believes durable."""
+    names, count = facts["synchronous_standby_names"], int(facts["standbys"])
+    if names and facts["synchronous_commit"] not in ("local", "off"):
+        return [Finding("standbys", "ok", f"a commit waits for {names}: a promotion of it loses nothing")]
+    if not count:
+        return [Finding("standbys", "ok", "none; if there is one that this role cannot see, see the documentation")]
+    text = (
+        f"{count}, and no commit waits for them: a promotion may lose the last moment. Workers that saw more hold the "
+        "runs concerned. Set synchronous_standby_names to lose nothing"
+    )
+    return [Finding("standbys", "warning", text)]
 
 
 def _about_clock(store: PostgresStore) -> list[Finding]:

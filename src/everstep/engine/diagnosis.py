@@ -32,6 +32,9 @@ class Diagnosis(msgspec.Struct):
     """Whether there was, or may have been, anything after the last good event."""
     payloads: list[str]
     """Digests of payloads that are damaged."""
+    unseen: list[str] = []
+    """Steps that were begun after the last good event, as somebody remembers who saw more of the history."""
+    unseen_by: list[str] = []
 
     @property
     def last_good(self) -> int:

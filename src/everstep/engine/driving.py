@@ -24,6 +24,7 @@ from everstep.engine.holding import HoldReport
 from everstep.engine.inbox import cancel_in, hold_in
 from everstep.engine.judging import compare_outside
 from everstep.engine.limits import Limits
+from everstep.engine.losses import Losses
 from everstep.engine.notifying import Notifier, OnHold
 from everstep.engine.presence import Presence
 from everstep.engine.pump import Pump
@@ -116,6 +117,7 @@ class Driving:
         self.queueing = Queueing(self, queues)
         self.presence = Presence(self)
         self.limits = Limits(self)
+        self.losses = Losses(self)
         self._taking_up: set[str] = set()
         self._comparing: set[str] = set()
         """Those of them whose outside is being compared."""
@@ -216,7 +218,7 @@ class Driving:
         """Drive a claimed run from here on."""
         taken = take_up(self, row, workflow, events)
         if isinstance(taken, HoldReport):
-            self.spawn(self._hold(row, taken))
+            self.spawn(self.hold_claimed(row, taken))
         else:
             self._go_on(taken, look=events is None)
 
@@ -231,7 +233,7 @@ class Driving:
             log.error("Run %s cannot go on just now, and is taken up again: %s", driver.run, error)
             self.take_again(driver)
 
-    async def _hold(self, row: RunRow, report: HoldReport, consumed: Sequence[int] = ()) -> None:
+    async def hold_claimed(self, row: RunRow, report: HoldReport, consumed: Sequence[int] = ()) -> None:
         try:
             unit = hold_unit(self, row, report)
             unit.consumed = consumed
@@ -276,7 +278,7 @@ class Driving:
                 row = verdict.row
                 if row is None or row.status in ENDED or (row.owner is None and self.queueing.expect(row)):
                     self.wanted.discard(run)
-            if not isinstance(verdict, Claimed) or self.draining:
+            if self.losses.has(run) or not isinstance(verdict, Claimed) or self.draining:
                 return False
             return await self._take_up_claimed(verdict.row)
         except Damaged as error:
@@ -313,7 +315,7 @@ class Driving:
             return False
         if isinstance(taken, HoldReport):
             if not await self.presence.leaves_for_another(row, taken.reason):
-                self.spawn(self._hold(row, taken))
+                self.spawn(self.hold_claimed(row, taken))
         elif taken.execution.witnesses:
             self._comparing.add(row.id)
             self.spawn(self._compare_and_go_on(taken))
@@ -354,7 +356,7 @@ class Driving:
                 await end_claimed(self, row, cancel_in(delivery))
                 return
             if delivery.kind == "hold":
-                await self._hold(row, hold_in(delivery), [delivery.number])
+                await self.hold_claimed(row, hold_in(delivery), [delivery.number])
                 return
 
     def adopt(self, run: str) -> None:
@@ -433,7 +435,7 @@ class Driving:
         row = self.store.run(driver.run)
         if row is not None and row.epoch == driver.row.epoch:
             summary = f"its newest events cannot be stored: {type(error).__name__}"
-            self.spawn(self._hold(row, HoldReport("stuck", summary)))
+            self.spawn(self.hold_claimed(row, HoldReport("stuck", summary)))
 
     def let_go(self, driver: Driver, error: BaseException | None = None) -> None:
         """A run has ended, is held, was taken over, or its store failed: it leaves memory, and waiters are told."""

@@ -98,6 +98,7 @@ class Pump:
         nudged = self._nudged.is_set()
         self._nudged.clear()
         app.resting.evict_oldest()
+        app.losses.look()
         sweep = at >= self._next_sweep
         buried = False
         if at >= self._next_renewal and app.worker:

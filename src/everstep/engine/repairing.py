@@ -14,6 +14,7 @@ from everstep.engine.agreement import created_at, preview_text, published_by
 from everstep.engine.diagnosis import Diagnosis, UnseenStep, diagnose, open_steps, steps_in
 from everstep.engine.history import Recorded, public_events
 from everstep.engine.journal import Journal, restore_payload
+from everstep.engine.losses import note_lost_tail
 from everstep.errors import Damaged, RunActive
 from everstep.model.accounts import standing_at
 from everstep.model.events import ENDS, EventRow, RunRepaired
@@ -67,6 +68,7 @@ async def repair(app: "App", run: str, *, note: str, by: str, dry_run: bool = Fa
 
         raise unknown_run(app, run)
     found = diagnose(app.store, row)
+    note_lost_tail(found, damaged_hold(app.store.holds(run=run)))
     report = _report(found, run)
     if not found.problem:
         return report
@@ -141,8 +143,8 @@ def _event(new: RunRow, found: Diagnosis, at: int, key: bytes, *, note: str, by:
         since=found.last_good + 1,
         lost=found.lost,
         why=found.problem,
-        steps=[f"{step.step} ({step.effect})" for step in steps[:NAMED_MAX]],
-        workers=workers,
+        steps=[*(f"{step.step} ({step.effect})" for step in steps), *found.unseen][:NAMED_MAX],
+        workers=sorted({*workers, *found.unseen_by}),
         status=new.status,
         by=by,
         note=note,

@@ -122,6 +122,8 @@ class Saver:
         elif isinstance(verdict, Failed):
             self.fail(verdict.error)
         else:
+            if driver.run in driver.app.losses.look():
+                return
             log.info("Run %s was taken over by another worker; this one lets go of it.", driver.run)
             driver.app.let_go(driver)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from everstep.engine.children import RecentEnds
     from everstep.engine.driver import Driver
     from everstep.engine.limits import Limits
+    from everstep.engine.losses import Losses
     from everstep.engine.watchers import Watchers
 
 
@@ -44,6 +45,7 @@ class Surrounding(Protocol):
     resting: Resting
     watchers: "Watchers"
     limits: "Limits"
+    losses: "Losses"
 
     def adopt(self, run: str) -> None:
         """Drive a child run that has just become durable."""

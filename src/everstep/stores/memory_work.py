@@ -14,6 +14,7 @@ from everstep.stores.memory_schedules import MemorySchedules
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import CheckpointRow, Delivery, HoldRow, RunRow, WorkerRow
 from everstep.stores.queues import DEFAULT_QUEUE, QueueCount, QueueRoom, QueueRow, SlotRow
+from everstep.stores.tails import LostTail
 
 
 class MemoryWork(MemoryBeside, MemorySchedules):
@@ -88,6 +89,10 @@ class MemoryWork(MemoryBeside, MemorySchedules):
             chosen = {row.id for row in sorted(ready, key=urgency)[:limit]}
             chosen |= {id for _, id in sorted(timers)[:limit]} | {id for _, id in sorted(arrived)[:limit]}
             return [row.id for row in sorted((self._runs[id] for id in chosen), key=urgency)[:limit]]
+
+    def lost_tails(self) -> list[LostTail]:
+        """Return nothing: nobody replaces this store."""
+        return []
 
     def queues(self) -> list[QueueRow]:
         """Return what was said about queues and limits."""

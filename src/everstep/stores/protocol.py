@@ -39,6 +39,7 @@ from everstep.stores.rows import (
     WorkerRow,
 )
 from everstep.stores.schedules import ChangeSchedule, Schedules
+from everstep.stores.tails import TailStore
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.
@@ -257,7 +258,7 @@ Verdict = (
 )
 
 
-class Store(Schedules, QueueStore, KeyStore, Protocol):
+class Store(Schedules, QueueStore, KeyStore, TailStore, Protocol):
     """What the engine needs of a database. Methods may be called from any thread, one at a time per method family:
     `commit` only from the committer; the reading methods from anywhere (they use a connection of their own).
     """

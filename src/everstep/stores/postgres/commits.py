@@ -37,9 +37,10 @@ from everstep.stores.postgres.connections import (
     is_outage,
     translated,
 )
+from everstep.stores.postgres.heads import Heads
 from everstep.stores.postgres.news import is_news
 from everstep.stores.postgres.transaction import PostgresStatements, Transaction, UnitFails
-from everstep.stores.protocol import Accepted, Append, Busy, Failed, Operation, StartRun, Verdict
+from everstep.stores.protocol import Accepted, Append, Busy, Failed, Operation, Refused, StartRun, Verdict
 from everstep.stores.sql.batch import Batch
 from everstep.stores.sql.reading_back import is_there
 
@@ -92,6 +93,7 @@ class Writer:
         self._statements: PostgresStatements = self._transaction._statements
         self._lock = threading.Lock()
         self._unfinished: Work | None = None
+        self.heads = Heads()
 
     # -- batches ----------------------------------------------------------------------------------------------------
     def commit(self, operations: Sequence[Operation], *, patient: bool) -> list[Verdict]:
@@ -101,14 +103,34 @@ class Writer:
         if not self._lock.acquire(blocking=patient):
             raise Busy
         try:
-            work = self._work_for(operations)
+            work, compared = self._work_for(operations), self.heads.comparisons
             self._finish(work, patient)
+            verdicts = [work.verdicts[place] for place in range(len(work.operations))]
+            refused = self.heads.note(work.operations, verdicts)
+            if refused or self.heads.comparisons != compared:
+                verdicts = self._compared(work.operations, verdicts)
         finally:
             self._lock.release()
-        verdicts = [work.verdicts[place] for place in range(len(work.operations))]
         if any(map(is_news, work.operations, verdicts)):
             self._tell()
         return verdicts
+
+    def _compared(self, operations: Sequence[Operation], verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """Appends were refused, or some were accepted by a server that was replaced while the others were done.
+
+        What was accepted and is lost by now is refused: nobody should act on it.
+        """
+        appends = {operation.run for operation in operations if isinstance(operation, Append)}
+        try:
+            lost = self.heads.compare(self._statements, sorted(appends))
+        except psycopg.Error:
+            self.heads.forget_server()
+            self._drop()  # all are compared when there is a connection again
+            lost = set()
+        return [
+            Refused("head") if isinstance(operation, Append) and operation.run in lost else verdict
+            for operation, verdict in zip(operations, verdicts, strict=True)
+        ]
 
     def _work_for(self, operations: Sequence[Operation]) -> Work:
         """Return the work that an impatient caller has left unfinished, if it is this one."""
@@ -298,6 +320,7 @@ class Writer:
                 self._statements.all("lock_writer", self._key)
             else:
                 self._statements.all("end_other_sessions", self._name)
+            self.heads.compare_if_other(self._statements)
         except psycopg.Error as error:
             close_quietly(connection)
             raise Outage(str(error)) from error

@@ -59,7 +59,7 @@ def connect(address: Address, name: str, *, durability: Durability, writing: boo
     """Open a connection with the settings of every connection. Raises `Outage`."""
     given = psycopg.conninfo.conninfo_to_dict(address.server)
     wishes: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, **KEEPALIVE}
-    if writing:
+    if writing or "," in str(given.get("host", "")):  # of several hosts one may be a standby that lags behind
         wishes["target_session_attrs"] = "read-write"
     settings = {key: value for key, value in wishes.items() if key not in given}
     settings |= {"application_name": name, "client_encoding": "UTF8"}

@@ -730,7 +730,10 @@ SELECT run, kind, name, id, value, at FROM everstep.signals WHERE number = $1;
 -- name: settings
 -- What the server promises, as this session sees it.
 SELECT name, setting FROM pg_settings
-WHERE name IN ('server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'max_connections');
+WHERE name IN (
+    'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'max_connections', 'synchronous_standby_names'
+)
+UNION ALL SELECT 'standbys', count(*)::text FROM pg_stat_replication WHERE application_name <> 'pg_basebackup';
 
 -- name: server_time
 -- The store's clock, in microseconds.

@@ -22,6 +22,7 @@ from everstep.stores.postgres.watching import Watcher
 from everstep.stores.postgres.workers import Workers
 from everstep.stores.protocol import Operation, Verdict, WorkerRow
 from everstep.stores.sql.store import SqlStore
+from everstep.stores.tails import LostTail
 
 SETTLE_SECONDS: Final = 1.0
 """So long after a restart of the server everybody has time to take their locks again."""
@@ -156,6 +157,10 @@ class PostgresStore(SqlStore):
     def write_in(self, connection: Any, operations: Sequence[Operation]) -> list[Verdict]:
         """Do operations in the open transaction of a caller's own connection to this database."""
         return write_in(self.schema, self._places, self.entropy, connection, operations)
+
+    def lost_tails(self) -> list[LostTail]:
+        """Return the runs of which this process saw more durable than the server has now, each once."""
+        return self._writer.heads.take()
 
     def changed(self) -> bool:
         """Tell whether another process (or another store object) has written since the last call."""

@@ -13,6 +13,7 @@ from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, Run
 from everstep.stores.queues import QueueCount, QueueRoom, QueueRow, SlotRow
 from everstep.stores.schedules import ScheduleRow
 from everstep.stores.sql.reading import Reading
+from everstep.stores.tails import LostTail
 
 
 class SqlStore(ABC):
@@ -97,6 +98,10 @@ class SqlStore(ABC):
     def restores(self) -> int:
         """Return how often this store was restored from a backup."""
         return self._reader.restores()
+
+    def lost_tails(self) -> list[LostTail]:
+        """Return nothing: a file is not replaced under a running process."""
+        return []
 
     def inbox(self, run: str) -> list[Delivery]:
         """Return the pending deliveries, in the order of their numbers."""

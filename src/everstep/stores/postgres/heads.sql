@@ -1,0 +1,22 @@
+-- What a server still has of what it promised.
+
+-- name: server_process
+-- Another one may be a copy that lacks the last moment; this one, as long as it runs, lacks nothing.
+SELECT pg_postmaster_start_time();
+
+-- name: heads_behind
+-- Runs whose history does not have an event that was seen durable: run, generation, number, digest, time. Unless the
+-- history was put right since by somebody who knew that something was lost.
+SELECT seen.run, runs.generation, runs.head_seq, runs.updated_at, runs.status,
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bytea[], $5::bigint[])
+    AS seen (run, generation, seq, digest, at)
+LEFT JOIN everstep.runs ON runs.id = seen.run
+LEFT JOIN everstep.events AS kept
+    ON kept.run = seen.run AND kept.generation = seen.generation AND kept.seq = seen.seq
+WHERE kept.digest IS DISTINCT FROM seen.digest
+    AND NOT EXISTS (
+        SELECT 1 FROM everstep.events AS known
+        WHERE known.run = seen.run AND known.generation = runs.generation AND known.at > seen.at
+            AND known.kind IN ('run_repaired', 'run_restored')
+    );
