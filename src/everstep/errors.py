@@ -38,7 +38,9 @@
         ├── StoreReadOnly       the file or its folder cannot be written
         ├── StoreUnusable       not a store, damaged, or made by a newer release
         ├── StoreFailed         a write failed in a way after which nothing may be assumed
-        ├── ChainKeyMissing     a history was made with a chain key that is not here, or without one
+        ├── NotReadable         a history is sound, and this process cannot read it: another one can
+        │   ├── ChainKeyMissing a history was made with a chain key that is not here, or without one
+        │   └── NewerHistory    a history has events of a newer release
         └── Damaged             a history does not match its digests
 
     Evicted (a BaseException)   unwinds workflow code that leaves memory; it is not a failure and must not be caught
@@ -354,7 +356,22 @@ class StoreFailed(StoreError):
     code: ClassVar[str] = "everstep.store.failed"
 
 
-class ChainKeyMissing(StoreError):
+class NotReadable(StoreError):
+    """A history is sound, and this process cannot read it. Nothing was changed: the run is left for one that can."""
+
+    code: ClassVar[str] = "everstep.run.not_readable"
+
+
+class NewerHistory(NotReadable):
+    """A history has an event of a kind that this release does not know.
+
+    Nothing was changed: the run is left for a worker of the newer release that wrote it.
+    """
+
+    code: ClassVar[str] = "everstep.run.newer"
+
+
+class ChainKeyMissing(NotReadable):
     """A history was made with a chain key that this process does not have, or without one although it has one.
 
     Nothing was changed: the run is left for a process that has the key.

@@ -34,7 +34,8 @@ def about_server(url: str) -> list[Finding]:
     if version < newest:
         text = f"version {version}; this release needs {newest}: {line_to_paste('migrate', url=url)}"
         return [*findings, Finding("schema", "warning", text)]
-    return [*findings, Finding("schema", "ok", f"version {version}")]
+    more = ", of a newer release that this one can live with" if version > newest else ""
+    return [*findings, Finding("schema", "ok", f"version {version}{more}")]
 
 
 def about_postgres(store: PostgresStore) -> list[Finding]:

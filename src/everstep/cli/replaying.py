@@ -15,7 +15,7 @@ from everstep.engine import asyncio_parts
 from everstep.engine.past import load_past
 from everstep.engine.resume import is_supported, replay
 from everstep.engine.workflow import DECLARED
-from everstep.errors import ChainKeyMissing, Damaged, NotDecodable
+from everstep.errors import Damaged, NotDecodable, NotReadable
 from everstep.model.status import ENDED, UNFINISHED
 from everstep.stores.protocol import RunRow, Store
 from everstep.worker.loading import load_all
@@ -63,7 +63,7 @@ def _replay_one(store: Store, row: RunRow) -> dict[str, Any]:
         replayed = replay(store, Codec(), row, workflow, past.events, past.checkpoint, quiet=True)
     except Damaged as damage:
         return facts | {"verdict": "damaged", "problem": str(damage)}
-    except ChainKeyMissing as missing:
+    except NotReadable as missing:
         return facts | {"verdict": "not verified", "problem": str(missing)}
     except NotDecodable as error:
         return facts | {"verdict": "diverged", "problem": f"the arguments no longer decode: {error}"}

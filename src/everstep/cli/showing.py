@@ -30,7 +30,7 @@ from everstep.cli.timeline import Timeline, error_line, timeline_of
 from everstep.cli.timeline_rows import Row
 from everstep.engine.history import verify_now
 from everstep.engine.telling import hold_facts
-from everstep.errors import ChainKeyMissing, Damaged
+from everstep.errors import Damaged, NotReadable
 from everstep.model.accounts import ROOT, as_facts
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store
@@ -273,7 +273,7 @@ def _problems(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
         verify_now(store, row.id)
     except Damaged as damage:
         parts += [styled(f"damaged: {damage}", "bold red"), ""]
-    except ChainKeyMissing as missing:
+    except NotReadable as missing:
         parts += [styled(f"not verified: {missing}", "bold red"), ""]
     for step in timeline.steps:
         if step.state == "failed" and step.error and step.error != timeline.error:

@@ -17,7 +17,7 @@ from everstep.engine.drift import readable_difference
 from everstep.engine.history import load_verified, verified, verify_payloads
 from everstep.engine.journal import restore_payload
 from everstep.engine.past import verify_checkpoints, verify_whole
-from everstep.errors import ChainKeyMissing, Damaged, Misuse
+from everstep.errors import Damaged, Misuse, NotReadable
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunFilter, RunRow, Store
@@ -117,7 +117,7 @@ def verification(store: Store, row: RunRow, *, outside: bool = False) -> dict[st
             raise Damaged(f"The row of run {row.id} says {row.generation} generations; there are: {listed}.")
     except Damaged as damage:
         facts |= {"sound": False, "problem": str(damage), "last_good": damage.last_good}
-    except ChainKeyMissing as missing:
+    except NotReadable as missing:
         facts |= {"sound": False, "problem": str(missing), "last_good": 0}
     if outside:
         facts |= {"drift": [], "unobserved": []}

@@ -36,7 +36,7 @@ from everstep.engine.scheduling import Scheduler
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
-from everstep.errors import ChainKeyMissing, Damaged, Misuse, StoreError, UnknownWorkflow
+from everstep.errors import Damaged, Misuse, NotReadable, StoreError, UnknownWorkflow
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.retention import Retention, retention_of
@@ -309,8 +309,8 @@ class Driving:
             return False
         try:
             taken = take_up(self, row, workflow)
-        except ChainKeyMissing as error:
-            log.warning("Run %s is left for a worker that has its chain key: %s", row.id, error)
+        except NotReadable as error:
+            log.warning("Run %s is left for a worker that can read it: %s", row.id, error)
             await self._leave_alone(row)
             return False
         if isinstance(taken, HoldReport):

@@ -13,10 +13,10 @@ from everstep.engine.resume import replay
 from everstep.engine.streams import Entry, read_stream
 from everstep.engine.workflow import DECLARED
 from everstep.errors import (
-    ChainKeyMissing,
     Damaged,
     Misuse,
     NotDecodable,
+    NotReadable,
     RunCancelled,
     RunFailed,
     RunHeld,
@@ -167,7 +167,7 @@ class Run(Generic[T]):
             history = await self._app.read(verify_whole, self._app.store, self.id)
         except Damaged as error:
             return Verification(False, row.head_seq, error.last_good, str(error))
-        except ChainKeyMissing as error:
+        except NotReadable as error:
             return Verification(False, row.head_seq, 0, str(error))
         found = Verification(True, len(history), history[-1].seq)
         if outside and row.status not in ENDED:

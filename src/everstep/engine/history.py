@@ -17,7 +17,7 @@ from everstep.engine.agreement import (
     says_held,
 )
 from everstep.engine.journal import restore_payload
-from everstep.errors import Damaged, UnknownRun
+from everstep.errors import Damaged, NewerHistory, UnknownRun
 from everstep.model.accounts import standing_at
 from everstep.model.chains import ChainKeys
 from everstep.model.digests import chain_next, chain_start
@@ -164,9 +164,11 @@ def _linked(row: RunRow, before: bytes, event: EventRow, key: bytes) -> Recorded
     seq, kind, step, at, body, digest = event
     if chain_next(before, seq, kind, step, at, body, key) != digest:
         raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
+    if kind not in BODY_DECODERS:
+        raise _newer(row, seq, kind)
     try:
         return Recorded(seq, kind, step, at, decode_body(kind, body))
-    except (msgspec.MsgspecError, KeyError):
+    except msgspec.MsgspecError:
         raise Damaged(f"Event {seq} of run {row.id} cannot be read.", seq - 1) from None
 
 
@@ -228,9 +230,18 @@ def chained(
                 raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
             append(new_tuple(Recorded, (seq, kind, step, at, decoders[kind](body))))
             last_at = at
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
+    except KeyError:  # its digest fits, so it was written like this
+        raise _newer(row, expected, events[expected - first].kind) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         raise Damaged(f"Event {expected} of run {row.id} cannot be read.", expected - 1) from None
     return recorded, digest
+
+
+def _newer(row: RunRow, seq: int, kind: str) -> NewerHistory:
+    return NewerHistory(
+        f"Event {seq} of run {row.id} is of a kind that this release does not know ({kind}). "
+        "A worker of the release that wrote it goes on with the run."
+    )
 
 
 def compare_with_head(row: RunRow, last: int, digest: bytes) -> None:

@@ -35,7 +35,7 @@ from everstep.engine.replay import Replay, Replayed, first_run
 from everstep.engine.rollback import Account, left_by_children, refuse_what_is_left
 from everstep.engine.surrounding import Surrounding
 from everstep.engine.workflow import Workflow
-from everstep.errors import ChainKeyMissing, Damaged, NotDecodable
+from everstep.errors import Damaged, NotDecodable, NotReadable
 from everstep.model import events as ev
 from everstep.model.accounts import standing_at
 from everstep.model.budgets import Limits
@@ -112,7 +112,7 @@ def would_go_on(app: Surrounding, row: RunRow, workflow: Workflow) -> bool:
     try:
         past = load_past(app.store, row)
         replayed = replay(app.store, app.codec, row, workflow, past.events, past.checkpoint, quiet=True)
-    except (ChainKeyMissing, Damaged, NotDecodable):
+    except (Damaged, NotDecodable, NotReadable):
         return False
     replayed.execution.evict()
     return not replayed.differences

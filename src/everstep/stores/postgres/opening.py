@@ -1,5 +1,6 @@
 """Opening a schema as a store: what it must be, how it becomes one, and migrations under a lock."""
 
+import hashlib
 import os
 import re
 from functools import cache
@@ -12,6 +13,7 @@ from everstep.model.crash_points import crash_point
 from everstep.stores.postgres.addresses import Address, address_of
 from everstep.stores.postgres.connections import VERSION_MIN, Connection, Outage, connect, translated
 from everstep.stores.postgres.queries import HERE, sql_text, statements
+from everstep.stores.sql.releases import is_compatible, works_with
 
 _MIGRATION: Final = re.compile(r"(\d{4})_\w+\.sql")
 
@@ -34,6 +36,11 @@ def check_server(connection: Connection, address: Address) -> None:
         raise StoreUnusable(f"{address.shown} is a database in {encoding}; Everstep needs one in UTF8.")
 
 
+def places_of(schema: str) -> int:
+    """Return the first half of the advisory locks of a store's workers; the other half is the place. 4 bytes each."""
+    return int.from_bytes(hashlib.sha256(f"everstep places {schema}".encode()).digest()[:4], "big") >> 1
+
+
 def version_of(connection: Connection, address: Address) -> int:
     """Return the version of the schema, 0 if there is no store. Raises `StoreUnusable` for a newer one."""
     known = statements(address.schema)
@@ -46,12 +53,32 @@ def version_of(connection: Connection, address: Address) -> int:
         return 0
     versions = connection.execute(known["schema_version"]).fetchall()
     version: int = versions[0][0] if versions else 0
-    if version > len(migrations(address.schema)):
+    newest = len(migrations(address.schema))
+    if version > newest and (version > newest + 1 or _works_with(connection, address, version) > newest):
         raise StoreUnusable(
             f"{address.shown} has version {version} of the schema, made by a newer release of Everstep; this one knows "
-            f"version {len(migrations(address.schema))}. Install the newer release. Nothing was changed."
+            f"version {newest}, and cannot live with it. Install the newer release. Nothing was changed."
         )
     return version
+
+
+def _works_with(connection: Connection, address: Address, version: int) -> int:
+    rows = connection.execute(statements(address.schema)["works_with"]).fetchall()
+    return int(rows[0][0]) if rows else version
+
+
+def _refuse_while_others_work(connection: Connection, address: Address, version: int) -> None:
+    """Raise `StoreUnusable` if a migration would break workers of older releases that are at work."""
+    if version == 0 or is_compatible(migrations(address.schema)[version]):
+        return
+    known = statements(address.schema)
+    connection.execute(known["lock_worker_rows"])
+    if workers := connection.execute(known["workers_at_work"], (places_of(address.schema),)).fetchall():
+        listed = ", ".join(f"{id} (process {pid} on {host})" for id, pid, host in workers)
+        raise StoreUnusable(
+            f"{address.shown} has version {version} of the schema, and workers of an older release are at work which "
+            f"could not live with version {version + 1}: {listed}. Stop them first. Nothing was changed."
+        )
 
 
 def stored_version(url: str) -> int:
@@ -90,10 +117,15 @@ def migrate(connection: Connection, address: Address, *, create: bool, may_migra
                 connection.execute("SET LOCAL synchronous_commit TO on")  # whatever else may be lost
                 connection.execute(known["lock_schema"], (address.schema,))
                 if version_of(connection, address) == version:
+                    _refuse_while_others_work(connection, address, version)
                     if not connection.execute(known["has_schema"], (address.schema,)).fetchall():
                         connection.execute(known["create_schema"])
                     connection.execute(migrations(address.schema)[version])
                     connection.execute(known["set_schema_version"], (version + 1,))
+                    needed = works_with(migrations(address.schema), version + 1)
+                    connection.execute(known["forget_works_with"])
+                    if needed <= version:
+                        connection.execute(known["set_works_with"], (needed,))
                     is_new = is_new or version == 0
                 crash_point("store.migrate.written")
         except psycopg.errors.InsufficientPrivilege as error:
@@ -111,4 +143,8 @@ def script(schema: str, version: int = 0) -> str:
     parts = ["BEGIN;", f"{known['create_schema']};"] if version == 0 else ["BEGIN;"]
     for number, text in enumerate(migrations(schema)[version:], version + 1):
         parts += [text.rstrip(), known["set_schema_version"].replace("$1", str(number)) + ";"]
+        needed = works_with(migrations(schema), number)
+        parts.append(known["forget_works_with"] + ";")
+        if needed < number:
+            parts.append(known["set_works_with"].replace("$1", str(needed)) + ";")
     return "\n\n".join([*parts, "COMMIT;"]) + "\n"

@@ -30,6 +30,29 @@ SELECT pg_advisory_xact_lock(hashtextextended('everstep migration of ' || $1::te
 -- Only asked of a store.
 SELECT value::bigint FROM everstep.meta WHERE name = 'schema_version';
 
+-- name: works_with
+-- The version that a release has to know at least, if that is not the schema's own.
+SELECT value::bigint FROM everstep.meta WHERE name = 'works_with';
+
+-- name: forget_works_with
+-- A new version, which older releases cannot live with unless it is said.
+DELETE FROM everstep.meta WHERE name = 'works_with';
+
+-- name: set_works_with
+-- In one transaction with the migration.
+INSERT INTO everstep.meta (name, value) VALUES ('works_with', $1::bigint::text);
+
+-- name: lock_worker_rows
+-- Nobody enters while a migration is made that older releases cannot live with.
+LOCK TABLE everstep.workers IN SHARE ROW EXCLUSIVE MODE;
+
+-- name: workers_at_work
+-- Those whose lock somebody has; of those that could never have one, those with a lease.
+SELECT id, pid, host FROM everstep.workers
+WHERE CASE WHEN has_lock = 0 THEN lease_until > extract(epoch FROM clock_timestamp()) * 1000000
+    ELSE NOT pg_try_advisory_xact_lock_shared($1::int, place::int) END
+ORDER BY id;
+
 -- name: set_schema_version
 -- In one transaction with the migration that leads to it.
 INSERT INTO everstep.meta (name, value) VALUES ('schema_version', $1::bigint::text)

@@ -1,6 +1,5 @@
 """The PostgreSQL store: one schema of a database, any number of processes on any number of machines."""
 
-import hashlib
 import os
 import secrets
 import time
@@ -15,7 +14,7 @@ from everstep.model.crash_points import crash_point
 from everstep.stores.postgres.addresses import address_of
 from everstep.stores.postgres.commits import Writer
 from everstep.stores.postgres.connections import Connection, Durability, Outage, Patience, connect, translated
-from everstep.stores.postgres.opening import check_server, migrate
+from everstep.stores.postgres.opening import check_server, migrate, places_of
 from everstep.stores.postgres.outbox import write_in
 from everstep.stores.postgres.reads import Reader
 from everstep.stores.postgres.watching import Watcher
@@ -60,10 +59,7 @@ class PostgresStore(SqlStore):
         self.name = name = f"everstep {os.getpid()} {secrets.token_hex(4)}"
         """What the server calls the connections of this store object, in `pg_stat_activity`."""
         connection = self._opened(f"{name} w", create, migrate)
-        # The two halves of an advisory lock are 4 bytes each: the store's, and the place.
-        self._places = places = (
-            int.from_bytes(hashlib.sha256(f"everstep places {self.schema}".encode()).digest()[:4], "big") >> 1
-        )
+        self._places = places = places_of(self.schema)
         patience = Patience(self.url)
         self._watcher = Watcher(
             self.address,

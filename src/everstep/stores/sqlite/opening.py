@@ -17,6 +17,7 @@ import apsw
 
 from everstep.errors import StoreError, StoreReadOnly, StoreUnusable
 from everstep.model.crash_points import crash_point
+from everstep.stores.sql.releases import works_with
 from everstep.stores.sql.rows import Row
 from everstep.stores.sqlite.connections import PATIENCE_SECONDS, Durability, Patience, connect, translated
 from everstep.stores.sqlite.queries import HERE, query, sql_text
@@ -131,12 +132,18 @@ def version_of(connection: apsw.Connection, path: str) -> int:
         raise StoreUnusable(f"{path} is not a store: it is a SQLite database of something else. Nothing was changed.")
     versions: list[Row] = connection.execute(query("schema_version")).fetchall()
     version: int = versions[0][0]
-    if version > len(migrations()):
+    known = len(migrations())
+    if version > known and (version > known + 1 or _works_with(connection, version) > known):
         raise StoreUnusable(
             f"{path} has version {version} of the schema, made by a newer release of Everstep; this one knows "
-            f"version {len(migrations())}. Install the newer release. Nothing was changed."
+            f"version {known}, and cannot live with it. Install the newer release. Nothing was changed."
         )
     return version
+
+
+def _works_with(connection: apsw.Connection, version: int) -> int:
+    rows: list[Row] = connection.execute(query("works_with")).fetchall()
+    return int(rows[0][0]) if rows else version
 
 
 def open_writing(path: str, *, durability: Durability, patience: Patience, vfs: str | None) -> apsw.Connection:
@@ -188,6 +195,9 @@ def migrate(connection: apsw.Connection, path: str, *, may_migrate: bool) -> boo
             if version_of(connection, path) == version:
                 connection.execute(migrations()[version])
                 connection.execute(query("set_schema_version"), (version + 1,))
+                connection.execute(query("forget_works_with"))
+                if (needed := works_with(migrations(), version + 1)) <= version:
+                    connection.execute(query("set_works_with"), (needed,))
                 connection.pragma("application_id", APPLICATION_ID)
                 is_new = is_new or version == 0
             crash_point("store.migrate.written")

@@ -14,6 +14,18 @@ SELECT (SELECT application_id FROM pragma_application_id), NOT EXISTS (SELECT 1 
 -- Only asked of a store.
 SELECT value FROM meta WHERE name = 'schema_version';
 
+-- name: works_with
+-- The version that a release has to know at least, if that is not the schema's own.
+SELECT value FROM meta WHERE name = 'works_with';
+
+-- name: forget_works_with
+-- A new version, which older releases cannot live with unless it is said.
+DELETE FROM meta WHERE name = 'works_with';
+
+-- name: set_works_with
+-- In one transaction with the migration.
+INSERT INTO meta (name, value) VALUES ('works_with', ?);
+
 -- name: set_schema_version
 -- In one transaction with the migration that leads to it.
 INSERT INTO meta (name, value) VALUES ('schema_version', ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
