@@ -9,10 +9,10 @@ import pytest
 from everstep.errors import Misuse, StoreReadOnly, StoreUnusable
 from everstep.stores.opening import open_store
 from everstep.stores.postgres import PostgresStore
-from everstep.stores.postgres.adapters import escaped, unescaped
 from everstep.stores.postgres.addresses import address_of
 from everstep.stores.postgres.opening import script
 from everstep.stores.protocol import StartRun
+from everstep.stores.sql.nul import escaped, unescaped
 from tests.postgres.server import Server
 from tests.stores.kit import PostgresHarness, new_run, python
 

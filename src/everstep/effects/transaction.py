@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 from everstep.codec import Arguments, Signature
 from everstep.effects.answers import Done
 from everstep.effects.body import StepBody
-from everstep.effects.databases import Database, database_of
+from everstep.effects.databases import Database, database_for, database_of
 from everstep.effects.step import Cost, Step
 from everstep.effects.surroundings import require
 from everstep.errors import Misuse, NotDone
@@ -68,7 +68,7 @@ class TransactionStep(Step):
         code = getattr(function, "__code__", None)
         if code is not None and not code.co_argcount and not code.co_flags & inspect.CO_VARARGS:
             raise Misuse(f"{self.name} needs a first parameter for the connection: def {self.name}(connection, …).")
-        self.database: Database[Any] = database
+        self.database = database_for(database, self.name, is_async=self.is_async)
         self.signature = Signature(MethodType(function, self))
         self.probe = self.ask_marker
 
