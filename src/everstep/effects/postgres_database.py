@@ -17,7 +17,7 @@ from psycopg.sql import Composable
 
 from everstep.effects.databases import Meaning, now
 from everstep.effects.postgres_markers import Place, PostgresTransaction, meaning, shown_name, state_of
-from everstep.effects.statement_guard import WENT_ON, Guard
+from everstep.effects.statement_guard import ENDED, WENT_ON, Guard
 from everstep.errors import Misuse
 from everstep.stores.postgres.addresses import Address, address_of
 from everstep.stores.postgres.connections import CONNECT_SECONDS, KEEPALIVE, RULES
@@ -135,9 +135,11 @@ class PsycopgTransaction(PostgresTransaction):
     async def take_back(self, *, returned: bool) -> str:
         """Take the connection back."""
         self.guard.is_on = False
-        if self.guard.broke or not returned:
-            return self.guard.broke
         status = self.connection.info.transaction_status
+        if self.guard.broke:
+            return self.guard.broke
+        if not returned:  # after an error there is a transaction still, which has failed
+            return ENDED if status == psycopg.pq.TransactionStatus.IDLE else ""
         if status == psycopg.pq.TransactionStatus.ACTIVE:
             return "a statement of its body still runs: wait for it"
         return "" if status == psycopg.pq.TransactionStatus.INTRANS else WENT_ON

@@ -25,7 +25,7 @@ from everstep.effects.postgres_markers import (
     shown_name,
     statements,
 )
-from everstep.effects.statement_guard import WENT_ON
+from everstep.effects.statement_guard import ENDED, WENT_ON
 from everstep.errors import Misuse
 
 if TYPE_CHECKING:
@@ -123,11 +123,19 @@ class SqlalchemyTransaction(PostgresTransaction):
             raise (error.orig or error) from None
 
     def lend(self) -> Any:
-        """Return the connection for the body, or a session on it. What ends the session's transaction ends this one."""
+        """Return the connection for the body, or a session on it, which works in a savepoint.
+
+        So a session may roll back, as it does by itself after an error, and go on. It may not commit.
+        """
         if self._maker is not None:
-            self._session = self._maker(bind=self._connection, join_transaction_mode="control_fully")
+            self._session = session = self._maker(bind=self._connection, join_transaction_mode="create_savepoint")
+            event.listen(session.sync_session if self._is_async else session, "before_commit", self._before_commit)
         self.guard.is_on = True
         return self._connection if self._session is None else self._session
+
+    def _before_commit(self, session: Any) -> None:
+        if session.get_nested_transaction() is None:
+            self.guard.refuse_end("commit()")
 
     async def take_back(self, *, returned: bool) -> str:
         """Take the connection back. What a session has not sent yet is sent first."""
@@ -136,9 +144,22 @@ class SqlalchemyTransaction(PostgresTransaction):
                 await now(self._session.flush())
         finally:
             self.guard.is_on = False
-        if self.guard.broke or not returned:
+        if self.guard.broke:
             return self.guard.broke
+        if not returned:
+            return ENDED if self._is_idle() else ""
         return "" if self._connection.in_transaction() and not self._connection.invalidated else WENT_ON
+
+    def _is_idle(self) -> bool:
+        """Tell whether there is no transaction any more, as far as the driver knows."""
+        try:
+            return bool(self._driver().info.transaction_status == 0)
+        except Exception:  # noqa: BLE001 - it is lost, or the driver does not tell
+            return False
+
+    def _driver(self) -> Any:
+        connection = self._connection.sync_connection if self._is_async else self._connection
+        return connection.connection.driver_connection
 
     async def commit(self) -> None:
         """Commit."""
@@ -166,7 +187,7 @@ class SqlalchemyTransaction(PostgresTransaction):
 
     def _cancel(self) -> None:
         with contextlib.suppress(Exception):  # it is lost, or has ended, or the driver cannot
-            driver = self._connection.connection.driver_connection
+            driver = self._driver()
             if hasattr(driver, "cancel_safe"):
                 driver.cancel_safe(timeout=CANCEL_SECONDS)
             elif hasattr(driver, "cancel"):
