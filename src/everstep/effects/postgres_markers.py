@@ -84,6 +84,12 @@ def meaning(error: BaseException) -> Meaning:
     return "again" if state_of(error) in (SERIALIZATION, DEADLOCK, LOCKED) else "failed"
 
 
+class _MadeAtOnce(Exception):
+    """Somebody else has just made the table; a transaction that began before that does not see it."""
+
+    sqlstate = SERIALIZATION
+
+
 class PostgresTransaction(abc.ABC):
     """An open transaction. Its methods are coroutines; with a driver that blocks they wait for nothing."""
 
@@ -114,6 +120,8 @@ class PostgresTransaction(abc.ABC):
                     await self.ask(name)
             await self.commit()
         except Exception as error:
+            if state_of(error) in MADE_AT_ONCE:
+                raise _MadeAtOnce from error
             if state_of(error) != FORBIDDEN:
                 raise
             raise Misuse(

@@ -68,10 +68,12 @@ class SqlalchemyDatabase:
         self._engine = _without_pool(engine) if isinstance(engine, AsyncEngine) else engine
         self._maker = maker
         self._has_table = False
+        self._has_connected = not self.is_async
+        self._first = threading.Lock()
 
     async def begin(self, store: "Store") -> "SqlalchemyTransaction":
         """Begin a transaction in it."""
-        connection = await now(self._engine.connect())
+        connection = await self._connected()
         transaction = SqlalchemyTransaction(Place(self.name, self._schema), connection, self._maker, self.is_async)
         try:
             await transaction.begin(makes_table=not self._has_table)
@@ -80,6 +82,15 @@ class SqlalchemyDatabase:
             raise
         self._has_table = True
         return transaction
+
+    async def _connected(self) -> Any:
+        """Connect. The first time one after the other: an engine for asyncio sets itself up with a lock of one loop."""
+        if self._has_connected:
+            return await now(self._engine.connect())
+        with self._first:  # the loop of each attempt is on a thread of its own, and has nothing else to do
+            connection = await now(self._engine.connect())
+            self._has_connected = True
+            return connection
 
     def meaning(self, error: BaseException) -> Meaning:
         """Tell what an error means. A pool that has no connection to spare is others in the way."""
