@@ -5,17 +5,19 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
 import everstep
 from everstep import Retry
 from everstep.effects import atomic, postgres_markers
+from everstep.effects.databases import database_of
 from everstep.errors import DatabaseFailed
 from tests.postgres.proxy import CuttingProxy
 from tests.postgres.server import Server
-from tests.postgres.shops import Shop
-from tests.postgres.ways import WAYS, Way, body_of, engine, flow_of
+from tests.postgres.shops import Kept, Shop
+from tests.postgres.ways import WAYS, Way, body_of, engine, flow_of, selling, step_of
 
 ONCE = ["step_started", "step_completed"]
 
@@ -257,6 +259,41 @@ def test_a_body_has_its_own_patience_and_not_that_of_the_marker(shop: Shop) -> N
     url = shop.url().replace("options=", "options=-clock_timeout%3D7s%20")
     shop.run("psycopg", flow_of(WAYS["psycopg"], url, body_of(WAYS["psycopg"], before=note)))
     assert found == ["7s"]
+
+
+def test_whoever_has_the_turn_is_waited_for_also_by_a_role_whose_statements_must_be_short(shop: Shop) -> None:
+    way = WAYS["psycopg"]
+    inside = threading.Event()
+
+    def stay(_: Any) -> None:
+        inside.set()
+        threading.Event().wait(0.6)
+
+    step = step_of(way, shop.url(), body_of(way, after=stay))
+    kept = Kept(step)
+    first = threading.Thread(target=lambda: shop.run(way, selling(step)))
+    first.start()
+    assert inside.wait(10)
+    short = database_of(shop.url().replace("options=", "options=-cstatement_timeout%3D100ms%20"))
+    (work,) = kept.works
+    again = msgspec.structs.replace(work, database=short, attempt=2, permit=atomic.Permit())
+    assert atomic.perform(again).adopted
+    first.join()
+    assert shop.sales() == ["lamp"]
+
+
+@pytest.mark.parametrize("name", ["engine", "session"])
+def test_a_connection_that_a_pool_kept_although_the_server_has_closed_it_is_no_failed_attempt(
+    shop: Shop, name: str
+) -> None:
+    made = WAYS[name].database(shop.url())
+    way = WAYS[name]._replace(database=lambda url: made)
+    shop.run(way, flow_of(way, ""))
+    ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE state = 'idle' AND query = 'COMMIT'"
+    assert shop.server.ask(ended)[0][0] >= 1
+    assert shop.run(way, flow_of(way, "")) == "sold lamp"
+    assert shop.kinds == ONCE
+    assert shop.sales() == ["lamp"] * 2
 
 
 def test_a_pool_gets_its_connections_back_as_they_were(shop: Shop) -> None:

@@ -20,7 +20,7 @@ from everstep.effects.postgres_markers import Place, PostgresTransaction, meanin
 from everstep.effects.statement_guard import ENDED, WENT_ON, Guard
 from everstep.errors import Misuse
 from everstep.stores.postgres.addresses import Address, address_of
-from everstep.stores.postgres.connections import CONNECT_SECONDS, KEEPALIVE, RULES
+from everstep.stores.postgres.connections import CONNECT_SECONDS, KEEPALIVE
 
 if TYPE_CHECKING:
     from everstep.effects.databases import Database
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 CANCEL_SECONDS: Final = 5.0
 
-SERVER_KEEPALIVE: Final = "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=3 -c tcp_keepalives_count=3"
+SETTINGS: Final = (
+    "-c default_transaction_read_only=off "
+    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=3 -c tcp_keepalives_count=3"
+)
 """So that the server ends the transaction of a machine that is gone, and with it the wait of others, within seconds."""
 
 
@@ -207,7 +210,7 @@ async def begin_in_store(store: "PostgresStore", *, is_async: bool) -> PsycopgTr
     address = store.address
     durable = store.durability == "power"
     place = Place(store.url, address.schema)
-    return await begin_on(address, place, is_async=is_async, durable=durable, rules=RULES)
+    return await begin_on(address, place, is_async=is_async, durable=durable)
 
 
 def meaning_in_store(error: BaseException) -> Meaning:
@@ -217,15 +220,15 @@ def meaning_in_store(error: BaseException) -> Meaning:
 
 
 async def begin_on(
-    address: Address, place: Place, *, is_async: bool, makes_table: bool = False, durable: bool = True, rules: str = ""
+    address: Address, place: Place, *, is_async: bool, makes_table: bool = False, durable: bool = True
 ) -> PsycopgTransaction:
     """Open a connection and begin a transaction."""
     kind: Any = LentAsyncConnection if is_async else LentConnection
     cursors: Any = LentAsyncCursor if is_async else LentCursor
-    try:
-        connection = await now(kind.connect(address.server, cursor_factory=cursors, **_settings(address, rules)))
-    except psycopg.ProgrammingError:  # what it says may have parts of a password in it
-        raise Misuse(f"The URL of {place.name} is not one that libpq understands.") from None
+    settings = _settings(address)
+    if settings is None:
+        raise Misuse(f"The URL of {place.name} is not one that libpq understands.")
+    connection = await now(kind.connect(address.server, cursor_factory=cursors, **settings))
     connection.prepare_threshold = None if address.pooler else connection.prepare_threshold
     transaction = PsycopgTransaction(place, connection, is_async=is_async, durable=durable)
     try:
@@ -236,8 +239,12 @@ async def begin_on(
     return transaction
 
 
-def _settings(address: Address, rules: str) -> dict[str, Any]:
-    given = psycopg.conninfo.conninfo_to_dict(address.server)
+def _settings(address: Address) -> dict[str, Any] | None:
+    """Return what is set for a connection, or None if the URL cannot be read: what libpq says may show a password."""
+    try:
+        given = psycopg.conninfo.conninfo_to_dict(address.server)
+    except psycopg.ProgrammingError:
+        return None
     wishes: dict[str, Any] = {
         "connect_timeout": CONNECT_SECONDS,
         "application_name": f"everstep {os.getpid()} step",
@@ -247,7 +254,7 @@ def _settings(address: Address, rules: str) -> dict[str, Any]:
         wishes["target_session_attrs"] = "read-write"
     settings = {key: value for key, value in wishes.items() if key not in given}
     if not address.pooler:
-        settings["options"] = f"{given.get('options', '')} {rules} {SERVER_KEEPALIVE}".strip()
+        settings["options"] = f"{given.get('options', '')} {SETTINGS}".strip()
     return settings
 
 
@@ -267,6 +274,12 @@ def _check_readable(url: str) -> None:
     user, at, rest = url.partition("?")[0].partition("://")[2].partition("@")
     if at and ("/" in user or "@" in rest):
         raise Misuse("In the URL of a database, @ and / in a user's name or password are written %40 and %2F.")
+    for host in (rest if at else user).partition("/")[0].split(","):
+        port = host.rpartition("]")[2].partition(":")[2]
+        if port and not port.isdecimal():
+            raise Misuse(
+                "In the URL of a database, a number stands behind the : of a host. A password needs an @ after it."
+            )
 
 
 if TYPE_CHECKING:

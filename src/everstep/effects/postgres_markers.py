@@ -33,7 +33,7 @@ GUARD: Final = "everstep_only_the_step_commits"
 
 SERIALIZATION, DEADLOCK, LOCKED = "40001", "40P01", "55P03"
 MADE_AT_ONCE: Final = frozenset({"23505", "42P06", "42P07"})
-FORBIDDEN, ABORTED = "42501", "25P02"
+FORBIDDEN, ABORTED, CANCELLED = "42501", "25P02", "57014"
 
 
 @cache
@@ -84,8 +84,8 @@ def meaning(error: BaseException) -> Meaning:
     return "again" if state_of(error) in (SERIALIZATION, DEADLOCK, LOCKED) else "failed"
 
 
-class _MadeAtOnce(Exception):
-    """Somebody else has just made the table; a transaction that began before that does not see it."""
+class _InTheWay(Exception):
+    """Somebody else has just made the table, or has the turn for longer than the role lets a statement wait."""
 
     sqlstate = SERIALIZATION
 
@@ -121,7 +121,7 @@ class PostgresTransaction(abc.ABC):
             await self.commit()
         except Exception as error:
             if state_of(error) in MADE_AT_ONCE:
-                raise _MadeAtOnce from error
+                raise _InTheWay from error
             if state_of(error) != FORBIDDEN:
                 raise
             raise Misuse(
@@ -138,6 +138,8 @@ class PostgresTransaction(abc.ABC):
             if not rows:
                 rows = await self.ask("read_marker", key)
         except Exception as error:
+            if state_of(error) == CANCELLED:
+                raise _InTheWay from error
             if state_of(error) == FORBIDDEN:
                 raise Misuse(
                     f"This role may not use the table of markers in {self._place.name} ({_said(error)}). Grant it "

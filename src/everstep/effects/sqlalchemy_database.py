@@ -73,15 +73,21 @@ class SqlalchemyDatabase:
 
     async def begin(self, store: "Store") -> "SqlalchemyTransaction":
         """Begin a transaction in it."""
-        connection = await self._connected()
-        transaction = SqlalchemyTransaction(Place(self.name, self._schema), connection, self._maker, self.is_async)
-        try:
-            await transaction.begin(makes_table=not self._has_table)
-        except BaseException:
-            await transaction.close()
-            raise
-        self._has_table = True
-        return transaction
+        is_first = True
+        while True:
+            connection = await self._connected()
+            transaction = SqlalchemyTransaction(Place(self.name, self._schema), connection, self._maker, self.is_async)
+            try:
+                await transaction.begin(makes_table=not self._has_table)
+            except BaseException as error:
+                was_stale = is_first and isinstance(error, Exception) and transaction.is_lost()
+                await transaction.close()
+                if not was_stale:
+                    raise
+                is_first = False  # the pool kept what the server has closed long ago; by now it knows
+                continue
+            self._has_table = True
+            return transaction
 
     async def _connected(self) -> Any:
         """Connect. The first time one after the other: an engine for asyncio sets itself up with a lock of one loop."""
@@ -159,7 +165,7 @@ class SqlalchemyTransaction(PostgresTransaction):
             return self.guard.broke
         if not returned:
             return ENDED if self._is_idle() else ""
-        return "" if self._connection.in_transaction() and not self._connection.invalidated else WENT_ON
+        return "" if self._connection.in_transaction() and not self.is_lost() else WENT_ON
 
     def _is_idle(self) -> bool:
         """Tell whether there is no transaction any more, as far as the driver knows."""
@@ -171,6 +177,10 @@ class SqlalchemyTransaction(PostgresTransaction):
     def _driver(self) -> Any:
         connection = self._connection.sync_connection if self._is_async else self._connection
         return connection.connection.driver_connection
+
+    def is_lost(self) -> bool:
+        """Tell whether the connection turned out to be lost."""
+        return bool(self._connection.invalidated)
 
     async def commit(self) -> None:
         """Commit."""
