@@ -112,6 +112,14 @@ class Folder:
             connection.close()
         return rows[0] if rows else ("", None)
 
+    def count(self, statement: str) -> int:
+        """Ask the store for a number, past the product."""
+        connection = sqlite3.connect(self.path / "everstep.db", timeout=20)
+        try:
+            return int(connection.execute(statement).fetchone()[0])
+        finally:
+            connection.close()
+
     def change(self, statement: str, *values: Any) -> None:
         """Change the store behind everybody's back."""
         connection = sqlite3.connect(self.path / "everstep.db")

@@ -7,15 +7,19 @@ With a key (`model/chains.py`) the digests of the chain are BLAKE2b's own keyed 
 database and does not have the key cannot make an event that fits.
 """
 
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Final
 
 DIGEST_BYTES: Final = 16
+LONG_BYTES: Final = 4096
+"""What is longer has a SHA-256, which processors compute in half the time; of what is shorter a BLAKE2b is quicker."""
 _new_state: Final = blake2b(digest_size=DIGEST_BYTES).copy  # a copy costs half of what a new one does
 
 
 def digest_of(data: bytes) -> bytes:
     """Return the digest of a value's canonical bytes."""
+    if len(data) > LONG_BYTES:
+        return sha256(data).digest()[:DIGEST_BYTES]
     state = _new_state()
     state.update(data)
     return state.digest()
