@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 
 from everstep.errors import Misuse
 
-MARKERS: Final = "EVERSTEP_MARKERS"
+MARKERS: Final = "everstep_markers"
 
 WENT_ON: Final = "an error rolled its transaction back, and its body went on: let that error pass"
 ENDED: Final = "its body ended the transaction, but the step itself begins and commits it, with its marker in it"
@@ -65,7 +65,7 @@ def objection(statement: str) -> str:
         first, second = words[0], words[1] if len(words) > 1 else ""
         if _ends_transaction(words):
             return _ends(f"{first} {second}" if first in ("START", "PREPARE") else first)
-        if MARKERS in words and first not in _READING:
+        if MARKERS.upper() in words and first not in _READING:
             return "its body wrote to everstep_markers, which belongs to Everstep"
         if first == "CREATE" and "ATOMIC" in words:
             break  # the body of a function in standard SQL has semicolons of its own
@@ -92,7 +92,7 @@ def _statements(text: str) -> Iterator[list[str]]:
         if token["word"] is not None:
             words.append(token["word"].upper())
         elif token["quoted"] is not None:
-            words.append(token["quoted"].upper() if token["quoted"] == MARKERS.lower() else '"')
+            words.append(MARKERS.upper() if token["quoted"] == MARKERS else '"')
         elif token["other"] is not None:
             words.append(token["other"])
         elif token["end"] is not None and words:
