@@ -311,9 +311,12 @@ def test_a_pool_gets_its_connections_back_as_they_were(shop: Shop) -> None:
 
     with pytest.raises(ValueError, match="no"):
         shop.run(way, flow_of(way, "", body_of(way, after=fail)))
+    with made.connect() as connection:
+        kept = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
     with pytest.raises(everstep.errors.StepTimedOut):
         shop.run(way, flow_of(way, "", body_of(way, after=stay), timeout=0.3))
     assert shop.run(way, flow_of(way, "")) == "sold lamp"
     with made.connect() as connection:
         assert connection.exec_driver_sql("SHOW lock_timeout").scalar() == "0"
+        assert connection.exec_driver_sql("SELECT pg_backend_pid()").scalar() != kept
     assert shop.sales() == ["lamp"]

@@ -1,6 +1,7 @@
 """`atomic` on PostgreSQL: what a body writes and its marker are one transaction, in whatever way it gets there."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from psycopg import sql
 from psycopg.rows import dict_row
 from sqlalchemy import MetaData, Table, create_engine, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, ProgrammingError
 from sqlalchemy.orm import Session, registry, sessionmaker
 
 import everstep
@@ -153,8 +154,15 @@ def swallowed(connection: Any) -> Any:
 
 
 def went_on(connection: Any) -> None:
-    with pytest.raises(psycopg.errors.UndefinedTable):
-        connection.execute("SELECT 1 FROM nowhere")
+    with pytest.raises((psycopg.errors.UndefinedTable, ProgrammingError)):
+        said("SELECT 1 FROM nowhere")(connection)
+
+
+def all_of_it(connection: Any) -> None:
+    """End the transaction, and begin and commit another one, and hear nothing."""
+    for statement in ("ROLLBACK", "INSERT INTO sales VALUES ('', 'chair')", "COMMIT"):
+        with contextlib.suppress(Misuse):
+            said(statement)(connection)
 
 
 def entered(connection: Any) -> None:
@@ -181,6 +189,8 @@ EVERYWHERE: dict[str, Any] = {
     "END": said("end transaction"),
     "ROLLBACK": said("ROLLBACK"),
     "BEGIN": said("/* a new one */ BEGIN"),
+    "an error, swallowed": went_on,
+    "all of it, swallowed": all_of_it,
     "two at once": said("SELECT 1; COMMIT; BEGIN"),
     "PREPARE": said("PREPARE TRANSACTION 'x'"),
     "connection.commit()": lambda connection: connection.commit(),
@@ -190,7 +200,6 @@ ONLY_PSYCOPG: dict[str, Any] = {
     "connection.rollback()": lambda connection: connection.rollback(),
     "close": lambda connection: connection.close(),
     "swallowed": swallowed,
-    "an error, swallowed": went_on,
     "with connection": entered,
     "composed": composed,
     "bytes": said(b"COMMIT"),  # type: ignore[arg-type]
@@ -205,7 +214,13 @@ ONLY_SQLALCHEMY: dict[str, Any] = {
     "the driver's own rollback": lambda connection: connection.connection.driver_connection.rollback(),
     "close": lambda connection: connection.close(),
 }
-ALL_WAYS = [(name, how) for name in WAYS for how in EVERYWHERE if not WAYS[name].in_store or "commit" in how.lower()]
+ONLY_BLOCKING = ("an error, swallowed", "all of it, swallowed")
+ALL_WAYS = [
+    (name, how)
+    for name, way in WAYS.items()
+    for how in EVERYWHERE
+    if not (way.in_store and "commit" not in how.lower()) and not (way.is_async and how in ONLY_BLOCKING)
+]
 MORE = [*(("psycopg", how) for how in ONLY_PSYCOPG), *(("engine", how) for how in ONLY_SQLALCHEMY)]
 
 
@@ -221,11 +236,26 @@ def test_a_body_that_would_end_the_transaction_is_refused_and_nothing_is_half_do
         calls.append(1)
         return known[how](connection)
 
-    with pytest.raises(Misuse, match="Everything was rolled back"):
+    with pytest.raises(Misuse, match="Everything was rolled back") as told:
         shop.run(way, flow_of(way, shop.url(), body_of(way, after=breaks)))
+    assert ("its body said" in str(told.value)) == (not how.startswith(("markers", "an error", "unread", "the driver")))
     assert shop.sales() == []
     assert [marker for marker in shop.markers(way) if marker[1] is not None] == []
     assert calls == [1]
+
+
+def test_a_body_that_begins_anew_beside_a_void_marker_is_refused_too(shop: Shop) -> None:
+    """The void marker is there, and committed; the transaction that may complete it is not."""
+    step = step_of(WAYS["psycopg"], shop.url())
+    kept = Kept(step)
+    shop.run("psycopg", selling(step))
+    shop.server.ask(f'DELETE FROM "{shop.schema}".sales')
+    shop.server.ask(f'UPDATE "{shop.schema}".everstep_markers SET outcome = NULL')
+    (work,) = kept.works
+    settled = atomic.perform(msgspec.structs.replace(work, body=unread_rollback, attempt=2, permit=atomic.Permit()))
+    assert isinstance(settled.refused, Misuse)
+    assert shop.sales() == []
+    assert [(attempt, outcome) for attempt, outcome, _ in shop.markers(WAYS["psycopg"])] == [(1, None)]
 
 
 def test_savepoints_and_rows_of_any_shape_are_a_body_s_own_affair(shop: Shop) -> None:
