@@ -76,6 +76,7 @@ def test_a_body_gets_what_its_library_calls_a_connection(shop: Shop) -> None:
         "store, async": "psycopg.AsyncConnection",
         "engine": "sqlalchemy.Connection",
         "engine, async": "sqlalchemy.AsyncConnection",
+        "asyncpg": "sqlalchemy.AsyncConnection",
         "session": "sqlalchemy.Session",
         "session, async": "sqlalchemy.AsyncSession",
     }
@@ -214,13 +215,8 @@ ONLY_SQLALCHEMY: dict[str, Any] = {
     "the driver's own rollback": lambda connection: connection.connection.driver_connection.rollback(),
     "close": lambda connection: connection.close(),
 }
-ONLY_BLOCKING = ("an error, swallowed", "all of it, swallowed")
-ALL_WAYS = [
-    (name, how)
-    for name, way in WAYS.items()
-    for how in EVERYWHERE
-    if not (way.in_store and "commit" not in how.lower()) and not (way.is_async and how in ONLY_BLOCKING)
-]
+FEW = ("COMMIT", "connection.commit()", "two at once")
+ALL_WAYS = [(name, how) for name in WAYS for how in (EVERYWHERE if name in ("psycopg", "engine") else FEW)]
 MORE = [*(("psycopg", how) for how in ONLY_PSYCOPG), *(("engine", how) for how in ONLY_SQLALCHEMY)]
 
 

@@ -62,6 +62,18 @@ def async_engine(url: str, **options: Any) -> "AsyncEngine":
     return create_async_engine(whole, **options)
 
 
+def asyncpg_engine(url: str) -> "AsyncEngine":
+    """The same by another driver, which has names of its own for what is set."""
+    from sqlalchemy import make_url
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    whole, _, schema = url.replace("postgresql://", "postgresql+asyncpg://").partition("&schema=")
+    made = make_url(whole)
+    arguments = {"ssl": False, "server_settings": {"search_path": schema}}
+    made = made.difference_update_query(["options", "sslmode", "connect_timeout"])
+    return create_async_engine(made, connect_args=arguments, execution_options={"everstep_schema": schema})
+
+
 def sessions(url: str) -> Any:
     from sqlalchemy.orm import sessionmaker
 
@@ -90,6 +102,7 @@ WAYS = {
     "store, async": Way(lambda url: STORE, sell_async, is_async=True, in_store=True),
     "engine": Way(engine, sell_by_sqlalchemy, by_sqlalchemy=True),
     "engine, async": Way(async_engine, sell_by_sqlalchemy_async, is_async=True, by_sqlalchemy=True),
+    "asyncpg": Way(asyncpg_engine, sell_by_sqlalchemy_async, is_async=True, by_sqlalchemy=True),
     "session": Way(sessions, sell_by_sqlalchemy, by_sqlalchemy=True),
     "session, async": Way(async_sessions, sell_by_sqlalchemy_async, is_async=True, by_sqlalchemy=True),
 }

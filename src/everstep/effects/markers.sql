@@ -64,7 +64,7 @@ UPDATE everstep.everstep_markers
 SET run = $2, step = $3, attempt = $4, outcome = $5, at = $6, guard = NULL
 WHERE key = $1 AND guard IS NOT NULL AND outcome IS NULL
 RETURNING CASE
-    WHEN CAST($7 AS boolean) AND pg_catalog.current_setting('synchronous_commit') = 'off'
+    WHEN CAST($7 AS text) = 'durable' AND pg_catalog.current_setting('synchronous_commit') = 'off'
     THEN pg_catalog.set_config('synchronous_commit', 'on', true)
 END;
 

@@ -76,6 +76,9 @@ def state_of(error: BaseException) -> str:
         for attribute in ("sqlstate", "pgcode"):
             if found := getattr(one, attribute, None):
                 return str(found)
+        match getattr(one, "args", ()):
+            case ({"C": str(found)}, *_):  # pg8000 has all that the server said
+                return found
     return ""
 
 
@@ -157,7 +160,7 @@ class PostgresTransaction(abc.ABC):
         """Complete the row that `read_marker` has left. Raises `Misuse` if the body has ended the transaction."""
         key, run, step, attempt, outcome, at = marker
         try:
-            durable = "true" if self._durable else "false"
+            durable = "durable" if self._durable else ""
             rows = await self.ask("write_marker", key, escaped(run), escaped(step), attempt, outcome, at, durable)
         except Exception as error:
             if state_of(error) == ABORTED:
