@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError, ProgrammingError
 from sqlalchemy.orm import Session, registry, sessionmaker
 
 import everstep
-from everstep import STORE, Retry, transaction
+from everstep import STORE, Retry, transaction, workflow
 from everstep.effects import atomic
 from everstep.effects.databases import database_of
 from everstep.effects.postgres_markers import script
@@ -28,6 +28,7 @@ from everstep.stores.postgres import PostgresStore
 from tests.postgres.server import Server
 from tests.postgres.shops import Kept, Shop
 from tests.postgres.ways import WAYS, Way, async_engine, body_of, engine, flow_of, sell, sell_async, selling, step_of
+from tests.stores.kit import python
 
 OFTEN = Retry(attempts=3, first=0.01, factor=1.0, jitter=0.0)
 
@@ -478,6 +479,72 @@ def test_what_is_no_database_for_it_is_refused_with_a_word_of_advice(tmp_path: A
             transaction(given)  # type: ignore[call-overload]
     with pytest.raises(Misuse, match="needs an `async def` body"):
         transaction(async_engine("postgresql://h/d"))(sell)
+
+
+UNUSED = """
+import sys
+import everstep
+everstep.transaction("shop.db")(lambda connection: None)
+everstep.transaction(everstep.STORE)(lambda connection: None)
+assert not {"psycopg", "sqlalchemy"} & set(sys.modules)
+everstep.transaction("postgresql://host/shop")(lambda connection: None)
+assert "sqlalchemy" not in sys.modules
+"""
+MISSING = """
+import sys
+import everstep
+sys.modules["psycopg"] = None
+try:
+    everstep.transaction("postgresql://host/shop")
+except everstep.errors.Misuse as told:
+    print(told)
+"""
+
+
+def test_a_library_that_nobody_uses_is_not_imported_and_one_that_is_missing_is_named() -> None:
+    python(UNUSED)
+    assert "pip install 'everstep[postgres]'" in python(MISSING)
+
+
+def test_a_pooler_that_gives_each_transaction_another_session_is_fine(shop: Shop) -> None:
+    """No session is set up, and no statement is prepared."""
+    prepared: list[Any] = []
+
+    def body(connection: Any, item: str) -> str:
+        for _ in range(8):
+            connection.execute("SELECT %s", (item,))
+        prepared.extend(connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone())
+        return str(sell(connection, item))
+
+    url = shop.url().replace("&schema", "&pooler=on&schema")
+    assert shop.run("psycopg", flow_of(WAYS["psycopg"], url, body)) == "sold lamp"
+    assert prepared[0] == 0
+
+
+def test_a_body_in_the_store_may_start_another_run_in_its_transaction(shop: Shop) -> None:
+    """The run is there if and only if the step has happened."""
+
+    @workflow(name="other")
+    async def other() -> str:
+        return "went"
+
+    async def both() -> list[Any]:
+        async with everstep.open(shop.store_url()) as app:
+            loop = asyncio.get_running_loop()
+            made: list[int] = []
+
+            def start(connection: Any) -> None:
+                made.append(1)
+                going = app.start(other, id=f"other{len(made)}", transaction=connection)
+                asyncio.run_coroutine_threadsafe(going, loop).result(10)
+                if len(made) == 1:
+                    raise ValueError("not yet")
+
+            flow = flow_of(WAYS["store"], "", body_of(WAYS["store"], after=start), retry=OFTEN)
+            assert await app.run(flow, id="r") == "sold lamp"
+            return [app.store.run(id) is not None for id in ("other1", "other2")]
+
+    assert asyncio.run(both()) == [False, True]
 
 
 def test_an_engine_that_commits_each_statement_is_refused(shop: Shop) -> None:

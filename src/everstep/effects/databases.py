@@ -227,8 +227,10 @@ def database_of(given: Any) -> Database[Any]:
     if isinstance(given, (str, os.PathLike)):
         return _named(os.fspath(given))
     if type(given).__module__.startswith("sqlalchemy."):
-        from everstep.effects.sqlalchemy_database import database_by_sqlalchemy
-
+        try:
+            from everstep.effects.sqlalchemy_database import database_by_sqlalchemy
+        except ImportError as error:
+            raise Misuse("@transaction knows engines of SQLAlchemy 2. This is an older one.") from error
         return database_by_sqlalchemy(given)
     if not isinstance(given, type) and all(hasattr(given, name) for name in ("begin", "meaning", "name", "is_async")):
         database: Database[Any] = given
