@@ -13,7 +13,7 @@ import everstep
 from everstep import Retry
 from everstep.effects import atomic, postgres_markers
 from everstep.effects.databases import database_of
-from everstep.errors import DatabaseFailed
+from everstep.errors import DatabaseFailed, StepError
 from tests.postgres.proxy import CuttingProxy
 from tests.postgres.server import Server
 from tests.postgres.shops import Kept, Shop
@@ -170,6 +170,19 @@ def test_the_store_s_own_server_is_waited_for(shop: Shop) -> None:
     assert made == [1, 1]
     assert shop.sales() == ["lamp"]
     assert shop.kinds == ONCE
+
+
+def test_another_server_that_a_body_in_the_store_cannot_reach_is_the_body_s_own_affair(shop: Shop) -> None:
+    made: list[int] = []
+
+    def body(connection: Any, item: str) -> str:
+        made.append(1)
+        psycopg.connect("postgresql://127.0.0.1:1/elsewhere", connect_timeout=1)
+        return item
+
+    with pytest.raises(StepError, match="OperationalError"):
+        shop.run("store", flow_of(WAYS["store"], "", body))
+    assert made == [1]
 
 
 # -- others in the way -------------------------------------------------------------------------------------------------

@@ -99,9 +99,31 @@ class _LentCursor:
 class LentConnection(_Lent, psycopg.Connection[Any]):
     """What a `def` body gets."""
 
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait for the server, and note if it went away."""
+        try:
+            return super().wait(*args, **kwargs)
+        except psycopg.Error as error:
+            _note_outage(error, is_outage=self.closed)
+            raise
+
 
 class LentAsyncConnection(_Lent, psycopg.AsyncConnection[Any]):
     """What an `async def` body gets."""
+
+    async def wait(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait for the server, and note if it went away."""
+        try:
+            return await super().wait(*args, **kwargs)
+        except psycopg.Error as error:
+            _note_outage(error, is_outage=self.closed)
+            raise
+
+
+def _note_outage(error: psycopg.Error, *, is_outage: bool) -> None:
+    """Note in an error that our own connection was lost with it. That a body loses others is its own affair."""
+    if is_outage:
+        error.was_outage = True  # type: ignore[attr-defined]
 
 
 class LentCursor(_LentCursor, psycopg.Cursor[Any]):
@@ -210,13 +232,16 @@ async def begin_in_store(store: "PostgresStore", *, is_async: bool) -> PsycopgTr
     address = store.address
     durable = store.durability == "power"
     place = Place(store.url, address.schema)
-    return await begin_on(address, place, is_async=is_async, durable=durable)
+    try:
+        return await begin_on(address, place, is_async=is_async, durable=durable)
+    except psycopg.OperationalError as error:
+        _note_outage(error, is_outage=not state_of(error))
+        raise
 
 
 def meaning_in_store(error: BaseException) -> Meaning:
     """Tell what an error means in the store's own database: as everywhere, and an outage is waited out."""
-    lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) and state_of(error)[:3] in ("", "57P")
-    return "again" if lost else meaning(error)
+    return "again" if getattr(error, "was_outage", False) else meaning(error)
 
 
 async def begin_on(
