@@ -105,7 +105,7 @@ def test_killed_around_its_transaction_an_atomic_step_happens_once(tmp_path: Pat
     problems = []
     for life, (contract, place) in zip(lives, CASES, strict=True):
         applied, (status,) = life.applied(), life.statuses()
-        FIGURES.effects[f"PostgreSQL, {contract}", place.name] = f"{applied} {status}"
+        FIGURES.effects[f"{contract} (PG)", place.name] = f"{applied} {status}"
         if (applied, status) != (1, "completed"):
             problems.append(f"{contract}, {place.name}: applied {applied}, {status}, {life.kinds()}")
         if life.outcome().adopted != (place.applied == 1 and not place.settled):
@@ -132,7 +132,7 @@ def test_killed_again_during_recovery_it_still_happens_once(tmp_path: Path, serv
     finish(tmp_path, lives)
     for life, (contract, _, again), (_, end) in zip(lives, pairs, ends, strict=True):
         if end == -signal.SIGKILL:
-            note_again(FIGURES.effects, f"PostgreSQL, {contract}", again.at or again.name, life.applied())
+            note_again(FIGURES.effects, f"{contract} (PG)", again.at or again.name, life.applied())
     problems = [
         f"{contract}, {first.name}, then {again.name}: {life.applied()}, {life.statuses()}, {life.violations()}"
         for life, (contract, first, again) in zip(lives, pairs, strict=True)
