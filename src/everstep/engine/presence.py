@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -102,6 +101,8 @@ class Presence:
         if name not in self._prints:
             try:
                 workflow = DECLARED.named(name)
+                from pathlib import Path  # it brings much with it, and few look at their files
+
                 path = Path(workflow.function.__code__.co_filename)
                 file_print = digest_of(path.read_bytes()).hex()[:16] if path.is_file() else ""
                 self._prints[name] = [workflow.version, file_print]

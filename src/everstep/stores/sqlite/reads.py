@@ -12,7 +12,6 @@ from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.stores.moving import RunDump
 from everstep.stores.protocol import LAST
-from everstep.stores.sql.moving import Moving
 from everstep.stores.sql.reading import Reading, event_row
 from everstep.stores.sql.rows import Row, as_json
 from everstep.stores.sqlite.connections import translated
@@ -75,6 +74,8 @@ class Reader(Reading):
 
     def dump(self, run: str) -> RunDump | None:
         """Return everything of a run, read in one transaction."""
+        from everstep.stores.sql.moving import Moving
+
         try:
             with self._lock:
                 cursor = self._statements.cursor
