@@ -15,7 +15,7 @@ from everstep.stores.protocol import LAST
 from everstep.stores.sql.reading import Reading, event_row
 from everstep.stores.sql.rows import Row, as_json
 from everstep.stores.sqlite.connections import translated
-from everstep.stores.sqlite.queries import statements
+from everstep.stores.sqlite.queries import Texts
 from everstep.stores.sqlite.transaction import SqliteStatements
 
 
@@ -27,7 +27,7 @@ class Reader(Reading):
         self.where = path
         self._cursor = connection.cursor()
         self._statements = SqliteStatements(connection)
-        self._sql = {**statements("queries.sql"), **statements("queues.sql")}
+        self._sql = Texts("queries.sql", "queues.sql")
         self._lock = threading.Lock()
 
     def close(self) -> None:
