@@ -140,11 +140,14 @@ def __getattr__(name: str) -> Any:
     """Load what only some programs need when it is first used, and the engine when the first run is started."""
     from importlib import import_module
 
+    from everstep.model.collector import paused_collector
+
     if name in ("blocking", "files", "witness"):
         return import_module(f"everstep.{name}")
     if name not in _LATER:
         raise AttributeError(f"module 'everstep' has no attribute {name!r}")
-    value = getattr(import_module(_LATER[name]), name)
+    with paused_collector():
+        value = getattr(import_module(_LATER[name]), name)
     globals()[name] = value
     return value
 

@@ -1,6 +1,5 @@
 """Loading a history and verifying it: nothing is believed that does not match its digests."""
 
-import gc
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -19,6 +18,7 @@ from everstep.engine.agreement import (
 from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged, UnknownRun
 from everstep.model.chains import ChainKeys
+from everstep.model.collector import paused_collector
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import BODY_DECODERS, EventRow, decode_body
 from everstep.stores.protocol import RunRow, Store
@@ -50,18 +50,12 @@ LONG: Final = 1000
 
 @contextmanager
 def without_collections(events: int) -> Generator[None]:
-    """Pause the collector while a long history is built up: it would walk all of it again and again, for nothing."""
-    if events < LONG or not gc.isenabled():
+    """Pause the collector while a long history is built up."""
+    if events < LONG:
         yield
         return
-    gc.disable()
-    try:
+    with paused_collector():
         yield
-    finally:
-        if not gc.get_freeze_count():
-            gc.freeze()  # and back: what was built up counts as old, so that it is not walked at once
-            gc.unfreeze()
-        gc.enable()
 
 
 def load_verified(store: Store, row: RunRow) -> list[Recorded]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple, ov
 from everstep.engine.app import App
 from everstep.engine.workflow import OnExisting
 from everstep.errors import Misuse
-from everstep.stores.opening import open_store
+from everstep.stores.opening import default_url, open_store
 
 if TYPE_CHECKING:
     from everstep.engine.blocking_app import BlockingApp
@@ -26,14 +26,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
-DEFAULT_URL: Final = "sqlite:///everstep.db"
 IMPORTING: Final = "EVERSTEP_IMPORTING"
 """Set while a command imports a user's file: `everstep.run` is then an error that shows the guard."""
-
-
-def default_url() -> str:
-    """Return `EVERSTEP_URL`, else `sqlite:///everstep.db`."""
-    return os.environ.get("EVERSTEP_URL") or DEFAULT_URL
 
 
 def default_on_hold() -> "Webhook | None":
