@@ -20,7 +20,7 @@ from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
 from everstep.engine.first_turns import FirstTurns
 from everstep.engine.history import Recorded
 from everstep.engine.notifying import Notifier
-from everstep.engine.parts import Parts
+from everstep.engine.parts import Parts, load_all
 from everstep.engine.presence import Presence
 from everstep.engine.pump import Pump
 from everstep.engine.queueing import Queueing
@@ -136,6 +136,7 @@ class Driving(Parts):
             self.pump.start()
             self.collector.begin()
             if self.recover:
+                load_all()
                 self.scheduler.look_closely()
 
     async def close(self, drain: float = 0.0) -> None:

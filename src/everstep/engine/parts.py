@@ -3,6 +3,8 @@
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from everstep.model.collector import paused_collector
+
 if TYPE_CHECKING:
     from everstep.engine.children import RecentEnds
     from everstep.engine.limits import Limits
@@ -37,3 +39,9 @@ class Parts:
 
         self.has_limits = True
         return Limits(self)
+
+
+def load_all() -> None:
+    """Load the whole engine now: this process will live long. See `whole.py`."""
+    with paused_collector():
+        from everstep.engine import whole  # noqa: F401
