@@ -1,8 +1,8 @@
 """All of the engine, for processes that live long: once this is imported, nothing of it is loaded later.
 
-An app that takes up whatever is free (`recover`) imports it when it becomes a worker. From then on it needs no more of
-the installation: a release that is installed while it runs is not mixed with it, and a process that has no file left to
-open can still hold a run.
+A worker process imports it first, and any app that takes up whatever is free (`recover`) when it becomes a worker. From
+then on it needs no more of the installation: a release that is installed while it runs is not mixed with it, and a
+process that has no file left to open can still hold a run.
 """
 
 # ruff: noqa: F401  # they are imported to be there
