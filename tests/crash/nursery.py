@@ -63,6 +63,8 @@ def arm_crash_points() -> None:
 if __name__ == "__main__":
     import workload
 
+    from everstep.engine.parts import load_all
     from everstep.model import crash_points
 
+    load_all()  # else each child would load by itself what it needs
     nursery.serve(sys.argv[1], become)
