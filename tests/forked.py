@@ -42,7 +42,6 @@ AHEAD = (
     ),
 )
 """What every parent imports before it has children."""
-ENTRY_BYTES = 65536
 SEED = "PYTHONHASHSEED"
 
 
@@ -108,32 +107,23 @@ class Program:
     ) -> None:
         executable, *arguments = command
         assert executable == sys.executable, "only Python programs are forked"
-        assert arguments[0] == "-m" or arguments[0].endswith(".py"), f"{arguments[0]} is for a process that is started"
+        assert arguments[0] in ("-m", "-c") or arguments[0].endswith(".py"), (
+            f"{arguments[0]} is for a process that is started"
+        )
         self.args = list(command)
         self.returncode: int | None = None
+        self.stdin: Any
+        self.stdout: Any
+        self.stderr: Any
         self._waiting = threading.RLock()
         self._told = b""
         environment = dict(os.environ if env is None else env)
         ask = {"arguments": arguments, "environment": environment, "cwd": str(cwd or Path.cwd())}
-        given: list[int] = []
-        mine: list[IO[Any]] = []
+        given, self.stdin = self._input(stdin, text)
         for stream, inherited in ((stdout, 1), (stderr, 2)):
-            if stream == PIPE:
-                reading, writing = os.pipe()
-                given.append(writing)
-                mine.append(os.fdopen(reading, "r" if text else "rb"))
-            elif stream == STDOUT:
-                given.append(os.dup(given[0]))
-            elif stream == DEVNULL:
-                given.append(os.open(os.devnull, os.O_WRONLY))
-            else:
-                given.append(
-                    os.dup(inherited if stream is None else stream if isinstance(stream, int) else stream.fileno())
-                )
-        assert stdin == DEVNULL
-        self.stdin = None
-        self.stdout: Any = mine.pop(0) if stdout == PIPE else None
-        self.stderr: Any = mine.pop(0) if stderr == PIPE else None
+            number, mine = self._output(stream, inherited, given, text)
+            given.append(number)
+            setattr(self, ("stdin", "stdout", "stderr")[inherited], mine)
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(PARENTS.one(environment.get(SEED)).address)
         socket.send_fds(self._connection, [b"-"], given)
@@ -142,6 +132,28 @@ class Program:
         self._connection.sendall(json.dumps(ask).encode() + b"\n")
         self.pid = int(self._line(None) or 0)
         assert self.pid, "the parent of programs has ended"
+
+    @staticmethod
+    def _input(stream: int | IO[Any] | None, text: bool) -> tuple[list[int], Any]:
+        """Return the file that the program reads, and the end of a pipe that is ours."""
+        if stream == PIPE:
+            reading, writing = os.pipe()
+            return [reading], os.fdopen(writing, "w" if text else "wb")
+        assert stream == DEVNULL
+        return [os.open(os.devnull, os.O_RDONLY)], None
+
+    @staticmethod
+    def _output(stream: int | IO[Any] | None, inherited: int, given: list[int], text: bool) -> tuple[int, Any]:
+        """Return the file that the program writes, and the end of a pipe that is ours."""
+        if stream == PIPE:
+            reading, writing = os.pipe()
+            return writing, os.fdopen(reading, "r" if text else "rb")
+        if stream == STDOUT:
+            return os.dup(given[1]), None
+        if stream == DEVNULL:
+            return os.open(os.devnull, os.O_WRONLY), None
+        file = inherited if stream is None else stream
+        return os.dup(file if isinstance(file, int) else file.fileno()), None
 
     def _line(self, seconds: float | None) -> bytes | None:
         """Return the next line from the parent; None if there is none after some seconds."""
@@ -177,6 +189,14 @@ class Program:
             if self.poll() is None:
                 os.kill(self.pid, number)  # nobody else has its number: it is reaped when its status was taken
 
+    def wait_until_stopped(self, seconds: float = 30.0) -> None:
+        """Wait until the program has stopped itself, or was stopped."""
+        until = time.monotonic() + seconds
+        while Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            assert self.poll() is None, f"it ended with {self.returncode}"
+            assert time.monotonic() < until, "it does not stop"
+            time.sleep(0.005)
+
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
@@ -187,6 +207,8 @@ class Program:
         """Read both pipes to their ends, and wait."""
         until = None if timeout is None else time.monotonic() + timeout
         read: dict[str, Any] = {}
+        if self.stdin is not None:
+            self.stdin.close()
 
         def read_all(name: str, stream: IO[Any]) -> None:
             with stream:
@@ -207,7 +229,7 @@ class Program:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pipe in (self.stdout, self.stderr):
+        for pipe in (self.stdin, self.stdout, self.stderr):
             if pipe is not None:
                 pipe.close()
         self.wait()
@@ -261,14 +283,13 @@ def serve(address: str) -> dict[str, Any] | None:
 def look_after(connection: socket.socket) -> dict[str, Any]:
     """Fork the program, tell its number and how it ended, and wait until that was taken before the number is freed."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _, given, _, _ = socket.recv_fds(connection, 1, 2)
+    _, given, _, _ = socket.recv_fds(connection, 1, 3)
     with connection.makefile("rb") as asked:
         ask: dict[str, Any] = json.loads(asked.readline())
     program = os.fork()
     if program == 0:
         connection.close()
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for stream, number in enumerate((nothing, *given)):
+        for stream, number in enumerate(given):
             os.dup2(number, stream)
             os.close(number)
         return ask
@@ -301,16 +322,19 @@ def become(ask: dict[str, Any], paths: list[str]) -> None:
     arm_crash_points()
     first, *rest = ask["arguments"]
     own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.path[:] = [os.getcwd() if first == "-m" else os.path.dirname(os.path.abspath(first)), *own, *paths]
+    sys.path[:] = [os.getcwd() if first in ("-m", "-c") else os.path.dirname(os.path.abspath(first)), *own, *paths]
     if first == "-m":
         sys.argv[:] = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
         return
-    sys.argv[:] = [first, *rest]
+    sys.argv[:] = [first, *(rest[1:] if first == "-c" else rest)]
     module = types.ModuleType("__main__")
-    module.__file__ = first
     sys.modules["__main__"] = module
-    exec(compile(Path(first).read_bytes(), first, "exec"), vars(module))
+    if first == "-c":
+        exec(compile(rest[0], "<string>", "exec"), vars(module))
+    else:
+        module.__file__ = first
+        exec(compile(Path(first).read_bytes(), first, "exec"), vars(module))
 
 
 def arm_crash_points() -> None:
