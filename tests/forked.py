@@ -117,6 +117,8 @@ class Program:
         self.stderr: Any
         self._waiting = threading.RLock()
         self._told = b""
+        self._read: dict[str, Any] = {}
+        self._readers: dict[str, threading.Thread] = {}
         environment = dict(os.environ if env is None else env)
         ask = {"arguments": arguments, "environment": environment, "cwd": str(cwd or Path.cwd())}
         given, self.stdin = self._input(stdin, text)
@@ -204,26 +206,24 @@ class Program:
         self.send_signal(signal.SIGTERM)
 
     def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
-        """Read both pipes to their ends, and wait."""
+        """Read both pipes to their ends, and wait. May be called again, after it took too long or not."""
         until = None if timeout is None else time.monotonic() + timeout
-        read: dict[str, Any] = {}
         if self.stdin is not None:
             self.stdin.close()
-
-        def read_all(name: str, stream: IO[Any]) -> None:
-            with stream:
-                read[name] = stream.read()
-
-        pipes = {name: pipe for name, pipe in (("out", self.stdout), ("err", self.stderr)) if pipe is not None}
-        threads = [threading.Thread(target=read_all, args=pair, daemon=True) for pair in pipes.items()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(None if until is None else max(0.0, until - time.monotonic()))
-            if thread.is_alive():
+        for name, pipe in (("out", self.stdout), ("err", self.stderr)):
+            if pipe is not None and name not in self._readers and not pipe.closed:
+                self._readers[name] = threading.Thread(target=self._read_all, args=(name, pipe), daemon=True)
+                self._readers[name].start()
+        for reader in self._readers.values():
+            reader.join(None if until is None else max(0.0, until - time.monotonic()))
+            if reader.is_alive():
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         self.wait(None if until is None else max(0.0, until - time.monotonic()))
-        return read.get("out"), read.get("err")
+        return self._read.get("out"), self._read.get("err")
+
+    def _read_all(self, name: str, pipe: IO[Any]) -> None:
+        with pipe:
+            self._read[name] = pipe.read()
 
     def __enter__(self) -> "Program":
         return self
