@@ -108,6 +108,7 @@ def test_what_is_ours_in_a_url_is_taken_out_and_passwords_are_not_shown() -> Non
     assert address.server == "postgresql://ann:secret@db:5433/shop?sslmode=require&password=other"
     assert (address.schema, address.pooler) == ("runs", True)
     assert address.shown == "postgresql://ann@db:5433/shop?sslmode=require&schema=runs"
+    assert address_of("postgresql://ann:se@cr/et@db/shop").shown == "postgresql://ann@db/shop"
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
