@@ -18,8 +18,8 @@ from everstep.engine.telling import report_of
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED, Status
-from everstep.stores.protocol import Claim, Claimed, HoldRow, NotClaimed, Post, RunRow
-from everstep.stores.tails import LostTail
+from everstep.stores.protocol import Claim, Claimed, NotClaimed, Post, RunRow
+from everstep.stores.rows import LostTail
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
@@ -38,29 +38,24 @@ class Losses:
 
     def __init__(self, app: "Driving") -> None:
         self._app = app
-        self._open: dict[str, LostTail] = {}
+        self.open: dict[str, LostTail] = {}
         self._posted: set[str] = set()
         self._being_held: set[str] = set()
 
-    def has(self, run: str) -> bool:
-        """Tell whether a run is not to be driven: its tail is lost, and it is about to be held."""
-        self.look()
-        return run in self._open
-
-    def look(self) -> set[str]:
-        """Stop the runs that are known by now to have lost their tails, and have them held. Returns the new ones."""
-        if found := self._app.store.lost_tails():
+    def look(self, found: Sequence[LostTail]) -> set[str]:
+        """Stop the runs that were found to have lost their tails, and have them held. Returns the new ones."""
+        if found:
             self._tell(found)
             for tail in found:
                 self._stop(tail)
-        for run in self._open.keys() - self._being_held:
+        for run in self.open.keys() - self._being_held:
             self._being_held.add(run)
             self._app.spawn(self._hold(run))
         return {tail.run for tail in found}
 
     def _stop(self, tail: LostTail) -> None:
         if tail.status in UNFINISHED:
-            self._open[tail.run] = tail
+            self.open[tail.run] = tail
         driver = self._app.drivers.get(tail.run)
         if driver is not None:
             self._app.let_go(driver)
@@ -82,10 +77,10 @@ class Losses:
 
     async def _hold(self, run: str) -> None:
         """Claim the run and hold it. While somebody else drives it, ask them to."""
-        app, tail = self._app, self._open[run]
+        app, tail = self._app, self.open[run]
         try:
             if self._was_held(tail):
-                self._open.pop(run, None)
+                self.open.pop(run, None)
                 return
             await app.become_worker()
             verdict = await app.committer.submit(Claim(run, app.worker, app.clock.now(), UNFINISHED))
@@ -95,7 +90,7 @@ class Losses:
                 await self._ask_owner(verdict.row, tail)
         except Damaged as error:
             log.error("Run %s has lost its tail, and cannot be held: %s", run, error)
-            self._open.pop(run, None)
+            self.open.pop(run, None)
         finally:
             app.loop.call_later(AGAIN_SECONDS, self._being_held.discard, run)
 
@@ -108,7 +103,7 @@ class Losses:
     async def _ask_owner(self, row: RunRow | None, tail: LostTail) -> None:
         app = self._app
         if row is None or row.status in ENDED:
-            self._open.pop(tail.run, None)
+            self.open.pop(tail.run, None)
             return
         alive = {worker.id for worker in app.store.workers() if worker.lease_until > app.clock.now()}
         if row.owner in alive and tail.run not in self._posted:
@@ -161,13 +156,3 @@ def lost_tail_report(found: Diagnosis, tail: LostTail, worker: str) -> HoldRepor
 def _lost(tail: LostTail, there: int) -> list[EventRow]:
     """Return the lost events that are known. If another history took their place, which ones are is not known."""
     return [event for event in tail.events if tail.is_other or event.seq > there]
-
-
-def note_lost_tail(found: Diagnosis, hold: HoldRow | None) -> None:
-    """A sound history whose hold tells of a lost tail is repaired as well: with a caution, nothing archived."""
-    if found.problem or hold is None:
-        return
-    facts = report_of(hold)
-    if "seen" in facts:
-        found.problem, found.lost = hold.summary, True
-        found.unseen, found.unseen_by = list(facts.get("begun", ())), list(facts.get("workers", ()))

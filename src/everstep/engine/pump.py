@@ -98,7 +98,7 @@ class Pump:
         nudged = self._nudged.is_set()
         self._nudged.clear()
         app.resting.evict_oldest()
-        app.losses.look()
+        app.look_for_losses()
         sweep = at >= self._next_sweep
         buried = False
         if at >= self._next_renewal and app.worker:
@@ -118,8 +118,8 @@ class Pump:
             await self._look(at)
         if changed or nudged or sweep:
             app.notifier.look()
-        if changed or nudged or sweep:
-            app.limits.look()
+            if app.has_limits:
+                app.limits.look()
         if changed or nudged:
             app.watchers.look_at_what_is_elsewhere()
 

@@ -14,7 +14,7 @@ from everstep.engine.agreement import created_at, preview_text, published_by
 from everstep.engine.diagnosis import Diagnosis, UnseenStep, diagnose, open_steps, steps_in
 from everstep.engine.history import Recorded, public_events
 from everstep.engine.journal import Journal, restore_payload
-from everstep.engine.losses import note_lost_tail
+from everstep.engine.telling import report_of
 from everstep.errors import Damaged, RunActive
 from everstep.model.accounts import standing_at
 from everstep.model.events import ENDS, EventRow, RunRepaired
@@ -91,6 +91,16 @@ async def repair(app: "App", run: str, *, note: str, by: str, dry_run: bool = Fa
     app.untakeable.discard(run)
     app.watchers.look_again(run)
     return report
+
+
+def note_lost_tail(found: Diagnosis, hold: HoldRow | None) -> None:
+    """A sound history whose hold tells of a lost tail is repaired as well: with a caution, nothing archived."""
+    if found.problem or hold is None:
+        return
+    facts = report_of(hold)
+    if "seen" in facts:
+        found.problem, found.lost = hold.summary, True
+        found.unseen, found.unseen_by = list(facts.get("begun", ())), list(facts.get("workers", ()))
 
 
 def _report(found: Diagnosis, run: str) -> Repair:

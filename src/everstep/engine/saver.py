@@ -122,7 +122,7 @@ class Saver:
         elif isinstance(verdict, Failed):
             self.fail(verdict.error)
         else:
-            if driver.run in driver.app.losses.look():
+            if driver.run in driver.app.look_for_losses():
                 return
             log.info("Run %s was taken over by another worker; this one lets go of it.", driver.run)
             driver.app.let_go(driver)

@@ -14,7 +14,7 @@ from everstep.stores.memory_schedules import MemorySchedules
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import CheckpointRow, Delivery, HoldRow, RunRow, WorkerRow
 from everstep.stores.queues import DEFAULT_QUEUE, QueueCount, QueueRoom, QueueRow, SlotRow
-from everstep.stores.tails import LostTail
+from everstep.stores.rows import LostTail
 
 
 class MemoryWork(MemoryBeside, MemorySchedules):

@@ -1,12 +1,24 @@
 """Opening a store by its URL."""
 
 import os
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
 
 from everstep.errors import Misuse
 from everstep.model.chains import ChainKeyOption, chain_keys
+from everstep.model.collector import paused_collector
 from everstep.stores.protocol import Store
+
+COMPATIBLE: Final = "-- Compatible with the version before."
+"""What a migration says that only adds: tables, indexes, columns that may be empty or have a default. A release can use
+a store that is one version newer than it knows, if that version's migration says so."""
+
+DEFAULT_URL: Final = "sqlite:///everstep.db"
+
+
+def default_url() -> str:
+    """Return `EVERSTEP_URL`, else `sqlite:///everstep.db`."""
+    return os.environ.get("EVERSTEP_URL") or DEFAULT_URL
 
 
 def open_store(
@@ -51,7 +63,8 @@ def _opened(
     if is_postgres(url):
         return _postgres(url, durability=durability, clock=clock, create=create, migrate=migrate)
     path = _path_of(url)
-    from everstep.stores.sqlite import SqliteStore
+    with paused_collector():
+        from everstep.stores.sqlite import SqliteStore
 
     return SqliteStore(path, durability=durability, clock=clock, create=create, migrate=migrate)
 
@@ -92,3 +105,13 @@ def _path_of(url: str) -> str:
     if not path or path.startswith(":") or "\0" in path:
         raise Misuse("A store needs the path of a file, as in sqlite:///runs.db; for tests there is memory:")
     return path
+
+
+def is_compatible(migration: str) -> bool:
+    """Tell whether a release that does not know a migration may go on with the store all the same."""
+    return any(line.strip() == COMPATIBLE for line in migration.splitlines())
+
+
+def works_with(migrations: Sequence[str], version: int) -> int:
+    """Return the version that a release has to know at least, to use a store of this version."""
+    return max((number for number in range(1, version + 1) if not is_compatible(migrations[number - 1])), default=1)

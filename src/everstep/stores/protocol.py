@@ -13,7 +13,7 @@ changed (kind `key`). They are numbered per store in the order of arrival.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -31,6 +31,7 @@ from everstep.stores.rows import (
     CheckpointRow,
     Delivery,
     HoldRow,
+    LostTail,
     NewRun,
     Post,
     RowChange,
@@ -39,7 +40,6 @@ from everstep.stores.rows import (
     WorkerRow,
 )
 from everstep.stores.schedules import ChangeSchedule, Schedules
-from everstep.stores.tails import TailStore
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.
@@ -77,12 +77,10 @@ class Append(msgspec.Struct, gc=False):
     it has ended, the follower is told at once); with others, the follower's inbox gets a `child` delivery with the
     status `refused`. A `child` delivery has the other run's id as `name`, the decimal call as `id`, and as value the
     JSON `{"status": …, "outcome": <the outcome's payload or null>}`, with `"budget": <the row's>` if it has one. An
-    append that ends the run also tells all
-    followers, marks pending inbox rows `undelivered`, sets `ended_at`,
-    and gives the lease back. `payloads` are stored once per run by digest.
-    `keys`: with a claim of a key that another step has, the append is `Refused("key")`, naming the calls that did not
-    get theirs. An end settles a key and tells whoever waits for it; so does an append that ends the run, for its steps
-    under way that may be repeated.
+    append that ends the run also tells all followers, marks pending inbox rows `undelivered`, sets `ended_at`, and
+    gives the lease back. `payloads` are stored once per run by digest. `keys`: with a claim of a key that another step
+    has, the append is `Refused("key")`, naming the calls that did not get theirs. An end settles a key and tells
+    whoever waits for it; so does an append that ends the run, for its steps under way that may be repeated.
     What `starts`, `posts` and ends deliver to a run that has ended already is kept as `undelivered`: nobody hears a
     verdict on it, so it stays visible. What they deliver to a run that is not there is dropped.
     """
@@ -204,17 +202,17 @@ Operation = (
 )
 
 
-class Accepted(NamedTuple):
+class Accepted(msgspec.Struct, frozen=True):
     """The operation was done."""
 
 
-class Existing(NamedTuple):
+class Existing(msgspec.Struct, frozen=True):
     """A run with this id exists."""
 
     row: RunRow
 
 
-class Refused(NamedTuple):
+class Refused(msgspec.Struct, frozen=True):
     """The operation was not done and changed nothing."""
 
     why: Literal["fenced", "head", "inbox", "missing", "key", "taken"]
@@ -222,32 +220,32 @@ class Refused(NamedTuple):
     """With `key`: the calls whose keys others have."""
 
 
-class Posted(NamedTuple):
+class Posted(msgspec.Struct, frozen=True):
     """The delivery is in the inbox; `duplicate` when it had been there already."""
 
     number: int
     duplicate: bool = False
 
 
-class NotPosted(NamedTuple):
+class NotPosted(msgspec.Struct, frozen=True):
     """There is no such run (`status` None), or it has ended."""
 
     status: Status | None
 
 
-class Claimed(NamedTuple):
+class Claimed(msgspec.Struct, frozen=True):
     """The run is ours; `row` is the row after the claim."""
 
     row: RunRow
 
 
-class NotClaimed(NamedTuple):
+class NotClaimed(msgspec.Struct, frozen=True):
     """Somebody else drives it, or its status does not allow it."""
 
     row: RunRow | None
 
 
-class Failed(NamedTuple):
+class Failed(msgspec.Struct, frozen=True):
     """The operation was not done and changed nothing: it fails by itself, as with a payload that cannot be stored."""
 
     error: Exception
@@ -258,7 +256,7 @@ Verdict = (
 )
 
 
-class Store(Schedules, QueueStore, KeyStore, TailStore, Protocol):
+class Store(Schedules, QueueStore, KeyStore, Protocol):
     """What the engine needs of a database. Methods may be called from any thread, one at a time per method family:
     `commit` only from the committer; the reading methods from anywhere (they use a connection of their own).
     """
@@ -378,6 +376,10 @@ class Store(Schedules, QueueStore, KeyStore, TailStore, Protocol):
         """Return how often this store was restored from a backup."""
         ...
 
+    def lost_tails(self) -> Sequence[LostTail]:
+        """Return the runs that were found to have lost their tails, each once; before more was written. Very cheap."""
+        ...
+
     def inbox(self, run: str) -> list[Delivery]:
         """Return the pending deliveries, in the order of their numbers."""
         ...
@@ -494,5 +496,4 @@ def check_events(new: NewRun | Append) -> None:
 
 def pages(rows: Iterable[RunRow], filter: RunFilter) -> list[RunRow]:
     """Return the page of `rows` that a filter asks for (for stores that filter in memory)."""
-    listed = list(rows)
-    return listed[filter.offset : filter.offset + filter.limit]
+    return list(rows)[filter.offset : filter.offset + filter.limit]

@@ -186,3 +186,31 @@ class WorkerRow(msgspec.Struct):
     """Where it delivers notifications of holds to, by name."""
     about: bytes = b"{}"
     """JSON: what it serves, and how busy it is. For people, and for other workers; nothing is decided by it here."""
+
+
+class LostTail(msgspec.Struct, kw_only=True):
+    """A run whose history no longer has an event that this process saw durable.
+
+    The database was replaced by a copy that lacks the newest events. They were durable, and this process has told
+    others of them or acted on them. The shorter history is sound: only whoever remembers its head can tell.
+    """
+
+    run: str
+    generation: int
+    seen: int
+    """The number of the newest event that was seen durable."""
+    seen_at: int
+    seen_status: str
+    """What the run was with that event."""
+    there: int | None
+    """The number of the newest event that is there now; None if the run itself is gone."""
+    there_at: int = 0
+    status: Status | None = None
+    """What the run is now."""
+    events: list[EventRow] = []
+    """The newest events of this history that this process wrote, as far as it still has them."""
+
+    @property
+    def is_other(self) -> bool:
+        """Whether there is an event of the same number, and it is another one: somebody went on without the tail."""
+        return self.there is not None and self.there >= self.seen

@@ -26,7 +26,7 @@ from everstep.stores.protocol import (
     StartRun,
     Verdict,
 )
-from everstep.stores.tails import LostTail
+from everstep.stores.rows import LostTail
 
 HEADS_MAX: Final = 100_000
 """So many runs are remembered, those that were written last."""

@@ -10,10 +10,10 @@ import psycopg
 
 from everstep.errors import StoreReadOnly, StoreUnusable
 from everstep.model.crash_points import crash_point
+from everstep.stores.opening import is_compatible, works_with
 from everstep.stores.postgres.addresses import Address, address_of
 from everstep.stores.postgres.connections import VERSION_MIN, Connection, Outage, connect, translated
 from everstep.stores.postgres.queries import HERE, sql_text, statements
-from everstep.stores.sql.releases import is_compatible, works_with
 
 _MIGRATION: Final = re.compile(r"(\d{4})_\w+\.sql")
 

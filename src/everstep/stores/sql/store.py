@@ -11,9 +11,9 @@ from everstep.stores.moving import RunDump
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
 from everstep.stores.queues import QueueCount, QueueRoom, QueueRow, SlotRow
+from everstep.stores.rows import LostTail
 from everstep.stores.schedules import ScheduleRow
 from everstep.stores.sql.reading import Reading
-from everstep.stores.tails import LostTail
 
 
 class SqlStore(ABC):
