@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everstep.errors import StoreError
-from everstep.stores.postgres import PostgresStore
+from everstep.stores.postgres import PostgresStore, commits
 from everstep.stores.protocol import (
     Accepted,
     Busy,
@@ -221,3 +221,24 @@ def test_a_store_that_is_closed_during_an_outage_does_not_wait_for_ever(
     finally:
         server.start()
     assert "store was closed" in str(problems[0])
+
+
+def test_an_append_whose_reply_came_after_another_worker_took_over_is_not_acted_upon(
+    postgres: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "SLOW_SECONDS", 0.0)
+    postgres.enter("you")
+    rows = {id: postgres.start(id, status="running") for id in ("kept", "taken", "ended")}
+    another = postgres.another()
+    note = postgres.postgres._writer.heads.note
+
+    def late(*arguments: Any) -> Any:
+        assert isinstance(another.commit([Claim("taken", "you", 1, ["running"])])[0], Claimed)
+        assert isinstance(another.commit([Claim("ended", "you", 1, ["completed"])])[0], Claimed)
+        return note(*arguments)
+
+    monkeypatch.setattr(postgres.postgres._writer.heads, "note", late)
+    batch = [append_to(rows["kept"]), append_to(rows["taken"]), append_to(rows["ended"], status="completed")]
+    assert postgres.do(*batch) == [Accepted(), Refused("fenced"), Accepted()]
+    assert len(postgres.store.events("taken", 1)) == 2, "it is in the history all the same"
+    another.close()

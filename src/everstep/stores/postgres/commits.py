@@ -47,6 +47,8 @@ from everstep.stores.sql.reading_back import is_there
 DEADLOCKS_MAX: Final = 20
 """So often in a row a transaction is tried again that was chosen to give way to another one."""
 
+SLOW_SECONDS: Final = 0.9
+"""After a commit that took longer it is asked whether its runs are still ours: the shortest lease is a second."""
 WAIT_SECONDS: Final = 2.0
 """So long other transactions than commits wait for the connection."""
 
@@ -100,6 +102,7 @@ class Writer:
         """Do a batch. See `Store.commit`."""
         if not operations:
             return []
+        began = time.monotonic()
         if not self._lock.acquire(blocking=patient):
             raise Busy
         try:
@@ -109,6 +112,8 @@ class Writer:
             refused = self.heads.note(work.operations, verdicts)
             if refused or self.heads.comparisons != compared:
                 verdicts = self._compared(work.operations, verdicts)
+            if time.monotonic() - began > SLOW_SECONDS:
+                verdicts = self._rechecked(work.operations, verdicts)
         finally:
             self._lock.release()
         if any(map(is_news, work.operations, verdicts)):
@@ -130,6 +135,33 @@ class Writer:
         return [
             Refused("head") if isinstance(operation, Append) and operation.run in lost else verdict
             for operation, verdict in zip(operations, verdicts, strict=True)
+        ]
+
+    def _rechecked(self, operations: Sequence[Operation], verdicts: list[Verdict]) -> list[Verdict]:
+        """Refuse appends to runs that others have claimed since: their reply was on its way for longer than a lease.
+
+        They are in the history. But whoever hears that would begin the body of a step that is another worker's by now.
+        """
+        appends = {
+            place: operation
+            for place, operation in enumerate(operations)
+            if isinstance(operation, Append) and not operation.release and operation.row.status not in ENDED
+        }
+        if not appends:
+            return verdicts
+        try:
+            rows = self._statements.all("epochs", [append.run for append in appends.values()])
+        except psycopg.Error:
+            self._drop()
+            return verdicts  # nobody knows; the next append is refused, if they are not ours
+        epochs: dict[str, int] = dict(rows)
+        return [
+            Refused("fenced")
+            if isinstance(verdict, Accepted)
+            and place in appends
+            and epochs.get(appends[place].run, 0) > appends[place].epoch
+            else verdict
+            for place, verdict in enumerate(verdicts)
         ]
 
     def _work_for(self, operations: Sequence[Operation]) -> Work:

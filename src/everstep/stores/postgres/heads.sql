@@ -4,6 +4,10 @@
 -- Another one may be a copy that lacks the last moment; this one, as long as it runs, lacks nothing.
 SELECT pg_postmaster_start_time();
 
+-- name: epochs
+-- Whether runs are still driven by whoever has just written to them.
+SELECT id, epoch FROM everstep.runs WHERE id = ANY ($1::text[]);
+
 -- name: heads_behind
 -- Runs whose history does not have an event that was seen durable: run, generation, number, digest, time. Unless the
 -- history was put right since by somebody who knew that something was lost.
