@@ -32,7 +32,7 @@ def become_next_release(*, breaking: bool) -> None:
         return [*older(schema), f'{words}\nALTER TABLE "{schema}".runs ADD COLUMN flavour text;']
 
     opening.migrations = migrations  # type: ignore[assignment]
-    events.BODY_DECODERS["flavour_noted"] = lambda body: events.msgspec.json.decode(body, type=FlavourNoted)
+    events.BODIES["flavour_noted"] = FlavourNoted
     deliver = driver.Driver.deliver
 
     def delivers(self: Any, kind: str, step: str, body: Any, *, expensive: bool = False) -> None:

@@ -20,7 +20,7 @@ from everstep.errors import Damaged, NewerHistory, UnknownRun
 from everstep.model.chains import ChainKeys
 from everstep.model.collector import paused_collector
 from everstep.model.digests import chain_next, chain_start
-from everstep.model.events import BODY_DECODERS, EventRow, decode_body
+from everstep.model.events import BODIES, BODY_DECODERS, EventRow, decode_body
 from everstep.stores.protocol import RunRow, Store
 
 
@@ -164,7 +164,7 @@ def _linked(row: RunRow, before: bytes, event: EventRow, key: bytes) -> Recorded
     seq, kind, step, at, body, digest = event
     if chain_next(before, seq, kind, step, at, body, key) != digest:
         raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
-    if kind not in BODY_DECODERS:
+    if kind not in BODIES:
         raise _newer(row, seq, kind)
     try:
         return Recorded(seq, kind, step, at, decode_body(kind, body))
