@@ -227,6 +227,25 @@ def test_a_failover_that_lost_nothing_holds_nothing(shop: Shop, pair: Pair) -> N
     assert "has lost" not in shop.log.read_text()
 
 
+def test_the_doctor_says_what_a_promotion_would_lose(pair: Pair, tmp_path: Path) -> None:
+    shop = Shop(tmp_path, pair.url())
+    try:
+        assert "1, and no commit waits for them: a promotion may lose the last moment" in _in_one_line(shop)
+        pair.primary.ask("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        pair.primary.ask("SELECT pg_reload_conf()")
+        until(lambda: "a commit waits for *: a promotion of it loses nothing" in _in_one_line(shop))
+        pair.cut()
+        pair.primary.ask("ALTER SYSTEM RESET synchronous_standby_names")
+        pair.primary.ask("SELECT pg_reload_conf()")
+        until(lambda: "standbys none" in _in_one_line(shop))
+    finally:
+        shop.close()
+
+
+def _in_one_line(shop: Shop) -> str:
+    return " ".join(shop.everstep("doctor").split())
+
+
 # -- the store -----------------------------------------------------------------------------------------------------
 def cut_back(server: Server, schema: str, run: str, keep: int) -> None:
     """Let a run be as it was, as on a standby that lags behind."""
