@@ -439,6 +439,12 @@ class Driver:
             self.budgets.record(seq, kind, step, body)
         return seq
 
+    def only_moves(self) -> bool:
+        """Tell whether the row of a run that is running has nothing to say but the new head, and where it is."""
+        if self.ending or self.hold is not None or self.budgets is not None or self._publishes:
+            return False
+        return self.status == "running" and not self.attempts.restarts
+
     def row_change(self, wake_at: int | None) -> RowChange:
         """Return what the run's row should say beside the new head."""
         steps, journal, attempts = self.execution.steps, self.journal, self.attempts

@@ -111,6 +111,8 @@ _NO_EVENT: Final = (None,) * 6
 
 def stays(append: Append) -> bool:
     """Tell whether an append is said to move the head of its run, and to leave the rest of the row as it is."""
+    if append.plain:
+        return True
     row = append.row
     is_running = row.stays and row.status == "running" and row.wake_at is None
     return is_running and row.outcome is None and row.progress and not append.release

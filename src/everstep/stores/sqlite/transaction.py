@@ -145,7 +145,7 @@ class Transaction(Operations):
         changes: list[Row] = []
         events: list[Any] = []
         for append in appends:
-            if stays(append):
+            if append.plain or stays(append):
                 heads.append(head_values(append))
             else:
                 changes.append(change_values(append))
