@@ -36,10 +36,10 @@ class Arguments(NamedTuple):
 def is_immutable_scalar(value: object) -> bool:
     """Tell whether a value is exactly what its payload would decode to, so that nothing need be decoded."""
     kind = type(value)
-    if kind is str or kind is bool or value is None:
-        return True
     if kind is int:
         return INT_MIN <= value <= INT_MAX  # type: ignore[operator]
+    if kind is str or kind is bool or value is None:
+        return True
     return kind is float and isfinite(value)  # type: ignore[arg-type]
 
 

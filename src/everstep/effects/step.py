@@ -84,6 +84,8 @@ class Step:
         self.needs_intent = needs_intent(effect)
         self.is_accounted_for = self.compensate is not None or not may_run_again(effect)
         """Whether its arguments are kept whole, and it is settled before the run may end or the code be told."""
+        self.is_plain = not (self.is_accounted_for or limit or secret) and key is None and cost is None
+        """Whether nothing but its contract says how it begins and ends, as is the case for most."""
         for error in raises:
             register(error)
         functools.update_wrapper(self, function, updated=())

@@ -89,13 +89,14 @@ class Bodies:
         if driver.budgets is not None:
             running.spending = Spending(uses_nothing=driver.budgets.must_use_nothing(call.call, fallback=fallback))
         context: Context = app.context.copy()
-        context.run(CURRENT.set, running)
         self.running[call.call] = running
         target = call.target
-        if target.effect == "atomic" and not fallback:
-            transacting.start(driver, self, running, context, cut_off=self._attempts.was_cut_off(call.call))
-        elif target.is_async or target.timeout is not None or fallback:
+        if (target.is_async or target.timeout is not None or fallback) and (fallback or target.effect != "atomic"):
             app.first_turns.add(self, running, call.step, context)
+            return
+        context.run(CURRENT.set, running)
+        if target.effect == "atomic":
+            transacting.start(driver, self, running, context, cut_off=self._attempts.was_cut_off(call.call))
         else:
             began = time.monotonic()
             body = functools.partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)
@@ -138,12 +139,14 @@ class Bodies:
 
     async def _perform(self, attempt: Attempt) -> None:
         """Run the body to its end, whatever that is, and tell the driver."""
+        CURRENT.set(attempt)
         call = attempt.call
         began = time.monotonic()
         try:
             target = call.target
             if target.is_async and target.timeout is None and not attempt.fallback:
-                value = await target.function(*call.arguments.args, **call.arguments.kwargs)
+                _, _, args, kwargs = call.arguments
+                value = await (target.function(*args, **kwargs) if kwargs else target.function(*args))
             elif target.timeout is None:
                 value = await self._call(attempt)
             else:

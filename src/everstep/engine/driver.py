@@ -41,7 +41,7 @@ from everstep.engine.journal import Journal
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.past import DamagedCheckpoint
 from everstep.engine.replay import Replayed
-from everstep.engine.saver import Saver
+from everstep.engine.saver import STATUS_OF_END, Saver
 from everstep.engine.surrounding import Surrounding
 from everstep.errors import NotDecodable, StoreError
 from everstep.model import events as ev
@@ -51,14 +51,6 @@ from everstep.model.status import Status
 from everstep.stores.protocol import HoldRow, NewRun, RowChange, RunRow
 
 log = logging.getLogger("everstep.run")
-
-STATUS_OF_END: Final[dict[str, Status]] = {
-    "run_completed": "completed",
-    "run_failed": "failed",
-    "run_cancelled": "cancelled",
-    "run_continued": "running",
-}
-
 
 LOOK_AGAIN_SECONDS: Final = 0.5
 """After so long an inbox that could not be read is looked at again."""
@@ -105,7 +97,7 @@ class Driver:
         """Whether the run is to end without its code, as soon as no effect is under way or in doubt."""
         self.status: Status = "running"
         self.published = replayed.published
-        self._publishes = False
+        self.publishes = False
         self._alarm_at: int | None = None
         self._unapplied: deque[tuple[int, bool, str, Any, int]] = deque()
         self._applying = False
@@ -165,12 +157,27 @@ class Driver:
         return bool(self.stopped or self.ending or self.hold)
 
     # -- going on after a replay -----------------------------------------------------------------------------------
-    def go_on(self, *, look: bool) -> None:
+    def go_on(self, *, is_new: bool = False) -> None:
         """Settle the steps that are open by their contracts, then do what the code asks for beyond its history.
 
-        With `look` the inbox comes next, before any deadline: whatever arrived before a timer was due comes first.
+        Unless the run is new, the inbox comes next, before any deadline: whatever arrived before a timer was due comes
+        first.
         """
         self._applying = True
+        if not is_new:
+            self._settle_open()
+        if not (self.takes_nothing or self.end_wanted):  # else nobody would do it, and it would look begun
+            self._perform(self.fresh)
+        self.fresh = ()
+        self._applying = False
+        if self._unapplied:
+            self._apply_outcomes()
+        if is_new or self.hold_wanted is not None or self.failure is not None:
+            self.come_to_rest()
+        else:
+            self.ring()
+
+    def _settle_open(self) -> None:
         if self.damaged_checkpoints:
             checkpointing.report_damage(self)
         new = {command.call for command in self.fresh if isinstance(command, (StepCall, ChildCall))}
@@ -184,16 +191,6 @@ class Driver:
             old = [child for child in old if child.call not in self.budgets.withheld]
         if old and self.hold is None:
             self.children.take_up(old, tell_again=self._retried)
-        if not (self.takes_nothing or self.end_wanted):  # else nobody would do it, and it would look begun
-            self._perform(self.fresh)
-        self.fresh = ()
-        self._applying = False
-        if self._unapplied:
-            self._apply_outcomes()
-        if look and self.hold_wanted is None and self.failure is None:
-            self.ring()
-        else:
-            self.come_to_rest()
 
     def note_restored(self, number: int) -> None:
         """The store was restored from a backup: what this run did after that is forgotten, and has happened."""
@@ -371,7 +368,7 @@ class Driver:
 
     def take_back_row(self, change: RowChange, events: int) -> None:
         """What the row was to say, beside so many events, was not written."""
-        self._publishes = self._publishes or change.published is not None
+        self.publishes = self.publishes or change.published is not None
         if self.budgets is not None:
             self.budgets.forget_news()
         if not change.progress:
@@ -416,7 +413,7 @@ class Driver:
             self.status = "waiting"
             self.saver.save_status()
             self.app.resting.add(self)
-        if self._alarm_at is not None or self.deadlines.are_any:
+        if self._alarm_at is not None or self.deadlines.heap:
             self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -439,33 +436,14 @@ class Driver:
             self.budgets.record(seq, kind, step, body)
         return seq
 
-    def only_moves(self) -> bool:
-        """Tell whether the row of a run that is running has nothing to say but the new head, and where it is."""
-        if self.ending or self.hold is not None or self.budgets is not None or self._publishes:
-            return False
-        return self.status == "running" and not self.attempts.restarts
-
-    def row_change(self, wake_at: int | None) -> RowChange:
-        """Return what the run's row should say beside the new head."""
-        steps, journal, attempts = self.execution.steps, self.journal, self.attempts
-        current = next(iter(steps.values())).step if steps else ""
-        budget = self.budgets.news(ended=bool(self.ending)) if self.budgets is not None else None
-        at, news = journal.at, self._news() if self._publishes else None
-        if self.ending:
-            return RowChange(STATUS_OF_END[self.ending], at, wake_at, current, news, self.outcome, budget=budget)
-        progress = len(journal.unsaved) > attempts.restarts
-        attempts.restarts = 0
-        status: Status = "held" if self.hold else self.status
-        return RowChange(status, at, wake_at, current, news, None, progress, budget)
-
     def publish(self, name: str, payload: bytes) -> None:
         """Publish a value: the row has it once it is durable."""
         self.published[name] = msgspec.Raw(payload)
-        self._publishes = True
+        self.publishes = True
 
-    def _news(self) -> bytes:
+    def news(self) -> bytes:
         """Return the published values, of which some are new since the last unit."""
-        self._publishes = False
+        self.publishes = False
         return msgspec.json.encode(self.published)
 
     def stop(self) -> None:

@@ -33,6 +33,7 @@ from everstep.engine.commands import (
     PublishValue,
     StartTimer,
     StepCall,
+    call_future,
 )
 from everstep.engine.crossing import Kept
 from everstep.engine.ending import Failure, end_of
@@ -337,7 +338,7 @@ class Execution:
         keyed = Keyed(step.key.make(step.signature, arguments)) if step.key is not None else None
         visit = self._visits[name] = self._visits.get(name, 0) + 1
         self._calls = number = self._calls + 1
-        future = CallFuture(self.loop, self)
+        future = call_future(self.loop, self)
         called = name if visit == 1 else f"{name}#{visit}"
         call = future.target = StepCall(number, called, step, arguments, self.entropy, future, source, keyed)
         self.steps[number] = call
@@ -406,7 +407,7 @@ class Execution:
         """Ask for a child run and return the future of its outcome."""
         self.require_live()
         arguments = self.codec.encode_arguments(workflow.signature, args, kwargs, workflow.name)
-        future = CallFuture(self.loop, self)
+        future = call_future(self.loop, self)
         if self.books is not None:
             self.books.enter_child(self._calls + 1, workflow, self.children)
         number = self.next_call()

@@ -37,6 +37,9 @@ FOREVER_SECONDS: Final = 1e11
 """A longer wait, `asyncio.sleep(math.inf)` too, is one of three thousand years: a deadline must fit into a column."""
 
 
+_identity: Final = object.__hash__
+
+
 class SpinningWorkflow(Exception):
     """Workflow code did not come to rest."""
 
@@ -58,8 +61,11 @@ class WorkflowTask(asyncio.Task[Any]):
     """A task that hashes by the number of its creation."""
 
     def __init__(self, coroutine: Any, *, loop: "WorkflowLoop", name: str | None, context: Context | None) -> None:
-        loop.created = self.number = loop.created + 1  # before the base class, which already puts the task into a set
-        super().__init__(coroutine, loop=loop, name=name or f"task-{self.number}", context=context)
+        # asyncio keeps all tasks of all loops in one set. There the first tasks of many runs must not hash alike.
+        self.number = _identity(self)
+        loop.created = number = loop.created + 1
+        super().__init__(coroutine, loop=loop, name=name or f"task-{number}", context=context)
+        self.number = number
 
     def __hash__(self) -> int:
         return self.number

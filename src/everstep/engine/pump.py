@@ -112,7 +112,7 @@ class Pump:
         wake = self._next_wake is not None and at >= self._next_wake
         expects = app.recover or app.wanted or app.queueing.has_own
         looks = sweep and expects and (buried or at >= self._next_look)
-        if nudged or changed or wake or self._has_more or looks:
+        if nudged or changed or wake or looks or (self._has_more and self._room() > 0):
             self._next_look = at + microseconds(app.store.look_seconds)
             await self._look(at)
         if changed or nudged or sweep:
@@ -161,7 +161,7 @@ class Pump:
         await self._retry_diverged()
         due: list[str] = []
         more = False
-        room = app.concurrency - sum(1 for driver in app.drivers.values() if driver.status == "running")
+        room = self._room()
         if room > 0 and not app.draining and not self._runs_alone():
             names = app.workflows()
             served = app.queueing.served
@@ -176,6 +176,10 @@ class Pump:
             self._next_wake = at + microseconds(SWEEP_SECONDS)  # one that this worker cannot take up
         if app.queueing.next_at is not None:
             self._next_wake = min(app.queueing.next_at, self._next_wake or app.queueing.next_at)
+
+    def _room(self) -> int:
+        """Return how many more runs may be driven here at the same time."""
+        return self.app.concurrency - [driver.status for driver in self.app.drivers.values()].count("running")
 
     async def _take_wanted(self, at: int) -> None:
         """Take up runs that belong here as soon as nobody else drives them."""

@@ -65,22 +65,40 @@ class Payloads:
         return self._undurable.get(digest) or restore_payload(self._store.payload(self._run, digest), digest)
 
 
-def take_up(
-    app: Surrounding, row: RunRow, workflow: Workflow, events: list[Recorded] | None = None
-) -> Driver | HoldReport:
+def begin(app: Surrounding, row: RunRow, workflow: Workflow, started: Recorded) -> Driver | HoldReport:
+    """Bring a run that was started here to its first rest; or say why a person must look at it."""
+    body = started.body
+    journal = Journal(
+        row.id, row.generation, row.head_seq, row.head_digest, started.at, app.store.chain.key(body.chain, row.id)
+    )
+    lookup = Payloads(app.store, row.id, journal.undurable)
+    execution = Execution(workflow, run=row.id, generation=row.generation, codec=app.codec, lookup=lookup)
+    if body.budget is not None:
+        execution.books = Books(body, started.at)
+    try:
+        replayed = first_run(execution, started)
+    except NotDecodable as error:
+        return _no_longer_decodes(error)
+    if replayed.spins:
+        return _spins(replayed)
+    driver = Driver(app, row, replayed, journal, started.at + microseconds(body.delay))
+    driver.allotment = body.budget
+    return driver
+
+
+def take_up(app: Surrounding, row: RunRow, workflow: Workflow) -> Driver | HoldReport:
     """Bring a claimed run to the point from which it goes on; or say why a person must look at it."""
     if row.deaths >= DEATHS_MAX:
         return poisoned_report(row.deaths)
     try:
-        past = Past(events) if events is not None else load_past(app.store, row)
+        past = load_past(app.store, row)
         replayed = replay(app.store, app.codec, row, workflow, past.events, past.checkpoint)
     except Damaged as error:
         return damaged_report(error, diagnose(app.store, row))
     except NotDecodable as error:
-        return HoldReport("diverged", f"the arguments no longer decode: {error}", without=["accept"])
+        return _no_longer_decodes(error)
     if replayed.spins:
-        replayed.execution.evict()
-        return stuck_report(replayed.execution, SpinningWorkflow())
+        return _spins(replayed)
     if replayed.differences:
         replayed.execution.evict()
         return diverged_report(replayed.differences)
@@ -95,6 +113,15 @@ def take_up(
     if app.restores > _restores_noted(past):
         driver.note_restored(app.restores)
     return driver
+
+
+def _no_longer_decodes(error: NotDecodable) -> HoldReport:
+    return HoldReport("diverged", f"the arguments no longer decode: {error}", without=["accept"])
+
+
+def _spins(replayed: Replayed) -> HoldReport:
+    replayed.execution.evict()
+    return stuck_report(replayed.execution, SpinningWorkflow())
 
 
 def _restores_noted(past: Past) -> int:

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("everstep.run")
 
+STATUS_OF_END: Final[dict[str, Status]] = {
+    "run_completed": "completed",
+    "run_failed": "failed",
+    "run_cancelled": "cancelled",
+    "run_continued": "running",
+}
 _RUNNING: Final[tuple[Status, int | None]] = ("running", None)
 
 
@@ -67,12 +73,12 @@ class Saver:
         if driver.stopped:
             return None
         journal = driver.journal
-        if self._written is _RUNNING and journal.unsaved and journal.more is None and driver.only_moves():
+        if self._written is _RUNNING and journal.unsaved and journal.more is None and self._only_moves(driver):
             return self._plain_unit(driver, journal)
         wake_at = driver.wake_at() if driver.status == "waiting" else None
         if not journal.unsaved and journal.more is None and self._written == (driver.status, wake_at):
             return None
-        row = driver.row_change(wake_at)
+        row = self._row_change(wake_at)
         unit = Append(driver.run, journal.generation, driver.row.epoch, *self._sent, journal.unsaved, row)
         if driver.renewal is not None:
             unit.renewal = driver.renewal
@@ -91,6 +97,26 @@ class Saver:
         self._sent = (journal.seq, journal.digest)
         journal.unsaved = []
         return unit
+
+    def _only_moves(self, driver: "Driver") -> bool:
+        """Tell whether the row of a run that is running has nothing to say but the new head, and where it is."""
+        if driver.ending or driver.hold is not None or driver.budgets is not None or driver.publishes:
+            return False
+        return driver.status == "running" and not driver.attempts.restarts
+
+    def _row_change(self, wake_at: int | None) -> RowChange:
+        """Return what the run's row should say beside the new head."""
+        driver = self._driver
+        steps, journal, attempts = driver.execution.steps, driver.journal, driver.attempts
+        current = next(iter(steps.values())).step if steps else ""
+        budget = driver.budgets.news(ended=bool(driver.ending)) if driver.budgets is not None else None
+        at, news = journal.at, driver.news() if driver.publishes else None
+        if driver.ending:
+            return RowChange(STATUS_OF_END[driver.ending], at, wake_at, current, news, driver.outcome, budget=budget)
+        progress = len(journal.unsaved) > attempts.restarts
+        attempts.restarts = 0
+        status: Status = "held" if driver.hold else driver.status
+        return RowChange(status, at, wake_at, current, news, None, progress, budget)
 
     def _plain_unit(self, driver: "Driver", journal: "Journal") -> Append:
         """Return the unit of a run that goes on: its events, and where it is now."""

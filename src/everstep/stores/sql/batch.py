@@ -130,9 +130,10 @@ def _begun_with_an_append(operations: Sequence[Operation], mentioned: dict[str, 
         if type(operation) is StartRun:
             if operation.new.follower is None and mentioned[operation.new.row.id] == 2:
                 started.add(operation.new.row.id)
-        elif type(operation) is Append and operation.run in started:
-            if is_simple(operation) and operation.row.status not in ENDED:
-                both.add(operation.run)
+        elif type(operation) is not Append or operation.run not in started:
+            continue
+        elif is_simple(operation) and operation.row.status not in ENDED:
+            both.add(operation.run)
     return both
 
 

@@ -119,7 +119,7 @@ def stays(append: Append) -> bool:
 
 
 def head_values(append: Append) -> Row:
-    """Return the parameters of `move_head`: what is expected, what always changes, the new head."""
+    """Return the parameters of `move_heads`: what is expected, what always changes, the new head."""
     row, events = append.row, append.events
     return (
         append.run,
@@ -136,7 +136,7 @@ def head_values(append: Append) -> Row:
 
 
 def change_values(append: Append) -> Row:
-    """Return the parameters of `change_row`: those of `move_head`, then status, timer, outcome, end, lease."""
+    """Return the parameters of `change_row`: those of `move_heads`, then status, timer, outcome, end, lease."""
     row = append.row
     ended = row.status in ENDED
     return (
