@@ -13,7 +13,7 @@ from everstep.engine.app import App
 from everstep.engine.execution import Execution
 from everstep.engine.history import load_verified
 from everstep.engine.past import damaged_checkpoints
-from everstep.engine.replay import Replayed
+from everstep.engine.replayed import Replayed
 from everstep.errors import Misuse, NotEncodable, RunCancelled, RunTimedOut, StepError
 from everstep.model.events import CancelRequested, SignalReceived, StepCompleted, encode_body
 from everstep.stores.protocol import Post
@@ -1194,6 +1194,7 @@ NOT_KEPT = {
     "replaying": "it is about the replay",
     "unapplied": "there are none",
     "unwinding": "it is about leaving memory",
+    "wants_places": "it is about the replay",
     "ended": "the code goes on",
     "cancel": "a run that is being cancelled takes none",
     "rollback": "a run that is being undone takes none",

@@ -96,7 +96,7 @@ class Step:
         current = CURRENT.get()
         if current is None:
             return self.function(*args, **kwargs)
-        return current.call_step(self, args, kwargs, sys._getframe(1))
+        return current.call_step(self, args, kwargs, sys._getframe(1) if current.wants_places else None)
 
     def __get__(self, instance: Any, owner: type | None = None) -> "Step":
         """Bind a step that is a method: `self` reaches the body and is not encoded."""

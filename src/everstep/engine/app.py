@@ -99,8 +99,7 @@ class App(ScheduleVerbs, Driving):
             await self.become_worker()
         self.refuse_when_failed()
         at = self.clock.now()
-        queue = queue or target.queue
-        in_line = queue != DEFAULT_QUEUE and bool(checked_name(queue, "queue"))
+        in_line = (queue := queue or target.queue) != DEFAULT_QUEUE and bool(checked_name(queue, "queue"))
         new = new_run(
             target,
             run,

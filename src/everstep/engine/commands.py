@@ -55,6 +55,10 @@ class Command:
         """Return what differs from a recorded event of the same kind ("" if nothing), and if a person may accept it."""
         return "", False
 
+    def is_just(self, step: str, recorded: Any) -> bool:
+        """Tell whether this is just what a `step_started` records, and take its place from there. If not: `compare`."""
+        return False
+
     def digest(self) -> str:
         """Return the arguments' digest, for commands that have one."""
         return ""
@@ -130,6 +134,12 @@ class StepCall(Command, msgspec.Struct, eq=False):
 
     def digest(self) -> str:
         return self.arguments.digest
+
+    def is_just(self, step: str, recorded: ev.StepStarted) -> bool:
+        if self.step != step or recorded.arguments != self.arguments.digest or recorded.effect != self.target.effect:
+            return False
+        self.source = self.source or recorded.source
+        return self.target.is_plain and not (recorded.key or recorded.compensate or recorded.compensates)
 
     def compare(self, recorded: ev.StepStarted | ev.KeyTaken) -> tuple[str, bool]:
         if recorded.effect != self.target.effect:

@@ -40,7 +40,7 @@ from everstep.engine.inbox import Inbox
 from everstep.engine.journal import Journal
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.past import DamagedCheckpoint
-from everstep.engine.replay import Replayed
+from everstep.engine.replayed import Replayed
 from everstep.engine.saver import STATUS_OF_END, Saver
 from everstep.engine.surrounding import Surrounding
 from everstep.errors import NotDecodable, StoreError

@@ -107,6 +107,8 @@ class Execution:
         """Failures that the code was told of, by the identity of their errors."""
         self.replaying = False
         self.unwinding = False
+        self.wants_places = True
+        """Whether the code's lines are looked up: not in the part of a replay of which nothing is recorded or shown."""
         self.ended = False
         self.caution = ""
         """`repaired` or `restored`: steps that must not happen twice may have been begun in a part that is lost."""
@@ -311,20 +313,21 @@ class Execution:
         if self.unwinding:
             raise Evicted
 
-    def call_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    def call_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """A step called by workflow code is a durable call."""
+        source = where_is(frame) if frame is not None else ""
         if step.is_async and self.workflow.is_async:
-            return self._await_step(step, args, kwargs, where_is(frame))
+            return self._await_step(step, args, kwargs, source)
         from everstep.engine.greenlets import in_greenlet, wait_in_greenlet
 
         if step.is_async:
             if in_greenlet():
-                raise cannot_await("step", step.name, frame)
-            return self._await_step(step, args, kwargs, where_is(frame))
+                raise cannot_await("step", step.name, frame or sys._getframe(2))
+            return self._await_step(step, args, kwargs, source)
         if in_greenlet():
-            return wait_in_greenlet(self.issue_step(step, args, kwargs, where_is(frame)))
+            return wait_in_greenlet(self.issue_step(step, args, kwargs, source))
         wrong = mistakes.blocks("step", step.name)
-        raise OutsideInWorkflow(f"{where_is(frame)} — {wrong.what}: {wrong.remedy}.")
+        raise OutsideInWorkflow(f"{source or where_is(sys._getframe(2))} — {wrong.what}: {wrong.remedy}.")
 
     async def _await_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> Any:
         return await self.issue_step(step, args, kwargs, source)

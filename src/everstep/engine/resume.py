@@ -31,7 +31,8 @@ from everstep.engine.journal import Journal, restore_payload
 from everstep.engine.keys import key_end
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.past import Past, load_past
-from everstep.engine.replay import Replay, Replayed, first_run
+from everstep.engine.replay import Replay
+from everstep.engine.replayed import Replayed, first_run
 from everstep.engine.rollback import Account, left_by_children, refuse_what_is_left
 from everstep.engine.surrounding import Surrounding
 from everstep.engine.workflow import Workflow
@@ -126,7 +127,8 @@ def _spins(replayed: Replayed) -> HoldReport:
 
 def _restores_noted(past: Past) -> int:
     """Return how many restores of its store a run knows of."""
-    for event in reversed(past.events):
+    is_noted = past.checkpoint is not None or "run_restored" in past.kinds
+    for event in reversed(past.events if is_noted else ()):
         if event.kind == "run_restored":
             return int(event.body.number)
         if past.checkpoint is not None and event.seq == past.checkpoint.seq:
@@ -155,20 +157,37 @@ def replay(
     *,
     quiet: bool = False,
 ) -> Replayed:
-    """Replay a run's code against its history; with a checkpoint, against the parts of it that `load_past` returns."""
-    lookup = Payloads(store, row.id, {})
-    execution = Execution(workflow, run=row.id, generation=row.generation, codec=codec, lookup=lookup)
-    if history[0].body.budget is not None:
-        execution.books = Books(history[0].body, history[0].at)
+    """Replay a run's code against its history; with a checkpoint, against the parts of it that `load_past` returns.
+
+    To look up the line of each call takes as long as the rest of it, and only a report on a difference needs them all:
+    then the code is replayed once more.
+    """
+
+    def new_execution() -> Execution:
+        lookup = Payloads(store, row.id, {})
+        execution = Execution(workflow, run=row.id, generation=row.generation, codec=codec, lookup=lookup)
+        if history[0].body.budget is not None:
+            execution.books = Books(history[0].body, history[0].at)
+        return execution
+
+    execution = new_execution()
     if len(history) == 1 and not quiet:
         return first_run(execution, history[0])
+    execution.wants_places = False
     with without_collections(len(history)):
-        return Replay(execution, history, checkpoint).go(quiet=quiet)
+        replayed = Replay(execution, history, checkpoint).go(quiet=quiet)
+        if not replayed.differences:
+            return replayed
+        again = Replay(new_execution(), history, checkpoint).go(quiet=True)
+    unused = replayed if again.differences else again  # code that is not deterministic may do something else now
+    unused.execution.evict()
+    return again if again.differences else replayed
 
 
 def _clock_started_at(past: Past) -> int:
     """Return when the run's time began: at its start and after its delay, or at its newest retry."""
-    for event in reversed(past.events):
+    is_later = past.checkpoint is not None or "run_retried" in past.kinds
+    for event in reversed(past.events if is_later else ()):
         if event.kind == "run_retried":
             return int(event.at)
         if past.checkpoint is not None and event.seq == past.checkpoint.seq:
