@@ -895,7 +895,7 @@ async def test_a_checkpoint_stays_when_the_end_beside_it_is_taken_back_for_a_can
     await app.start(summing, [0, 1, 2], id="r")
     await GATES["add 2"].reached.wait()
     await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
-    app.pump._nudged.clear()
+    app.pump._nudged = False
     machine.store.commit([Post("r", "cancel", value=encode_body(CancelRequested(reason="late")), at=1)])
     GATES["add 2"].opened.set()
     with pytest.raises(RunCancelled):

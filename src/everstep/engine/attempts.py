@@ -370,7 +370,8 @@ class StepAttempts:
             else:
                 self.failed(attempt, refused, seconds, final=True)
             return
-        self.bodies.finish(attempt)
+        self.bodies.running.pop(call.call, None)  # see Bodies.finish
+        attempt.task = None
         if call.call not in driver.execution.steps:
             return
         if is_immutable_scalar(value):

@@ -85,7 +85,18 @@ class Bodies:
         crash_point("body.before")
         driver = self._driver
         app = driver.app
-        running = self.attempt_at(call, attempt, app.codec.decode(details) if details else None, fallback=fallback)
+        running = Attempt(
+            driver.run,
+            driver.execution.workflow.name,
+            call.step,
+            call.arguments.digest,
+            call.entropy,
+            attempt,
+            app.codec.decode(details) if details else None,
+            _bodies=self,
+            call=call,
+            fallback=fallback,
+        )
         if driver.budgets is not None:
             running.spending = Spending(uses_nothing=driver.budgets.must_use_nothing(call.call, fallback=fallback))
         context: Context = app.context.copy()
@@ -102,11 +113,11 @@ class Bodies:
             body = functools.partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)
             app.threads.start(driver.run, body, lambda value, error: self._end(running, value, error, began), call.call)
 
-    def attempt_at(self, call: StepCall, attempt: int, details: Any, *, fallback: bool = False) -> Attempt:
-        """Return an attempt that is about to begin."""
+    def attempt_at(self, call: StepCall, attempt: int) -> Attempt:
+        """Return an attempt that somebody asks about, and that does not run."""
         workflow, digest = self._driver.execution.workflow.name, call.arguments.digest
-        surroundings = (self._driver.run, workflow, call.step, digest, call.entropy, attempt, details)
-        return Attempt(*surroundings, _bodies=self, call=call, fallback=fallback)
+        surroundings = (self._driver.run, workflow, call.step, digest, call.entropy, attempt, None)
+        return Attempt(*surroundings, _bodies=self, call=call)
 
     @property
     def charging(self) -> Charging:

@@ -120,10 +120,12 @@ class StepCall(Command, msgspec.Struct, eq=False):
         return self.target.secret
 
     def body(self) -> ev.StepStarted:
-        effect = self.target.effect
-        if self.is_secret:
-            return ev.StepStarted(self.call, self.arguments.digest, effect, "", self.source, secret=True)
-        return ev.StepStarted(self.call, self.arguments.digest, effect, preview_of(self.arguments), self.source)
+        payload, digest, _, _ = self.arguments
+        target = self.target
+        if target.secret:
+            return ev.StepStarted(self.call, digest, target.effect, "", self.source, secret=True)
+        preview = payload[:PREVIEW_BYTES].decode("utf-8", "replace")
+        return ev.StepStarted(self.call, digest, target.effect, preview, self.source)
 
     def text(self) -> str:
         return f"step {self.step}({self.shown_arguments()}) [{self.target.effect}]"
@@ -166,6 +168,8 @@ class CompensationCall(StepCall, eq=False, kw_only=True):
     def body(self) -> ev.StepStarted:
         body = super().body()
         body.compensates = self.compensates
+        if self.hides:
+            body.preview, body.secret = "", True
         return body
 
     def text(self) -> str:

@@ -88,7 +88,7 @@ class Driver:
         books = self.execution.books
         self.budgets = Budgets(self, books, replayed.attempts) if books is not None else None
         self.stopped = False
-        self._clock = app.clock
+        self._now = app.clock.now
         self.ending = ""
         self.hold: HoldRow | None = None
         self.hold_wanted: HoldReport | None = None
@@ -204,7 +204,8 @@ class Driver:
         """Record an outcome and give it to the code, in the order of the log."""
         if self.stopped or self.ending or self.hold:
             return
-        if self._unapplied or self._applying:
+        is_applying = self._applying
+        if is_applying or self._unapplied:
             body.early = True
         if self.budgets is not None and self.attempts.has_keys and self.attempts.keys.is_claiming:
             expensive = True  # the code sees no reservation that may be taken back
@@ -213,13 +214,13 @@ class Driver:
         crash_point("outcome.recorded")
         if expensive:
             self.saver.when_durable(seq, self._apply_outcomes)
-        if not self._applying:
+        if not is_applying:
             self._apply_outcomes()
         if not self.stopped:
             app = self.app
             if not self.saver.is_queued:
                 app.committer.ready(self.saver, waited_for=False)
-            if len(app.drivers) == 1 and not self._applying:
+            if not is_applying and len(app.drivers) == 1:
                 app.committer.commit_now()
 
     def _apply_outcomes(self) -> None:
@@ -300,7 +301,7 @@ class Driver:
             self.end_wanted, self.execution.cancel = True, request
             self.deliver("cancel_requested", "", request)
             return
-        self.deadlines.add(max(self._clock.now(), self.journal.at) + microseconds(request.grace), "grace")
+        self.deadlines.add(max(self._now(), self.journal.at) + microseconds(request.grace), "grace")
         self.deliver("cancel_requested", "", request)
 
     # -- undoing: see compensating.py ------------------------------------------------------------------------------
@@ -403,7 +404,7 @@ class Driver:
             forced_ends.force(self)
             return
         attempts, is_deciding = self.attempts, self.budgets is not None and self.budgets.look_again()
-        if self._unapplied or attempts.are_under_way or is_deciding:
+        if attempts.starting or self._unapplied or attempts.are_under_way or is_deciding:
             self.status = "running"
         else:
             self.execution.receiving.forget_stale()
@@ -431,7 +432,7 @@ class Driver:
 
     def record(self, kind: str, step: str, body: ev.Body) -> int:
         """Append an event to the history and return its number."""
-        seq = self.journal.record(kind, step, body, self._clock.now())
+        seq = self.journal.record(kind, step, body, self._now())
         if self.budgets is not None:
             self.budgets.record(seq, kind, step, body)
         return seq

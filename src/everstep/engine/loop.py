@@ -200,7 +200,9 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     def drain(self) -> None:
         """Run workflow code until it can only wait for events."""
-        entered = None if self._is_entered else self._enter()
+        is_entered = self._is_entered
+        if not is_entered:
+            outer, task = self._enter()
         ready = self._ready
         handle: Ready | Timer | None = None
         turns = 0
@@ -224,8 +226,8 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         finally:
             handle = None  # an error's traceback may keep this frame, and so would keep what it held last
             guard.ARMED.discard(thread)
-            if entered is not None:
-                self._leave(*entered)
+            if not is_entered:
+                self._leave(outer, task)
 
     def _enter(self) -> tuple[asyncio.AbstractEventLoop | None, Any]:
         """Become the running loop of this thread. Returns what `_leave` puts back."""

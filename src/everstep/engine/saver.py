@@ -73,7 +73,12 @@ class Saver:
         if driver.stopped:
             return None
         journal = driver.journal
-        if self._written is _RUNNING and journal.unsaved and journal.more is None and self._only_moves(driver):
+        goes_on = self._written is _RUNNING and driver.status == "running" and not (driver.ending or driver.hold)
+        if (
+            goes_on
+            and journal.unsaved
+            and not (journal.more or driver.budgets or driver.publishes or driver.attempts.restarts)
+        ):
             return self._plain_unit(driver, journal)
         wake_at = driver.wake_at() if driver.status == "waiting" else None
         if not journal.unsaved and journal.more is None and self._written == (driver.status, wake_at):
@@ -97,12 +102,6 @@ class Saver:
         self._sent = (journal.seq, journal.digest)
         journal.unsaved = []
         return unit
-
-    def _only_moves(self, driver: "Driver") -> bool:
-        """Tell whether the row of a run that is running has nothing to say but the new head, and where it is."""
-        if driver.ending or driver.hold is not None or driver.budgets is not None or driver.publishes:
-            return False
-        return driver.status == "running" and not driver.attempts.restarts
 
     def _row_change(self, wake_at: int | None) -> RowChange:
         """Return what the run's row should say beside the new head."""

@@ -22,6 +22,13 @@ def digest_of(data: bytes) -> bytes:
     return state.digest()  # type: ignore[no-any-return]
 
 
+def hex_digest_of(data: bytes) -> str:
+    """Return the same as text."""
+    state = _new_state()
+    state.update(data)
+    return state.hexdigest()  # type: ignore[no-any-return]
+
+
 def chain_start(run: str, generation: int) -> bytes:
     """Return the digest that stands before a run's first event."""
     return blake2b(f"{run}\0{generation}".encode(), digest_size=DIGEST_BYTES, person=b"everstep/chain").digest()
