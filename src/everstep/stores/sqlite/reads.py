@@ -64,20 +64,21 @@ class Reader(Reading):
     def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
         """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
         try:
-            ((count, lowest, highest, *lengths, kinds, steps, ats, sizes, bodies, digests),) = self._all(
+            ((count, lowest, highest, *lengths, kinds, steps, ats, sizes, packed),) = self._all(
                 "events_packed", run, generation, first, last
             )
             if not count:
                 return []
             if highest - lowest + 1 != count or lengths != [16, 16]:
                 return self._events_singly(run, generation, first, last)
+            parts = struct.Struct(b"16s%bs" % sizes.replace(b",", b"s16s")).unpack(packed)
             columns = zip(
                 range(lowest, highest + 1),
                 _decode_texts(kinds),
                 _decode_texts(steps),
                 _decode_numbers(b"[%b]" % ats),
-                struct.Struct(sizes.replace(b",", b"s") + b"s").unpack(bodies),
-                struct.Struct(b"16s" * count).unpack(digests),
+                parts[1::2],
+                parts[::2],
                 strict=True,
             )
         except (msgspec.MsgspecError, struct.error, UnicodeDecodeError, apsw.TooBigError):
