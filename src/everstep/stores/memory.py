@@ -51,10 +51,9 @@ from everstep.stores.protocol import (
     Verdict,
     check_events,
     child_value,
-    pages,
 )
 from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
-from everstep.stores.rows import is_found
+from everstep.stores.rows import is_found, pages
 from everstep.stores.schedules import ChangeSchedule
 
 _numbers: Final = itertools.count(1)

@@ -1,6 +1,6 @@
 """What a store keeps, row by row, as everybody else sees it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -214,3 +214,8 @@ class LostTail(msgspec.Struct, kw_only=True):
     def is_other(self) -> bool:
         """Whether there is an event of the same number, and it is another one: somebody went on without the tail."""
         return self.there is not None and self.there >= self.seen
+
+
+def pages(rows: Iterable[RunRow], filter: RunFilter) -> list[RunRow]:
+    """Return the page of `rows` that a filter asks for (for stores that filter in memory)."""
+    return list(rows)[filter.offset : filter.offset + filter.limit]
