@@ -68,14 +68,15 @@ async def pack(number: int) -> str:
     return await asyncio.to_thread(send, "pack", number)
 
 
-def ask_about(key: str, amount: int) -> Done | NotDone | Unknown:
+def ask_about(key: str, *arguments: object) -> Done | NotDone | Unknown:
     """Ask the ledger's own account. A request that it has, and has not applied yet, may still be applied."""
     path = Path(os.environ[FOLDER]) / "ledger" / "ledger.jsonl"
     known = key.encode()
-    lines = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1] if known in line]
+    entries = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    lines = [json.loads(line) for line in entries if known in line]
     kinds = {line["kind"]: line for line in lines if line["key"] == key}
     if "applied" in kinds:
-        return Done(f"remit-{kinds['applied']['digest'][:12]}")
+        return Done(f"{kinds['applied']['effect']}-{kinds['applied']['digest'][:12]}")
     return Unknown("it is under way") if kinds else NotDone()
 
 
@@ -85,6 +86,14 @@ def remit(amount: int) -> str:
     with open_effect():
         time.sleep(0.05)
         return apply(ledger(), "remit", everstep.key(), amount)
+
+
+@step(effect="once", probe=ask_about, settle=0.1, probe_for=600)
+def remit_slowly(amount: int, seconds: float) -> str:
+    """It takes so long until anybody outside hears of it."""
+    with open_effect():
+        time.sleep(seconds)
+        return apply(ledger(), "remit_slowly", everstep.key(), amount)
 
 
 @step(retry=PATIENT)
@@ -106,3 +115,8 @@ async def chaos_order(number: int) -> dict[str, str | list[str]]:
     word = await everstep.receive("word", str)
     stamped = await asyncio.to_thread(stamp, word)
     return {"found": found, "packed": packed, "paid": paid, "remitted": remitted, "stamped": stamped}
+
+
+@workflow
+async def chaos_slow(amount: int, seconds: float) -> str:
+    return await asyncio.to_thread(remit_slowly, amount, seconds)

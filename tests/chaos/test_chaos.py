@@ -1,39 +1,36 @@
-"""Workers, sessions, replies and the server itself are broken at random, all the time: every run ends as if nothing was.
+"""Workers, sessions, replies and the server itself are broken at random, all the time: every run ends all the same.
 
 The ledger, in its own process, has each effect once. What was done is printed when a trial fails, with its seed.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from everstep.testing.ledger_process import digest_of, receipt
 from tests.chaos.agent import Agent
-from tests.chaos.cluster import ChaosServer, chaos_server
+from tests.chaos.cluster import ChaosServer
 from tests.chaos.nursery import Nursery
 from tests.chaos.trial import SLOW, Trial, undisturbed
 from tests.crash.figures import FIGURES
 
 WORKERS = 4
 PUSH_SEED = 1
+SAMPLE = 10
+"""So many runs are made undisturbed, to see that results are what they are taken for."""
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("chaos")
+def result_of(number: int) -> dict[str, Any]:
+    """Return what an undisturbed order gives: the ledger's receipts depend on what was sent and nothing else."""
 
+    def sent(effect: str, argument: object) -> str:
+        return receipt(effect, digest_of(argument))
 
-@pytest.fixture(scope="module")
-def nursery(place: Path) -> Iterator[Nursery]:
-    made = Nursery(place)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ChaosServer]:
-    with chaos_server() as made:
-        yield made
+    told = {"packed": "pack", "paid": "charge", "remitted": "remit"}
+    given: dict[str, Any] = {name: sent(effect, number) for name, effect in told.items()}
+    found = [sent("look", number), sent("look", number + 1)]
+    return given | {"found": found, "stamped": sent("stamp", f"word {number}")}
 
 
 def break_everything(trial: Trial, agent: Agent, runs: int, rounds: int, kills: int) -> None:
@@ -42,7 +39,7 @@ def break_everything(trial: Trial, agent: Agent, runs: int, rounds: int, kills: 
         mine = range(number * runs // rounds, (number + 1) * runs // rounds)
         trial.start(mine)
         for _ in range(kills):
-            agent.pause(0.5)
+            agent.pause(0.4)
             agent.kill()
         agent.anything()
         agent.restart()
@@ -53,7 +50,9 @@ def break_everything(trial: Trial, agent: Agent, runs: int, rounds: int, kills: 
 
 def chaos(place: Path, server: ChaosServer, nursery: Nursery, *, runs: int, rounds: int, kills: int, seed: int) -> str:
     """Make a trial, fail if anything is lost or doubled, and return its line."""
-    expected = undisturbed(place / f"undisturbed-{runs}", server, nursery, runs)
+    sample = undisturbed(place / f"undisturbed-{runs}", server, nursery, SAMPLE)
+    expected = {f"order-{number}": result_of(number) for number in range(runs)}
+    assert sample == {run: expected[run] for run in sample}
     trial = Trial(place / f"chaos-{runs}", server, nursery)
     try:
         trial.behave(SLOW)

@@ -1,8 +1,6 @@
 """One chaos trial: a schema, a ledger, workers, whoever starts runs, and the verdict at the end."""
 
-import os
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -106,7 +104,9 @@ class Trial:
         arguments = [self.program, f"--url={self.server.worker_url(self.schema, port)}"]
         arguments += [f"--lease={self.lease}", f"--drain={self.drain}", "--concurrency=40", *more]
         environment = {LEDGER_SETTING: self.ledger.url, "CHAOS_FOLDER": str(self.folder)}
-        worker = self.nursery.begin(arguments, environment, self.folder / f"worker-{self._places}.txt")
+        output = self.folder / f"worker-{self._places}.txt"
+        output.touch()
+        worker = self.nursery.begin(arguments, environment, output)
         self.workers.append(worker)
         return worker
 
@@ -267,15 +267,3 @@ def undisturbed(folder: Path, server: ChaosServer, nursery: Nursery, count: int)
         return trial.results
     finally:
         trial.close()
-
-
-def in_background(do: Any, *args: Any) -> threading.Thread:
-    """Do something on a thread of its own."""
-    thread = threading.Thread(target=do, args=args, daemon=True)
-    thread.start()
-    return thread
-
-
-def pids(trial: Trial) -> list[int]:
-    """Return the processes of the workers."""
-    return [worker.pid for worker in trial.workers if worker.pid != os.getpid()]

@@ -20,6 +20,7 @@ from everstep.engine.clock import Alarm, microseconds, set_alarm
 from everstep.engine.commands import StepCall
 from everstep.engine.due import DOUBT, Attempts
 from everstep.engine.holding import in_doubt_report
+from everstep.engine.processes import has_ended, is_of_this_process
 from everstep.errors import NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
@@ -195,7 +196,7 @@ class Doubts:
         attempts = self._known[call.call]
         self._note(call, attempts, "not-done")
         attempts.asked = True
-        still = self.may_still_act(call) if call.target.effect == "once" else ""
+        still = (self.may_still_act(call) or self._is_unseen(call)) if call.target.effect == "once" else ""
         is_ours = attempts.by == self._driver.app.worker and not self._driver.execution.unseen_workers
         if still and is_ours and call.target.is_async:
             self._ask_later(call, Unknown(still))  # what it left behind on threads ends in its time
@@ -236,10 +237,30 @@ class Doubts:
         app, attempts = self._driver.app, self._known[call.call]
         if attempts.by in ("", app.worker) and app.threads.is_acting(self._driver.run, call.call):
             return "a thread in this process still runs that it may have begun"
-        suspects = ({attempts.by} | self._driver.execution.unseen_workers) - {"", app.worker}
+        suspects = self._others(call)
         for worker in app.store.workers() if suspects else ():
-            if worker.id in suspects:
+            if worker.id in suspects and not has_ended(worker.id):  # it may be dead and not buried yet
                 return f"the process that began it still exists (worker {worker.id}, pid {worker.pid} on {worker.host})"
+        return ""
+
+    def _others(self, call: StepCall) -> set[str]:
+        """Return the other workers that may have begun it."""
+        others = {self._known[call.call].by} | self._driver.execution.unseen_workers
+        return others - {"", self._driver.app.worker}
+
+    def _is_unseen(self, call: StepCall) -> str:
+        """Say which process may still run although it is no longer among the workers: only its session was lost.
+
+        A person can know that it has ended, and say so; a probe cannot.
+        """
+        if self._driver.app.store.buries_only_ended:
+            return ""
+        for worker in sorted(self._others(call)):
+            if is_of_this_process(worker):
+                if self._driver.app.threads.is_acting(self._driver.run, call.call):
+                    return "a thread in this process still runs that it may have begun"
+            elif not has_ended(worker):
+                return f"nobody here can see that the process that began it has ended (worker {worker})"
         return ""
 
     def cancel_all(self) -> None:

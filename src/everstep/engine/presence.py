@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from everstep.engine.clock import microseconds
+from everstep.engine.processes import worker_name
 from everstep.engine.workflow import DECLARED
 from everstep.errors import Misuse, StoreError
 from everstep.model.digests import digest_of
@@ -112,7 +113,7 @@ class Presence:
     def enter(self) -> str:
         """Enter this process among the workers under a new name, and return that."""
         app, host = self._app, socket.gethostname()
-        worker = f"{host[:40]}-{os.getpid()}-{app.randomness.getrandbits(32):08x}"
+        worker = worker_name(host, app.randomness.getrandbits(32))
         until = app.clock.now() + microseconds(app.lease)
         app.store.register_worker(worker, os.getpid(), host, until, app.notifier.targets, self.about())
         return worker

@@ -269,6 +269,8 @@ class Store(Schedules, QueueStore, KeyStore, Protocol):
     """128 random bits of the store's own, from which the keys of shared actions derive."""
     look_seconds: float
     """How often a worker looks for work although nobody has said that there is any. (Timers are known beforehand.)"""
+    buries_only_ended: bool
+    """Whether a worker that was buried has provably ended: the kernel said so, and not a network."""
     chain: ChainKeys
     """The chain keys of this process, for whoever makes and verifies histories. A store itself knows none."""
 
