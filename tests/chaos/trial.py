@@ -3,7 +3,7 @@
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,6 @@ class Trial:
         self.url = server.worker_url(self.schema)
         self.lease = lease
         self.drain = 5.0
-        self.program = str(PROGRAM)
         self.workflow = "chaos_order"
         self.workers: list[WorkerProcess] = []
         self.kills: list[Kill] = []
@@ -97,18 +96,30 @@ class Trial:
         self.server.drop(self.schema)
 
     # -- workers ----------------------------------------------------------------------------------------------------
-    def begin_worker(self, *more: str) -> WorkerProcess:
+    def begin_worker(self, program: str = str(PROGRAM)) -> WorkerProcess:
         """Start a worker; every second one reaches the server through the proxy."""
         self._places += 1
         port = self.proxy.port if self._places % 2 else None
-        arguments = [self.program, f"--url={self.server.worker_url(self.schema, port)}"]
-        arguments += [f"--lease={self.lease}", f"--drain={self.drain}", "--concurrency=40", *more]
+        arguments = [program, f"--url={self.server.worker_url(self.schema, port)}"]
+        arguments += [f"--lease={self.lease}", f"--drain={self.drain}", "--concurrency=40"]
         environment = {LEDGER_SETTING: self.ledger.url, "CHAOS_FOLDER": str(self.folder)}
         output = self.folder / f"worker-{self._places}.txt"
         output.touch()
         worker = self.nursery.begin(arguments, environment, output)
         self.workers.append(worker)
         return worker
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
+        """Wait for a condition."""
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until, self.told([f"it takes too long: {self.statuses()}"])
+            time.sleep(0.02)
+
+    def wait_until_at_work(self, worker: WorkerProcess) -> None:
+        """Wait until a worker is among those that others see."""
+        asked = f'SELECT 1 FROM "{self.schema}".workers WHERE pid = %s'
+        self.wait_for(lambda: bool(self.server.try_ask(asked, worker.pid)))
 
     def replace_ended(self) -> None:
         """Start another worker for each that has ended by itself, as a supervisor does."""
@@ -225,7 +236,7 @@ class Trial:
             self._journal.note("result", run, "acknowledged", value=value)
 
     # -- the verdict ------------------------------------------------------------------------------------------------
-    def judge(self, runs: int, expected: dict[str, Any]) -> Verdict:
+    def judge(self, runs: int, expected: dict[str, Any], effects: Sequence[str] = EFFECTS) -> Verdict:
         """Compare the end with an undisturbed one, by the ledger, the journals and the histories."""
         histories = export_histories(self._store)
         entries = self.ledger.entries()
@@ -238,7 +249,7 @@ class Trial:
         twice = [name for name, count in applied.items() if count > 1]
         problems += [f"{effect} was applied {applied[effect, key]} times under {key}" for effect, key in twice]
         by_effect = Counter(effect for effect, _ in applied)
-        missing = {effect: runs - by_effect[effect] for effect in EFFECTS if by_effect[effect] != runs}
+        missing = {effect: runs - by_effect[effect] for effect in effects if by_effect[effect] != runs}
         problems += [f"{effect}: {count} too few" for effect, count in missing.items()]
         others = [run for run, value in expected.items() if self.results.get(run) != value]
         problems += [f"{run} gave {self.results.get(run)}, undisturbed {expected[run]}" for run in others]
