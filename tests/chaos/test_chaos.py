@@ -4,33 +4,19 @@ The ledger, in its own process, has each effect once. What was done is printed w
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from everstep.testing.ledger_process import digest_of, receipt
 from tests.chaos.agent import Agent
 from tests.chaos.cluster import ChaosServer
 from tests.chaos.nursery import Nursery
-from tests.chaos.trial import SLOW, Trial, undisturbed
+from tests.chaos.trial import SLOW, Trial, result_of, undisturbed
 from tests.crash.figures import FIGURES
 
 WORKERS = 4
 PUSH_SEED = 1
 SAMPLE = 10
 """So many runs are made undisturbed, to see that results are what they are taken for."""
-
-
-def result_of(number: int) -> dict[str, Any]:
-    """Return what an undisturbed order gives: the ledger's receipts depend on what was sent and nothing else."""
-
-    def sent(effect: str, argument: object) -> str:
-        return receipt(effect, digest_of(argument))
-
-    told = {"packed": "pack", "paid": "charge", "remitted": "remit"}
-    given: dict[str, Any] = {name: sent(effect, number) for name, effect in told.items()}
-    found = [sent("look", number), sent("look", number + 1)]
-    return given | {"found": found, "stamped": sent("stamp", f"word {number}")}
 
 
 def break_everything(trial: Trial, agent: Agent, runs: int, rounds: int, kills: int) -> None:

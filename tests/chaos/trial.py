@@ -14,6 +14,7 @@ from everstep.stores.postgres import PostgresStore
 from everstep.testing.checker import RunHistory, Violation, check, export_histories
 from everstep.testing.journals import ClientJournal, read_journal
 from everstep.testing.ledger import LEDGER_SETTING, Ledger, Mode
+from everstep.testing.ledger_process import digest_of, receipt
 from tests.chaos.cluster import ChaosServer
 from tests.chaos.nursery import Nursery, WorkerProcess
 from tests.chaos.proxy import LosingProxy
@@ -99,7 +100,7 @@ class Trial:
     def begin_worker(self, program: str = str(PROGRAM)) -> WorkerProcess:
         """Start a worker; every second one reaches the server through the proxy."""
         self._places += 1
-        port = self.proxy.port if self._places % 2 else None
+        port = self.proxy.port if self._places % 2 and len(self.server.hosts) == 1 else None
         arguments = [program, f"--url={self.server.worker_url(self.schema, port)}"]
         arguments += [f"--lease={self.lease}", f"--drain={self.drain}", "--concurrency=40"]
         environment = {LEDGER_SETTING: self.ledger.url, "CHAOS_FOLDER": str(self.folder)}
@@ -278,3 +279,15 @@ def undisturbed(folder: Path, server: ChaosServer, nursery: Nursery, count: int)
         return trial.results
     finally:
         trial.close()
+
+
+def result_of(number: int) -> dict[str, Any]:
+    """Return what an undisturbed order gives: the ledger's receipts depend on what was sent and nothing else."""
+
+    def sent(effect: str, argument: object) -> str:
+        return receipt(effect, digest_of(argument))
+
+    told = {"packed": "pack", "paid": "charge", "remitted": "remit"}
+    given: dict[str, Any] = {name: sent(effect, number) for name, effect in told.items()}
+    found = [sent("look", number), sent("look", number + 1)]
+    return given | {"found": found, "stamped": sent("stamp", f"word {number}")}
