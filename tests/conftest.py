@@ -57,6 +57,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("effects")
         for row in FIGURES.table():
             terminalreporter.write_line(row)
+    for told in FIGURES.lines:
+        terminalreporter.write_line(told)
     if TRIALS:
         known = json.loads(TRIALS_FILE.read_text()) if TRIALS_FILE.exists() else {}
         TRIALS_FILE.parent.mkdir(exist_ok=True)
