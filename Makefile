@@ -46,10 +46,12 @@ demo: setup ## see a program survive being killed
 
 test: check pytest ## everything that must hold before a change is merged
 
-pytest: setup # the tests alone; they start hundreds of processes, so the sources are compiled ahead
+# The tests alone. They start hundreds of processes, so the sources are compiled ahead; and what pytest makes of the tests
+# is kept, also where the environment tells Python to write no bytecode: each of its processes reads all of them.
+pytest: setup
 	$(SAY) "tests, $$($(BIN)/python --version)"
 	@$(BIN)/python -m compileall -q src
-	@$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: setup ## formatting, lint, types
 	$(SAY) "format"

@@ -153,7 +153,7 @@ def tree_of(thing: Any) -> Any:
 
 def signature(name: str, function: Any, *, without: int = 0) -> str:
     """Return how a function is called, without its first arguments if they are not the caller's."""
-    definition = tree_of(function)
+    definition = unquoted(tree_of(function))
     arguments = definition.args
     for _ in range(without):
         (arguments.posonlyargs or arguments.args).pop(0)
@@ -165,6 +165,18 @@ def signature(name: str, function: Any, *, without: int = 0) -> str:
         return one_line
     arguments_lines = "".join(f"    {one},\n" for one in listed)
     return f"{word}{name}(\n{arguments_lines}){returns}"
+
+
+def unquoted(definition: Any) -> Any:
+    """Return a definition whose annotations stand there as they are read, also those that are quoted in the source."""
+    arguments = definition.args
+    listed = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+    for one in listed:
+        if one is not None and isinstance(one.annotation, ast.Constant) and isinstance(one.annotation.value, str):
+            one.annotation = ast.parse(one.annotation.value, mode="eval").body
+    if isinstance(definition.returns, ast.Constant) and isinstance(definition.returns.value, str):
+        definition.returns = ast.parse(definition.returns.value, mode="eval").body
+    return definition
 
 
 def split_arguments(text: str) -> list[str]:

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from everstep import errors
 from everstep.codec import Live, register
-from everstep.effects.answers import Done, Unknown
 from everstep.effects.body import heartbeat, key
-from everstep.effects.charging import charge
-from everstep.effects.databases import STORE
 from everstep.effects.step import step
-from everstep.effects.transaction import transaction
 from everstep.engine.workflow import workflow
 from everstep.errors import BudgetExceeded, Error, Evicted, Fatal, NotDone
-from everstep.model.budgets import Budget
-from everstep.model.retention import Retention
 from everstep.model.retry import Retry
 
 if TYPE_CHECKING:
     from everstep import blocking, files, witness
+    from everstep.effects.answers import Done, Unknown
+    from everstep.effects.charging import charge
+    from everstep.effects.databases import STORE
+    from everstep.effects.transaction import transaction
     from everstep.engine.app import App
     from everstep.engine.client import Client, connect
     from everstep.engine.continuing import continue_as
@@ -46,6 +44,8 @@ if TYPE_CHECKING:
     from everstep.engine.schedules import Schedule
     from everstep.engine.streams import stream
     from everstep.engine.webhooks import Webhook, verify_webhook
+    from everstep.model.budgets import Budget
+    from everstep.model.retention import Retention
 
 __version__ = "0.1.0"
 
@@ -117,28 +117,37 @@ _INSIDE = (
 )
 _LATER = {
     "App": "everstep.engine.app",
+    "Budget": "everstep.model.budgets",
+    "Retention": "everstep.model.retention",
     "Run": "everstep.engine.handles",
+    "STORE": "everstep.effects.databases",
     "Schedule": "everstep.engine.schedules",
+    **dict.fromkeys(("Done", "Unknown"), "everstep.effects.answers"),
     **dict.fromkeys(("Client", "connect"), "everstep.engine.client"),
     "budget": "everstep.engine.narrowing",
+    "charge": "everstep.effects.charging",
     "continue_as": "everstep.engine.continuing",
     "open": "everstep.engine.opening",
     "run": "everstep.engine.opening",
     "stream": "everstep.engine.streams",
+    "transaction": "everstep.effects.transaction",
     **dict.fromkeys(("Webhook", "verify_webhook"), "everstep.engine.webhooks"),
     **dict.fromkeys(_INSIDE, "everstep.engine.inside"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Load what runs need when it is first used: a module that only declares steps need not wait for the engine."""
+    """Load what only some programs need when it is first used, and the engine when the first run is started."""
     from importlib import import_module
+
+    from everstep.model.collector import paused_collector
 
     if name in ("blocking", "files", "witness"):
         return import_module(f"everstep.{name}")
     if name not in _LATER:
         raise AttributeError(f"module 'everstep' has no attribute {name!r}")
-    value = getattr(import_module(_LATER[name]), name)
+    with paused_collector():
+        value = getattr(import_module(_LATER[name]), name)
     globals()[name] = value
     return value
 

@@ -18,6 +18,8 @@ from click.testing import CliRunner
 
 from everstep.cli import main
 from everstep.engine.workflow import DECLARED
+from tests import forked
+from tests.forked import Program
 
 PATIENCE_SECONDS = 30.0
 INSTRUCTIONS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -41,7 +43,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[Program] = []
         shutil.copy(Path(__file__).with_name("app.py"), path / "app.py")
 
     def environment(self, more: dict[str, str] | None = None) -> dict[str, str]:
@@ -52,7 +54,7 @@ class Folder:
         """Run a command to its end: in a process of its own if it loads the user's code, else right here."""
         if words[0] not in LOADING and "--app" not in words:
             return self._here(words, env)
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-m", "everstep", *words],
             cwd=self.path,
             env=self.environment(env),
@@ -78,9 +80,9 @@ class Folder:
         """Run a command with `--json` and return what it prints."""
         return self.everstep(*words, "--json", env=env).json()
 
-    def begin(self, *words: str, env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+    def begin(self, *words: str, env: dict[str, str] | None = None) -> Program:
         """Begin a command and leave it running."""
-        process = subprocess.Popen(
+        process = Program(
             [sys.executable, "-m", "everstep", *words],
             cwd=self.path,
             env=self.environment(env),
@@ -91,11 +93,11 @@ class Folder:
         self.processes.append(process)
         return process
 
-    def finish(self, process: "subprocess.Popen[str]") -> Done:
+    def finish(self, process: Program) -> Done:
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
         return Done(process.returncode, out, err)
 
-    def kill(self, process: "subprocess.Popen[str]") -> None:
+    def kill(self, process: Program) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait(PATIENCE_SECONDS)
 

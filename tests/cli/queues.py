@@ -1,8 +1,8 @@
 """Starting runs of `queued_app.py` from a process that drives none of them."""
 
-import subprocess
 import sys
 
+from tests import forked
 from tests.cli.conftest import Folder
 
 
@@ -14,4 +14,4 @@ with everstep.open("everstep.db", queues=["default"], durability="process") as a
     for run, count in {counts!r}.items():
         app.start(queued_app.charges, run, count, id=run)
 """
-    subprocess.run([sys.executable, "-c", code], cwd=folder.path, check=True, env=folder.environment())
+    forked.run([sys.executable, "-c", code], cwd=folder.path, check=True, env=folder.environment())

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 from tests.cli.conftest import INSTRUCTIONS, Folder
+from tests.forked import Program
 
 
-def helping(folder: Folder) -> "subprocess.Popen[str]":
+def helping(folder: Folder) -> Program:
     """Start a run that waits for requests."""
     shutil.copy(Path(__file__).with_name("helping.py"), folder.path / "helping.py")
     process = folder.begin("run", "helping.py:helping", "--id", "h-1")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.cli.conftest import Folder
+from tests.forked import Program
 
 APP = """
 import asyncio
@@ -56,10 +57,10 @@ def place(folder: Folder) -> Folder:
     return folder
 
 
-def begin(folder: Folder, workflow: str, delay: str) -> "subprocess.Popen[str]":
+def begin(folder: Folder, workflow: str, delay: str) -> Program:
     """Start a program that starts a run and drives it."""
     words = [sys.executable, "app.py", workflow, delay]
-    process = subprocess.Popen(words, cwd=folder.path, env=folder.environment(), stderr=subprocess.PIPE, text=True)
+    process = Program(words, cwd=folder.path, env=folder.environment(), stderr=subprocess.PIPE, text=True)
     folder.processes.append(process)
     return process
 

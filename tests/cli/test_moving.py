@@ -3,7 +3,6 @@
 import json
 import signal
 import sqlite3
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Folder
+from tests.forked import Program
 
 APP = """
 import asyncio
@@ -83,7 +83,7 @@ def ids(folder: Folder, *words: str) -> list[str]:
     return [row["id"] for row in folder.json("ls", *words)]
 
 
-def stop_between_transactions(folder: Folder, process: "subprocess.Popen[str]") -> None:
+def stop_between_transactions(folder: Folder, process: Program) -> None:
     """Stop a process that has the file's lock at no time: with it, everybody would wait for that process."""
     while True:
         process.send_signal(signal.SIGSTOP)
@@ -98,7 +98,7 @@ def stop_between_transactions(folder: Folder, process: "subprocess.Popen[str]") 
             connection.close()
 
 
-def is_stopped(process: "subprocess.Popen[str]") -> bool:
+def is_stopped(process: Program) -> bool:
     """Tell whether a process has stopped itself."""
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 

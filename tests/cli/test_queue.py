@@ -3,12 +3,12 @@
 import random
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.cli.conftest import Folder
 from tests.cli.queues import start_charges
 
@@ -31,7 +31,7 @@ with everstep.open("everstep.db", queues=["default"], durability="process") as a
         tags = {{"key": f"k{{number % 4}}"}}
         app.start(queued_app.letter, f"{{number:03}}", id=f"l-{{number:03}}", tags=tags, priority=number % 2)
 """
-    subprocess.run([sys.executable, "-c", code], cwd=folder.path, check=True, env=folder.environment())
+    forked.run([sys.executable, "-c", code], cwd=folder.path, check=True, env=folder.environment())
 
 
 def overlaps(folder: Folder) -> tuple[int, int]:
@@ -159,7 +159,7 @@ with everstep.open("everstep.db", durability="process") as app:
     for number in range(3):
         app.start(queued_app.questions, f"q{number}", 8, id=f"q-{number}")
 """
-    subprocess.run([sys.executable, "-c", code], cwd=queued.path, check=True, env=queued.environment())
+    forked.run([sys.executable, "-c", code], cwd=queued.path, check=True, env=queued.environment())
     queued.everstep("queue", "set", "api", "--limit", "--concurrency", "2")
     slow = {"BODY_SECONDS": "0.1"}
     workers = [queued.begin("worker", "queued_app.py", env=slow) for _ in range(2)]

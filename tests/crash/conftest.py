@@ -38,8 +38,8 @@ def ledger(place: Path) -> Iterator[Ledger]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(place: Path, ledger: Ledger) -> Expected:
-    return Expected.of(Trial.new(place, ledger))
+def undisturbed(place: Path, ledger: Ledger, nursery: Nursery) -> Expected:
+    return Expected.of(Trial.new(place, ledger, nursery=nursery))
 
 
 @pytest.fixture(scope="session")
@@ -54,21 +54,21 @@ def notified(place: Path, ledger: Ledger, hooks: Hooks, nursery: Nursery) -> Exp
 
 
 @pytest.fixture(scope="session")
-def looping(place: Path, ledger: Ledger) -> Expected:
+def looping(place: Path, ledger: Ledger, nursery: Nursery) -> Expected:
     """A loop with checkpoints."""
-    return Expected.of(Trial.new(place, ledger, "loop"))
+    return Expected.of(Trial.new(place, ledger, "loop", nursery=nursery))
 
 
 @pytest.fixture(scope="session")
-def continued(place: Path, ledger: Ledger) -> Expected:
+def continued(place: Path, ledger: Ledger, nursery: Nursery) -> Expected:
     """A run that goes on with a fresh history, twice."""
-    return Expected.of(Trial.new(place, ledger, "continued"))
+    return Expected.of(Trial.new(place, ledger, "continued", nursery=nursery))
 
 
 @pytest.fixture(scope="session")
-def mending(place: Path, ledger: Ledger, looping: Expected) -> "Counter[str]":
+def mending(place: Path, ledger: Ledger, nursery: Nursery, looping: Expected) -> "Counter[str]":
     """The points that a recovery passes which finds its newest checkpoint damaged."""
-    trial = Trial.new(place, ledger, "loop")
+    trial = Trial.new(place, ledger, "loop", nursery=nursery)
     assert trial.run(at="checkpoint.recorded:6") == KILLED, trial.output()
     trial.damages = 1
     trial.run_to_the_end()
@@ -79,36 +79,36 @@ def mending(place: Path, ledger: Ledger, looping: Expected) -> "Counter[str]":
 
 
 @pytest.fixture(scope="session")
-def undone(place: Path, ledger: Ledger) -> Expected:
+def undone(place: Path, ledger: Ledger, nursery: Nursery) -> Expected:
     """What is left of two runs that were undone, undisturbed."""
-    return Expected.of(Trial.new(place, ledger, "saga"), trip_1="failed", trip_2="cancelled")
+    return Expected.of(Trial.new(place, ledger, "saga", nursery=nursery), trip_1="failed", trip_2="cancelled")
 
 
 @pytest.fixture(scope="session")
-def carried(place: Path, ledger: Ledger) -> Expected:
+def carried(place: Path, ledger: Ledger, nursery: Nursery) -> Expected:
     """What is left of two runs that were undone after they had gone on with a fresh history, undisturbed."""
-    return Expected.of(Trial.new(place, ledger, "carrying"), far_1="failed", far_2="cancelled")
+    return Expected.of(Trial.new(place, ledger, "carrying", nursery=nursery), far_1="failed", far_2="cancelled")
 
 
 @pytest.fixture(scope="session")
-def forked(place: Path, ledger: Ledger) -> Expected:
+def forked(place: Path, ledger: Ledger, nursery: Nursery) -> Expected:
     """A run, its fork, and that one's."""
-    return Expected.of(Trial.new(place, ledger, "forking"))
+    return Expected.of(Trial.new(place, ledger, "forking", nursery=nursery))
 
 
 @pytest.fixture(scope="session")
-def spending(place: Path, ledger: Ledger) -> dict[str, Trial]:
+def spending(place: Path, ledger: Ledger, nursery: Nursery) -> dict[str, Trial]:
     """Trees of runs that used up their budgets undisturbed, by what they do then."""
-    trials = {then: Trial.new(place, ledger, "budget", count) for count, then in enumerate(THENS)}
+    trials = {then: Trial.new(place, ledger, "budget", count, nursery) for count, then in enumerate(THENS)}
     for trial in trials.values():
         assert trial.run() == 0, trial.output()
     return trials
 
 
 @pytest.fixture(scope="session")
-def exchanged(place: Path, ledger: Ledger) -> Expected:
+def exchanged(place: Path, ledger: Ledger, nursery: Nursery) -> Expected:
     """A run that is asked, and that writes a stream."""
-    return Expected.of(Trial.new(place, ledger, "exchange"))
+    return Expected.of(Trial.new(place, ledger, "exchange", nursery=nursery))
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,8 @@
 python nursery.py SOCKET
 """
 
+import gc
+import itertools
 import json
 import os
 import signal
@@ -14,23 +16,30 @@ from typing import NoReturn
 from everstep.testing import nursery
 
 KILLED = -signal.SIGKILL
+SEEDS = (1, 2, 3)
+"""Of hashes: sets are in another order in the process that goes on than in the one that was killed."""
 
 
 class Nursery:
-    """Where trials get their processes from."""
+    """Where trials get their processes from: from one parent after the other, each with a hash seed of its own."""
 
     def __init__(self, folder: Path) -> None:
-        address = str(folder / "nursery")
-        self._parent = nursery.Parent(address, [sys.executable, __file__, address], os.environ)
+        self._parents = [self._started(str(folder / f"nursery-{seed}"), seed) for seed in SEEDS]
+        self._turn = itertools.cycle(self._parents)
+
+    def _started(self, address: str, seed: int) -> nursery.Parent:
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+        return nursery.Parent(address, [sys.executable, __file__, address], environment)
 
     def run(self, arguments: Sequence[str], environment: Mapping[str, str], output: Path, seconds: float) -> int | None:
         """Let a child run to its end and return its exit status; None if it had to be killed after some seconds."""
         ask = {"arguments": list(arguments), "environment": dict(environment), "output": str(output)}
-        return self._parent.child(json.dumps(ask).encode(), seconds)
+        return next(self._turn).child(json.dumps(ask).encode(), seconds)
 
     def close(self) -> None:
-        """End the parent."""
-        self._parent.close()
+        """End the parents."""
+        for parent in self._parents:
+            parent.close()
 
 
 def become(asked: bytes) -> NoReturn:
@@ -63,6 +72,10 @@ def arm_crash_points() -> None:
 if __name__ == "__main__":
     import workload
 
+    from everstep.engine.parts import load_all
     from everstep.model import crash_points
 
+    load_all()  # else each child would load by itself what it needs
+    gc.collect()
+    gc.freeze()
     nursery.serve(sys.argv[1], become)

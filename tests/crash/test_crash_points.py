@@ -47,9 +47,9 @@ def kill_at(trial: Trial, name: str, occurrence: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def recovering(place: Path, ledger: Ledger, undisturbed: Expected) -> Counter[str]:
+def recovering(place: Path, ledger: Ledger, nursery: Nursery, undisturbed: Expected) -> Counter[str]:
     """The points that a recovery passes."""
-    trial = Trial.new(place, ledger)
+    trial = Trial.new(place, ledger, nursery=nursery)
     assert kill_at(trial, *split(FIRST_KILL)), trial.output()
     trial.run_to_the_end()
     passed = trial.passed()
@@ -63,9 +63,9 @@ def split(at: str) -> tuple[str, int]:
     return name, int(occurrence)
 
 
-def kill_everywhere(place: Path, ledger: Ledger, undisturbed: Expected, most: int) -> None:
+def kill_everywhere(place: Path, ledger: Ledger, nursery: Nursery, undisturbed: Expected, most: int) -> None:
     def one(case: tuple[str, int]) -> list[str]:
-        trial = Trial.new(place, ledger)
+        trial = Trial.new(place, ledger, nursery=nursery)
         if not kill_at(trial, *case) and case[1] == 1:
             return [f"{case[0]} did not fire"]
         trial.run_to_the_end()
@@ -77,16 +77,18 @@ def kill_everywhere(place: Path, ledger: Ledger, undisturbed: Expected, most: in
 
 
 @pytest.mark.timeout(300)
-def test_a_run_survives_a_kill_at_every_crash_point(place: Path, ledger: Ledger, undisturbed: Expected) -> None:
-    kill_everywhere(place, ledger, undisturbed, most=4)
+def test_a_run_survives_a_kill_at_every_crash_point(
+    place: Path, ledger: Ledger, nursery: Nursery, undisturbed: Expected
+) -> None:
+    kill_everywhere(place, ledger, nursery, undisturbed, most=4)
 
 
 @pytest.mark.soak
 def test_a_run_survives_a_kill_at_every_pass_of_every_crash_point(
-    place: Path, ledger: Ledger, undisturbed: Expected
+    place: Path, ledger: Ledger, nursery: Nursery, undisturbed: Expected
 ) -> None:
     for _ in range(10):
-        kill_everywhere(place, ledger, undisturbed, most=1000)
+        kill_everywhere(place, ledger, nursery, undisturbed, most=1000)
 
 
 @pytest.mark.timeout(300)
@@ -107,9 +109,9 @@ def test_a_recovery_survives_a_kill_at_every_crash_point(
 
 
 @pytest.fixture(scope="module")
-def refused(place: Path, ledger: Ledger) -> Expected:
+def refused(place: Path, ledger: Ledger, nursery: Nursery) -> Expected:
     """What becomes of an atomic step that was cut off, and fails when it is done again."""
-    trial = Trial.new(place, ledger, "refused")
+    trial = Trial.new(place, ledger, "refused", nursery=nursery)
     assert kill_at(trial, *split(CUT_OFF)), trial.output()
     trial.run_to_the_end()
     expected = Expected(trial.results(), trial.applied(), trial.passed())
@@ -120,10 +122,10 @@ def refused(place: Path, ledger: Ledger) -> Expected:
 
 
 def test_a_step_that_is_ruled_out_survives_a_kill_at_every_point_of_that(
-    place: Path, ledger: Ledger, refused: Expected
+    place: Path, ledger: Ledger, nursery: Nursery, refused: Expected
 ) -> None:
     def one(name: str) -> list[str]:
-        trial = Trial.new(place, ledger, "refused")
+        trial = Trial.new(place, ledger, "refused", nursery=nursery)
         if not kill_at(trial, *split(CUT_OFF)) or not kill_at(trial, name, 1):
             return [f"{name} did not fire"]
         trial.run_to_the_end()

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from everstep.testing.ledger import Ledger
+from tests.crash.nursery import Nursery
 from tests.crash.trial import Expected, Trial, all_of, told
+from tests.forked import Program
 
 RUNS = 30
 ROLLING_RUNS = 60
@@ -19,11 +21,11 @@ TERMINATED = (0, 143, -signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
-def fleets(place: Path, ledger: Ledger) -> dict[int, Expected]:
-    return {count: Expected.of(Trial.new(place, ledger, "fleet", count)) for count in (RUNS, ROLLING_RUNS)}
+def fleets(place: Path, ledger: Ledger, nursery: Nursery) -> dict[int, Expected]:
+    return {count: Expected.of(Trial.new(place, ledger, "fleet", count, nursery)) for count in (RUNS, ROLLING_RUNS)}
 
 
-def wait_for_all(trial: Trial, processes: list["subprocess.Popen[bytes]"], fine: tuple[int, ...] = (0,)) -> None:
+def wait_for_all(trial: Trial, processes: list[Program], fine: tuple[int, ...] = (0,)) -> None:
     for process in processes:
         try:
             status = process.wait(40)
@@ -36,7 +38,7 @@ def wait_for_all(trial: Trial, processes: list["subprocess.Popen[bytes]"], fine:
                 trial.problems.append(f"a process ended with {status}: {trial.output()[-1500:]}")
 
 
-def wait_until_begun(trial: Trial, process: "subprocess.Popen[bytes]") -> None:
+def wait_until_begun(trial: Trial, process: Program) -> None:
     """Wait until a process has asked for its first run."""
     until = time.monotonic() + 20
     while all(line["pid"] != process.pid for line in trial.journal()) and time.monotonic() < until:
@@ -99,7 +101,7 @@ def test_old_and_new_processes_overlap_in_a_rolling_restart(
 PATIENCE_SECONDS = 6.0
 
 
-def stopped(process: "subprocess.Popen[bytes]", seconds: float = 20.0) -> bool:
+def stopped(process: Program, seconds: float = 20.0) -> bool:
     """Wait until a process has stopped itself; False if it ends before, or takes too long."""
     until = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < until:
@@ -110,7 +112,7 @@ def stopped(process: "subprocess.Popen[bytes]", seconds: float = 20.0) -> bool:
     return False
 
 
-def ends_within(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+def ends_within(process: Program, seconds: float) -> bool:
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -177,9 +179,7 @@ def wake_all(place: Path, ledger: Ledger, undisturbed: Expected, cases: list[str
     assert len(woken) > len(cases) // 2, f"only {len(woken)} of {len(cases)} woke up when another had finished"
 
 
-def two_stopped(
-    place: Path, ledger: Ledger, at: str
-) -> tuple[Trial, "subprocess.Popen[bytes]", "subprocess.Popen[bytes]"]:
+def two_stopped(place: Path, ledger: Ledger, at: str) -> tuple[Trial, Program, Program]:
     """Stop a process at a point, and then one that has just claimed its run.
 
     If the first one happens to be stopped in the middle of a transaction, on another thread, it is tried again.

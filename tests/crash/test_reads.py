@@ -11,6 +11,7 @@ from everstep.testing.checker import RunHistory
 from everstep.testing.ledger import Ledger
 from everstep.testing.rules_history import HistoryJudge
 from tests.crash.conftest import READ_SECONDS
+from tests.crash.nursery import Nursery
 from tests.crash.trial import KILLED, Expected, Trial, all_of, told
 from tests.crash.workload import LANES, READS
 
@@ -20,8 +21,8 @@ SLACK_SECONDS = 0.25
 
 
 @pytest.fixture(scope="module")
-def undisturbed_reads(place: Path, ledger: Ledger) -> Expected:
-    return Expected.of(Trial.new(place, ledger, "reads"))
+def undisturbed_reads(place: Path, ledger: Ledger, nursery: Nursery) -> Expected:
+    return Expected.of(Trial.new(place, ledger, "reads", nursery=nursery))
 
 
 def finished(snapshot: list[RunHistory]) -> set[str]:
@@ -30,9 +31,11 @@ def finished(snapshot: list[RunHistory]) -> set[str]:
     return {call.key for call in calls if call.outcome == "step_completed"}
 
 
-def kill_after(place: Path, ledger: Ledger, expected: Expected, seconds: float) -> tuple[list[str], int]:
+def kill_after(
+    place: Path, ledger: Ledger, nursery: Nursery, expected: Expected, seconds: float
+) -> tuple[list[str], int]:
     """Kill the workload so long after its first request. Returns what is wrong, and how many reads were made again."""
-    trial = Trial.new(place, ledger, "reads")
+    trial = Trial.new(place, ledger, "reads", nursery=nursery)
     process = trial.spawn()
     while not (trial.book.folder / "ledger.jsonl").exists():
         time.sleep(0.005)
@@ -59,14 +62,14 @@ def kill_after(place: Path, ledger: Ledger, expected: Expected, seconds: float) 
 
 @pytest.mark.timeout(120)
 def test_only_reads_that_were_under_way_are_made_again(
-    place: Path, ledger: Ledger, undisturbed_reads: Expected
+    place: Path, ledger: Ledger, nursery: Nursery, undisturbed_reads: Expected
 ) -> None:
     chance = random.Random(3)
     instants = [chance.uniform(0.0, 0.9) for _ in range(KILLS)]
     repeated: list[int] = []
 
     def one(seconds: float) -> list[str]:
-        problems, again = kill_after(place, ledger, undisturbed_reads, seconds)
+        problems, again = kill_after(place, ledger, nursery, undisturbed_reads, seconds)
         repeated.append(again)
         return problems
 
@@ -76,12 +79,12 @@ def test_only_reads_that_were_under_way_are_made_again(
 
 
 @pytest.mark.timeout(120)
-def test_a_key_never_stands_for_two_different_reads(place: Path, ledger: Ledger) -> None:
+def test_a_key_never_stands_for_two_different_reads(place: Path, ledger: Ledger, nursery: Nursery) -> None:
     """A crash may lose outcomes of quick reads. Their order may then be another one, and so what follows from it."""
-    expected = Expected.of(Trial.new(place, ledger, "lanes"))
+    expected = Expected.of(Trial.new(place, ledger, "lanes", nursery=nursery))
 
     def one(number: int) -> list[str]:
-        trial = Trial.new(place, ledger, "lanes")
+        trial = Trial.new(place, ledger, "lanes", nursery=nursery)
         status = trial.run(at=f"body.before:{number}")
         trial.faults.append(f"killed at body.before:{number}")
         assert status == KILLED, trial.output()

@@ -24,6 +24,7 @@ from everstep.testing.journals import read_journal
 from everstep.testing.ledger import Ledger
 from tests.crash.figures import FIGURES
 from tests.crash.nursery import KILLED, Nursery
+from tests.forked import Program
 
 T = TypeVar("T")
 
@@ -65,12 +66,12 @@ class Trial:
         return cls(folder, ledger.book(name), kind, count, nursery)
 
     # -- processes ------------------------------------------------------------------------------------------------
-    def spawn(self, *, at: str = "", lease: float = 30.0) -> "subprocess.Popen[bytes]":
+    def spawn(self, *, at: str = "", lease: float = 30.0) -> Program:
         """Start a process of the workload, armed at a crash point if wanted."""
         command = [sys.executable, str(WORKLOAD), *self._arguments()]
         with open(self.folder / "output.txt", "ab") as output:
             environment = self._environment(at=at, lease=lease)
-            return subprocess.Popen(command, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+            return Program(command, env=environment, stdout=output, stderr=output)
 
     def run(self, *, at: str = "", traced_by: Sequence[str] = ()) -> int:
         """Let a process run to its end, whatever that is, and return its exit status. It may be traced."""

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import check, export_histories
 from everstep.testing.clock import FakeClock
 from everstep.testing.ledger import Ledger, Mode
+from tests import forked
 from tests.engine.resume_helpers import Machine, scenario
 
 PROGRAM = Path(__file__).with_name("clocked.py")
@@ -50,7 +50,7 @@ def life(folder: Path, book: Ledger, shift: int, at: str = "") -> tuple[int, flo
     environment = {**os.environ, **({"EVERSTEP_CRASH_AT": at} if at else {})}
     command = [sys.executable, str(PROGRAM), str(folder), book.url, str(book.folder / "ledger.jsonl"), str(shift)]
     began = time.monotonic()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = forked.run(command, env=environment, capture_output=True, text=True, timeout=60)
     return done.returncode, time.monotonic() - began, done.stderr
 
 
@@ -118,7 +118,7 @@ def test_while_no_process_runs_the_clock_is_set_and_a_timer_waits_for_no_more_th
     book = ledger.book(f"sleeper{shift}")
     command = [sys.executable, str(PROGRAM), str(tmp_path), book.url, str(book.folder / "ledger.jsonl")]
     began = time.monotonic()
-    first = subprocess.Popen([*command, "0", "sleeper"])
+    first = forked.Program([*command, "0", "sleeper"])
     while "timer_started" not in kinds_in(tmp_path / "runs.db"):
         assert first.poll() is None
         assert time.monotonic() < began + 30
@@ -128,7 +128,7 @@ def test_while_no_process_runs_the_clock_is_set_and_a_timer_waits_for_no_more_th
     first.send_signal(signal.SIGKILL)
     first.wait()
     going_on = time.monotonic()
-    assert subprocess.run([*command, str(shift), "sleeper"], timeout=60).returncode == 0
+    assert forked.run([*command, str(shift), "sleeper"], timeout=60).returncode == 0
     took = time.monotonic() - going_on
     assert json.loads((tmp_path / "result").read_text()) == "awake"
     assert took < 15, "the jump of the clock was waited for"

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from everstep.cli import main
+from tests import forked
 from tests.damage.subject import OPEN, File, copy_of, flip
 
 POINTS = ("store.commit.before:1", "store.commit.written:1", "store.commit.after:1")
@@ -21,7 +22,7 @@ POINTS = ("store.commit.before:1", "store.commit.written:1", "store.commit.after
 def everstep(path: Path, *words: str, at: str = "") -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "EVERSTEP_URL": str(path), **({"EVERSTEP_CRASH_AT": at} if at else {})}
     command = [sys.executable, "-m", "everstep", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return forked.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def here(path: Path, *words: str) -> Any:

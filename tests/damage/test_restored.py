@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,8 @@ import pytest
 from everstep.model.events import decode_body
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.ledger import Ledger, Mode
+from tests import forked
+from tests.forked import Program
 
 PROGRAM = Path(__file__).with_name("restoring.py")
 EFFECTS = 56
@@ -37,15 +38,15 @@ class Place:
         self.folder, self.kind = folder, kind
         self.book = ledger.book(f"{folder.parent.name}-{folder.name}".replace("_", "-"))
         self.path = folder / "runs.db"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Program | None = None
 
-    def begin(self, at: str = "") -> "subprocess.Popen[bytes]":
+    def begin(self, at: str = "") -> Program:
         (self.folder / "rest").unlink(missing_ok=True)
         environment = {**os.environ, **({"EVERSTEP_CRASH_AT": at} if at else {})}
         entries = str(self.book.folder / "ledger.jsonl")
         command = [sys.executable, str(PROGRAM), str(self.folder), self.book.url, entries, self.kind]
         with open(self.folder / "output.txt", "ab") as output:
-            self.process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+            self.process = Program(command, env=environment, stdout=output, stderr=output)
         return self.process
 
     def applied(self) -> list[tuple[str, str, Any]]:
@@ -83,7 +84,7 @@ class Place:
         (self.folder / "backup.db").rename(self.path)
 
     def everstep(self, *words: str) -> Any:
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-m", "everstep", *words, "--json"],
             env={**os.environ, "EVERSTEP_URL": str(self.path)},
             capture_output=True,
@@ -135,7 +136,7 @@ def test_a_store_restored_from_a_copy_taken_many_effects_ago_changes_nothing_out
     assert place.applied() == before, "the ledger does not change"
     assert place.kinds().count("run_restored") == 1
     assert [body.because for body in place.bodies("step_doubted")].count("restored") > 5
-    subprocess.run([sys.executable, "-m", "everstep", "signal", "r", "end", '"x"'], env=url(place), check=True)
+    forked.run([sys.executable, "-m", "everstep", "signal", "r", "end", '"x"'], env=url(place), check=True)
     assert place.process is not None
     assert place.process.wait(30) == 0, place.output()
     assert place.applied() == before

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from tests.crash.figures import note_again
 from tests.effects.shops import store_rows
 from tests.effects.test_once_kills import PLACES as AROUND
 from tests.effects.test_once_kills import Place, wait_until_stopped
+from tests.forked import Program
 
 TILL = Path(__file__).with_name("till.py")
 CONTRACTS = ("atomic", "atomic, async", "atomic, store")
@@ -44,7 +44,7 @@ class Life:
         self.plan = {"folder": str(folder), "contract": contract, **more}
         self.effects = folder / ("runs.db" if "store" in contract else "shop.db")
 
-    def spawn(self, place: Place | None = None, **environment: str) -> "subprocess.Popen[bytes]":
+    def spawn(self, place: Place | None = None, **environment: str) -> Program:
         if place is not None:
             environment |= {"EVERSTEP_CRASH_AT": place.at} if place.at else {"TILL_KILL": place.name}
         return spawn(self.folder / "plan.json", [self.plan], **environment)
@@ -79,10 +79,10 @@ class Life:
             store.close()
 
 
-def spawn(path: Path, plan: list[dict[str, Any]], **environment: str) -> "subprocess.Popen[bytes]":
+def spawn(path: Path, plan: list[dict[str, Any]], **environment: str) -> Program:
     path.write_text(json.dumps(plan))
     with open(path.with_suffix(".txt"), "ab") as output:
-        return subprocess.Popen(
+        return Program(
             [sys.executable, str(TILL), str(path)], env={**os.environ, **environment}, stdout=output, stderr=output
         )
 
@@ -172,7 +172,7 @@ def test_killed_while_it_rules_out_earlier_attempts_it_does_that_again(tmp_path:
 
 # -- stopped -----------------------------------------------------------------------------------------------------------
 @contextmanager
-def stopped(life: Life, place: str) -> Iterator["subprocess.Popen[bytes]"]:
+def stopped(life: Life, place: str) -> Iterator[Program]:
     """Give a process that was stopped at a place, or at a crash point."""
     armed = {"EVERSTEP_CRASH_AT": f"{place}:1:stop"} if "." in place else {"TILL_KILL": f"stop {place}"}
     process = life.spawn(**armed)

@@ -14,6 +14,7 @@ import pytest
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import check, export_histories
 from everstep.testing.ledger import Ledger
+from tests.forked import Program
 
 PROGRAM = Path(__file__).with_name("keyed.py")
 KEYS = 200
@@ -25,13 +26,13 @@ class Place:
     def __init__(self, folder: Path, ledger: Ledger) -> None:
         self.folder = folder
         self.book = ledger.book(folder.name.replace("_", "-").replace("[", "").replace("]", ""))
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Program] = []
 
-    def spawn(self, work: str, *arguments: str, **environment: str) -> "subprocess.Popen[bytes]":
+    def spawn(self, work: str, *arguments: str, **environment: str) -> Program:
         entries = str(self.book.folder / "ledger.jsonl")
         command = [sys.executable, str(PROGRAM), work, str(self.folder), self.book.url, entries, *arguments]
         with open(self.folder / "output.txt", "ab") as output:
-            process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=output, stderr=output)
+            process = Program(command, env={**os.environ, **environment}, stdout=output, stderr=output)
         self._processes.append(process)
         return process
 

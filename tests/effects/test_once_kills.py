@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,9 @@ from everstep.model.events import decode_body
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import check, export_histories
 from everstep.testing.ledger import Ledger
+from tests import forked
 from tests.crash.figures import note_again
+from tests.forked import Program
 
 PAYMENTS = Path(__file__).with_name("payments.py")
 CONTRACTS = ("repeat", "repeat, keys forgotten", "once", "once, probed")
@@ -61,7 +62,7 @@ class Life:
         entries = str(self.book.folder / "ledger.jsonl")
         self.plan = {"folder": str(folder), "contract": contract, "url": self.book.url, "entries": entries, **more}
 
-    def spawn(self, **environment: str) -> "subprocess.Popen[bytes]":
+    def spawn(self, **environment: str) -> Program:
         return spawn(self.folder / "plan.json", [self.plan], **environment)
 
     def status(self) -> str:
@@ -81,10 +82,10 @@ class Life:
             store.close()
 
 
-def spawn(path: Path, plan: list[dict[str, Any]], **environment: str) -> "subprocess.Popen[bytes]":
+def spawn(path: Path, plan: list[dict[str, Any]], **environment: str) -> Program:
     path.write_text(json.dumps(plan))
     with open(path.with_suffix(".txt"), "ab") as output:
-        return subprocess.Popen(
+        return Program(
             [sys.executable, str(PAYMENTS), str(path)], env={**os.environ, **environment}, stdout=output, stderr=output
         )
 
@@ -232,7 +233,7 @@ def test_a_stopped_worker_may_still_act_so_nobody_else_does(tmp_path: Path, ledg
     assert "step_completed" not in life.kinds(), "the zombie's outcome is fenced off"
     if contract == "once, probed":
         (life.folder / "again.py").write_text(RESOLVE)
-        resolved = subprocess.run(
+        resolved = forked.run(
             [sys.executable, str(life.folder / "again.py"), str(life.folder / "plan.json")],
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PAYMENTS.parent), os.environ.get("PYTHONPATH", "")])},
             capture_output=True,

@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.forked import Program
+
 PROGRAMS = Path(__file__).with_name("programs.py")
 
 
-def start(name: str, folder: Path, **environment: str) -> "subprocess.Popen[str]":
+def start(name: str, folder: Path, **environment: str) -> Program:
     """Start a program in a process of its own."""
-    return subprocess.Popen(
+    return Program(
         [sys.executable, str(PROGRAMS), name, str(folder)],
         env={**os.environ, "PYTHONHASHSEED": "0", **environment},
         stdout=subprocess.PIPE,

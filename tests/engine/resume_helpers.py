@@ -28,6 +28,7 @@ from everstep.model.events import EventRow, decode_body
 from everstep.stores.protocol import HoldRow, RunRow, Store
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.clock import FakeClock
+from tests import forked
 
 PATIENCE_SECONDS = 20.0
 
@@ -250,7 +251,7 @@ class Program:
     def __init__(self, folder: Path, code: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
         path = folder / "program.py"
         path.write_text(PRELUDE + textwrap.dedent(code))
-        self.process = subprocess.Popen(
+        self.process = forked.Program(
             [sys.executable, str(path), str(folder / "runs.db"), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

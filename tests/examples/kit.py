@@ -2,14 +2,15 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 
 import everstep
 from everstep.engine.history import Event
+from tests.forked import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 30.0
@@ -21,11 +22,10 @@ def environment(**settings: str) -> dict[str, str]:
     return {**kept, "PYTHONUNBUFFERED": "1", **settings}
 
 
-def begin(name: str, folder: Path, *arguments: str, **settings: str) -> subprocess.Popen[str]:
+def begin(name: str, folder: Path, *arguments: str, **settings: str) -> Program:
     """Start an example and return its process."""
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=folder, env=environment(**settings), text=True, **pipes)
+    return Program(command, cwd=folder, env=environment(**settings), stdout=PIPE, stderr=PIPE, text=True)
 
 
 def run(name: str, folder: Path, *arguments: str, **settings: str) -> str:
@@ -45,7 +45,7 @@ def run_into_crash(name: str, folder: Path, *arguments: str, at: str) -> str:
     return printed
 
 
-def kill(process: subprocess.Popen[str]) -> str:
+def kill(process: Program) -> str:
     """Kill a process with SIGKILL and return what it had printed."""
     process.kill()
     printed, _ = process.communicate(timeout=PATIENCE_SECONDS)

@@ -13,6 +13,7 @@ import pytest
 
 import everstep
 from everstep.stores.postgres import PostgresStore
+from tests.forked import Program
 from tests.postgres import programs
 from tests.postgres.server import Server
 
@@ -27,12 +28,12 @@ class Folder:
         self.url = url
         self.notes = path / "notes"
         self.notes.touch()
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[Program] = []
 
-    def begin(self, *words: str, **more: str) -> "subprocess.Popen[str]":
+    def begin(self, *words: str, **more: str) -> Program:
         source = str(Path(everstep.__file__).parents[1])
         environment = {**os.environ, "PYTHONPATH": source, "NOTES": str(self.notes), "EVERSTEP_URL": self.url, **more}
-        process = subprocess.Popen(
+        process = Program(
             [sys.executable, *words],
             cwd=self.path,
             env=environment,

@@ -1,10 +1,11 @@
 """Which crash points schedules and the outbox pass, undisturbed."""
 
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+
+from tests import forked
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -22,5 +23,5 @@ def points_passed(folder: Path) -> "Counter[str]":
         ["outbox_programs.py", str(folder), "0"],
     ):
         command = [sys.executable, str(HERE / words[0]), *words[1:]]
-        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
+        forked.run(command, env=environment, check=True, capture_output=True, timeout=60)
     return Counter(counted.read_text().splitlines())

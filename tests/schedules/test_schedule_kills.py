@@ -15,6 +15,7 @@ from everstep.model.schedules import run_of_tick
 from everstep.stores.protocol import RunFilter
 from everstep.stores.sqlite import SqliteStore
 from tests.crash.figures import FIGURES
+from tests.forked import Program
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 ROOT = Path(__file__).parents[2]
@@ -22,9 +23,9 @@ SECOND = 1_000_000
 POINTS = ("schedule.due", "schedule.fired", "store.commit.before", "store.commit.written", "store.commit.after")
 
 
-def begin(program: str, folder: Path, **environment: str) -> "subprocess.Popen[str]":
+def begin(program: str, folder: Path, **environment: str) -> Program:
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
+    return Program(
         [sys.executable, str(PROGRAMS), program, str(folder)],
         env={**os.environ, "PYTHONPATH": path, **environment},
         stdout=subprocess.PIPE,
@@ -94,8 +95,7 @@ def test_a_worker_that_is_stopped_inside_a_tick_starts_nothing_when_it_wakes_up(
     first = said("define", tmp_path)
     zombie = begin("work", tmp_path, EVERSTEP_CRASH_AT="schedule.due:1:stop")
     worker = begin("work", tmp_path)
-    _, status = os.waitpid(zombie.pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status)
+    zombie.wait_until_stopped()
     time.sleep(3)  # the other one starts a few ticks meanwhile
     zombie.send_signal(signal.SIGCONT)
     time.sleep(1.5)

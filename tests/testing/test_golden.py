@@ -14,6 +14,7 @@ import everstep
 from everstep import step, workflow
 from everstep.errors import Misuse, UnknownRun
 from everstep.testing import GoldenDiffers, replay_golden, save_history
+from tests import forked
 from tests.house.sources import ROOT
 
 RAN: list[str] = []
@@ -241,9 +242,7 @@ def test_the_history_of_a_run_that_was_killed_and_undone_replays(tmp_path: Path,
 
     def python(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *words]
-        return subprocess.run(
-            command, cwd=tmp_path, env={**kept, **settings}, capture_output=True, text=True, timeout=60
-        )
+        return forked.run(command, cwd=tmp_path, env={**kept, **settings}, capture_output=True, text=True, timeout=60)
 
     assert python("trip.py", "Venice", EVERSTEP_CRASH_AT=at).returncode == -9
     assert "Compensated: book_room, book_flight" in python("trip.py", "Venice").stdout

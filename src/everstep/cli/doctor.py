@@ -18,10 +18,9 @@ from everstep.cli.notices import Notices
 from everstep.cli.opening import line_to_paste, reading, store_options
 from everstep.cli.terminal import clean, console, duration, say_json, styled
 from everstep.cli.workers import unserved
-from everstep.engine.opening import default_url
 from everstep.errors import Error
 from everstep.model.status import STATUSES
-from everstep.stores.opening import is_postgres
+from everstep.stores.opening import default_url, is_postgres
 from everstep.stores.protocol import Store, WorkerRow
 from everstep.stores.sqlite import SqliteStore
 from everstep.stores.sqlite.connections import Patience, connect

@@ -8,7 +8,7 @@ import msgspec
 from everstep.cli.drawing import status_text
 from everstep.cli.money import amounts_text, budget_facts, budget_text, standing_of
 from everstep.cli.opening import existing_run, line_to_paste, place_of, reading, store_options
-from everstep.cli.running import parsed_tags
+from everstep.cli.tags import parsed_tags
 from everstep.cli.terminal import (
     add_fitted,
     arguments_text,
@@ -24,10 +24,10 @@ from everstep.cli.terminal import (
     styled,
 )
 from everstep.cli.workers import unserved_among
-from everstep.engine.forking import TAG
 from everstep.engine.history import public_events
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
+from everstep.model.forked import TAG
 from everstep.model.status import STATUSES
 from everstep.stores.protocol import RunFilter, RunRow, Store
 

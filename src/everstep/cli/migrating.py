@@ -7,9 +7,8 @@ import click
 
 from everstep.cli.opening import store_options
 from everstep.cli.terminal import console, say_json, styled
-from everstep.engine.opening import default_url
 from everstep.errors import Misuse
-from everstep.stores.opening import _path_of, is_postgres, open_store
+from everstep.stores.opening import _path_of, default_url, is_postgres, open_store
 from everstep.stores.sqlite.connections import Patience, connect, translated
 from everstep.stores.sqlite.opening import migrations, version_of
 

@@ -10,8 +10,8 @@ from everstep.cli.opening import acting, line_to_paste, place_of, store_options,
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.app import App
 from everstep.engine.moving import Exported, Imported
-from everstep.engine.opening import default_on_hold, default_url
-from everstep.stores.opening import open_store
+from everstep.engine.opening import default_on_hold
+from everstep.stores.opening import default_url, open_store
 
 
 @click.command("export")

@@ -1,19 +1,18 @@
 """What commands have in common: options, opening the store that is meant, and lines to paste."""
 
-import getpass
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from everstep.engine.app import App
-from everstep.engine.opening import default_on_hold, default_url
-from everstep.engine.telling import command_line
 from everstep.errors import UnknownRun
 from everstep.model.ids import checked_run_id
-from everstep.stores.opening import open_store
+from everstep.stores.opening import default_url, open_store
 from everstep.stores.protocol import RunRow, Store
+
+if TYPE_CHECKING:
+    from everstep.engine.app import App
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,8 +41,11 @@ def reading(url: str | None) -> Iterator[Store]:
 
 
 @asynccontextmanager
-async def acting(url: str | None) -> AsyncIterator[App]:
+async def acting(url: str | None) -> "AsyncIterator[App]":
     """Open a store that must exist, to change something in it. Nothing is driven here."""
+    from everstep.engine.app import App  # who only looks need not wait for the engine
+    from everstep.engine.opening import default_on_hold
+
     on_hold = default_on_hold()
     app = App(open_store(url or default_url(), create=False, migrate=False), workflows=(), on_hold=on_hold)
     await app.open()
@@ -75,11 +77,15 @@ def existing_run(store: Store, run: str) -> RunRow:
 
 def line_to_paste(*words: str, url: str | None) -> str:
     """Return a command line as a person can paste it into this shell."""
+    from everstep.engine.telling import command_line
+
     return command_line(*words, url=url)
 
 
 def user_name() -> str:
     """Return who is at the keyboard, for the history."""
+    import getpass
+
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container's user may have no name

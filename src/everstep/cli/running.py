@@ -13,15 +13,16 @@ from everstep.cli.logs import log_lines
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
 from everstep.cli.opening import line_to_paste, place_of, store_options
 from everstep.cli.progress import LiveProgress, PlainProgress, Progress, SilentProgress, Watcher
+from everstep.cli.tags import parsed_tags
 from everstep.cli.terminal import clean, console, duration, json_text, payload_json, say_json, styled
 from everstep.cli.timeline import Timeline, error_line
 from everstep.engine.app import App
-from everstep.engine.opening import default_on_hold, default_url
+from everstep.engine.opening import default_on_hold
 from everstep.engine.telling import hold_facts
 from everstep.engine.workflow import ON_EXISTING, Workflow
 from everstep.model.ids import checked_run_id
 from everstep.model.status import ENDED
-from everstep.stores.opening import open_store
+from everstep.stores.opening import default_url, open_store
 from everstep.stores.protocol import HoldRow, RunRow, Store
 from everstep.worker.loading import load_workflow
 from everstep.worker.stopping import stopping_on_signals
@@ -63,17 +64,6 @@ def run_command(
     options = {"id": run, "on_existing": on_existing, "tags": parsed_tags(tags)}
     again = [target, *arguments]
     return asyncio.run(_run(workflow, values, options, url, again, in_json=in_json))
-
-
-def parsed_tags(tags: tuple[str, ...]) -> dict[str, str]:
-    """Return `name=value` texts as a dict."""
-    parsed = {}
-    for tag in tags:
-        name, equals, value = tag.partition("=")
-        if not equals or not name:
-            raise click.BadParameter(f"{tag!r} is not NAME=VALUE.", param_hint="--tag")
-        parsed[name] = value
-    return parsed
 
 
 async def _run(

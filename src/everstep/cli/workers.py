@@ -5,7 +5,7 @@ from typing import Any
 
 from everstep.cli.opening import place_of, reading
 from everstep.cli.terminal import add_fitted, between, console, say_json, shortened, styled
-from everstep.engine.presence import is_served, living, read_about
+from everstep.engine.about import is_served, living, read_about
 from everstep.stores.protocol import RunFilter, RunRow, Store
 
 

@@ -11,10 +11,10 @@ from everstep.cli.logs import log_lines
 from everstep.cli.opening import place_of, store_options
 from everstep.cli.terminal import clean, clock_time, console, say_json_line, styled
 from everstep.cli.workers import list_workers
-from everstep.engine.opening import default_on_hold, default_url
+from everstep.engine.opening import default_on_hold
 from everstep.model.ids import checked_name
 from everstep.model.retention import Retention
-from everstep.stores.opening import open_store
+from everstep.stores.opening import default_url, open_store
 from everstep.stores.protocol import Store
 from everstep.worker.health import address_of, answer_on
 from everstep.worker.loading import load_all, split

@@ -5,17 +5,17 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
-from typing import Any, ClassVar, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 from everstep.codec import Signature, register
-from everstep.effects.keying import KeyMaker
-from everstep.effects.saga import compensation_of, is_of_the_same_class, note_declared
 from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse
-from everstep.model.budgets import estimate_from
 from everstep.model.contracts import Effect, may_run_again, needs_intent
 from everstep.model.ids import checked_name
 from everstep.model.retry import ONE_ATTEMPT, Retry
+
+if TYPE_CHECKING:
+    from everstep.effects.keying import KeyMaker
 
 F = TypeVar("F", bound=Callable[..., Any])
 Cost = Mapping[str, Any] | Callable[..., Mapping[str, Any]]
@@ -74,13 +74,19 @@ class Step:
         self.settle = settle
         self.secret = secret
         self.not_done: tuple[type[BaseException], ...] = (not_done,) if isinstance(not_done, type) else tuple(not_done)
-        self.key = KeyMaker(key, function, self.name) if key is not None else None
+        self.key = _key_maker(key, function, self.name) if key is not None else None
         if cost is not None and not callable(cost):
+            from everstep.model.budgets import estimate_from
+
             estimate_from(cost, self.name)
         self.cost = cost
         self.is_async = is_async_callable(function)
         self.signature = Signature(function)
-        self.compensate: Step | None = compensation_of(self, compensate) if compensate is not None else None
+        self.compensate: Step | None = None
+        if compensate is not None:
+            from everstep.effects.saga import compensation_of
+
+            self.compensate = compensation_of(self, compensate)
         self.needs_intent = needs_intent(effect)
         self.is_accounted_for = self.compensate is not None or not may_run_again(effect)
         """Whether its arguments are kept whole, and it is settled before the run may end or the code be told."""
@@ -88,6 +94,8 @@ class Step:
             register(error)
         functools.update_wrapper(self, function, updated=())
         if self.compensate is not None:
+            from everstep.effects.saga import note_declared
+
             note_declared(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -104,8 +112,11 @@ class Step:
         bound.__dict__.update(self.__dict__)
         bound.function = self.function.__get__(instance, owner)
         bound.signature = self._method_signature
-        if self.compensate is not None and is_of_the_same_class(self, self.compensate):
-            bound.compensate = self.compensate.__get__(instance, owner)
+        if self.compensate is not None:
+            from everstep.effects.saga import is_of_the_same_class
+
+            if is_of_the_same_class(self, self.compensate):
+                bound.compensate = self.compensate.__get__(instance, owner)
         return bound
 
     @functools.cached_property
@@ -115,6 +126,12 @@ class Step:
 
     def __repr__(self) -> str:
         return f"<step {self.name} ({self.effect})>"
+
+
+def _key_maker(key: str | Callable[..., str], function: Callable[..., Any], name: str) -> "KeyMaker":
+    from everstep.effects.keying import KeyMaker  # most steps have no key of their own
+
+    return KeyMaker(key, function, name)
 
 
 def is_async_callable(function: Any) -> bool:

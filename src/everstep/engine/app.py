@@ -1,36 +1,30 @@
 """An App: what an application may ask of Everstep. How runs are driven stands in `driving.py`."""
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
-from everstep.engine import asking, forking, key_operations, moving, operations, outbox, queueing, repairing
+from everstep.engine import later
 from everstep.engine.by_name import new_run_id
 from everstep.engine.clock import microseconds
-from everstep.engine.collecting import Collected, collect
 from everstep.engine.driving import Driving
-from everstep.engine.existing import existing_run
 from everstep.engine.handles import Run
-from everstep.engine.moving import Exported, Imported, Unfinished
-from everstep.engine.repairing import Repair
-from everstep.engine.schedules import ScheduleVerbs
+from everstep.engine.schedule_verbs import ScheduleVerbs
 from everstep.engine.starting import Origin, new_run
+from everstep.engine.tending import TendingVerbs
 from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, checked_choice, workflow_of
 from everstep.errors import Misuse, StoreError
 from everstep.model.budgets import allotment_of
 from everstep.model.ids import checked_name, checked_run_id
-from everstep.model.retention import Retention
 from everstep.model.status import STATUSES
-from everstep.stores.keys import STATES, EffectFilter, EffectRow, EffectState, shown_effect
-from everstep.stores.protocol import Existing, HoldRow, RunFilter, RunRow, StartRun, Verdict
-from everstep.stores.queues import DEFAULT_QUEUE, QueueRow
+from everstep.stores.protocol import Existing, RunFilter, RunRow, StartRun, Verdict
+from everstep.stores.queues import DEFAULT_QUEUE
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 
-class App(ScheduleVerbs, Driving):
+class App(TendingVerbs, ScheduleVerbs, Driving):
     """Starts runs, drives those it started (and with `recover` those whose owner is gone), and answers questions."""
 
     # -- starting --------------------------------------------------------------------------------------------------
@@ -92,7 +86,7 @@ class App(ScheduleVerbs, Driving):
         policy = checked_choice("on_existing", on_existing or target.on_existing, ON_EXISTING)
         if transaction is not None:
             options: Any = {"id": id, "queue": queue, "priority": priority, "delay": delay, "tags": tags}
-            return outbox.start_in(self, target, args, policy, transaction, **options)
+            return later.start_in(self, target, args, policy, transaction, **options)
         run = checked_run_id(id) if id is not None else self._new_id(target)
         is_new = id is None
         arguments = self.codec.encode_arguments(target.signature, args, {}, target.name)
@@ -121,7 +115,7 @@ class App(ScheduleVerbs, Driving):
             self.drive_new(new, target)
         verdict = await self._begun(begun, run)
         if isinstance(verdict, Existing):
-            await existing_run(self, verdict.row, target, arguments, policy)
+            await later.existing_run(self, verdict.row, target, arguments, policy)
         elif in_line:
             self.queueing.expect(new.row)
             self.pump.nudge()
@@ -209,8 +203,12 @@ class App(ScheduleVerbs, Driving):
         transaction: as in `start`: the signal is sent if and only if you commit.
         """
         if transaction is not None:
+            from everstep.engine import outbox
+
             outbox.signal_in(self, run, name, value, id or "", transaction)
             return
+        from everstep.engine import operations
+
         await operations.signal(self, run, name, value, id or "")
 
     async def ask(
@@ -233,242 +231,6 @@ class App(ScheduleVerbs, Driving):
         an answer, `RunHeld` when it waits for a person, `UnknownRun`, and `IdConflict` when the id belongs to another
         request.
         """
+        from everstep.engine import asking
+
         return await asking.ask(self, run, name, value, id=id, answer=answer, timeout=timeout)
-
-    async def cancel(self, run: str, reason: str = "", *, grace: float = 30.0, now: bool = False, by: str = "") -> None:
-        """Ask a run to stop. Its code gets `asyncio.CancelledError` and may clean up for `grace` seconds; with `now` it
-        ends without its code. The request is durable on return. Raises `RunEnded` if the run had ended.
-        """
-        await operations.cancel(self, run, reason, grace=grace, now=now, by=by)
-
-    async def retry(self, run: str, *, by: str = "", across_once: bool = False) -> Run[Any]:
-        """Let a failed run go on from what failed, as a new attempt, and drive it if its workflow is declared here.
-
-        across_once: also if `once` steps have happened after the failure, which otherwise raises `CrossesOnce`. If the
-            code comes to the same step with the same arguments again, it is given that outcome and does not do it.
-        """
-        await operations.retry(self, run, by, across_once=across_once)
-        self._want_if_declared(run)
-        return Run(self, run)
-
-    async def rollback(self, run: str, note: str = "", *, allow_uncompensated: bool = False, by: str = "") -> Run[Any]:
-        """Undo what a run did: the compensations of its completed steps run, the last step's first. Then it is
-        `cancelled`. An unfinished run stops for that, and its code is not asked. The request is durable on return.
-
-        allow_uncompensated: roll back also if that leaves effects that must not happen twice and have no `compensate=`.
-            Without it that is refused (`Uncompensated`).
-        """
-        await operations.rollback(self, run, note, by=by, uncompensated=allow_uncompensated)
-        self._want_if_declared(run)
-        return Run(self, run)
-
-    async def fork(
-        self,
-        run: str,
-        *,
-        at: int,
-        args: Sequence[Any] | None = None,
-        outcome: Any = ...,
-        id: str | None = None,
-        generation: int | None = None,
-        allow_effects: bool | Collection[str] = False,
-        note: str = "",
-        by: str = "",
-    ) -> Run[Any]:
-        """Start a new run that begins with what another one did up to the event `at`, and goes on from there by itself.
-
-        The other run, whatever its status, is not touched. The fork is durable on return; asked for again with the same
-        `id` it is the same fork. Raises `Misuse` if there can be none at that event, or if the code would not do with
-        the new `args` what was recorded.
-
-        args: other arguments of the workflow. With `at=1` any will do.
-        outcome: what takes the place of the outcome that the event `at` records: a step's, a signal's or a child's.
-        generation: which history of the run, if not the newest.
-        allow_effects: the names of steps that the fork may do once more although the other run has done them after
-            `at`, or True for all. Without it that is refused (`CrossesOnce`), with the list.
-        """
-        wanted = forking.Wanted(run, at, generation, args, outcome, id, allow_effects, by, note)
-        forked = await forking.fork(self, wanted)
-        self._want_if_declared(forked)
-        return Run(self, forked)
-
-    async def hold(self, run: str, note: str = "", *, by: str = "") -> None:
-        """Put a run on hold until somebody resolves it."""
-        await operations.hold(self, run, note, by)
-
-    async def holds(self, *, run: str | None = None, open_only: bool = True) -> Sequence[HoldRow]:
-        """Return holds, open ones only by default."""
-        return self.store.holds(run=run, open_only=open_only)
-
-    async def resolve(
-        self,
-        run: str,
-        resolution: str,
-        *,
-        hold: str | None = None,
-        value: Any = None,
-        note: str = "",
-        by: str = "",
-    ) -> Run[Any]:
-        """Resolve a run's hold in one of the ways that it names, and let the run go on, or end.
-
-        resolution: `retry`, `accept`, `skip` and `done` (both with `value`), `not-done`, `probe`, `repair`, `rollback`
-            or `cancel`, as the hold's reason allows.
-        hold: which one, if the run has more than one.
-        note, by: why, and who says so; both are kept in the history.
-        """
-        await operations.resolve(self, run, resolution, hold=hold, value=value, note=note, by=by)
-        if resolution != "cancel":
-            self._want_if_declared(run)
-        return Run(self, run)
-
-    async def forget_markers(self, database: Any, *, older_than: float = 30 * 86400.0) -> int:
-        """Delete the markers of atomic steps whose runs have ended, and return how many there were.
-
-        database: as in `@everstep.transaction(database)`.
-        older_than: seconds that a marker is kept at least. Keep them longer than your oldest backup of the store: a
-            run that is restored from it is told by its markers what has happened since.
-        """
-        from everstep.effects.databases import database_of
-        from everstep.engine.markers import forget_markers
-
-        return await forget_markers(self, database_of(database), older_than)
-
-    async def effects(
-        self,
-        *,
-        prefix: str = "",
-        run: str | None = None,
-        step: str | None = None,
-        state: EffectState | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> Sequence[EffectRow]:
-        """Return the keys of effects (`key=`), those that changed last first. State: `under-way`, `done` or `free`.
-
-        Of a step with `secret=True` the outcome is left out.
-        """
-        if state is not None:
-            checked_choice("state", state, STATES)
-        wanted = EffectFilter(prefix=prefix, run=run, step=step, state=state, limit=limit, offset=offset)
-        return [shown_effect(row) for row in await self.read(self.store.effects, wanted)]
-
-    async def free_key(self, key: str, *, note: str = "", by: str = "") -> None:
-        """Free a key by hand: its action may be done again, and is another one to its receiver if it had been done.
-
-        Raises `KeyConflict` while a run that has not ended may still settle it.
-        """
-        await key_operations.free(self, key, note, by)
-
-    async def settle_key(self, key: str, value: Any = None, *, note: str = "", by: str = "") -> None:
-        """Say what came of an action whose run has ended without knowing: `value` is its outcome for all who ask."""
-        await key_operations.settle(self, key, value, note, by)
-
-    async def forget_keys(self, *, older_than: float) -> int:
-        """Delete keys that are done or free and have not changed for so many seconds. Returns how many.
-
-        Until then a key is kept, also when its run was deleted. A forgotten one may be used again for anything.
-        """
-        return await key_operations.forget(self, self.clock.now() - microseconds(older_than))
-
-    async def gc(
-        self,
-        *,
-        older_than: float | timedelta | None = None,
-        keep: int = 0,
-        keys_older_than: float | timedelta | None = None,
-        dry_run: bool = False,
-    ) -> Collected:
-        """Delete what is old enough, in short transactions, so that nobody who writes has to wait. See `Retention`.
-
-        older_than: runs that ended so many seconds ago. A run goes with its children, and only when all of them have
-            ended so long ago; none goes that is held, or has a key in doubt.
-        keep: the newest so many runs of each workflow stay.
-        keys_older_than: keys of actions that have not changed for so long. Without it they all stay.
-        dry_run: only say what would be deleted.
-        With neither time, what `everstep.open(retention=…)` says is done now.
-        """
-        return await collect(self, self._retention(older_than, keep, keys_older_than), dry_run=dry_run)
-
-    def _retention(self, runs: Any, keep: int, keys: Any) -> Retention:
-        if runs is not None or keys is not None:
-            return Retention(runs=runs, keys=keys, keep=keep)
-        if self.collector.retention is None or keep:
-            raise Misuse("app.gc needs older_than= or keys_older_than=, or an app that was opened with retention=.")
-        return self.collector.retention
-
-    async def queue(
-        self,
-        name: str,
-        *,
-        concurrency: int | None = ...,  # type: ignore[assignment]  # not said: as it is
-        per_worker: int | None = ...,  # type: ignore[assignment]
-        per_key: int | None = ...,  # type: ignore[assignment]
-        rate: tuple[int, float] | None = ...,  # type: ignore[assignment]
-        paused: bool = ...,  # type: ignore[assignment]
-    ) -> QueueRow:
-        """Say how many runs of a queue may be begun at once, over all workers, and return all that is said about it.
-
-        What is not given stays as it is; None takes a limit away. Workers keep to a change from then on, without a
-        restart; runs that have begun go on. A run has its slot from its beginning until it ends, is held or given back.
-
-        concurrency: over all workers. per_worker: in each. per_key: with the same tag `key`.
-        rate: (how many, in how many seconds): a bucket of so many tokens that fills in that time; each run that begins
-            takes one, also one that begins again after a hold or a retry.
-        paused: nothing begins.
-        """
-        options = {"concurrency": concurrency, "per_worker": per_worker, "per_key": per_key, "rate": rate}
-        changes = queueing.changes_of(**options, paused=paused)
-        return await queueing.change(self, "queue", name, changes)
-
-    async def limit(
-        self,
-        name: str,
-        *,
-        concurrency: int | None = ...,  # type: ignore[assignment]
-        rate: tuple[int, float] | None = ...,  # type: ignore[assignment]
-    ) -> QueueRow:
-        """Say how many bodies of the steps with `limit=name` may run at once, over all workers and runs.
-
-        What is not given stays as it is; None takes a limit away. Workers keep to a change from then on.
-        """
-        return await queueing.change(self, "limit", name, queueing.changes_of(concurrency=concurrency, rate=rate))
-
-    async def export(
-        self, runs: Sequence[str] | None, path: str, *, unfinished: Unfinished | None = None, by: str = ""
-    ) -> Exported:
-        """Write runs into a new file, each with its family: parents, children, and whom they wait for. None: all runs.
-
-        unfinished: what becomes of those that have not ended. `hold`: they are held here, and go on where the file is
-            imported. `leave`: they go on here, and the file is a copy. It must be said if there are any.
-        """
-        return await moving.export(self, runs, path, unfinished=unfinished, by=by)
-
-    async def import_(self, path: str, *, skip_existing: bool = False, copies: bool = False) -> Imported:
-        """Put the runs of a file into this store; unfinished ones go on here. All of it is verified first.
-
-        skip_existing: leave runs alone whose ids are here; otherwise that is an `IdConflict` and nothing is imported.
-        copies: also take unfinished runs that were left to go on where they were, so that everything is done twice.
-        """
-        done = await moving.import_file(self, path, skip_existing=skip_existing, copies=copies)
-        for run in done.unfinished:
-            self._want_if_declared(run)
-        return done
-
-    async def repair(self, run: str, *, note: str = "", by: str = "", dry_run: bool = False) -> Repair:
-        """Put a damaged run right from the good part of its history, and say what can no longer be seen.
-
-        What comes after the last good event is archived, and the run goes on from there. From then on a step that must
-        not happen twice is asked about (its probe, or a person) before it is done, until somebody resolves such a
-        question with `accept`. A sound run is left alone. Raises `Damaged` if nothing of the history is good; then the
-        run can only be started again with `on_existing="restart"`. With `dry_run` nothing is changed.
-        """
-        report = await repairing.repair(self, run, note=note, by=by, dry_run=dry_run)
-        if report.status == "queued" and not dry_run:
-            self._want_if_declared(run)
-        return report
-
-    def _want_if_declared(self, run: str) -> None:
-        row = self.store.run(run)
-        if row is not None and row.workflow in DECLARED.names():
-            self.adopt(run)

@@ -6,15 +6,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from everstep.codec import is_immutable_scalar
-from everstep.effects.atomic import Settled, Undecided
+from everstep.engine import later
 from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
-from everstep.engine.compensating import note_compensated
-from everstep.engine.doubts import Doubts
 from everstep.engine.due import DOUBT, FALLBACK, KEY, NEVER, ROOM, SLOT, Attempts
-from everstep.engine.holding import exhausted_report
-from everstep.engine.keys import Keys
 from everstep.errors import Fatal, NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.budgets import Charge
@@ -22,7 +18,10 @@ from everstep.model.contracts import EXPENSIVE_SECONDS, KEPT, may_run_again
 from everstep.model.crash_points import crash_point
 
 if TYPE_CHECKING:
+    from everstep.effects.atomic import Settled
+    from everstep.engine.doubts import Doubts
     from everstep.engine.driver import Driver
+    from everstep.engine.keys import Keys
 
 
 class StepAttempts:
@@ -42,16 +41,16 @@ class StepAttempts:
         self._known = known
 
     @cached_property
-    def doubts(self) -> Doubts:
+    def doubts(self) -> "Doubts":
         """The steps of which nobody knows whether they happened: most runs have none."""
         self.has_doubts = True
-        return Doubts(self._driver, self, self._known)
+        return later.doubts_of(self._driver, self, self._known)
 
     @cached_property
-    def keys(self) -> Keys:
+    def keys(self) -> "Keys":
         """The steps with `key=`: most runs have none."""
         self.has_keys = True
-        return Keys(self._driver, self, self._known)
+        return later.keys_of(self._driver, self, self._known)
 
     def let_go(self) -> None:
         """The run leaves memory. These point back here: see Execution.evict."""
@@ -384,9 +383,9 @@ class StepAttempts:
         """A compensation has happened; its outcome is recorded next."""
         undone = self._driver.execution.saga.completed.get(call.compensates)
         if undone is not None:
-            note_compensated(self._driver.journal, call.compensates, undone.key, undone.carried)
+            later.note_compensated(self._driver.journal, call.compensates, undone.key, undone.carried)
 
-    def settled(self, attempt: Attempt, settled: Settled, seconds: float) -> None:
+    def settled(self, attempt: Attempt, settled: "Settled", seconds: float) -> None:
         """An atomic step has happened, in this attempt or in an earlier one."""
         call, driver = attempt.call, self._driver
         self.bodies.finish(attempt)
@@ -416,9 +415,9 @@ class StepAttempts:
             self.bodies.charging.write(attempt)
             self.doubts.begin(call, error)
             return
-        if isinstance(error, Undecided) and call.target.effect == "atomic":
+        if call.target.effect == "atomic" and (unknown := later.undecided(error)) is not None:
             self.bodies.charging.write(attempt)
-            self.doubts.begin(call, error.error, because="commit" if error.is_lasting else "error")
+            self.doubts.begin(call, unknown.error, because="commit" if unknown.is_lasting else "error")
             return
         attempts = self._known[call.call]
         attempts.failures += 1
@@ -435,11 +434,11 @@ class StepAttempts:
                 return
             if policy.then == "hold" and not isinstance(error, Fatal):
                 self._record_failure(attempt, attempts, error, seconds, NEVER)
-                driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
+                driver.put_on_hold(later.exhausted_report(call, attempts.attempt, error))
                 return
         if call.compensates:  # there is no code in which it could be raised
             self._record_failure(attempt, attempts, error, seconds, NEVER)
-            driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
+            driver.put_on_hold(later.exhausted_report(call, attempts.attempt, error))
             return
         del self._known[call.call]
         if call.keyed is not None:

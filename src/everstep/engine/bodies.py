@@ -8,22 +8,22 @@ import time
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Final
 
-from everstep.effects.atomic import Settled
 from everstep.effects.body import Means, StepBody
 from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
-from everstep.engine import transacting
+from everstep.engine import later
 from everstep.engine.commands import StepCall
 from everstep.engine.first_turns import Body
-from everstep.engine.spending import Charging, Spending
-from everstep.engine.streaming import Streams
 from everstep.errors import Misuse, StepTimedOut
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
 
 if TYPE_CHECKING:
+    from everstep.effects.atomic import Settled
     from everstep.engine.attempts import StepAttempts
     from everstep.engine.driver import Driver
+    from everstep.engine.spending import Charging, Spending
+    from everstep.engine.streaming import Streams
 
 log = logging.getLogger("everstep.step")
 
@@ -39,7 +39,7 @@ class Attempt(StepBody, eq=False, kw_only=True):
     _bodies: "Bodies"
     call: StepCall
     fallback: bool = False
-    spending: Spending | None = None
+    spending: "Spending | None" = None
     task: "asyncio.Task[None] | None" = None
 
     def idempotency_key(self) -> str:
@@ -57,7 +57,7 @@ class Attempt(StepBody, eq=False, kw_only=True):
 
     def take_charge(self, nanos: int | None, tokens: int | None) -> None:
         with CHARGES:
-            spending = self.spending = self.spending or Spending()
+            spending = self.spending = self.spending or later.new_spending()
             charging = self._bodies.charging
         spending.add(nanos, tokens)
         charging.hear(self, spending)
@@ -87,13 +87,15 @@ class Bodies:
         app = driver.app
         running = self.attempt_at(call, attempt, app.codec.decode(details) if details else None, fallback=fallback)
         if driver.budgets is not None:
-            running.spending = Spending(uses_nothing=driver.budgets.must_use_nothing(call.call, fallback=fallback))
+            running.spending = later.new_spending(
+                uses_nothing=driver.budgets.must_use_nothing(call.call, fallback=fallback)
+            )
         context: Context = app.context.copy()
         context.run(CURRENT.set, running)
         self.running[call.call] = running
         target = call.target
         if target.effect == "atomic" and not fallback:
-            transacting.start(driver, self, running, context, cut_off=self._attempts.was_cut_off(call.call))
+            later.start_atomic(driver, self, running, context, cut_off=self._attempts.was_cut_off(call.call))
         elif target.is_async or target.timeout is not None or fallback:
             app.first_turns.add(self, running, call.step, context)
         else:
@@ -108,17 +110,17 @@ class Bodies:
         return Attempt(*surroundings, _bodies=self, call=call, fallback=fallback)
 
     @property
-    def charging(self) -> Charging:
+    def charging(self) -> "Charging":
         """What writes down the charges of running bodies: most runs have no budget."""
         if self._charging is None:
-            self._charging = Charging(self._driver)
+            self._charging = later.charging_of(self._driver)
         return self._charging
 
-    def streams_of_run(self) -> Streams:
+    def streams_of_run(self) -> "Streams":
         """Return what writes to the run's streams. May be called on any thread."""
         with CHARGES:
             if self.streams is None:
-                self.streams = Streams(self._driver)
+                self.streams = later.streams_of(self._driver)
             return self.streams
 
     def means(self) -> Means:
@@ -167,7 +169,7 @@ class Bodies:
         else:
             self._attempts.failed(attempt, error, time.monotonic() - began)
 
-    def settle(self, attempt: Attempt, settled: Settled | None, error: BaseException | None, seconds: float) -> None:
+    def settle(self, attempt: Attempt, settled: "Settled | None", error: BaseException | None, seconds: float) -> None:
         """An attempt at an atomic step is settled."""
         crash_point("body.after")
         if self.running.get(attempt.call.call) is not attempt:

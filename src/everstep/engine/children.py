@@ -13,7 +13,6 @@ from everstep.engine.history import Recorded, check_ends, load_verified
 from everstep.engine.starting import Origin, new_run
 from everstep.errors import Damaged
 from everstep.model import events as ev
-from everstep.model.accounts import standing_at
 from everstep.model.budgets import Allotment, Standing, allotment_of
 from everstep.model.digests import derived_key
 from everstep.model.events import ENDS
@@ -96,6 +95,8 @@ def believable_end(store: Store, delivery: Delivery, recent: RecentEnds) -> Chil
 
 def _end_in(history: Sequence[Recorded], end: Recorded, status: str, outcome: msgspec.Raw) -> ChildEnd:
     """Return an end with what the history says beside it: whether it is shown, and how the budget stood."""
+    from everstep.model.accounts import standing_at
+
     standing = standing_at(history[: end.seq])
     budget = msgspec.json.decode(standing, type=Standing) if standing is not None else None
     return ChildEnd(status, outcome, getattr(end.body, "secret", False), budget)

@@ -16,39 +16,33 @@ arrives), `deadlines` (what is due), `saver` (what is written).
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from everstep.engine import checkpointing, compensating, continuing, forced_ends, performing
+from everstep.engine import later
 from everstep.engine.attempts import StepAttempts
-from everstep.engine.budgets import Budgets
-from everstep.engine.children import Children
 from everstep.engine.clock import Alarm, microseconds, set_alarm
-from everstep.engine.commands import (
-    BeginCompensation,
-    ChildCall,
-    Command,
-    EndRun,
-    StepCall,
-)
+from everstep.engine.commands import BeginCompensation, ChildCall, Command, EndRun, StepCall
 from everstep.engine.deadlines import Deadlines
 from everstep.engine.execution import Execution
-from everstep.engine.generations import ContinueRun
-from everstep.engine.holding import HoldReport, stuck_report
-from everstep.engine.inbox import Inbox
 from everstep.engine.journal import Journal
 from everstep.engine.loop import SpinningWorkflow
-from everstep.engine.past import DamagedCheckpoint
 from everstep.engine.replay import Replayed
 from everstep.engine.saver import Saver
-from everstep.engine.surrounding import Surrounding
 from everstep.errors import NotDecodable, StoreError
 from everstep.model import events as ev
-from everstep.model.budgets import Allotment
 from everstep.model.crash_points import crash_point
 from everstep.model.status import Status
 from everstep.stores.protocol import HoldRow, NewRun, RowChange, RunRow
+
+if TYPE_CHECKING:
+    from everstep.engine.children import Children
+    from everstep.engine.holding import HoldReport
+    from everstep.engine.inbox import Inbox
+    from everstep.engine.past import DamagedCheckpoint
+    from everstep.engine.surrounding import Surrounding
+    from everstep.model.budgets import Allotment
 
 log = logging.getLogger("everstep.run")
 
@@ -72,17 +66,19 @@ class Driver:
     end_recorded: tuple[str, ev.Body, bytes | None] | None = None
     failure: BaseException | None = None
     """With `end_wanted`: why it is to fail."""
-    allotment: Allotment | None = None
+    allotment: "Allotment | None" = None
     """The budget that the run was given at its start."""
     first_checkpoint: tuple[int, bytes] | None = None
     """The number and the digest of the first checkpoint's event."""
-    damaged_checkpoints: Sequence[DamagedCheckpoint] = ()
+    damaged_checkpoints: "Sequence[DamagedCheckpoint]" = ()
     """Those that recovery had to pass over."""
     _alarm: Alarm | None = None
-    _inbox: Inbox | None = None
-    _children: Children | None = None
+    _inbox: "Inbox | None" = None
+    _children: "Children | None" = None
 
-    def __init__(self, app: Surrounding, row: RunRow, replayed: Replayed, journal: Journal, clock_started: int) -> None:
+    def __init__(
+        self, app: "Surrounding", row: RunRow, replayed: Replayed, journal: Journal, clock_started: int
+    ) -> None:
         self.app = app
         self.row = row
         self.run = row.id
@@ -94,7 +90,7 @@ class Driver:
         self.attempts = StepAttempts(self, replayed.attempts)
         self.saver = Saver(self)
         books = self.execution.books
-        self.budgets = Budgets(self, books, replayed.attempts) if books is not None else None
+        self.budgets = later.budgets_of(self, books, replayed.attempts) if books is not None else None
         self.stopped = False
         self._clock = app.clock
         self.ending = ""
@@ -131,17 +127,17 @@ class Driver:
             self.deadlines.add(clock_started + microseconds(timeout), "run")
 
     @property
-    def inbox(self) -> Inbox:
+    def inbox(self) -> "Inbox":
         """What takes deliveries: most runs end before there are any."""
         if self._inbox is None:
-            self._inbox = Inbox(self)
+            self._inbox = later.inbox_of(self)
         return self._inbox
 
     @property
-    def children(self) -> Children:
+    def children(self) -> "Children":
         """What looks after child runs: most runs have none."""
         if self._children is None:
-            self._children = Children(self)
+            self._children = later.children_of(self)
         return self._children
 
     @property
@@ -172,7 +168,7 @@ class Driver:
         """
         self._applying = True
         if self.damaged_checkpoints:
-            checkpointing.report_damage(self)
+            later.report_damage(self)
         new = {command.call for command in self.fresh if isinstance(command, (StepCall, ChildCall))}
         for call in [call for number, call in self.execution.steps.items() if number not in new]:
             if self.end_wanted and not call.target.is_accounted_for:
@@ -245,7 +241,7 @@ class Driver:
                 crash_point("outcome.applied")
                 self._perform(execution.take_commands())
         except (SpinningWorkflow, NotDecodable, RecursionError) as error:
-            self.put_on_hold(stuck_report(self.execution, error))
+            self.put_on_hold(later.stuck_report(self.execution, error))
         except StoreError as error:
             self._take_again(error)
         finally:
@@ -260,17 +256,17 @@ class Driver:
     def _perform(self, commands: Sequence[Command]) -> None:
         """Record what the code asked for, and do it when the output-commit rule allows."""
         if self.execution.new_patches:
-            performing.record_patches(self)
+            later.record_patches(self)
         for command in commands:
             if isinstance(command, StepCall):
                 self.attempts.begin(command)
             elif isinstance(command, EndRun):
                 self._end(command)
             elif isinstance(command, BeginCompensation):
-                compensating.begin(self, command.body())
+                later.begin_compensation(self, command.body())
                 return  # whatever else the code asked for no longer matters
             else:
-                performing.perform(self, command)
+                later.perform(self, command)
 
     # -- deadlines -------------------------------------------------------------------------------------------------
     def ring(self) -> None:
@@ -320,7 +316,7 @@ class Driver:
             self.execution.begin_compensation(started)
             self._perform(self.execution.take_commands())
         except NotDecodable as error:
-            self.put_on_hold(stuck_report(self.execution, error))
+            self.put_on_hold(later.stuck_report(self.execution, error))
         except StoreError as error:
             self._take_again(error)
         finally:
@@ -330,8 +326,8 @@ class Driver:
     # -- ends and holds --------------------------------------------------------------------------------------------
     def _end(self, command: EndRun) -> None:
         """The code is done."""
-        if isinstance(command, ContinueRun):
-            continuing.record(self, command)
+        if command.kind == "run_continued":
+            later.record_continued(self, command)
             return
         body = command.body()
         if command.kind != "run_cancelled":
@@ -377,7 +373,7 @@ class Driver:
         if not change.progress:
             self.attempts.restarts += events
 
-    def put_on_hold(self, report: HoldReport) -> None:
+    def put_on_hold(self, report: "HoldReport") -> None:
         """Stop here and ask a person, once no body runs any more that must not be cut off."""
         if self.is_over:
             return
@@ -386,7 +382,7 @@ class Driver:
         if self._applying or goes_on or self.attempts.must_not_be_cut_off():  # what the code asked for comes first
             self.hold_wanted = report
             return
-        report = compensating.with_undoing(report, self)
+        report = later.with_undoing(report, self)
         self.attempts.bodies.cancel_all()
         self.hold = report.row(self.run, self.app.clock.now(), self.app.randomness)
         self.record("run_held", report.step, ev.RunHeld(self.hold.id, report.reason, report.summary))
@@ -403,7 +399,7 @@ class Driver:
             self.put_on_hold(self.hold_wanted)
             return
         if self.end_wanted and not self.attempts.has_unsettled():
-            forced_ends.force(self)
+            later.force_end(self)
             return
         attempts, is_deciding = self.attempts, self.budgets is not None and self.budgets.look_again()
         if self._unapplied or attempts.are_under_way or is_deciding:
@@ -411,7 +407,7 @@ class Driver:
         else:
             self.execution.receiving.forget_stale()
             if not self.execution.is_waiting:
-                self.put_on_hold(stuck_report(self.execution, None))
+                self.put_on_hold(later.stuck_report(self.execution, None))
                 return
             self.status = "waiting"
             self.saver.save_status()

@@ -8,52 +8,42 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from everstep.codec import Codec
 from everstep.engine import asyncio_parts
 from everstep.engine.chance import MachineRandom
-from everstep.engine.children import RecentEnds
-from everstep.engine.clock import Clock, StoreClock
+from everstep.engine.clock import StoreClock
 from everstep.engine.closing import wait_for_bodies
 from everstep.engine.committer import Committer
 from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
 from everstep.engine.first_turns import FirstTurns
 from everstep.engine.history import Recorded
-from everstep.engine.holding import HoldReport
-from everstep.engine.inbox import cancel_in, hold_in
-from everstep.engine.judging import compare_outside
-from everstep.engine.limits import Limits
-from everstep.engine.notifying import Notifier, OnHold
+from everstep.engine.notifying import Notifier
+from everstep.engine.parts import Parts, load_all
 from everstep.engine.presence import Presence
 from everstep.engine.pump import Pump
 from everstep.engine.queueing import Queueing
 from everstep.engine.resting import Resting
 from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.retaining import Collector
-from everstep.engine.scheduling import Scheduler
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
 from everstep.errors import ChainKeyMissing, Damaged, Misuse, StoreError, UnknownWorkflow
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
-from everstep.model.retention import Retention, retention_of
 from everstep.model.status import ENDED, Status
-from everstep.stores.keys import KeyChanges
-from everstep.stores.protocol import (
-    Accepted,
-    Claim,
-    Claimed,
-    HoldRow,
-    NewRun,
-    NotClaimed,
-    Operation,
-    Release,
-    RunRow,
-    Store,
-)
+from everstep.stores.protocol import Accepted, Claim, Claimed, NewRun, NotClaimed, Release, RunRow
 from everstep.stores.queues import DEFAULT_QUEUE
+
+if TYPE_CHECKING:
+    from everstep.engine.clock import Clock
+    from everstep.engine.holding import HoldReport
+    from everstep.engine.notifying import OnHold
+    from everstep.model.retention import Retention
+    from everstep.stores.keys import KeyChanges
+    from everstep.stores.protocol import HoldRow, Operation, Store
 
 log = logging.getLogger("everstep.app")
 
@@ -66,23 +56,23 @@ STOP_SECONDS: Final = 5.0
 CLAIMABLE: Final[tuple[Status, ...]] = ("queued", "running", "waiting")
 
 
-class Driving:
+class Driving(Parts):
     """A store, a committer, and the drivers of the runs that this process has claimed."""
 
     def __init__(
         self,
-        store: Store,
+        store: "Store",
         *,
         recover: bool = False,
         lease: float = 30.0,
         concurrency: int = 100,
-        clock: Clock | None = None,
+        clock: "Clock | None" = None,
         codec: Codec | None = None,
         randomness: random.Random | None = None,
         workflows: Sequence[str] | None = None,
         queues: Sequence[str] | None = None,
-        on_hold: OnHold = None,
-        retention: Retention | float | timedelta | None = None,
+        on_hold: "OnHold" = None,
+        retention: "Retention | float | timedelta | None" = None,
     ) -> None:
         if lease < 1:
             raise Misuse(f"lease={lease!r}: it is a number of seconds, at least 1.")
@@ -99,12 +89,10 @@ class Driving:
         """Runs that this app should drive and does not yet: somebody else does, or they are about to be claimed."""
         self.untakeable: set[str] = set()
         """Runs that cannot be claimed, or whose chain key is not here; they are let alone until this app ends."""
-        self.recent_ends = RecentEnds()
         self.watchers = Watchers(self)
         self.draining = False
         self.notifier = Notifier(self, on_hold)
-        self.collector = Collector(self, retention_of(retention))
-        self.scheduler = Scheduler(self)
+        self.collector = Collector(self, retention)
         self.worker = ""
         self.restores = 0
         """How often the store was restored from a backup. It cannot be while there are workers."""
@@ -115,7 +103,6 @@ class Driving:
         self.resting = Resting(self)
         self.queueing = Queueing(self, queues)
         self.presence = Presence(self)
-        self.limits = Limits(self)
         self._taking_up: set[str] = set()
         self._comparing: set[str] = set()
         """Those of them whose outside is being compared."""
@@ -148,14 +135,17 @@ class Driving:
             self.worker = worker
             self.pump.start()
             self.collector.begin()
-            self.scheduler.look_closely()
+            if self.recover:
+                load_all()
+                self.scheduler.look_closely()
 
     async def close(self, drain: float = 0.0) -> None:
         """Stop: start no more bodies, wait `drain` seconds for those that run, save, and give the runs back."""
         self.draining = True
         await self.pump.stop()
         self.collector.close()
-        self.scheduler.close()
+        if self.has_scheduler:
+            self.scheduler.close()
         async with self.presence.prolonged():
             await wait_for_bodies(self.drivers, drain, can_save=lambda: self._failed is None)
         if self._failed is None:
@@ -215,10 +205,10 @@ class Driving:
     def _drive(self, row: RunRow, workflow: Workflow, events: list[Recorded] | None = None) -> None:
         """Drive a claimed run from here on."""
         taken = take_up(self, row, workflow, events)
-        if isinstance(taken, HoldReport):
-            self.spawn(self._hold(row, taken))
-        else:
+        if isinstance(taken, Driver):
             self._go_on(taken, look=events is None)
+        else:
+            self.spawn(self._hold(row, taken))
 
     def _go_on(self, driver: Driver, *, look: bool) -> None:
         self.drivers[driver.run] = driver
@@ -231,7 +221,7 @@ class Driving:
             log.error("Run %s cannot go on just now, and is taken up again: %s", driver.run, error)
             self.take_again(driver)
 
-    async def _hold(self, row: RunRow, report: HoldReport, consumed: Sequence[int] = ()) -> None:
+    async def _hold(self, row: RunRow, report: "HoldReport", consumed: Sequence[int] = ()) -> None:
         try:
             unit = hold_unit(self, row, report)
             unit.consumed = consumed
@@ -245,7 +235,7 @@ class Driving:
         self.held(unit.hold)
         self.watchers.tell(row.id, "held", None)
 
-    def held(self, hold: HoldRow | None) -> None:
+    def held(self, hold: "HoldRow | None") -> None:
         """Tell whoever should know that a run is held."""
         if hold is None:
             return
@@ -311,7 +301,7 @@ class Driving:
             log.warning("Run %s is left for a worker that has its chain key: %s", row.id, error)
             await self._leave_alone(row)
             return False
-        if isinstance(taken, HoldReport):
+        if not isinstance(taken, Driver):
             if not await self.presence.leaves_for_another(row, taken.reason):
                 self.spawn(self._hold(row, taken))
         elif taken.execution.witnesses:
@@ -334,6 +324,8 @@ class Driving:
     async def _compare_and_go_on(self, driver: Driver) -> None:
         """Compare the outside first. That may take long, and others must be looked after meanwhile."""
         try:
+            from everstep.engine.judging import compare_outside
+
             await compare_outside(driver)
             self._go_on(driver, look=True)
         except BaseException as error:
@@ -347,6 +339,7 @@ class Driving:
 
     async def _look_at_delayed(self, row: RunRow) -> None:
         """A run that has not begun is cancelled or held without its code; anything else waits until it begins."""
+        from everstep.engine.inbox import cancel_in, hold_in
         from everstep.engine.operations import end_claimed
 
         for delivery in self.store.inbox(row.id):
@@ -432,6 +425,8 @@ class Driving:
         self.let_go(driver)
         row = self.store.run(driver.run)
         if row is not None and row.epoch == driver.row.epoch:
+            from everstep.engine.holding import HoldReport
+
             summary = f"its newest events cannot be stored: {type(error).__name__}"
             self.spawn(self._hold(row, HoldReport("stuck", summary)))
 
@@ -463,7 +458,7 @@ class Driving:
         self.watchers.tell(run, status, None)
         self.pump.nudge()
 
-    def keys_changed(self, changes: KeyChanges) -> None:
+    def keys_changed(self, changes: "KeyChanges") -> None:
         """A run has changed keys: whoever waits for them in this process has that in its inbox now."""
         ended = {end.claim.key for end in changes.ends} & self._awaited_keys
         if changes.waits or ended:

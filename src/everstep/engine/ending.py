@@ -4,7 +4,6 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 from everstep.engine.commands import EndRun
-from everstep.engine.generations import ContinueRun, continued_by
 from everstep.errors import NotEncodable, RunTimedOut
 
 if TYPE_CHECKING:
@@ -31,9 +30,11 @@ def end_of(execution: "Execution", *, cancelled_late: bool) -> EndRun:
     if main.cancelled():
         return _cancelled(execution) if execution.cancel is not None else _failed(execution, asyncio.CancelledError())
     error = main.exception()
-    if (wanted := continued_by(error)) is not None:
-        return ContinueRun(wanted.arguments) if execution.cancel is None else _cancelled(execution)
     if error is not None:
+        from everstep.engine.generations import ContinueRun, continued_by  # most code just returns
+
+        if (wanted := continued_by(error)) is not None:
+            return ContinueRun(wanted.arguments) if execution.cancel is None else _cancelled(execution)
         return _failed(execution, error)
     try:
         payload = execution.codec.encode(main.result(), execution.workflow.signature.result, "the result")

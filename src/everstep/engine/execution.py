@@ -11,17 +11,15 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Set
 from contextvars import Context
 from types import FrameType, MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from everstep.codec import ANY, Codec
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
-from everstep.effects.witnesses import Taken
-from everstep.engine.books import Books, charge_usage
+from everstep.engine import later
 from everstep.engine.calling import as_declared, cannot_await, unwrap_to_thread
-from everstep.engine.checkpoints import Checkpoints
 from everstep.engine.commands import (
     NOT_RETURNED,
     CallFuture,
@@ -34,13 +32,9 @@ from everstep.engine.commands import (
     StartTimer,
     StepCall,
 )
-from everstep.engine.crossing import Kept
 from everstep.engine.ending import Failure, end_of
-from everstep.engine.generations import take_along
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
 from everstep.engine.receiving import Receiving
-from everstep.engine.saga import Saga
-from everstep.engine.unwinding import unwind
 from everstep.engine.workflow import Workflow
 from everstep.errors import (
     Evicted,
@@ -54,6 +48,13 @@ from everstep.model import events as ev
 from everstep.model import mistakes
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
+
+if TYPE_CHECKING:
+    from everstep.effects.witnesses import Taken
+    from everstep.engine.books import Books
+    from everstep.engine.checkpoints import Checkpoints
+    from everstep.engine.crossing import Kept
+    from everstep.engine.saga import Saga
 
 _NONE: frozenset[Any] = frozenset()
 PayloadLookup = Callable[[str], bytes]
@@ -121,7 +122,7 @@ class Execution:
         self.caution = "restored" if started.unseen else ""
         self.loop.now = at
         if started.carried is not None:
-            take_along(self, started.carried)
+            later.take_along(self, started.carried)
         payload = self.payload(started.arguments, started.arguments_ref)
         args, kwargs = self.codec.decode_arguments(self.workflow.signature, payload)
         self._check_arguments(args, kwargs)
@@ -136,10 +137,10 @@ class Execution:
         self.loop.drain()
 
     @property
-    def saga(self) -> Saga:
+    def saga(self) -> "Saga":
         """What can be undone, and what is being undone: most runs have nothing of it."""
         if self._saga is None:
-            self._saga = Saga()
+            self._saga = later.new_saga()
         return self._saga
 
     def _new_context(self) -> Context:
@@ -426,7 +427,7 @@ class Execution:
     def take_charge(self, nanos: int | None, tokens: int | None) -> None:
         """Count what workflow code used by itself."""
         self.require_live()
-        self.issue(charge_usage(self.books, self.next_call(), nanos, tokens, persons_line(sys._getframe(2))))
+        self.issue(later.charge_usage(self.books, self.next_call(), nanos, tokens, persons_line(sys._getframe(2))))
 
     def patched(self, name: str) -> bool:
         """Answer the same for a name throughout a run: whether its code had this patch when it came here first."""
@@ -461,7 +462,7 @@ class Execution:
         if not self.unwinding:
             self.unwinding = True
             if self.loop.tasks or self.loop.has_asyncgens:
-                unwind(self.loop, self._new_context())
+                later.unwind(self.loop, self._new_context())
             self.loop.quiet = True
             self.main = None  # its context points back here, and a circle would wait for the garbage collector
             self.loop.forget_executor()

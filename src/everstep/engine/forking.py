@@ -25,7 +25,7 @@ from everstep.model import events as ev
 from everstep.model.accounts import standing_at
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import chain_next, chain_start, digest_of
-from everstep.model.forked import Forked, switches
+from everstep.model.forked import TAG, Forked, switches
 from everstep.model.ids import checked_run_id
 from everstep.stores.protocol import Existing, NewRun, RunRow, StartRun
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 NOT_GIVEN: Final[Any] = ...
 """Stands for an outcome that is left as it is: None is one that may be given."""
-TAG: Final = "forked-from"
-"""The tag with which a fork is listed."""
 
 
 class Wanted(msgspec.Struct):

@@ -6,11 +6,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from everstep.engine.agreement import refuse_unreadable
-from everstep.engine.drift import find_drift
-from everstep.engine.history import Event, Recorded, public_events
-from everstep.engine.past import verify_whole
-from everstep.engine.resume import replay
-from everstep.engine.streams import Entry, read_stream
 from everstep.engine.workflow import DECLARED
 from everstep.errors import (
     ChainKeyMissing,
@@ -28,6 +23,8 @@ from everstep.stores.protocol import HoldRow, RunRow
 
 if TYPE_CHECKING:
     from everstep.engine.app import App
+    from everstep.engine.history import Event, Recorded
+    from everstep.engine.streams import Entry
 
 T = TypeVar("T")
 
@@ -106,8 +103,10 @@ class Run(Generic[T]):
         refuse_unreadable(row)
         return row.status
 
-    async def history(self, generation: int | None = None) -> list[Event]:
+    async def history(self, generation: int | None = None) -> "list[Event]":
         """Return the run's events. An earlier `generation` is the history from before a restart."""
+        from everstep.engine.history import public_events
+
         row = await self.row()
         events = await self._app.read(self._app.store.events, self.id, generation or row.generation)
         return public_events(events)
@@ -143,7 +142,7 @@ class Run(Generic[T]):
         """Ask the run something and wait for its answer: see `App.ask`."""
         return await self._app.ask(self.id, name, value, id=id, answer=answer, timeout=timeout)
 
-    def stream(self, name: str, *, after: int = 0) -> AsyncIterator[Entry]:
+    def stream(self, name: str, *, after: int = 0) -> "AsyncIterator[Entry]":
         """Give the entries of a stream, each as soon as it is durable, until the run has ended.
 
         after: the position of the last entry that you have; you get those behind it. From the beginning by default.
@@ -151,6 +150,8 @@ class Run(Generic[T]):
         Each entry has its `value`, `position`, `step` and `attempt`. The first one that an attempt at a step writes
         says so (`entry.first`): what you have of the same step came from an attempt that was cut off or failed.
         """
+        from everstep.engine.streams import read_stream
+
         return read_stream(self._app, self.id, name, after)
 
     async def cancel(self, reason: str = "", *, grace: float = 30.0, now: bool = False) -> None:
@@ -162,6 +163,8 @@ class Run(Generic[T]):
 
         outside: compare the outside with what the run remembers of it as well, and list every difference in `drift`.
         """
+        from everstep.engine.past import verify_whole
+
         row = await self.row()
         try:
             history = await self._app.read(verify_whole, self._app.store, self.id)
@@ -174,8 +177,11 @@ class Run(Generic[T]):
             await self._compare_outside(row, history, found)
         return found
 
-    async def _compare_outside(self, row: RunRow, history: list[Recorded], found: Verification) -> None:
+    async def _compare_outside(self, row: RunRow, history: "list[Recorded]", found: Verification) -> None:
         """Replay the code, without a sound, for its witnesses, and observe what they are about."""
+        from everstep.engine.drift import find_drift
+        from everstep.engine.resume import replay
+
         try:
             replayed = replay(self._app.store, self._app.codec, row, DECLARED.named(row.workflow), history, quiet=True)
         except (UnknownWorkflow, Misuse, NotDecodable) as error:

@@ -1,6 +1,5 @@
 """Loading a history and verifying it: nothing is believed that does not match its digests."""
 
-import gc
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -18,11 +17,10 @@ from everstep.engine.agreement import (
 )
 from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged, UnknownRun
-from everstep.model.accounts import standing_at
 from everstep.model.chains import ChainKeys
+from everstep.model.collector import paused_collector
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import BODY_DECODERS, EventRow, decode_body
-from everstep.model.secrets import shown_body
 from everstep.stores.protocol import RunRow, Store
 
 
@@ -52,18 +50,12 @@ LONG: Final = 1000
 
 @contextmanager
 def without_collections(events: int) -> Generator[None]:
-    """Pause the collector while a long history is built up: it would walk all of it again and again, for nothing."""
-    if events < LONG or not gc.isenabled():
+    """Pause the collector while a long history is built up."""
+    if events < LONG:
         yield
         return
-    gc.disable()
-    try:
+    with paused_collector():
         yield
-    finally:
-        if not gc.get_freeze_count():
-            gc.freeze()  # and back: what was built up counts as old, so that it is not walked at once
-            gc.unfreeze()
-        gc.enable()
 
 
 def load_verified(store: Store, row: RunRow) -> list[Recorded]:
@@ -73,8 +65,16 @@ def load_verified(store: Store, row: RunRow) -> list[Recorded]:
         history = verified(store.events(row.id, row.generation), row, store.chain)
     compare_with_row(store, row, history)
     compare_published(row, published_by(history), history[-1].seq)
-    compare_budget(row, standing_at(history), history[-1].seq)
+    compare_budget(row, _standing_at(history), history[-1].seq)
     return history
+
+
+def _standing_at(history: Sequence[Recorded]) -> bytes | None:
+    if history[0].body.budget is None:
+        return None
+    from everstep.model.accounts import standing_at
+
+    return standing_at(history)
 
 
 def compare_with_row(store: Store, row: RunRow, history: Sequence[Recorded]) -> None:
@@ -248,6 +248,8 @@ def public_events(events: Sequence[EventRow]) -> list[Event]:
 
     What is secret is not among it.
     """
+    from everstep.model.secrets import shown_body
+
     return [Event(seq, kind, step, at, shown_body(_plain(body))) for seq, kind, step, at, body, _ in events]
 
 

@@ -14,9 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.engine.clock import Alarm, microseconds, set_alarm
-from everstep.engine.telling import hold_message
-from everstep.engine.threads import Threads
-from everstep.engine.webhooks import Answer, Sending, Webhook
 from everstep.errors import Misuse, StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import digest_of
@@ -25,12 +22,15 @@ from everstep.stores.protocol import Accepted, HoldRow
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
+    from everstep.engine.threads import Threads
+    from everstep.engine.webhooks import Answer, Sending, Webhook
+
+    Callback = Callable[[HoldRow], Awaitable[None] | None]
+    OnHold = Callback | Webhook | str | Sequence[Callback | Webhook | str] | None
+    """What `on_hold=` takes: a function, a webhook, its address, or several of these."""
 
 log = logging.getLogger("everstep.holds")
 
-Callback = Callable[[HoldRow], Awaitable[None] | None]
-OnHold = Callback | Webhook | str | Sequence[Callback | Webhook | str] | None
-"""What `on_hold=` takes: a function, a webhook, its address, or several of these."""
 
 AT_ONCE_MAX: Final = 4
 """So many notifications are on their way to one target at the same time, from one process."""
@@ -54,7 +54,7 @@ GONE: Final = 410
 class Notifier:
     """The part of an app that tells of holds."""
 
-    def __init__(self, app: "Driving", on_hold: OnHold) -> None:
+    def __init__(self, app: "Driving", on_hold: "OnHold") -> None:
         self._app = app
         self._callbacks: list[Callback] = []
         self._webhooks: dict[str, Webhook] = {}
@@ -70,6 +70,8 @@ class Notifier:
             self._add(one)
 
     def _add(self, one: Any) -> None:
+        from everstep.engine.webhooks import Webhook
+
         if isinstance(one, str):
             one = Webhook(one)
         if callable(one):
@@ -124,7 +126,7 @@ class Notifier:
         except StoreError as error:
             log.error("Notifications cannot be read just now: %s", error)  # the pump looks again
 
-    def _look_for(self, webhook: Webhook) -> None:
+    def _look_for(self, webhook: "Webhook") -> None:
         busy = sum(target == webhook.name for target, _ in self._under_way.values())
         room = AT_ONCE_MAX - busy - self._stuck[webhook.name]
         if room <= 0:
@@ -154,7 +156,7 @@ class Notifier:
         self.look()
 
     # -- one notification ------------------------------------------------------------------------------------------
-    async def _deliver(self, webhook: Webhook, row: NotificationRow) -> None:
+    async def _deliver(self, webhook: "Webhook", row: NotificationRow) -> None:
         """Take a notification, send it, and write down how that went."""
         try:
             await self._try(webhook, row, row.attempts + 1)
@@ -169,7 +171,7 @@ class Notifier:
             del self._under_way[row.id]
             self.look()
 
-    async def _try(self, webhook: Webhook, row: NotificationRow, attempt: int) -> None:
+    async def _try(self, webhook: "Webhook", row: NotificationRow, attempt: int) -> None:
         app = self._app
         at = app.clock.now()
         until = at + microseconds(webhook.timeout + CLAIM_SECONDS)
@@ -180,6 +182,8 @@ class Notifier:
         hold = next((one for one in app.store.holds(run=row.run) if one.id == row.hold), None)
         if hold is None:
             return  # it was resolved just now, and this dropped with it
+        from everstep.engine.telling import hold_message
+
         body = hold_message(hold, app.store.url)
         timestamp = app.store.now() // 1_000_000
         sending = webhook.request(body, delivery=hold.id, attempt=attempt, timestamp=timestamp)
@@ -188,8 +192,11 @@ class Notifier:
         await app.committer.submit(self._settled(row, attempt, answer))
         crash_point("notification.settled")
 
-    async def _answer(self, webhook: Webhook, run: str, sending: Sending) -> Answer:
+    async def _answer(self, webhook: "Webhook", run: str, sending: "Sending") -> "Answer":
         """Send on a thread, which is cut off when its time is over."""
+        from everstep.engine.threads import Threads
+        from everstep.engine.webhooks import Answer
+
         loop = self._app.loop
         future: asyncio.Future[Answer] = loop.create_future()
 
@@ -212,7 +219,7 @@ class Notifier:
             self._stuck[webhook.name] += future.cancelled()
             sending.cut_off()
 
-    def _settled(self, row: NotificationRow, attempt: int, answer: Answer) -> SettleNotification:
+    def _settled(self, row: NotificationRow, attempt: int, answer: "Answer") -> SettleNotification:
         """Return what comes next: nothing, another attempt after a pause, or an end of it."""
         if answer.is_acknowledged:
             return SettleNotification(row.id, attempt, "sent")
@@ -251,7 +258,7 @@ class Notifier:
         return [task for _, task in self._under_way.values()]
 
 
-def _listed(on_hold: OnHold) -> Sequence[Any]:
+def _listed(on_hold: "OnHold") -> Sequence[Any]:
     if on_hold is None:
         return ()
     return on_hold if isinstance(on_hold, list | tuple) else (on_hold,)

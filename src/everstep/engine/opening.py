@@ -9,36 +9,35 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple, overload
 
 from everstep.engine.app import App
-from everstep.engine.blocking_app import BlockingApp
-from everstep.engine.notifying import OnHold
-from everstep.engine.webhooks import Webhook
 from everstep.engine.workflow import OnExisting
 from everstep.errors import Misuse
-from everstep.model.chains import ChainKeyOption
-from everstep.model.mistakes import runs_while_imported
-from everstep.model.retention import Retention, retention_of
-from everstep.stores.opening import open_store
+from everstep.stores.opening import default_url, open_store
+
+if TYPE_CHECKING:
+    from everstep.engine.blocking_app import BlockingApp
+    from everstep.engine.notifying import OnHold
+    from everstep.engine.webhooks import Webhook
+    from everstep.model.chains import ChainKeyOption
+    from everstep.model.retention import Retention
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
-DEFAULT_URL: Final = "sqlite:///everstep.db"
 IMPORTING: Final = "EVERSTEP_IMPORTING"
 """Set while a command imports a user's file: `everstep.run` is then an error that shows the guard."""
 
 
-def default_url() -> str:
-    """Return `EVERSTEP_URL`, else `sqlite:///everstep.db`."""
-    return os.environ.get("EVERSTEP_URL") or DEFAULT_URL
-
-
-def default_on_hold() -> Webhook | None:
+def default_on_hold() -> "Webhook | None":
     """Return the webhook that `EVERSTEP_ON_HOLD` and `EVERSTEP_ON_HOLD_SECRET` name, if they do."""
     url = os.environ.get("EVERSTEP_ON_HOLD")
-    return Webhook(url, secret=os.environ.get("EVERSTEP_ON_HOLD_SECRET") or None) if url else None
+    if not url:
+        return None
+    from everstep.engine.webhooks import Webhook
+
+    return Webhook(url, secret=os.environ.get("EVERSTEP_ON_HOLD_SECRET") or None)
 
 
 class Opening:
@@ -49,7 +48,7 @@ class Opening:
         url: str | None,
         durability: Literal["power", "process"],
         options: dict[str, Any],
-        chain_key: ChainKeyOption = None,
+        chain_key: "ChainKeyOption" = None,
     ) -> None:
         self._url = url or default_url()
         self._chain_key = chain_key
@@ -72,7 +71,9 @@ class Opening:
         assert self._app is not None
         await self._app.close()
 
-    def __enter__(self) -> BlockingApp:
+    def __enter__(self) -> "BlockingApp":
+        from everstep.engine.blocking_app import BlockingApp
+
         if asyncio._get_running_loop() is not None:
             raise Misuse("`with everstep.open()` blocks, and an event loop is running here: write `async with`.")
         self._blocking = BlockingApp(self._make)
@@ -83,6 +84,14 @@ class Opening:
     ) -> None:
         assert self._blocking is not None
         self._blocking.close()
+
+
+def _checked_retention(retention: "Retention | float | timedelta | None") -> "Retention | None":
+    if retention is None:
+        return None
+    from everstep.model.retention import retention_of
+
+    return retention_of(retention)
 
 
 def _checked_queues(queues: Sequence[str] | None) -> Sequence[str] | None:
@@ -98,9 +107,9 @@ def open(
     lease: float = 30.0,
     durability: Literal["power", "process"] = "power",
     codec: Any = None,
-    on_hold: OnHold = None,
-    chain_key: ChainKeyOption = None,
-    retention: Retention | float | timedelta | None = None,
+    on_hold: "OnHold" = None,
+    chain_key: "ChainKeyOption" = None,
+    retention: "Retention | float | timedelta | None" = None,
     queues: Sequence[str] | None = None,
     **testing: Any,
 ) -> Opening:
@@ -125,7 +134,7 @@ def open(
     if durability not in ("power", "process"):
         raise Misuse(f'durability={durability!r}: it is "power" or "process".')
     on_hold = default_on_hold() if on_hold is None else on_hold
-    kept = retention_of(retention)
+    kept = _checked_retention(retention)
     options = {"recover": recover, "lease": lease, "codec": codec, "on_hold": on_hold, "retention": kept, **testing}
     options["queues"] = _checked_queues(queues)
     return Opening(url, durability, options, chain_key)
@@ -174,6 +183,8 @@ def run(  # type: ignore[misc]  # mypy does not see that *args: Any takes any *T
 def _refuse_while_importing(frame: Any) -> None:
     if os.environ.get(IMPORTING):
         place = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        from everstep.model.mistakes import runs_while_imported
+
         wrong = runs_while_imported()
         raise Misuse(f"{place} {wrong.what}. {wrong.remedy}")
 

@@ -12,12 +12,11 @@ replayed. None is ever used in part.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from everstep.engine.agreement import compare_budget, compare_published, published_by, refuse_unreadable
-from everstep.engine.checkpoints import KEPT_MIN, Checkpoint, decode_part
 from everstep.engine.history import (
     Recorded,
     chained,
@@ -29,13 +28,14 @@ from everstep.engine.history import (
     without_collections,
 )
 from everstep.engine.journal import unpacked
-from everstep.engine.streams import verify_streams
 from everstep.errors import Damaged
-from everstep.model.accounts import copied
 from everstep.model.digests import chain_start, checkpoint_digest
 from everstep.model.events import ENDS, EventRow, ValuePublished, decode_body
 from everstep.model.forked import copied_events
 from everstep.stores.protocol import CheckpointRow, RunRow, Store
+
+if TYPE_CHECKING:
+    from everstep.engine.checkpoints import Checkpoint
 
 
 class DamagedCheckpoint(NamedTuple):
@@ -50,7 +50,7 @@ class Past(NamedTuple):
     """What a run's code is replayed against."""
 
     events: list[Recorded]
-    checkpoint: Checkpoint | None = None
+    checkpoint: "Checkpoint | None" = None
     damaged: Sequence[DamagedCheckpoint] = ()
 
 
@@ -64,6 +64,8 @@ def verify_whole(store: Store, run: str) -> list[Recorded]:
 
 
 def _verify_what_is_beside(store: Store, row: RunRow, history: Sequence[Recorded]) -> None:
+    from everstep.engine.streams import verify_streams
+
     verify_checkpoints(store, row, history)
     verify_streams(store, row, history)
 
@@ -112,7 +114,7 @@ def _checkpoints_of(store: Store, row: RunRow) -> Iterator[CheckpointRow]:
         found = store.checkpoint(row.id, row.generation, found.seq)
 
 
-def _load_from(store: Store, row: RunRow, found: CheckpointRow) -> tuple[list[Recorded], Checkpoint]:
+def _load_from(store: Store, row: RunRow, found: CheckpointRow) -> "tuple[list[Recorded], Checkpoint]":
     """Return the events that go with a checkpoint. Raises `_Unfit` if it, and `Damaged` if they cannot be used."""
     checkpoint = _opened(found, row)
     if checkpoint.part.is_undoable:
@@ -140,7 +142,7 @@ def _load_from(store: Store, row: RunRow, found: CheckpointRow) -> tuple[list[Re
     return events, checkpoint
 
 
-def _compare_published(row: RunRow, checkpoint: Checkpoint, tail: Sequence[Recorded]) -> None:
+def _compare_published(row: RunRow, checkpoint: "Checkpoint", tail: Sequence[Recorded]) -> None:
     """Compare what the row says that was published. What a retry made void may still stand there: the rest tells."""
     kept = {name: ValuePublished(0, name, value) for name, value in checkpoint.part.published.items()}
     try:
@@ -149,19 +151,23 @@ def _compare_published(row: RunRow, checkpoint: Checkpoint, tail: Sequence[Recor
         raise _Unfit from None
 
 
-def _compare_budget(row: RunRow, checkpoint: Checkpoint, tail: Sequence[Recorded]) -> None:
+def _compare_budget(row: RunRow, checkpoint: "Checkpoint", tail: Sequence[Recorded]) -> None:
     books = checkpoint.part.books
     if books is None or books.head is None:
         compare_budget(row, None, tail[-1].seq)
         return
+    from everstep.model.accounts import copied
+
     accounts = copied(books.head)
     for event in tail:
         accounts.take(event.kind, event.step, event.body, event.at)
     compare_budget(row, accounts.encoded(has_ended=tail[-1].kind in ENDS), tail[-1].seq)
 
 
-def _opened(found: CheckpointRow, row: RunRow) -> Checkpoint:
+def _opened(found: CheckpointRow, row: RunRow) -> "Checkpoint":
     """Return what a checkpoint holds, once it is sure that nothing of it is damaged."""
+    from everstep.engine.checkpoints import Checkpoint, decode_part
+
     if found.complete != 1:
         raise _Unfit("it is not marked as complete")
     place = (row.id, row.generation, found.seq)
@@ -196,7 +202,11 @@ def _all_damaged(
     used = max(used, repaired, copied_events(events[0].body))
     noted = {event.body.checkpoint for event in events if event.kind == "checkpoint_damaged"}
     voided = [(event.body.voids, event.seq) for event in events if event.kind == "run_retried"]
-    newest = [event.seq for event in events if event.kind == "checkpoint_taken" and event.seq > used][-KEPT_MIN:]
+    newest = [event.seq for event in events if event.kind == "checkpoint_taken" and event.seq > used]
+    if newest:
+        from everstep.engine.checkpoints import KEPT_MIN  # most runs have no checkpoints
+
+        newest = newest[-KEPT_MIN:]
     damaged = [one for one in seen.values() if one is not None]
     damaged += [
         DamagedCheckpoint(seq, "it is missing")

@@ -4,19 +4,19 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from everstep.engine.about import About, read_about
 from everstep.engine.clock import microseconds
 from everstep.engine.processes import worker_name
 from everstep.engine.workflow import DECLARED
 from everstep.errors import Misuse, StoreError
 from everstep.model.digests import digest_of
-from everstep.stores.protocol import Release, RunRow, WorkerRow
+from everstep.stores.protocol import Release, RunRow
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
@@ -25,50 +25,6 @@ log = logging.getLogger("everstep.worker")
 
 LEFT_MAX: Final = 1000
 """So many runs that a worker gave back, because its code is not theirs, are named in its row."""
-
-
-class About(msgspec.Struct, omit_defaults=True):
-    """What a worker serves, and how busy it was when it last prolonged its lease."""
-
-    recovers: bool = False
-    """Whether it takes up any free run; otherwise only those that it started."""
-    workflows: dict[str, list[str]] = {}
-    """Name to version and print: the digest of the file that declares it."""
-    queues: list[str] | None = None
-    """None: all."""
-    concurrency: int = 0
-    runs: int = 0
-    """In memory."""
-    running: int = 0
-    """Of those, at work."""
-    draining: bool = False
-    left: list[str] = []
-    """Runs that its code does not match, which it gave back for another worker."""
-
-    def serves(self, workflow: str, queue: str) -> bool:
-        """Tell whether it takes up free runs of a workflow in a queue."""
-        return self.recovers and not self.draining and workflow in self.workflows and self._serves_queue(queue)
-
-    def _serves_queue(self, queue: str) -> bool:
-        return self.queues is None or queue in self.queues
-
-
-def read_about(row: WorkerRow) -> About:
-    """Return what a worker says about itself; nothing, if that cannot be read."""
-    try:
-        return msgspec.json.decode(row.about, type=About)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return About()
-
-
-def is_served(row_workflow: str, row_queue: str, abouts: Iterable[About]) -> bool:
-    """Tell whether any of these workers takes up runs of a workflow in a queue."""
-    return any(about.serves(row_workflow, row_queue) for about in abouts)
-
-
-def living(rows: Sequence[WorkerRow], at: int) -> list[About]:
-    """Return what workers say whose lease has not lapsed."""
-    return [read_about(row) for row in rows if row.lease_until > at]
 
 
 class Presence:
@@ -103,6 +59,8 @@ class Presence:
         if name not in self._prints:
             try:
                 workflow = DECLARED.named(name)
+                from pathlib import Path  # it brings much with it, and few look at their files
+
                 path = Path(workflow.function.__code__.co_filename)
                 file_print = digest_of(path.read_bytes()).hex()[:16] if path.is_file() else ""
                 self._prints[name] = [workflow.version, file_print]

@@ -6,14 +6,12 @@ session is no proof that a process cannot act any more; only the machine on whic
 
 import os
 import socket
-import uuid
 from functools import cache
-from pathlib import Path
 from typing import Final
 
 from everstep.model.digests import digest_of
 
-BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+BOOT: Final = "/proc/sys/kernel/random/boot_id"
 NAMESPACE: Final = "/proc/self/ns/pid"
 ENDED_STATES: Final = frozenset("ZX")
 """Of a process that is only there until its parent has taken note of its end."""
@@ -23,8 +21,10 @@ ENDED_STATES: Final = frozenset("ZX")
 def machine() -> str:
     """Return a few letters for this machine since it was started; a container has its own."""
     try:
-        place = f"{BOOT.read_text()} {os.readlink(NAMESPACE)}"
+        place = f"{_read(BOOT)} {os.readlink(NAMESPACE)}"
     except OSError:
+        import uuid
+
         place = f"{uuid.getnode()}"
     return digest_of(f"{socket.gethostname()} {place}".encode()).hex()[:6]
 
@@ -46,12 +46,17 @@ def has_ended(worker: str) -> bool:
         return False
     try:
         os.kill(number, 0)
-        state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+        state = _read(f"/proc/{number}/stat").rpartition(")")[2].split()[0]
     except ProcessLookupError:
         return True
     except (OSError, IndexError):
         return False
     return state in ENDED_STATES
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
 
 
 def _number(worker: str) -> int | None:

@@ -117,8 +117,8 @@ class Pump:
             await self._look(at)
         if changed or nudged or sweep:
             app.notifier.look()
-        if changed or nudged or sweep:
-            app.limits.look()
+            if app.has_limits:
+                app.limits.look()
         if changed or nudged:
             app.watchers.look_at_what_is_elsewhere()
 

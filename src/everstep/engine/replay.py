@@ -7,26 +7,27 @@ A difference is found before anything new is done; the caller then holds the run
 from collections import deque
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from everstep.engine import later
 from everstep.engine.agreement import published_before
-from everstep.engine.checkpoints import Checkpoint, Checkpoints, Jump
 from everstep.engine.commands import ChildCall, Command, Difference, EndRun, StartTimer, StepCall
 from everstep.engine.copies import begin_with_copies, branches_of, end_of_copies, fork_off
-from everstep.engine.crossing import Kept, kept_by
 from everstep.engine.due import DOUBT, FALLBACK, KEY, ROOM, SLOT, Attempts
 from everstep.engine.execution import OUTCOMES, Execution
 from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded
-from everstep.engine.judging import note_judgement
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.recorded import COMMANDS, FIRST, asks_for_something, recorded_text, stands_for
 from everstep.errors import NotDecodable
 from everstep.model.contracts import UNSEEN, may_run_again
 from everstep.model.events import ENDS
 from everstep.model.forked import copied_events, switches
+
+if TYPE_CHECKING:
+    from everstep.engine.checkpoints import Checkpoint
 
 
 class Replayed(msgspec.Struct):
@@ -65,7 +66,9 @@ class Replay:
     With a checkpoint, the history lacks what lies between the event of the first checkpoint and that of this one.
     """
 
-    def __init__(self, execution: Execution, history: Sequence[Recorded], checkpoint: Checkpoint | None = None) -> None:
+    def __init__(
+        self, execution: Execution, history: Sequence[Recorded], checkpoint: "Checkpoint | None" = None
+    ) -> None:
         self.history = history
         self._checkpoint = checkpoint
         self._is_in_flight = checkpoint is not None
@@ -146,7 +149,7 @@ class Replay:
                     self._retried = checkpoint.part.branch  # also those that are left out
         if taken := [event for event in taken if event.seq not in self._void]:
             self._first_checkpoint = self._first_checkpoint or taken[0].seq
-            self.execution.checkpoints = Checkpoints({event.body.number for event in taken}, checkpoint)
+            self.execution.checkpoints = later.checkpoints_of({event.body.number for event in taken}, checkpoint)
 
     def _place(self, seq: int) -> int:
         """Return where an event stands in the history that is here."""
@@ -363,7 +366,7 @@ class Replay:
             return True
         if not checkpoints.has_jumped:
             return False
-        if not isinstance(self._queue[0], Jump):
+        if not later.is_jump(self._queue[0]):
             return not asks_for_something(event)
         if event.seq == newest.seq:
             self._queue.popleft()
@@ -420,7 +423,7 @@ class Replay:
             if attempts is not None and body.granted is None:
                 self._note_resolution(attempts, body.resolution, event.at)
         elif kind == "drift_judged":
-            note_judgement(self.execution, body)
+            later.note_judgement(self.execution, body)
         elif kind == "run_retried":
             self._retry(event)
         elif kind == "run_restored" or (kind == "run_repaired" and body.lost):
@@ -454,9 +457,9 @@ class Replay:
         self.execution.ended = False
         if event.body.crossed or self.execution.kept is not None:
             voids = event.body.voids
-            kept = self.execution.kept = self.execution.kept or Kept()
+            kept = self.execution.kept = self.execution.kept or later.new_kept()
             kept.forget_since(voids)
-            kept.add(kept_by(self.history[self._place(voids) : self._place(event.seq)], event))
+            kept.add(later.kept_by(self.history[self._place(voids) : self._place(event.seq)], event))
         self.cancel_at = 0
         for call in self._reopened[event.seq] & self.execution.steps.keys():
             attempts = self.attempts.setdefault(call, Attempts())

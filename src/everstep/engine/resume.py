@@ -6,44 +6,35 @@ Whatever does not agree puts the run on hold, and nothing else is changed.
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from everstep.engine.books import Books
-from everstep.engine.checkpoints import Checkpoint
-from everstep.engine.children import outlives_not
+from everstep.engine import later
 from everstep.engine.clock import microseconds
-from everstep.engine.compensating import note_compensated, offering_rollback
-from everstep.engine.diagnosis import diagnose
 from everstep.engine.driver import Driver
 from everstep.engine.execution import Execution
 from everstep.engine.history import Recorded, load_verified, without_collections
-from everstep.engine.holding import (
-    HoldReport,
-    damaged_report,
-    diverged_report,
-    poisoned_report,
-    report_facts,
-    stuck_report,
-)
 from everstep.engine.journal import Journal, restore_payload
-from everstep.engine.keys import key_end
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.past import Past, load_past
 from everstep.engine.replay import Replay, Replayed, first_run
-from everstep.engine.rollback import Account, left_by_children, refuse_what_is_left
-from everstep.engine.surrounding import Surrounding
-from everstep.engine.workflow import Workflow
 from everstep.errors import ChainKeyMissing, Damaged, NotDecodable
 from everstep.model import events as ev
-from everstep.model.accounts import standing_at
 from everstep.model.budgets import Limits
-from everstep.model.carried import carried_step
 from everstep.model.semantics import SUPPORTED
 from everstep.model.status import Status, may_become
 from everstep.stores.protocol import Append, HoldRow, Post, RowChange, RunRow, Store
 from everstep.stores.queues import DEFAULT_QUEUE
+
+if TYPE_CHECKING:
+    from everstep.engine.checkpoints import Checkpoint
+    from everstep.engine.holding import (
+        HoldReport,
+    )
+    from everstep.engine.rollback import Account
+    from everstep.engine.surrounding import Surrounding
+    from everstep.engine.workflow import Workflow
 
 log = logging.getLogger("everstep.run")
 
@@ -66,24 +57,24 @@ class Payloads:
 
 
 def take_up(
-    app: Surrounding, row: RunRow, workflow: Workflow, events: list[Recorded] | None = None
-) -> Driver | HoldReport:
+    app: "Surrounding", row: RunRow, workflow: "Workflow", events: list[Recorded] | None = None
+) -> "Driver | HoldReport":
     """Bring a claimed run to the point from which it goes on; or say why a person must look at it."""
     if row.deaths >= DEATHS_MAX:
-        return poisoned_report(row.deaths)
+        return later.poisoned_report(row.deaths)
     try:
         past = Past(events) if events is not None else load_past(app.store, row)
         replayed = replay(app.store, app.codec, row, workflow, past.events, past.checkpoint)
     except Damaged as error:
-        return damaged_report(error, diagnose(app.store, row))
+        return later.damaged_report(error, app.store, row)
     except NotDecodable as error:
-        return HoldReport("diverged", f"the arguments no longer decode: {error}", without=["accept"])
+        return later.undecodable_report(error)
     if replayed.spins:
         replayed.execution.evict()
-        return stuck_report(replayed.execution, SpinningWorkflow())
+        return later.stuck_report(replayed.execution, SpinningWorkflow())
     if replayed.differences:
         replayed.execution.evict()
-        return diverged_report(replayed.differences)
+        return later.diverged_report(replayed.differences)
     key = app.store.chain.key(past.events[0].body.chain, row.id)
     journal = Journal(row.id, row.generation, row.head_seq, row.head_digest, past.events[-1].at, key)
     replayed.execution.lookup = Payloads(app.store, row.id, journal.undurable)
@@ -107,7 +98,7 @@ def _restores_noted(past: Past) -> int:
     return int(past.events[0].body.restored)
 
 
-def would_go_on(app: Surrounding, row: RunRow, workflow: Workflow) -> bool:
+def would_go_on(app: "Surrounding", row: RunRow, workflow: "Workflow") -> bool:
     """Tell whether the code as it is now matches a run's history. Changes nothing."""
     try:
         past = load_past(app.store, row)
@@ -122,9 +113,9 @@ def replay(
     store: Store,
     codec: Any,
     row: RunRow,
-    workflow: Workflow,
+    workflow: "Workflow",
     history: list[Recorded],
-    checkpoint: Checkpoint | None = None,
+    checkpoint: "Checkpoint | None" = None,
     *,
     quiet: bool = False,
 ) -> Replayed:
@@ -132,7 +123,7 @@ def replay(
     lookup = Payloads(store, row.id, {})
     execution = Execution(workflow, run=row.id, generation=row.generation, codec=codec, lookup=lookup)
     if history[0].body.budget is not None:
-        execution.books = Books(history[0].body, history[0].at)
+        execution.books = later.books_of(history[0].body, history[0].at)
     if len(history) == 1 and not quiet:
         return first_run(execution, history[0])
     with without_collections(len(history)):
@@ -158,8 +149,11 @@ def is_supported(row: RunRow) -> bool:
     return row.semantics in SUPPORTED
 
 
-def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
+def hold_unit(app: "Surrounding", row: RunRow, report: "HoldReport") -> Append:
     """Return the unit that puts a claimed run on hold. A damaged history gets no event: nothing is added to it."""
+    from everstep.engine.compensating import offering_rollback
+    from everstep.engine.rollback import Account
+
     journal = _silent_journal(row, max(app.clock.now(), row.updated_at))
     if report.reason != "damaged":
         try:
@@ -172,7 +166,7 @@ def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
                 left = partial(_all_that_stays, app, row.id, account)
                 report = offering_rollback(report, row.id, account.undoable, left)
         except Damaged as error:
-            report = damaged_report(error, diagnose(app.store, row))
+            report = later.damaged_report(error, app.store, row)
     hold = report.row(row.id, journal.at, app.randomness)
     if report.reason != "damaged":
         journal.record("run_held", hold.step, ev.RunHeld(hold.id, hold.reason, hold.summary), journal.at)
@@ -181,7 +175,9 @@ def hold_unit(app: Surrounding, row: RunRow, report: HoldReport) -> Append:
     return unit
 
 
-def _all_that_stays(app: Surrounding, run: str, account: Account) -> list[str]:
+def _all_that_stays(app: "Surrounding", run: str, account: "Account") -> list[str]:
+    from everstep.engine.rollback import left_by_children
+
     return account.uncompensated or left_by_children(app.store, run)
 
 
@@ -213,7 +209,7 @@ def bare_unit(
 
 
 def resolve_unit(
-    app: Surrounding,
+    app: "Surrounding",
     row: RunRow,
     hold: HoldRow,
     resolution: str,
@@ -224,6 +220,8 @@ def resolve_unit(
     uncompensated: bool = False,
 ) -> Append:
     """Return the unit that resolves a hold. A damaged history gets no event; one found damaged here is an error."""
+    from everstep.engine.holding import report_facts
+
     journal = _silent_journal(row, app.clock.now())
     history: list[Recorded] = []
     if hold.reason != "damaged":
@@ -247,15 +245,21 @@ def resolve_unit(
         outcome.skipped = resolution == "skip"
         undone = next((one.body.compensates for one in reversed(history) if _is_start_of(one, outcome.call)), 0)
         if undone and not outcome.skipped:
+            from everstep.model.carried import carried_step
+
             carried = carried_step(history[0].body.carried, undone)
             started = next((one for one in history if _is_start_of(one, undone)), None)
-            note_compensated(journal, undone, carried.key if carried else started.body.key if started else "", carried)
+            later.note_compensated(
+                journal, undone, carried.key if carried else started.body.key if started else "", carried
+            )
         journal.record("step_completed", hold.step, outcome, journal.at)
         _end_key(app, journal, history, outcome.call, payload if resolution == "done" else None)
     elif resolution == "cancel":
         _record_cancelled(row.id, journal, history)
         status = "cancelled"
     elif resolution == "rollback":
+        from everstep.engine.rollback import Account, refuse_what_is_left
+
         refuse_what_is_left(app.store, row, Account(history), allowed=uncompensated)
         request = ev.RollbackRequested(by=by, note=note, uncompensated=uncompensated, early=True)
         journal.record("rollback_requested", "", request, journal.at)
@@ -264,11 +268,15 @@ def resolve_unit(
     return bare_unit(row, journal, change, hold=resolved)
 
 
-def _end_key(app: Surrounding, journal: Journal, history: Sequence[Recorded], call: int, payload: bytes | None) -> None:
+def _end_key(
+    app: "Surrounding", journal: Journal, history: Sequence[Recorded], call: int, payload: bytes | None
+) -> None:
     """If a step that a person settled has a key: what was done is shared from now on; what was skipped frees it."""
     for event in reversed(history):
         if event.kind == "step_started" and event.body.call == call:
             if event.body.key:
+                from everstep.engine.keys import key_end
+
                 journal.key_changes().ends.append(key_end(app.store.chain, event, payload))
             return
 
@@ -283,7 +291,9 @@ def _is_secret(history: Sequence[Recorded], call: int) -> bool:
     return any(event.kind in asking and event.body.call == call and event.body.secret for event in history)
 
 
-def cancelled_unit(app: Surrounding, row: RunRow, request: ev.CancelRequested, consumed: Sequence[int] = ()) -> Append:
+def cancelled_unit(
+    app: "Surrounding", row: RunRow, request: ev.CancelRequested, consumed: Sequence[int] = ()
+) -> Append:
     """Return the unit with which a claimed run ends as cancelled, without its code."""
     journal, history = journal_of(app, row)
     journal.record("cancel_requested", "", request, journal.at)
@@ -294,6 +304,8 @@ def cancelled_unit(app: Surrounding, row: RunRow, request: ev.CancelRequested, c
 
 def _record_cancelled(run: str, journal: Journal, history: Sequence[Recorded]) -> None:
     """Children that should not outlive the run are asked to stop, in the same transaction."""
+    from everstep.engine.children import outlives_not
+
     ended = {event.body.call for event in history if event.kind == "child_ended"}
     request = ev.encode_body(ev.CancelRequested(reason=f"its parent {run} was cancelled", by=run))
     for event in history:
@@ -305,13 +317,15 @@ def _record_cancelled(run: str, journal: Journal, history: Sequence[Recorded]) -
 
 def standing_after(history: Sequence[Recorded], journal: Journal) -> bytes | None:
     """Return how the budget of a run stands after what is recorded here without its code; None if it has none."""
+    from everstep.model.accounts import standing_at
+
     new = [
         Recorded(seq, kind, step, at, ev.decode_body(kind, body)) for seq, kind, step, at, body, _ in journal.unsaved
     ]
     return standing_at([*history, *new]) if history else None
 
 
-def journal_of(app: Surrounding, row: RunRow) -> tuple[Journal, list[Recorded]]:
+def journal_of(app: "Surrounding", row: RunRow) -> tuple[Journal, list[Recorded]]:
     """Return the growing end of a claimed run's verified history, for a unit that is written without its code."""
     history = load_verified(app.store, row)
     at = max(app.clock.now(), history[-1].at)

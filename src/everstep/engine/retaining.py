@@ -8,12 +8,13 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.clock import Alarm, microseconds, set_alarm
-from everstep.engine.collecting import collect
 from everstep.errors import StoreError
-from everstep.model.retention import Retention
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from everstep.engine.driving import Driving
+    from everstep.model.retention import Retention
 
 log = logging.getLogger("everstep.gc")
 
@@ -24,8 +25,12 @@ FIRST_SECONDS: Final = 1.0
 class Collector:
     """Deletes in the background what need not be kept. Without a retention it does nothing."""
 
-    def __init__(self, app: "Driving", retention: Retention | None) -> None:
-        self.retention = retention
+    def __init__(self, app: "Driving", retention: "Retention | float | timedelta | None") -> None:
+        self.retention: Retention | None = None
+        if retention is not None:
+            from everstep.model.retention import retention_of
+
+            self.retention = retention_of(retention)
         self._app = app
         self._alarm: Alarm | None = None
 
@@ -48,6 +53,8 @@ class Collector:
             self._app.spawn(self._look())
 
     async def _look(self) -> None:
+        from everstep.engine.collecting import collect
+
         assert self.retention is not None
         try:
             done = await collect(self._app, self.retention)

@@ -3,19 +3,16 @@
 import random
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from everstep.codec import Arguments
 from everstep.engine.agreement import preview_text
-from everstep.engine.by_name import NamedWorkflow
 from everstep.engine.clock import SECOND
 from everstep.engine.journal import INLINE_BYTES_MAX, store_payload
 from everstep.engine.workflow import Workflow
-from everstep.model.accounts import accounts_of
 from everstep.model.budgets import Allotment
-from everstep.model.carried import Carried
 from everstep.model.chains import ChainKey
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import NO_PAYLOAD, EventRow, RunStarted, encode_body
@@ -23,6 +20,10 @@ from everstep.model.semantics import SEMANTICS
 from everstep.model.status import Status
 from everstep.stores.protocol import NewRun, RunRow
 from everstep.stores.queues import DEFAULT_QUEUE
+
+if TYPE_CHECKING:
+    from everstep.engine.by_name import NamedWorkflow
+    from everstep.model.carried import Carried
 
 PYTHON: Final = ".".join(str(part) for part in sys.version_info[:3])
 
@@ -46,7 +47,7 @@ class Origin(msgspec.Struct):
 
 
 def _started(
-    workflow: Workflow | NamedWorkflow, arguments: Arguments, origin: Origin
+    workflow: "Workflow | NamedWorkflow", arguments: Arguments, origin: Origin
 ) -> tuple[RunStarted, Sequence[tuple[str, bytes]]]:
     """Return the body of the first event, and the arguments beside it if they are large."""
     payload, ref, payloads = arguments.payload, "", []
@@ -71,7 +72,7 @@ def _started(
 
 
 def new_run(
-    workflow: Workflow | NamedWorkflow,
+    workflow: "Workflow | NamedWorkflow",
     run: str,
     arguments: Arguments,
     *,
@@ -87,7 +88,7 @@ def new_run(
     wake_at: int | None = None,
     origin: Origin,
     budget: Allotment | None = None,
-    carried: Carried | None = None,
+    carried: "Carried | None" = None,
     first_arguments: str = "",
 ) -> NewRun:
     """Return a run to be created: its row and its `run_started`. With an owner it is `running`, else `queued`."""
@@ -123,8 +124,11 @@ def new_run(
         preview=preview_text(arguments.payload),
         created_at=carried.created_at if carried is not None else at,
         updated_at=at,
-        budget=encode_body(accounts_of(body, at).standing()) if budget is not None else None,
     )
+    if budget is not None:
+        from everstep.model.accounts import accounts_of
+
+        row.budget = encode_body(accounts_of(body, at).standing())
     if carried is not None and carried.published:
         row.published = msgspec.json.encode(carried.published)
     event = EventRow(1, "run_started", "", at, encoded, digest)
@@ -141,7 +145,7 @@ def continued_run(
     randomness: random.Random,
     origin: Origin,
     budget: Allotment | None,
-    carried: Carried,
+    carried: "Carried",
 ) -> NewRun:
     """Return the next generation of a run, as its code wants it.
 

@@ -5,45 +5,50 @@ import random
 from contextvars import Context
 from typing import TYPE_CHECKING, Protocol
 
-from everstep.codec import Codec
-from everstep.engine.clock import Clock
-from everstep.engine.committer import Committer
-from everstep.engine.first_turns import FirstTurns
-from everstep.engine.notifying import Notifier
-from everstep.engine.resting import Resting
-from everstep.engine.threads import Threads
-from everstep.stores.keys import KeyChanges
-from everstep.stores.protocol import Store
-
 if TYPE_CHECKING:
+    from everstep.codec import Codec
     from everstep.engine.children import RecentEnds
+    from everstep.engine.clock import Clock
+    from everstep.engine.committer import Committer
     from everstep.engine.driver import Driver
+    from everstep.engine.first_turns import FirstTurns
     from everstep.engine.limits import Limits
+    from everstep.engine.notifying import Notifier
+    from everstep.engine.resting import Resting
+    from everstep.engine.threads import Threads
     from everstep.engine.watchers import Watchers
+    from everstep.stores.keys import KeyChanges
+    from everstep.stores.protocol import Store
 
 
 class Surrounding(Protocol):
     """What a driver needs of the app that it belongs to."""
 
-    store: Store
-    committer: Committer
-    codec: Codec
-    clock: Clock
+    store: "Store"
+    committer: "Committer"
+    codec: "Codec"
+    clock: "Clock"
     loop: asyncio.AbstractEventLoop
     context: Context
     thread: int
-    threads: Threads
-    first_turns: FirstTurns
+    threads: "Threads"
+    first_turns: "FirstTurns"
     randomness: random.Random
     worker: str
     restores: int
-    recent_ends: "RecentEnds"
     drivers: dict[str, "Driver"]
     draining: bool
-    notifier: Notifier
-    resting: Resting
+    notifier: "Notifier"
+    resting: "Resting"
     watchers: "Watchers"
-    limits: "Limits"
+
+    @property
+    def recent_ends(self) -> "RecentEnds":
+        """How children ended that were driven here."""
+
+    @property
+    def limits(self) -> "Limits":
+        """The steps that wait for a slot of a named limit."""
 
     def adopt(self, run: str) -> None:
         """Drive a child run that has just become durable."""
@@ -63,5 +68,5 @@ class Surrounding(Protocol):
     def let_go(self, driver: "Driver", error: BaseException | None = None) -> None:
         """The run has ended, is held, or is not ours any more."""
 
-    def keys_changed(self, changes: KeyChanges) -> None:
+    def keys_changed(self, changes: "KeyChanges") -> None:
         """A run has changed keys of effects. Whoever waits for them has that in its inbox."""

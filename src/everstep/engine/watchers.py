@@ -74,7 +74,7 @@ class Watchers:
 
     def tell(self, run: str, status: Status, outcome: bytes | None) -> None:
         """A run has ended or is held."""
-        if run in self._app.scheduler.awaited:
+        if self._app.has_scheduler and run in self._app.scheduler.awaited:
             self._app.scheduler.look_closely()
         for future in self._waiting.pop(run, []):
             if not future.done():
@@ -88,7 +88,8 @@ class Watchers:
 
     def look_at_what_is_elsewhere(self) -> None:
         """Let those look again who wait for runs that are not driven here, or for what others write."""
-        self._app.scheduler.look()
+        if self._app.recover:
+            self._app.scheduler.look()
         for run in [run for run in self._waiting if run not in self._app.drivers]:
             self.look_again(run)
 

@@ -4,13 +4,15 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, Final, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from everstep.codec import Signature
 from everstep.effects.step import declared_name
 from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse, UnknownWorkflow
-from everstep.model.budgets import Budget
+
+if TYPE_CHECKING:
+    from everstep.model.budgets import Budget
 
 F = TypeVar("F", bound=Callable[..., Any])
 OnExisting = Literal["attach", "retry", "restart", "fail"]
@@ -33,7 +35,7 @@ class Workflow:
         timeout: float | None = None,
         on_existing: OnExisting = "attach",
         on_parent_end: OnParentEnd = "cancel",
-        budget: Budget | None = None,
+        budget: "Budget | None" = None,
     ) -> None:
         if not inspect.isfunction(function):
             raise Misuse(f"@workflow is for functions, not for {type(function).__name__}.")
@@ -41,8 +43,8 @@ class Workflow:
             raise Misuse(f"{function.__qualname__} is a generator; a workflow is a function with one result.")
         if timeout is not None and not timeout > 0:
             raise Misuse(f"timeout={timeout!r}: it is a number of seconds above 0.")
-        if budget is not None and not isinstance(budget, Budget):
-            raise Misuse(f"budget= is an everstep.Budget(usd=…, tokens=…), not {type(budget).__name__}.")
+        if budget is not None:
+            _check_budget(budget)
         self.function = function
         self.budget = budget
         self.name = name or declared_name(function)
@@ -66,6 +68,13 @@ class Workflow:
 
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"
+
+
+def _check_budget(budget: object) -> None:
+    from everstep.model.budgets import Budget  # few workflows have one
+
+    if not isinstance(budget, Budget):
+        raise Misuse(f"budget= is an everstep.Budget(usd=…, tokens=…), not {type(budget).__name__}.")
 
 
 def checked_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
@@ -131,7 +140,7 @@ def workflow(
     timeout: float | None = ...,
     on_existing: OnExisting = ...,
     on_parent_end: OnParentEnd = ...,
-    budget: Budget | None = ...,
+    budget: "Budget | None" = ...,
 ) -> Callable[[F], F]: ...
 def workflow(function: Any = None, /, **options: Any) -> Any:
     """Make a function a workflow: its execution is durable and goes on after a crash.

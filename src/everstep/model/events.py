@@ -452,9 +452,17 @@ BODIES: Final[dict[str, type[Body]]] = {
 ENDS: Final = frozenset({"run_completed", "run_failed", "run_cancelled"})
 
 encode_body = msgspec.json.Encoder().encode
-BODY_DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
-    kind: msgspec.json.Decoder(body).decode for kind, body in BODIES.items()
-}
+
+
+class _Decoders(dict[str, Callable[[bytes], Any]]):
+    """What decodes the bodies of a kind, made when the first one is decoded: most programs see few kinds."""
+
+    def __missing__(self, kind: str) -> Callable[[bytes], Any]:
+        made = self[kind] = msgspec.json.Decoder(BODIES[kind]).decode
+        return made
+
+
+BODY_DECODERS: Final[dict[str, Callable[[bytes], Any]]] = _Decoders()
 
 
 def decode_body(kind: str, body: bytes) -> Any:

@@ -1,8 +1,11 @@
 """Where a run comes from that was forked from another one."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+
+TAG: Final = "forked-from"
+"""The tag with which a fork is listed."""
 
 
 class Forked(msgspec.Struct, omit_defaults=True):

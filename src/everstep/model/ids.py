@@ -5,14 +5,15 @@ from typing import Final
 
 from everstep.errors import Misuse
 
-RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,199}")
-KEY: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,500}")
-NAME: Final = re.compile(r"[^\s#\x00-\x1f\x7f]{1,200}")
+# Not compiled here: a program that uses none of them need not wait for that, and `re` keeps those that are used.
+RUN_ID: Final = r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,199}"
+KEY: Final = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,500}"
+NAME: Final = r"[^\s#\x00-\x1f\x7f]{1,200}"
 
 
 def checked_run_id(run: object) -> str:
     """Return the id if it is one, else say what an id looks like."""
-    if isinstance(run, str) and RUN_ID.fullmatch(run):
+    if isinstance(run, str) and re.fullmatch(RUN_ID, run):
         return run
     raise Misuse(
         f"{str(run)[:80]!r} is not a run id. An id has 1 to 200 characters: letters, digits and . _ : @ + / -, "
@@ -22,14 +23,19 @@ def checked_run_id(run: object) -> str:
 
 def checked_name(name: object, what: str) -> str:
     """Return a workflow's, step's or signal's name if it is one."""
-    if isinstance(name, str) and NAME.fullmatch(name):
+    if isinstance(name, str) and (_is_plain(name) or re.fullmatch(NAME, name)):
         return name
     raise Misuse(f"{str(name)[:80]!r} is not a name for a {what}: use 1 to 200 characters without spaces and '#'.")
 
 
+def _is_plain(name: str) -> bool:
+    """Tell whether a text is a name as most are, without a look at its pattern."""
+    return name.isidentifier() and len(name) <= 200
+
+
 def checked_key(key: object, step: str) -> str:
     """Return a step's own key if it is one."""
-    if isinstance(key, str) and KEY.fullmatch(key):
+    if isinstance(key, str) and re.fullmatch(KEY, key):
         return key
     if not isinstance(key, str):
         raise Misuse(f"The key of {step} is a {type(key).__name__}. A key is a text.")

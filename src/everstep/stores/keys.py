@@ -10,7 +10,7 @@ its own outcome. Whoever waits for a key is entered in the transaction of its `k
 """
 
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -112,7 +112,7 @@ class ForgetKeys(msgspec.Struct, gc=False):
     limit: int = 1000
 
 
-class Forgotten(NamedTuple):
+class Forgotten(msgspec.Struct, frozen=True):
     """So many keys were deleted."""
 
     keys: int

@@ -70,7 +70,7 @@ class DeletePart(msgspec.Struct, gc=False):
     limit: int = 200
 
 
-class Deleted(NamedTuple):
+class Deleted(msgspec.Struct, frozen=True):
     """So many rows were deleted; `done` when nothing of the run is left."""
 
     rows: int

@@ -2,11 +2,19 @@
 
 import os
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal
 
 from everstep.errors import Misuse
 from everstep.model.chains import ChainKeyOption, chain_keys
+from everstep.model.collector import paused_collector
 from everstep.stores.protocol import Store
+
+DEFAULT_URL: Final = "sqlite:///everstep.db"
+
+
+def default_url() -> str:
+    """Return `EVERSTEP_URL`, else `sqlite:///everstep.db`."""
+    return os.environ.get("EVERSTEP_URL") or DEFAULT_URL
 
 
 def open_store(
@@ -51,7 +59,8 @@ def _opened(
     if is_postgres(url):
         return _postgres(url, durability=durability, clock=clock, create=create, migrate=migrate)
     path = _path_of(url)
-    from everstep.stores.sqlite import SqliteStore
+    with paused_collector():
+        from everstep.stores.sqlite import SqliteStore
 
     return SqliteStore(path, durability=durability, clock=clock, create=create, migrate=migrate)
 

@@ -13,7 +13,7 @@ changed (kind `key`). They are numbered per store in the order of arrival.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -203,17 +203,17 @@ Operation = (
 )
 
 
-class Accepted(NamedTuple):
+class Accepted(msgspec.Struct, frozen=True):
     """The operation was done."""
 
 
-class Existing(NamedTuple):
+class Existing(msgspec.Struct, frozen=True):
     """A run with this id exists."""
 
     row: RunRow
 
 
-class Refused(NamedTuple):
+class Refused(msgspec.Struct, frozen=True):
     """The operation was not done and changed nothing."""
 
     why: Literal["fenced", "head", "inbox", "missing", "key", "taken"]
@@ -221,32 +221,32 @@ class Refused(NamedTuple):
     """With `key`: the calls whose keys others have."""
 
 
-class Posted(NamedTuple):
+class Posted(msgspec.Struct, frozen=True):
     """The delivery is in the inbox; `duplicate` when it had been there already."""
 
     number: int
     duplicate: bool = False
 
 
-class NotPosted(NamedTuple):
+class NotPosted(msgspec.Struct, frozen=True):
     """There is no such run (`status` None), or it has ended."""
 
     status: Status | None
 
 
-class Claimed(NamedTuple):
+class Claimed(msgspec.Struct, frozen=True):
     """The run is ours; `row` is the row after the claim."""
 
     row: RunRow
 
 
-class NotClaimed(NamedTuple):
+class NotClaimed(msgspec.Struct, frozen=True):
     """Somebody else drives it, or its status does not allow it."""
 
     row: RunRow | None
 
 
-class Failed(NamedTuple):
+class Failed(msgspec.Struct, frozen=True):
     """The operation was not done and changed nothing: it fails by itself, as with a payload that cannot be stored."""
 
     error: Exception

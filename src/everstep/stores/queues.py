@@ -102,7 +102,7 @@ class FreeSlot(msgspec.Struct, gc=False):
     worker: str
 
 
-class NoSlot(NamedTuple):
+class NoSlot(msgspec.Struct, frozen=True):
     """The limit has no room just now."""
 
     next_at: int | None = None

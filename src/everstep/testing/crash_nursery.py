@@ -19,7 +19,7 @@ from everstep.testing.crash_child import Ask, become
 
 AHEAD: Final = (
     *("everstep", "everstep.stores.sqlite", "everstep.blocking", "everstep.files", "everstep.witness"),
-    *("everstep.testing.ledger", "sqlite3", "email.parser"),
+    *("everstep.engine.whole", "everstep.testing.ledger", "sqlite3", "email.parser"),
 )
 """What is imported before any child is made, beside what this module needs itself."""
 OUTPUT: Final = "output.txt"

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+import everstep.engine.whole  # noqa: F401  # a worker lives long: see there
 from everstep.engine.app import App
 from everstep.engine.clock import microseconds
 from everstep.engine.driver import Driver

@@ -4,7 +4,8 @@ A store may do many of them together with fewer statements, as long as the resul
 """
 
 from collections.abc import Sequence
-from typing import Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 from everstep.model.status import ENDED
 from everstep.stores.archive import ArchiveRow
@@ -37,10 +38,6 @@ from everstep.stores.protocol import (
 from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
 from everstep.stores.schedules import ChangeSchedule
 from everstep.stores.sql.batch import has_more
-from everstep.stores.sql.keys import KeyTable
-from everstep.stores.sql.moving import Moving
-from everstep.stores.sql.queues import NO_TOKEN, QueueTable
-from everstep.stores.sql.repairs import Repairs
 from everstep.stores.sql.rows import (
     Row,
     as_json,
@@ -52,8 +49,13 @@ from everstep.stores.sql.rows import (
     tag_values,
     text,
 )
-from everstep.stores.sql.schedules import schedule_values
 from everstep.stores.sql.statements import Statements
+
+if TYPE_CHECKING:
+    from everstep.stores.sql.keys import KeyTable
+    from everstep.stores.sql.moving import Moving
+    from everstep.stores.sql.queues import QueueTable
+    from everstep.stores.sql.repairs import Repairs
 
 ACCEPTED: Final = Accepted()
 
@@ -66,10 +68,31 @@ class Operations:
         self._all = statements.all
         self._run = statements.run
         self._insert = statements.insert
-        self._keys = KeyTable(statements)
-        self._repairs = Repairs(statements)
-        self._moving = Moving(statements)
-        self._queues = QueueTable(statements)
+
+    # What most programs never use is loaded and made when it is first needed.
+    @cached_property
+    def _keys(self) -> "KeyTable":
+        from everstep.stores.sql.keys import KeyTable
+
+        return KeyTable(self._statements)
+
+    @cached_property
+    def _repairs(self) -> "Repairs":
+        from everstep.stores.sql.repairs import Repairs
+
+        return Repairs(self._statements)
+
+    @cached_property
+    def _moving(self) -> "Moving":
+        from everstep.stores.sql.moving import Moving
+
+        return Moving(self._statements)
+
+    @cached_property
+    def _queues(self) -> "QueueTable":
+        from everstep.stores.sql.queues import QueueTable
+
+        return QueueTable(self._statements)
 
     # -- one operation --------------------------------------------------------------------------------------------
     def one(self, operation: Operation) -> Verdict:
@@ -235,6 +258,8 @@ class Operations:
         return ACCEPTED
 
     def _change_schedule(self, change: ChangeSchedule) -> Verdict:
+        from everstep.stores.sql.schedules import schedule_values
+
         for new in change.starts:
             check_events(new)
         if change.row is None:
@@ -273,11 +298,11 @@ class Operations:
 
     def _claimed(self, claim: Claim) -> list[Row]:
         """Claim a run if it is free, and if its queue has room."""
-        token = self._queues.may_claim(claim) if claim.queued else NO_TOKEN
+        token = self._queues.may_claim(claim) if claim.queued else ()
         if token is None:
             return []
         rows = self._all("claim", claim.run, claim.worker, claim.at, *self._statements.statuses(claim.statuses))
-        if rows:
+        if rows and token:
             self._queues.take_token(token)
         return rows
 

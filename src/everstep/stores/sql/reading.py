@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,9 +17,10 @@ from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
 from everstep.stores.rows import SMALL
 from everstep.stores.schedules import ScheduleRow
-from everstep.stores.sql.queues import QueueReads
 from everstep.stores.sql.rows import Row, as_json, effect_row, hold_row, notification_row, run_row, text, worker_row
-from everstep.stores.sql.schedules import schedule_row
+
+if TYPE_CHECKING:
+    from everstep.stores.sql.queues import QueueReads
 
 
 class Reading(ABC):
@@ -45,8 +46,10 @@ class Reading(ABC):
         return as_json(tags) if tags else None
 
     @cached_property
-    def of_queues(self) -> QueueReads:
+    def of_queues(self) -> "QueueReads":
         """What is read about queues and limits."""
+        from everstep.stores.sql.queues import QueueReads
+
         return QueueReads(self._all, self._texts)
 
     # Each database has its own way of doing these.
@@ -247,11 +250,15 @@ class Reading(ABC):
 
     def schedules(self, name: str | None) -> list[ScheduleRow]:
         """Return schedules, by their names."""
+        from everstep.stores.sql.schedules import schedule_row
+
         rows = self._all("schedules") if name is None else self._all("schedule", name)
         return [schedule_row(row) for row in rows]
 
     def due_schedules(self, *, at: int, workflows: Sequence[str], limit: int) -> list[ScheduleRow]:
         """Return the schedules that are due at a time, and then those that wait for a run."""
+        from everstep.stores.sql.schedules import schedule_row
+
         asked = (at, self._texts(workflows), limit)
         rows = [*self._all("due_schedules", *asked), *self._all("waiting_schedules", *asked)]
         return [schedule_row(row) for row in rows]

@@ -6,7 +6,6 @@ and a new one is created while no other thread is opening.
 """
 
 import os
-import re
 import stat
 import threading
 import time
@@ -30,14 +29,14 @@ SIZE_MIN: Final = 512
 JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
 JOURNAL_HEADER_BYTES: Final = 28
 
-_MIGRATION: Final = re.compile(r"(\d{4})_\w+\.sql")
 _creating: Final = threading.Lock()
 
 
 @cache
 def migrations() -> list[str]:
     """Return the text of each migration; the n-th one leads to version n."""
-    found = sorted(name for name in os.listdir(os.path.join(HERE, "migrations")) if _MIGRATION.fullmatch(name))
+    files = os.listdir(os.path.join(HERE, "migrations"))
+    found = sorted(name for name in files if name[:4].isdecimal() and name.endswith(".sql"))
     assert [int(name[:4]) for name in found] == list(range(1, len(found) + 1)), "migrations are numbered densely"
     return [sql_text("migrations", name) for name in found]
 

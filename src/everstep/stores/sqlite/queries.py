@@ -1,13 +1,9 @@
 """The named statements of queries.sql, and statements for batches."""
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Final
-
-_NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
-_ROWS: Final = re.compile(r"\{rows:(\d+)\}")
 
 HERE: Final = os.path.dirname(__file__)
 PARAMETERS_MAX: Final = 8_000
@@ -23,9 +19,33 @@ def sql_text(*names: str) -> str:
 @cache
 def statements(file: str) -> dict[str, str]:
     """Return the statements of a file of this package by their names."""
-    parts = _NAME.split(sql_text(file))[1:]
-    # Comments are for readers; without them a cached statement is found quicker.
-    return {name: _without_comments(part) for name, part in zip(parts[::2], parts[1::2], strict=True)}
+    return {name: _without_comments(part) for name, part in _parts(file).items()}
+
+
+class Texts(dict[str, str]):
+    """Statements by their names, each of them made ready when it is first used: a program uses few of them.
+
+    A file is read when something is looked for that is in none of those before it.
+    """
+
+    def __init__(self, *files: str) -> None:
+        super().__init__()
+        self._files = files
+
+    def __missing__(self, name: str) -> str:
+        for file in self._files:
+            if name in _parts(file):
+                # Comments are for readers; without them a cached statement is found quicker.
+                ready = self[name] = _without_comments(_parts(file)[name])
+                return ready
+        raise KeyError(name)
+
+
+@cache
+def _parts(file: str) -> dict[str, str]:
+    """Return the texts of a file by their names, each with its comments."""
+    parts = sql_text(file).split("-- name: ")[1:]
+    return {name: text for name, _, text in (part.partition("\n") for part in parts)}
 
 
 def _without_comments(part: str) -> str:
@@ -33,24 +53,27 @@ def _without_comments(part: str) -> str:
     return " ".join(line for line in lines if line).removesuffix(";")
 
 
+_QUERIES: Final = Texts("queries.sql")
+
+
 def query(name: str) -> str:
     """Return a statement by its name."""
-    return statements("queries.sql")[name]
+    return _QUERIES[name]
 
 
 def names() -> list[str]:
     """Return the names of all statements."""
-    return list(statements("queries.sql"))
+    return list(_parts("queries.sql"))
 
 
 @cache
 def _for_rows(name: str, count: int) -> str:
-    """Return a statement for this many rows of parameters."""
-
-    def rows(match: re.Match[str]) -> str:
-        return ",".join(["(" + ",".join("?" * int(match[1])) + ")"] * count)
-
-    return _ROWS.sub(rows, query(name))
+    """Return a statement for this many rows of parameters: `{rows:3}` becomes `(?,?,?),(?,?,?)…`."""
+    text, *others = query(name).split("{rows:")
+    for other in others:
+        width, _, rest = other.partition("}")
+        text += ",".join(["(" + ",".join("?" * int(width)) + ")"] * count) + rest
+    return text
 
 
 def batches(name: str, width: int, parameters: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:

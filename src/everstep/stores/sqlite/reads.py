@@ -12,11 +12,10 @@ from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.stores.moving import RunDump
 from everstep.stores.protocol import LAST
-from everstep.stores.sql.moving import Moving
 from everstep.stores.sql.reading import Reading, event_row
 from everstep.stores.sql.rows import Row, as_json
 from everstep.stores.sqlite.connections import translated
-from everstep.stores.sqlite.queries import statements
+from everstep.stores.sqlite.queries import Texts
 from everstep.stores.sqlite.transaction import SqliteStatements
 
 
@@ -28,7 +27,7 @@ class Reader(Reading):
         self.where = path
         self._cursor = connection.cursor()
         self._statements = SqliteStatements(connection)
-        self._sql = {**statements("queries.sql"), **statements("queues.sql")}
+        self._sql = Texts("queries.sql", "queues.sql")
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -75,6 +74,8 @@ class Reader(Reading):
 
     def dump(self, run: str) -> RunDump | None:
         """Return everything of a run, read in one transaction."""
+        from everstep.stores.sql.moving import Moving
+
         try:
             with self._lock:
                 cursor = self._statements.cursor

@@ -24,7 +24,7 @@ from everstep.stores.sql.rows import (
     run_values,
     stays,
 )
-from everstep.stores.sqlite.queries import batches, query, statements
+from everstep.stores.sqlite.queries import Texts, batches, query
 
 WITH_KEYS: Final = 2
 """What `entangled` says of a run whose steps have keys."""
@@ -36,7 +36,7 @@ class SqliteStatements:
     def __init__(self, connection: apsw.Connection) -> None:
         self.connection = connection
         self.cursor = connection.cursor()
-        self._texts = {**statements("queries.sql"), **statements("moving.sql"), **statements("queues.sql")}
+        self._texts = Texts("queries.sql", "queues.sql", "moving.sql")
 
     def all(self, name: str, *parameters: Any) -> list[Row]:
         """Do a statement and return its rows."""

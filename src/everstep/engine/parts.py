@@ -1,0 +1,47 @@
+"""Parts of an app that few programs use, each loaded and made when it is first wanted."""
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from everstep.model.collector import paused_collector
+
+if TYPE_CHECKING:
+    from everstep.engine.children import RecentEnds
+    from everstep.engine.limits import Limits
+    from everstep.engine.scheduling import Scheduler
+
+
+class Parts:
+    """What an app has only once somebody has asked for it."""
+
+    has_scheduler = False
+    has_limits = False
+
+    @cached_property
+    def recent_ends(self) -> "RecentEnds":
+        """How children ended that were driven here."""
+        from everstep.engine.children import RecentEnds
+
+        return RecentEnds()
+
+    @cached_property
+    def scheduler(self: Any) -> "Scheduler":
+        """What starts the runs of schedules. Only an app with `recover` does that."""
+        from everstep.engine.scheduling import Scheduler
+
+        self.has_scheduler = True
+        return Scheduler(self)
+
+    @cached_property
+    def limits(self: Any) -> "Limits":
+        """The steps that wait for a slot of a named limit, and those that have one."""
+        from everstep.engine.limits import Limits
+
+        self.has_limits = True
+        return Limits(self)
+
+
+def load_all() -> None:
+    """Load the whole engine now: this process will live long. See `whole.py`."""
+    with paused_collector():
+        from everstep.engine import whole  # noqa: F401

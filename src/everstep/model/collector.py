@@ -1,0 +1,21 @@
+"""Pausing the garbage collector while very much is built up that stays: it would walk all of it again and again."""
+
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
+
+
+@contextmanager
+def paused_collector() -> Generator[None]:
+    """Pause the collector within the block, unless it is off already."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():
+            gc.freeze()  # and back: what was built up counts as old, so that it is not walked at once
+            gc.unfreeze()
+        gc.enable()
