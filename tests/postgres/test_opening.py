@@ -10,10 +10,10 @@ from everstep.cli.mistakes import EXIT_FAILED, exit_status_of
 from everstep.errors import Misuse, StoreError, StoreReadOnly, StoreUnusable
 from everstep.stores.opening import open_store
 from everstep.stores.postgres import PostgresStore
-from everstep.stores.postgres.adapters import escaped, unescaped
 from everstep.stores.postgres.addresses import address_of
 from everstep.stores.postgres.opening import script
 from everstep.stores.protocol import StartRun
+from everstep.stores.sql.nul import escaped, unescaped
 from tests.postgres.proxy import CuttingProxy
 from tests.postgres.server import Server
 from tests.stores.kit import PostgresHarness, new_run, python
@@ -110,6 +110,7 @@ def test_what_is_ours_in_a_url_is_taken_out_and_passwords_are_not_shown() -> Non
     assert address.server == "postgresql://ann:secret@db:5433/shop?sslmode=require&password=other"
     assert (address.schema, address.pooler) == ("runs", True)
     assert address.shown == "postgresql://ann@db:5433/shop?sslmode=require&schema=runs"
+    assert address_of("postgresql://ann:se@cr/et@db/shop").shown == "postgresql://ann@db/shop"
 
 
 def test_a_server_that_is_not_there_is_named() -> None:

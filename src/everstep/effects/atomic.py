@@ -10,7 +10,6 @@ done, or where the disk has failed, is the attempt undecided.
 
 import asyncio
 import contextlib
-import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -21,6 +20,7 @@ import msgspec
 from everstep.codec import Types
 from everstep.effects.body import Means
 from everstep.effects.databases import Database, Transaction
+from everstep.effects.databases import now as _now
 from everstep.errors import (
     ChainKeyMissing,
     Damaged,
@@ -272,13 +272,14 @@ async def _run_body(work: Work, transaction: Transaction[Any]) -> bytes:
         with work.permit.stopping(_stop_of(work, transaction)):
             value = work.body(transaction.lend())
             value = await value if work.is_async else value
+        broke = await _now(transaction.take_back(returned=True))
     except Exception as error:
         if broke := await _now(transaction.take_back(returned=False)):
             raise _broken(work, broke) from error
         if work.database.meaning(error) == "again":
             raise _Again from error
         raise
-    if broke := await _now(transaction.take_back(returned=True)):
+    if broke:
         raise _broken(work, broke)
     try:
         return work.means.codec.encode(value, work.types, work.step)
@@ -289,6 +290,8 @@ async def _run_body(work: Work, transaction: Transaction[Any]) -> bytes:
 async def _mark(work: Work, transaction: Transaction[Any], payload: bytes) -> None:
     try:
         await _now(transaction.write_marker(work.marker(payload)))
+    except Misuse as broke:  # only now it was seen that the body has ended the transaction
+        raise _broken(work, str(broke)) from broke
     except Exception as error:
         if work.database.meaning(error) == "again":
             raise _Again from error
@@ -403,11 +406,6 @@ def _failed(database: Database[Any], what: str, cause: BaseException | None) -> 
     error = DatabaseFailed(f"The database {database.name} {what}{why}.")
     error.__cause__ = cause
     return error
-
-
-async def _now(value: Awaitable[T] | T) -> T:
-    """Return a value, or what a coroutine gives."""
-    return await value if inspect.isawaitable(value) else value
 
 
 def _run(going: Coroutine[Any, Any, T], *, with_a_loop: bool) -> T:

@@ -1,9 +1,10 @@
 """The seam between atomic steps and a database: open a transaction, read the marker, write the marker, commit.
 
 A database is anything with the few methods below. They are called on one thread, the one that runs the step; each may
-be a plain method or a coroutine, so that drivers for asyncio fit as well (`is_async` says that there are any).
+be a plain method or a coroutine, so that drivers for asyncio fit as well (`is_async` says that any of them waits).
 """
 
+import inspect
 import os
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
@@ -14,12 +15,11 @@ from everstep.model.markers import Marker
 if TYPE_CHECKING:
     import sqlite3
 
-    import apsw
-
     from everstep.stores.protocol import Store
     from everstep.stores.sqlite.marked import MarkedTransaction
 
 C_co = TypeVar("C_co", covariant=True)
+T = TypeVar("T")
 
 Meaning = Literal["again", "unknown", "failed"]
 """What an error of a database means.
@@ -40,7 +40,8 @@ class Transaction(Protocol[C_co]):
     def take_back(self, *, returned: bool) -> str | Awaitable[str]:
         """The body has ended. Returns what it did to the transaction that it must not, or an empty text.
 
-        If it `returned`, the transaction must still be open; an error may have ended it.
+        If it `returned`, the transaction must still be open; an error may have ended it. What is raised here counts as
+        raised by the body, and then it is asked once more.
         """
         ...
 
@@ -83,7 +84,7 @@ class Database(Protocol[C_co]):
 
     @property
     def is_async(self) -> bool:
-        """Whether any of its methods, or of its transactions', is a coroutine."""
+        """Whether any of its methods, or of its transactions', is a coroutine that waits, and so needs a loop."""
         ...
 
     def begin(self, store: "Store") -> Transaction[C_co] | Awaitable[Transaction[C_co]]:
@@ -99,27 +100,36 @@ class StoreDatabase:
     """The store itself."""
 
     name: Final = "store"
-    is_async: Final = False
 
-    def begin(self, store: "Store") -> "MarkedTransaction":
-        """Begin a transaction in the store's own file."""
+    def __init__(self, *, is_async: bool = False) -> None:
+        self.is_async = is_async
+
+    def for_async_bodies(self) -> "StoreDatabase":
+        """Return the same database, for an `async def` body."""
+        return StoreDatabase(is_async=True)
+
+    def begin(self, store: "Store") -> Any:
+        """Begin a transaction in the store's own file, or in its database."""
+        if store.url.startswith("postgres"):
+            from everstep.effects.postgres_database import begin_in_store
+
+            return begin_in_store(store, is_async=self.is_async)  # type: ignore[arg-type]
         from everstep.stores.sqlite.marked import MarkedTransaction
 
-        if store.url.startswith("postgres"):
-            raise Misuse(
-                "@transaction(everstep.STORE) on a PostgreSQL store comes in a later release. Use a SQLite file, or a "
-                "step with a key of its own."
-            )
         return _begun(MarkedTransaction(store.connect(), is_store=True))
 
     def meaning(self, error: BaseException) -> Meaning:
-        """Tell what an error of APSW means."""
+        """Tell what an error of APSW or psycopg means."""
         import apsw
 
         if isinstance(error, (apsw.BusyError, apsw.LockedError)):
             return "again"
         if isinstance(error, (apsw.IOError, apsw.CorruptError, apsw.NotADBError)):
             return _meaning_of_code(getattr(error, "extendedresult", 0) or IO_ERROR)
+        if type(error).__module__.startswith("psycopg"):
+            from everstep.effects.postgres_database import meaning_in_store
+
+            return meaning_in_store(error)
         return "failed"
 
     def __repr__(self) -> str:
@@ -202,27 +212,53 @@ def _begun(transaction: "MarkedTransaction") -> "MarkedTransaction":
 
 
 STORE: Final = StoreDatabase()
-"""The store itself, as the database of `@transaction(everstep.STORE)`: the body gets an APSW connection to the store's
-file, for tables of its own; Everstep's tables are protected from it."""
+"""The store itself, as the database of `@transaction(everstep.STORE)`. The body gets a connection for tables of its
+own: on SQLite an APSW connection to the store's file, from which Everstep's tables are protected; on PostgreSQL a
+psycopg connection to the store's database."""
+
+
+async def now(value: Awaitable[T] | T) -> T:
+    """Return a value, or what a coroutine gives."""
+    return await value if inspect.isawaitable(value) else value
 
 
 def database_of(given: Any) -> Database[Any]:
-    """Return the database that a user means: `STORE`, the path or URL of a SQLite file, or an object that is one."""
+    """Return the database that a user means: `STORE`, a path or URL, an engine, or an object that is one."""
     if isinstance(given, (str, os.PathLike)):
-        return _file_of(os.fspath(given))
+        return _named(os.fspath(given))
+    if type(given).__module__.startswith("sqlalchemy."):
+        try:
+            from everstep.effects.sqlalchemy_database import database_by_sqlalchemy
+        except ImportError as error:
+            raise Misuse("@transaction knows engines of SQLAlchemy 2. This is an older one.") from error
+        return database_by_sqlalchemy(given)
     if not isinstance(given, type) and all(hasattr(given, name) for name in ("begin", "meaning", "name", "is_async")):
         database: Database[Any] = given
         return database
     if callable(given):
         raise Misuse("@transaction needs its database: @transaction(everstep.STORE), or @transaction('shop.db').")
-    raise Misuse(f"{type(given).__name__} is not a database: name a SQLite file, or everstep.STORE.")
+    raise Misuse(f"{type(given).__name__} is no database: pass a path, a URL, an engine, or everstep.STORE.")
 
 
-def _file_of(url: str | bytes) -> SqliteFile:
+def database_for(database: Database[Any], step: str, *, is_async: bool) -> Database[Any]:
+    """Return the database as the body of a step needs it, which is `async def` or not."""
+    if is_async:
+        other: Database[Any] = getattr(database, "for_async_bodies", lambda: database)()
+        return other
+    if getattr(database, "needs_async_body", False):
+        raise Misuse(f"{step}: an engine for asyncio needs an `async def` body.")
+    return database
+
+
+def _named(url: str | bytes) -> Database[Any]:
     text = os.fsdecode(url)
     scheme, separator, rest = text.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
-        raise Misuse("Transactions in PostgreSQL come in a later release. Use a SQLite file, or everstep.STORE.")
+        try:
+            from everstep.effects.postgres_database import PostgresDatabase
+        except ImportError as error:
+            raise Misuse("Transactions in PostgreSQL need psycopg: pip install 'everstep[postgres]'") from error
+        return PostgresDatabase(text)
     if separator and not (scheme == "sqlite" and rest.startswith("/")):
         raise Misuse(f"{scheme}://… is not the URL of a SQLite file: sqlite:///relative.db or sqlite:////absolute.db.")
     path, _, settings = rest[1:].partition("?") if separator else (text, "", "")
@@ -234,5 +270,5 @@ def _file_of(url: str | bytes) -> SqliteFile:
 
 
 if TYPE_CHECKING:
-    _store: Database["apsw.Connection"] = STORE
+    _store: Database[Any] = STORE
     _file: Database["sqlite3.Connection"] = SqliteFile("")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 from everstep.codec import Arguments, Signature
 from everstep.effects.answers import Done
 from everstep.effects.body import StepBody
-from everstep.effects.databases import Database, database_of
+from everstep.effects.databases import Database, database_for, database_of
 from everstep.effects.step import Cost, Step
 from everstep.effects.surroundings import require
 from everstep.errors import Misuse, NotDone
@@ -22,15 +22,25 @@ if TYPE_CHECKING:
     import sqlite3
 
     import apsw
+    import psycopg
+    import sqlalchemy
+    from sqlalchemy.engine import Engine
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
+    from sqlalchemy.orm import Session, sessionmaker
 
     from everstep.effects.atomic import Work
     from everstep.effects.databases import StoreDatabase
+
+    Se = TypeVar("Se", bound=Session)
+    AsyncSe = TypeVar("AsyncSe", bound=AsyncSession)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 S = TypeVar("S")
 C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
 C_contra = TypeVar("C_contra", contravariant=True)
 
 
@@ -68,7 +78,7 @@ class TransactionStep(Step):
         code = getattr(function, "__code__", None)
         if code is not None and not code.co_argcount and not code.co_flags & inspect.CO_VARARGS:
             raise Misuse(f"{self.name} needs a first parameter for the connection: def {self.name}(connection, …).")
-        self.database: Database[Any] = database
+        self.database = database_for(database, self.name, is_async=self.is_async)
         self.signature = Signature(MethodType(function, self))
         self.probe = self.ask_marker
 
@@ -124,6 +134,23 @@ class Declaring(Protocol[C]):
     def __call__(self, function: Callable[Concatenate[S, C, P], R], /) -> Callable[Concatenate[S, P], R]: ...
 
 
+class DeclaringOneOf(Protocol[C, D, E]):
+    """The same for a database whose kind is not seen from here, or that depends on whether the body is `async`."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[C, P], R], /) -> Transacted[C, P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[D, P], R], /) -> Transacted[D, P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[E, P], R], /) -> Transacted[E, P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[S, C, P], R], /) -> Callable[Concatenate[S, P], R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[S, D, P], R], /) -> Callable[Concatenate[S, P], R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[S, E, P], R], /) -> Callable[Concatenate[S, P], R]: ...
+
+
 @overload
 def transaction(
     database: "StoreDatabase",
@@ -137,7 +164,7 @@ def transaction(
     compensate: Callable[..., Any] | None = ...,
     secret: bool = ...,
     cost: Cost | None = ...,
-) -> "Declaring[apsw.Connection]": ...
+) -> "DeclaringOneOf[apsw.Connection, psycopg.Connection[Any], psycopg.AsyncConnection[Any]]": ...
 @overload
 def transaction(
     database: "str | os.PathLike[str]",
@@ -151,7 +178,7 @@ def transaction(
     compensate: Callable[..., Any] | None = ...,
     secret: bool = ...,
     cost: Cost | None = ...,
-) -> "Declaring[sqlite3.Connection]": ...
+) -> "DeclaringOneOf[sqlite3.Connection, psycopg.Connection[Any], psycopg.AsyncConnection[Any]]": ...
 @overload
 def transaction(
     database: Database[C],
@@ -166,6 +193,62 @@ def transaction(
     secret: bool = ...,
     cost: Cost | None = ...,
 ) -> Declaring[C]: ...
+@overload
+def transaction(
+    database: "sessionmaker[Se]",
+    /,
+    *,
+    name: str | None = ...,
+    retry: Retry | None = ...,
+    timeout: float | None = ...,
+    raises: Iterable[type[BaseException]] = ...,
+    fallback: Any = ...,
+    compensate: Callable[..., Any] | None = ...,
+    secret: bool = ...,
+    cost: Cost | None = ...,
+) -> "Declaring[Se]": ...
+@overload
+def transaction(
+    database: "async_sessionmaker[AsyncSe]",
+    /,
+    *,
+    name: str | None = ...,
+    retry: Retry | None = ...,
+    timeout: float | None = ...,
+    raises: Iterable[type[BaseException]] = ...,
+    fallback: Any = ...,
+    compensate: Callable[..., Any] | None = ...,
+    secret: bool = ...,
+    cost: Cost | None = ...,
+) -> "Declaring[AsyncSe]": ...
+@overload
+def transaction(
+    database: "Engine",
+    /,
+    *,
+    name: str | None = ...,
+    retry: Retry | None = ...,
+    timeout: float | None = ...,
+    raises: Iterable[type[BaseException]] = ...,
+    fallback: Any = ...,
+    compensate: Callable[..., Any] | None = ...,
+    secret: bool = ...,
+    cost: Cost | None = ...,
+) -> "Declaring[sqlalchemy.Connection]": ...
+@overload
+def transaction(
+    database: "AsyncEngine",
+    /,
+    *,
+    name: str | None = ...,
+    retry: Retry | None = ...,
+    timeout: float | None = ...,
+    raises: Iterable[type[BaseException]] = ...,
+    fallback: Any = ...,
+    compensate: Callable[..., Any] | None = ...,
+    secret: bool = ...,
+    cost: Cost | None = ...,
+) -> "Declaring[AsyncConnection]": ...
 def transaction(database: Any, /, **options: Any) -> Any:
     """Make a function an atomic step: what it writes to a database happens once, or not at all.
 
@@ -173,9 +256,13 @@ def transaction(database: Any, /, **options: Any) -> Any:
     body writes through it, and a marker under the step's key, are committed together. After a crash the marker tells
     whether the step has happened: there, its outcome is adopted; not there, the body runs. What raises is rolled back.
 
-    database: `everstep.STORE` (the store's own file; an APSW connection), or the path or URL of any SQLite file (a
-        `sqlite3` connection), as in `sqlite:///shop.db?foreign_keys=on`. A relative path counts from the current folder
-        when the step is declared.
+    database: `everstep.STORE` (the store's own file, an APSW connection; or its database, a psycopg one); the path or
+        URL of any SQLite file (a `sqlite3` connection), as in `sqlite:///shop.db?foreign_keys=on`, where a relative
+        path counts from the current folder when the step is declared; the URL of any PostgreSQL database, as in
+        `postgresql://user@host/shop` (a `psycopg.Connection`, for an `async def` body a `psycopg.AsyncConnection`); or
+        an `Engine`, `AsyncEngine`, `sessionmaker` or `async_sessionmaker` of SQLAlchemy for PostgreSQL (what these
+        make). In PostgreSQL the markers are in the schema `everstep`, unless the URL says `schema=`, or an engine's
+        execution options `everstep_schema`.
     name: under which it stands in the history (default: the function's qualified name).
     retry: a `Retry` policy (default: one attempt). Waiting for others who write does not count as an attempt.
     timeout: seconds that one attempt may take. One that takes longer cannot commit any more.

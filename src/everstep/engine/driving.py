@@ -136,7 +136,7 @@ class Driving(Parts):
             self.pump.start()
             self.collector.begin()
             if self.recover:
-                load_all()
+                load_all(self.store.url)
                 self.scheduler.look_closely()
 
     async def close(self, drain: float = 0.0) -> None:

@@ -41,7 +41,10 @@ class Parts:
         return Limits(self)
 
 
-def load_all() -> None:
-    """Load the whole engine now: this process will live long. See `whole.py`."""
+def load_all(url: str = "") -> None:
+    """Load the whole engine now: this process will live long. See `whole.py`. `url` is the store's."""
     with paused_collector():
         from everstep.engine import whole  # noqa: F401
+
+        if url.startswith("postgres"):
+            from everstep.effects import postgres_database  # noqa: F401  # atomic steps in it

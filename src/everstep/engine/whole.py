@@ -13,7 +13,9 @@ import everstep.effects.charging
 import everstep.effects.databases
 import everstep.effects.files
 import everstep.effects.keying
+import everstep.effects.postgres_markers
 import everstep.effects.saga
+import everstep.effects.statement_guard
 import everstep.effects.transaction
 import everstep.effects.witnesses
 import everstep.engine.accounts
@@ -75,6 +77,7 @@ import everstep.model.retention
 import everstep.model.schedules
 import everstep.stores.sql.keys
 import everstep.stores.sql.moving
+import everstep.stores.sql.nul
 import everstep.stores.sql.queues
 import everstep.stores.sql.repairs
 import everstep.stores.sql.schedules

@@ -1,8 +1,6 @@
 """How values go to PostgreSQL and come back.
 
-PostgreSQL's texts have no NUL, and ours may: an id, a preview or a note is any text. So a NUL is written as two
-characters, the rare control character SUBSTITUTE and `0`, and that character itself as itself and `1`. Two different
-texts stay different, a beginning of a text stays one, and whoever looks into a table sees what they expect.
+PostgreSQL's texts have no NUL, and ours may: see `stores/sql/nul.py`.
 
 Numbers and truth values are always 8 bytes: a statement is then prepared once, whatever its values.
 """
@@ -15,23 +13,7 @@ from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import BytesBinaryDumper, StrBinaryDumper, TextBinaryLoader, TextLoader
 
-SUBSTITUTE: Final = "\x1a"
-NUL: Final = "\0"
-
-
-def escaped(value: str) -> str:
-    """Return a text as PostgreSQL takes it."""
-    if NUL in value or SUBSTITUTE in value:
-        return value.replace(SUBSTITUTE, SUBSTITUTE + "1").replace(NUL, SUBSTITUTE + "0")
-    return value
-
-
-def unescaped(value: str) -> str:
-    """Return a text as it was before `escaped`."""
-    if SUBSTITUTE not in value:
-        return value
-    first, *rest = value.split(SUBSTITUTE)
-    return first + "".join((NUL if part[:1] == "0" else SUBSTITUTE) + part[1:] for part in rest)
+from everstep.stores.sql.nul import escaped, unescaped
 
 
 class TextDumper(StrBinaryDumper):

@@ -8,7 +8,7 @@ from everstep.errors import Misuse
 
 DEFAULT_SCHEMA: Final = "everstep"
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-_PASSWORD: Final = re.compile(r"(://[^/@:]*):[^@/]*@")
+_PASSWORD: Final = re.compile(r"(://[^/@:]*):.*@")  # greedy: a password may have an @ that should have been %40
 _TRUE: Final = {"on": True, "transaction": True, "off": False}
 
 

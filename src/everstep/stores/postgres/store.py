@@ -63,7 +63,7 @@ class PostgresStore(SqlStore):
         self.url = self.address.shown
         self.schema = self.address.schema
         self.chain = ChainKeys()
-        self._durability: Durability = durability
+        self.durability: Durability = durability
         self._clock = clock
         self.name = name = f"everstep {os.getpid()} {secrets.token_hex(4)}"
         """What the server calls the connections of this store object, in `pg_stat_activity`."""
@@ -103,7 +103,7 @@ class PostgresStore(SqlStore):
     def _opened(self, name: str, create: bool, may_migrate: bool) -> Connection:
         """Return the connection that writes, to a schema that is a store."""
         try:
-            connection = connect(self.address, name, durability=self._durability, writing=True)
+            connection = connect(self.address, name, durability=self.durability, writing=True)
         except Outage as outage:
             raise StoreError(f"{self.url} cannot be reached: {outage}.") from outage
         except psycopg.ProgrammingError as error:
@@ -155,7 +155,7 @@ class PostgresStore(SqlStore):
     def connect(self) -> Connection:
         """Return a new connection to the database, for an atomic step. Whoever asks closes it."""
         try:
-            return connect(self.address, f"everstep {os.getpid()} step", durability=self._durability, writing=True)
+            return connect(self.address, f"everstep {os.getpid()} step", durability=self.durability, writing=True)
         except Outage as outage:
             raise translated(outage, self.url) from outage
 

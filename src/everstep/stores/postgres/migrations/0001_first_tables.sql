@@ -271,17 +271,22 @@ CREATE TABLE everstep.workers (
 
 ALTER TABLE everstep.workers ALTER COLUMN about SET STORAGE EXTERNAL;
 
--- Named as in any other database that atomic steps write to.
-CREATE TABLE everstep.everstep_markers (
+-- Named as in any other database that atomic steps write to, and perhaps made by one of them. While a transaction is open
+-- the guard of its marker refers to one that is never there, so that nothing can commit it before the marker is complete.
+CREATE TABLE IF NOT EXISTS everstep.everstep_markers (
     key text COLLATE "C" PRIMARY KEY,
     run text COLLATE "C" NOT NULL,
     step text COLLATE "C" NOT NULL,
     attempt bigint NOT NULL,
     outcome bytea,
-    at bigint NOT NULL
+    at bigint NOT NULL,
+    guard text COLLATE "C" CONSTRAINT everstep_only_the_step_commits
+        REFERENCES everstep.everstep_markers (key) DEFERRABLE INITIALLY DEFERRED
 );
 
-CREATE INDEX everstep_markers_run ON everstep.everstep_markers (run);
+CREATE INDEX IF NOT EXISTS everstep_markers_run ON everstep.everstep_markers (run);
+
+CREATE INDEX IF NOT EXISTS everstep_markers_guard ON everstep.everstep_markers (guard) WHERE guard IS NOT NULL;
 
 -- Runs of which a part was deleted, because their deletion takes more than one transaction, or was cut off.
 CREATE TABLE everstep.deletions (

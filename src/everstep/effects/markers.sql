@@ -1,0 +1,76 @@
+-- The statements about markers in PostgreSQL: in a store's schema, and in any other database. The schema is said
+-- everywhere, so that neither a search path nor a temporary table can put another table in their place. Casts are
+-- written as CAST(…), for some drivers take a colon for the beginning of a parameter.
+--
+-- `guard` is not null only while the transaction is open that wrote the row. It refers to a marker that is never there,
+-- and that is checked when the transaction is committed: so the server itself refuses each COMMIT before the marker is
+-- complete, whoever sends it and in whatever way.
+
+-- name: create_schema
+CREATE SCHEMA everstep;
+
+-- name: create_markers
+-- As in the first migration of a store.
+CREATE TABLE everstep.everstep_markers (
+    key text COLLATE "C" PRIMARY KEY,
+    run text COLLATE "C" NOT NULL,
+    step text COLLATE "C" NOT NULL,
+    attempt bigint NOT NULL,
+    outcome bytea,
+    at bigint NOT NULL,
+    guard text COLLATE "C" CONSTRAINT everstep_only_the_step_commits
+        REFERENCES everstep.everstep_markers (key) DEFERRABLE INITIALLY DEFERRED
+);
+
+-- name: index_runs
+CREATE INDEX everstep_markers_run ON everstep.everstep_markers (run);
+
+-- name: index_guards
+-- Always empty. Without it each marker that is deleted would be looked for among all guards.
+CREATE INDEX everstep_markers_guard ON everstep.everstep_markers (guard) WHERE guard IS NOT NULL;
+
+-- name: has_markers
+SELECT 1 FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
+WHERE nspname = $1 AND relname = 'everstep_markers';
+
+-- name: has_schema
+-- Asked before it is made: making it needs a right, even if it is there.
+SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1;
+
+-- name: lock_schema
+-- Whoever makes tables goes alone, until the transaction ends. The same lock as that of a store's migrations.
+SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('everstep migration of ' || CAST($1 AS text), 0));
+
+-- name: wait_at_most
+-- The first statement of a transaction: others are waited for so long at a time. Returns what is set for the body.
+SELECT pg_catalog.current_setting('lock_timeout'), pg_catalog.set_config('lock_timeout', $1, true);
+
+-- name: take_turn
+-- Whoever else is in a transaction with this key is waited for: by the primary key, also while a row is not committed.
+-- Returns the row, with attempt 0 if it is new, and gives the body its own patience back; or nothing, if there is an
+-- outcome.
+INSERT INTO everstep.everstep_markers AS mine (key, run, step, attempt, outcome, at, guard)
+VALUES ($1, '', '', 0, NULL, 0, '')
+ON CONFLICT (key) DO UPDATE SET guard = '' WHERE mine.outcome IS NULL
+RETURNING key, run, step, attempt, outcome, at, pg_catalog.set_config('lock_timeout', $2, true);
+
+-- name: read_marker
+SELECT key, run, step, attempt, outcome, at, '' FROM everstep.everstep_markers WHERE key = $1;
+
+-- name: write_marker
+-- In the row that `take_turn` has left. If that is gone, this is another transaction. What the run will remember as done
+-- must be as durable here, so a COMMIT that would not wait for the disk is made to.
+UPDATE everstep.everstep_markers
+SET run = $2, step = $3, attempt = $4, outcome = $5, at = $6, guard = NULL
+WHERE key = $1 AND guard IS NOT NULL AND outcome IS NULL
+RETURNING CASE
+    WHEN CAST($7 AS text) = 'durable' AND pg_catalog.current_setting('synchronous_commit') = 'off'
+    THEN pg_catalog.set_config('synchronous_commit', 'on', true)
+END;
+
+-- name: marked_runs
+-- The runs that have markers, all of them from before a time.
+SELECT run FROM everstep.everstep_markers GROUP BY run HAVING max(at) < $1;
+
+-- name: forget_markers
+DELETE FROM everstep.everstep_markers WHERE run = $1 AND at < $2 RETURNING 1;

@@ -1,0 +1,311 @@
+"""PostgreSQL by psycopg 3: any database by its URL, and the store itself where that is on PostgreSQL.
+
+A `def` body gets a `psycopg.Connection`, an `async def` body a `psycopg.AsyncConnection` on its own loop. What is done
+with the two is written once: a method of the one returns a value, and of the other a coroutine.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import psycopg
+from psycopg.rows import tuple_row
+from psycopg.sql import Composable
+
+from everstep.effects.databases import Meaning, now
+from everstep.effects.postgres_markers import Place, PostgresTransaction, meaning, shown_name, state_of
+from everstep.effects.statement_guard import ENDED, WENT_ON, Guard
+from everstep.errors import Misuse
+from everstep.stores.postgres.addresses import Address, address_of
+from everstep.stores.postgres.connections import CONNECT_SECONDS, KEEPALIVE
+
+if TYPE_CHECKING:
+    from everstep.effects.databases import Database
+    from everstep.stores.postgres.store import PostgresStore
+    from everstep.stores.protocol import Store
+
+CANCEL_SECONDS: Final = 5.0
+
+SETTINGS: Final = (
+    "-c default_transaction_read_only=off "
+    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=3 -c tcp_keepalives_count=3"
+)
+"""So that the server ends the transaction of a machine that is gone, and with it the wait of others, within seconds."""
+
+
+# -- connections that are lent -----------------------------------------------------------------------------------------
+class _Lent:
+    """Beside a connection of psycopg: what a body may not do with it. Off until the guard is on."""
+
+    guard: Guard = Guard()
+
+    def commit(self) -> Any:
+        """Refuse."""
+        self.guard.refuse_end("commit()")
+        return super().commit()  # type: ignore[misc]
+
+    def rollback(self) -> Any:
+        """Refuse."""
+        self.guard.refuse_end("rollback()")
+        return super().rollback()  # type: ignore[misc]
+
+    def close(self) -> Any:
+        """Refuse."""
+        self.guard.refuse_end("close()")
+        return super().close()  # type: ignore[misc]
+
+    def __enter__(self) -> Any:
+        """Refuse."""
+        self.guard.refuse_end("`with connection:`")
+        return super().__enter__()  # type: ignore[misc]
+
+    async def __aenter__(self) -> Any:
+        """Refuse."""
+        self.guard.refuse_end("`async with connection:`")
+        return await super().__aenter__()  # type: ignore[misc]
+
+
+class _LentCursor:
+    """Beside a cursor of psycopg: what is said is read first."""
+
+    def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+        """Read, then do it."""
+        self._check(query)
+        return super().execute(query, *args, **kwargs)  # type: ignore[misc]
+
+    def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+        """Read, then do it."""
+        self._check(query)
+        return super().executemany(query, *args, **kwargs)  # type: ignore[misc]
+
+    def stream(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+        """Read, then do it."""
+        self._check(query)
+        return super().stream(query, *args, **kwargs)  # type: ignore[misc]
+
+    def _check(self, query: Any) -> None:
+        connection = self.connection  # type: ignore[attr-defined]
+        if isinstance(query, Composable):
+            query = query.as_string(connection)
+        elif isinstance(query, bytes):
+            query = query.decode("utf-8", "replace")
+        if isinstance(query, str):  # a template of Python 3.14 is left to the server's guard
+            connection.guard.check(query)
+
+
+class LentConnection(_Lent, psycopg.Connection[Any]):
+    """What a `def` body gets."""
+
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait for the server, and note if it went away."""
+        try:
+            return super().wait(*args, **kwargs)
+        except psycopg.Error as error:
+            _note_outage(error, is_outage=self.closed)
+            raise
+
+
+class LentAsyncConnection(_Lent, psycopg.AsyncConnection[Any]):
+    """What an `async def` body gets."""
+
+    async def wait(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait for the server, and note if it went away."""
+        try:
+            return await super().wait(*args, **kwargs)
+        except psycopg.Error as error:
+            _note_outage(error, is_outage=self.closed)
+            raise
+
+
+def _note_outage(error: psycopg.Error, *, is_outage: bool) -> None:
+    """Note in an error that our own connection was lost with it. That a body loses others is its own affair."""
+    if is_outage:
+        error.was_outage = True  # type: ignore[attr-defined]
+
+
+class LentCursor(_LentCursor, psycopg.Cursor[Any]):
+    """What a `def` body makes of it."""
+
+
+class LentAsyncCursor(_LentCursor, psycopg.AsyncCursor[Any]):
+    """What an `async def` body makes of it."""
+
+
+class PsycopgTransaction(PostgresTransaction):
+    """A transaction on a connection of its own, which nobody else has used and nobody will."""
+
+    cursors: ClassVar[Any] = {False: psycopg.RawCursor, True: psycopg.AsyncRawCursor}
+
+    def __init__(self, place: Place, connection: Any, *, is_async: bool, durable: bool) -> None:
+        super().__init__(place, durable=durable)
+        self.connection = connection
+        connection.guard = self.guard
+        self._is_async = is_async
+        self._cancelling: threading.Thread | None = None
+
+    async def ask(self, name: str, *parameters: Any) -> Sequence[Sequence[Any]]:
+        """Do a statement and return its rows. Nothing that a body sets on the connection changes how it is done."""
+        cursor = self.cursors[self._is_async](self.connection, row_factory=tuple_row)
+        await now(cursor.execute(self._texts[name], parameters, prepare=False))
+        return await now(cursor.fetchall()) if cursor.description else ()
+
+    def lend(self) -> Any:
+        """Return the connection for the body."""
+        self.guard.is_on = True
+        return self.connection
+
+    async def take_back(self, *, returned: bool) -> str:
+        """Take the connection back."""
+        self.guard.is_on = False
+        status = self.connection.info.transaction_status
+        if self.guard.broke:
+            return self.guard.broke
+        if not returned:  # after an error there is a transaction still, which has failed
+            return ENDED if status == psycopg.pq.TransactionStatus.IDLE else ""
+        if status == psycopg.pq.TransactionStatus.ACTIVE:
+            return "a statement of its body still runs: wait for it"
+        return "" if status == psycopg.pq.TransactionStatus.INTRANS else WENT_ON
+
+    async def commit(self) -> None:
+        """Commit. The server answers a COMMIT of what has failed with ROLLBACK, and calls that no error."""
+        cursor = self.cursors[self._is_async](self.connection)
+        await now(cursor.execute("COMMIT", prepare=False))
+        if cursor.statusmessage != "COMMIT":
+            raise psycopg.errors.InFailedSqlTransaction(f"COMMIT was answered by {cursor.statusmessage}")
+
+    async def close(self) -> None:
+        """Close the connection; then the server rolls back."""
+        self.guard.is_on = False
+        if self._cancelling is not None:
+            self._cancelling.join(CANCEL_SECONDS)
+        with contextlib.suppress(Exception):  # it is lost already
+            await now(self.connection.close())
+
+    def interrupt(self) -> None:
+        """Let the server stop the statement. (That of an `async` body is stopped with its task.)"""
+        if not self._is_async and self._cancelling is None:
+            # On a thread: a connection is made for it, and whoever gives up need not wait for that.
+            self._cancelling = threading.Thread(target=self._cancel, name="everstep cancel", daemon=True)
+            self._cancelling.start()
+
+    def _cancel(self) -> None:
+        with contextlib.suppress(Exception):  # it is lost, or has ended
+            self.connection.cancel_safe(timeout=CANCEL_SECONDS)
+
+
+# -- databases ---------------------------------------------------------------------------------------------------------
+class PostgresDatabase:
+    """A PostgreSQL database, by its URL."""
+
+    def __init__(self, url: str, *, is_async: bool = False) -> None:
+        _check_readable(url)
+        self._url = url
+        self._address = address_of(url)
+        self.name = name_of(self._address.server, self._address.schema)
+        self.is_async = is_async
+        self._has_table = False
+
+    def for_async_bodies(self) -> "PostgresDatabase":
+        """Return the same database, for an `async def` body."""
+        return PostgresDatabase(self._url, is_async=True)
+
+    async def begin(self, store: "Store") -> PsycopgTransaction:
+        """Begin a transaction in it."""
+        place = Place(self.name, self._address.schema)
+        begun = await begin_on(self._address, place, is_async=self.is_async, makes_table=not self._has_table)
+        self._has_table = True
+        return begun
+
+    def meaning(self, error: BaseException) -> Meaning:
+        """Tell what an error of psycopg means."""
+        return meaning(error)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+async def begin_in_store(store: "PostgresStore", *, is_async: bool) -> PsycopgTransaction:
+    """Begin a transaction in the database of a store. The search path is the role's; the markers are the store's."""
+    address = store.address
+    durable = store.durability == "power"
+    place = Place(store.url, address.schema)
+    try:
+        return await begin_on(address, place, is_async=is_async, durable=durable)
+    except psycopg.OperationalError as error:
+        _note_outage(error, is_outage=not state_of(error))
+        raise
+
+
+def meaning_in_store(error: BaseException) -> Meaning:
+    """Tell what an error means in the store's own database: as everywhere, and an outage is waited out."""
+    return "again" if getattr(error, "was_outage", False) else meaning(error)
+
+
+async def begin_on(
+    address: Address, place: Place, *, is_async: bool, makes_table: bool = False, durable: bool = True
+) -> PsycopgTransaction:
+    """Open a connection and begin a transaction."""
+    kind: Any = LentAsyncConnection if is_async else LentConnection
+    cursors: Any = LentAsyncCursor if is_async else LentCursor
+    settings = _settings(address)
+    if settings is None:
+        raise Misuse(f"The URL of {place.name} is not one that libpq understands.")
+    connection = await now(kind.connect(address.server, cursor_factory=cursors, **settings))
+    connection.prepare_threshold = None if address.pooler else connection.prepare_threshold
+    transaction = PsycopgTransaction(place, connection, is_async=is_async, durable=durable)
+    try:
+        await transaction.begin(makes_table=makes_table)
+    except BaseException:
+        await transaction.close()
+        raise
+    return transaction
+
+
+def _settings(address: Address) -> dict[str, Any] | None:
+    """Return what is set for a connection, or None if the URL cannot be read: what libpq says may show a password."""
+    try:
+        given = psycopg.conninfo.conninfo_to_dict(address.server)
+    except psycopg.ProgrammingError:
+        return None
+    wishes: dict[str, Any] = {
+        "connect_timeout": CONNECT_SECONDS,
+        "application_name": f"everstep {os.getpid()} step",
+        **KEEPALIVE,
+    }
+    if "," in str(given.get("host", "")):
+        wishes["target_session_attrs"] = "read-write"
+    settings = {key: value for key, value in wishes.items() if key not in given}
+    if not address.pooler:
+        settings["options"] = f"{given.get('options', '')} {SETTINGS}".strip()
+    return settings
+
+
+def name_of(url: str, schema: str) -> str:
+    """Return which database a URL means: without a user, a password, or settings of the connection."""
+    parts = urlsplit(url)
+    asked = dict(parse_qsl(parts.query))
+    hosts = parts.netloc.rpartition("@")[2] or asked.get("host", "")
+    if "port" in asked and ":" not in hosts:
+        hosts = f"{hosts}:{asked['port']}"
+    database = unquote(parts.path.removeprefix("/")) or asked.get("dbname", "")
+    return shown_name(hosts, database, schema)
+
+
+def _check_readable(url: str) -> None:
+    """Refuse a URL of which libpq might take a part of the password for a host, and show it."""
+    user, at, rest = url.partition("?")[0].partition("://")[2].partition("@")
+    if at and ("/" in user or "@" in rest):
+        raise Misuse("In the URL of a database, @ and / in a user's name or password are written %40 and %2F.")
+    for host in (rest if at else user).partition("/")[0].split(","):
+        port = host.rpartition("]")[2].partition(":")[2]
+        if port and not port.isdecimal():
+            raise Misuse(
+                "In the URL of a database, a number stands behind the : of a host. A password needs an @ after it."
+            )
+
+
+if TYPE_CHECKING:
+    _by_url: Database[Any] = PostgresDatabase("")

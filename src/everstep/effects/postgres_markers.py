@@ -1,0 +1,207 @@
+"""A transaction in PostgreSQL that a step's body and its marker share, whatever the driver.
+
+    begin  →  take the turn: a row under the key, with a guard that lets no COMMIT pass
+           →  the body
+           →  complete the row: now it is the marker, and without a guard  →  COMMIT
+
+Whoever else tries at the same time waits for the row: for as long as the transaction may still be committed, and be it
+by a session whose client is gone. So a COMMIT whose answer was lost is decided when somebody else gets the turn.
+"""
+
+import abc
+import os
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from everstep.effects.databases import Meaning
+from everstep.effects.statement_guard import ENDED, WENT_ON, Guard
+from everstep.errors import Misuse
+from everstep.model.markers import Marker
+from everstep.stores.sql.nul import escaped, unescaped
+
+DEFAULT_SCHEMA: Final = "everstep"
+WAIT: Final = "2s"
+"""So long the server waits for others at a time. Then it is seen whether anybody still waits for the attempt."""
+
+_NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_SCHEMA: Final = re.compile(r"\beverstep(?=\.)|(?<=CREATE SCHEMA )everstep\b")
+SCHEMA_NAME: Final = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
+
+GUARD: Final = "everstep_only_the_step_commits"
+
+SERIALIZATION, DEADLOCK, LOCKED = "40001", "40P01", "55P03"
+MADE_AT_ONCE: Final = frozenset({"23505", "42P06", "42P07"})
+FORBIDDEN, ABORTED, CANCELLED = "42501", "25P02", "57014"
+
+
+@cache
+def statements(schema: str) -> dict[str, str]:
+    """Return all statements by their names, for a schema."""
+    with open(os.path.join(os.path.dirname(__file__), "markers.sql"), encoding="utf-8") as stream:
+        parts = _NAME.split(_SCHEMA.sub(f'"{schema}"', stream.read()))[1:]
+    return {name: _without_comments(part) for name, part in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _without_comments(part: str) -> str:
+    return "\n".join(line for line in part.splitlines() if line.strip() and not line.startswith("--")).removesuffix(";")
+
+
+def script(schema: str) -> str:
+    """Return what makes the table of markers, for a person with the right to do it."""
+    known = statements(schema)
+    names = ("create_schema", "create_markers", "index_runs", "index_guards")
+    return "\n".join(f"{known[name]};" for name in names if (schema, name) != ("public", "create_schema"))
+
+
+class Place(NamedTuple):
+    """Where markers are: which database, as people and the history call it, and the schema."""
+
+    name: str
+    schema: str
+
+
+def shown_name(hosts: str, database: str, schema: str) -> str:
+    """Return the name of a database. One and the same has one name, by whatever driver and as whatever role."""
+    more = f"?schema={schema}" if schema != DEFAULT_SCHEMA else ""
+    if hosts.startswith("/"):  # the folder of a socket
+        return f"postgresql:///{database}?host={hosts}{more.replace('?', '&')}"
+    return f"postgresql://{hosts}/{database}{more}"
+
+
+def state_of(error: BaseException) -> str:
+    """Return the SQLSTATE of an error of any driver, or an empty text."""
+    for one in (error, getattr(error, "orig", None)):
+        for attribute in ("sqlstate", "pgcode"):
+            if found := getattr(one, attribute, None):
+                return str(found)
+        match getattr(one, "args", ()):
+            case ({"C": str(found)}, *_):  # pg8000 has all that the server said
+                return found
+    return ""
+
+
+def meaning(error: BaseException) -> Meaning:
+    """Tell what an error of PostgreSQL means. After any of them the marker tells what is committed and durable."""
+    return "again" if state_of(error) in (SERIALIZATION, DEADLOCK, LOCKED) else "failed"
+
+
+class _InTheWay(Exception):
+    """Somebody else has just made the table, or has the turn for longer than the role lets a statement wait."""
+
+    sqlstate = SERIALIZATION
+
+
+class PostgresTransaction(abc.ABC):
+    """An open transaction. Its methods are coroutines; with a driver that blocks they wait for nothing."""
+
+    def __init__(self, place: Place, *, durable: bool = True) -> None:
+        self.guard = Guard()
+        self._place = place
+        self._durable = durable
+        self._texts = statements(place.schema)
+        self._patience = "0"
+
+    async def begin(self, *, makes_table: bool) -> None:
+        """Begin it. Where the table of markers is not known to be there, it is looked for, and made."""
+        if makes_table:
+            await self._make_table()
+        ((self._patience, _),) = await self.ask("wait_at_most", WAIT)
+
+    async def _make_table(self) -> None:
+        """Make the table of markers, if it is not there, in a transaction of its own."""
+        schema = self._place.schema
+        if await self.ask("has_markers", schema):
+            return
+        try:
+            await self.ask("lock_schema", schema)
+            if not await self.ask("has_markers", schema):
+                if not await self.ask("has_schema", schema):
+                    await self.ask("create_schema")
+                for name in ("create_markers", "index_runs", "index_guards"):
+                    await self.ask(name)
+            await self.commit()
+        except Exception as error:
+            if state_of(error) in MADE_AT_ONCE:
+                raise _InTheWay from error
+            if state_of(error) != FORBIDDEN:
+                raise
+            raise Misuse(
+                f"This role may not make the table of markers in {self._place.name} ({_said(error)}). Let one that may "
+                f"do this, and grant this role USAGE on the schema and SELECT, INSERT, UPDATE, DELETE on the table:\n"
+                f"{script(schema)}"
+            ) from error
+
+    # -- the marker -----------------------------------------------------------------------------------------------
+    async def read_marker(self, key: str) -> Marker | None:
+        """Wait for one's turn, and return the marker under a key."""
+        try:
+            rows = await self.ask("take_turn", key, self._patience)
+            if not rows:
+                rows = await self.ask("read_marker", key)
+        except Exception as error:
+            if state_of(error) == CANCELLED:
+                raise _InTheWay from error
+            if state_of(error) == FORBIDDEN:
+                raise Misuse(
+                    f"This role may not use the table of markers in {self._place.name} ({_said(error)}). Grant it "
+                    f"USAGE on the schema {self._place.schema}, and SELECT, INSERT, UPDATE, DELETE on its table."
+                ) from error
+            if GUARD in str(error):
+                raise Misuse(f"A connection to {self._place.name} commits each statement by itself.") from error
+            raise
+        ((_, run, step, attempt, outcome, at, _),) = rows
+        if not attempt:
+            return None
+        return Marker(key, unescaped(run), unescaped(step), attempt, None if outcome is None else bytes(outcome), at)
+
+    async def write_marker(self, marker: Marker) -> None:
+        """Complete the row that `read_marker` has left. Raises `Misuse` if the body has ended the transaction."""
+        key, run, step, attempt, outcome, at = marker
+        try:
+            durable = "durable" if self._durable else ""
+            rows = await self.ask("write_marker", key, escaped(run), escaped(step), attempt, outcome, at, durable)
+        except Exception as error:
+            if state_of(error) == ABORTED:
+                raise Misuse(WENT_ON) from error
+            raise
+        if not rows:
+            raise Misuse(ENDED)
+
+    async def marked_runs(self, before: int) -> list[str]:
+        """Return the runs all of whose markers are from before a time."""
+        return [unescaped(run) for (run,) in await self.ask("marked_runs", before)]
+
+    async def forget_markers(self, run: str, before: int) -> int:
+        """Delete the markers of a run from before a time, and return how many there were."""
+        return len(await self.ask("forget_markers", escaped(run), before))
+
+    # -- what a driver does ---------------------------------------------------------------------------------------
+    @abc.abstractmethod
+    async def ask(self, name: str, *parameters: Any) -> Sequence[Sequence[Any]]:
+        """Do a statement and return its rows."""
+
+    @abc.abstractmethod
+    def lend(self) -> Any:
+        """Return the connection for the body. From now on the guard watches over it."""
+
+    @abc.abstractmethod
+    async def take_back(self, *, returned: bool) -> str:
+        """Take the connection back. Returns what the body did to the transaction that it must not, or an empty text."""
+
+    @abc.abstractmethod
+    async def commit(self) -> None:
+        """Make everything durable. An error does not say whether that has happened."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Let go of the connection; what is not committed is rolled back. Never raises."""
+
+    @abc.abstractmethod
+    def interrupt(self) -> None:
+        """Stop the statement that runs, if one does. May be called from any thread."""
+
+
+def _said(error: BaseException) -> str:
+    return " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
