@@ -2,7 +2,8 @@
 
 `EVERSTEP_LEDGER` is the address of the ledger, `CHAOS_FOLDER` the place of its book and of the marks: each process has
 a file in which it writes a sign when an effect of its begins, and another when it is over. So whoever kills it can tell
-whether an effect was open at that instant, without asking it.
+whether an effect was open at that instant, without asking it. `CHAOS_SHOP` is the URL of a database for atomic steps,
+and `CHAOS_TABLE` a table in it, which is on the store's own server.
 """
 
 import asyncio
@@ -12,16 +13,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import everstep
-from everstep import Done, NotDone, Retry, Unknown, step, workflow
+from everstep import STORE, Done, NotDone, Retry, Unknown, step, transaction, workflow
 from everstep.testing.ledger import LEDGER_SETTING, apply, ask
 
 FOLDER = "CHAOS_FOLDER"
 PATIENT = Retry(attempts=100, first=0.02, factor=1.0, jitter=0.0)
 BEGUN, OVER = b"+", b"-"
-EFFECTS = ("charge", "pack", "remit", "stamp")
-"""What the ledger applies once for each run."""
 _marks: dict[int, int] = {}
 
 
@@ -101,6 +101,25 @@ def stamp(text: str) -> str:
     return send("stamp", text)
 
 
+def enter(connection: Any, effect: str, number: int) -> str:
+    """Write down an effect in the database itself: what is there was applied. The transaction is open for a while."""
+    with open_effect():
+        row = (effect, everstep.key(), number)
+        connection.execute(f"INSERT INTO {os.environ['CHAOS_TABLE']} VALUES (%s, %s, %s)", row)
+        connection.execute("SELECT pg_sleep(0.05)")
+    return f"{effect} {number}"
+
+
+@transaction(os.environ.get("CHAOS_SHOP", STORE), retry=PATIENT)
+def book(connection: Any, number: int) -> str:
+    return enter(connection, "book", number)
+
+
+@transaction(STORE, retry=PATIENT)
+def keep(connection: Any, number: int) -> str:
+    return enter(connection, "keep", number)
+
+
 @workflow
 async def chaos_child(number: int) -> str:
     return await pack(number)
@@ -111,10 +130,11 @@ async def chaos_order(number: int) -> dict[str, str | list[str]]:
     found = await asyncio.gather(look(number), look(number + 1))
     packed, paid = await asyncio.gather(chaos_child(number), charge(number))
     await asyncio.sleep(0.05)
-    remitted = await asyncio.to_thread(remit, number)
+    remitted, booked = await asyncio.gather(asyncio.to_thread(remit, number), asyncio.to_thread(book, number))
     word = await everstep.receive("word", str)
-    stamped = await asyncio.to_thread(stamp, word)
-    return {"found": found, "packed": packed, "paid": paid, "remitted": remitted, "stamped": stamped}
+    stamped, kept = await asyncio.gather(asyncio.to_thread(stamp, word), asyncio.to_thread(keep, number))
+    given = {"found": found, "packed": packed, "paid": paid, "remitted": remitted, "stamped": stamped}
+    return given | {"booked": booked, "kept": kept}
 
 
 @workflow

@@ -15,12 +15,13 @@ from everstep.testing.checker import RunHistory, Violation, check, export_histor
 from everstep.testing.journals import ClientJournal, read_journal
 from everstep.testing.ledger import LEDGER_SETTING, Ledger, Mode
 from everstep.testing.ledger_process import digest_of, receipt
-from tests.chaos.cluster import ChaosServer
+from tests.chaos.cluster import ROLE, ChaosServer
 from tests.chaos.nursery import Nursery, WorkerProcess
 from tests.chaos.proxy import LosingProxy
 
 PROGRAM = Path(__file__).with_name("program.py")
-EFFECTS = ("charge", "pack", "remit", "stamp")
+EFFECTS = ("charge", "pack", "remit", "stamp", "book", "keep")
+"""What every order does once."""
 READS = ("look",)
 SLOW = {
     "look": Mode(delay=0.02),
@@ -60,6 +61,12 @@ class Trial:
         self.server = server
         self.nursery = nursery
         self.schema = server.fresh_schema()
+        self.shop = f"{self.schema}_shop"
+        self.table = f"{self.shop}.applied"
+        server.ask(f"CREATE SCHEMA {self.shop} AUTHORIZATION {ROLE}")
+        at = "bigint DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+        server.ask(f"CREATE TABLE {self.table} (effect text, key text, argument bigint, at {at})")
+        server.ask(f"ALTER TABLE {self.table} OWNER TO {ROLE}")
         self.proxy = LosingProxy(server.socket_path())
         self.ledger = Ledger.start(folder / "ledger")
         self.url = server.worker_url(self.schema)
@@ -94,7 +101,8 @@ class Trial:
         self._store.close()
         self.ledger.stop()
         self.proxy.close()
-        self.server.drop(self.schema)
+        for schema in (self.schema, self.shop):
+            self.server.drop(schema)
 
     # -- workers ----------------------------------------------------------------------------------------------------
     def begin_worker(self, program: str = str(PROGRAM)) -> WorkerProcess:
@@ -104,6 +112,7 @@ class Trial:
         arguments = [program, f"--url={self.server.worker_url(self.schema, port)}"]
         arguments += [f"--lease={self.lease}", f"--drain={self.drain}", "--concurrency=40"]
         environment = {LEDGER_SETTING: self.ledger.url, "CHAOS_FOLDER": str(self.folder)}
+        environment |= {"CHAOS_SHOP": self.server.worker_url(self.shop), "CHAOS_TABLE": self.table}
         output = self.folder / f"worker-{self._places}.txt"
         output.touch()
         worker = self.nursery.begin(arguments, environment, output)
@@ -236,16 +245,24 @@ class Trial:
             self.results[run] = value
             self._journal.note("result", run, "acknowledged", value=value)
 
+    def entered(self) -> list[dict[str, Any]]:
+        """Return what atomic steps have written, as a ledger would have it."""
+        rows = self.server.try_ask(f"SELECT effect, key, argument, at FROM {self.table}")
+        entries = [{"effect": e, "key": k, "arguments": n, "digest": str(n), "at": at} for e, k, n, at in rows]
+        return [{**entry, "kind": kind} for entry in entries for kind in ("request", "applied")]
+
     # -- the verdict ------------------------------------------------------------------------------------------------
     def judge(self, runs: int, expected: dict[str, Any], effects: Sequence[str] = EFFECTS) -> Verdict:
         """Compare the end with an undisturbed one, by the ledger, the journals and the histories."""
         histories = export_histories(self._store)
-        entries = self.ledger.entries()
+        entries = [*self.ledger.entries(), *self.entered()]
         accounts: dict[str, Any] = {"journal": read_journal(self.folder / "journal.jsonl"), "ledger": entries}
         broken: list[Violation] = check(histories, faults=self.faults, reads=READS, now=self._store.now(), **accounts)
         problems = [str(one) for one in broken]
         ended = sum(h.row.status == "completed" and h.row.workflow == self.workflow for h in histories)
-        problems += [f"{h.row.id} is {h.row.status}" for h in histories if h.row.status != "completed"]
+        problems += [
+            f"{h.row.id} is {h.row.status}: {last_events(h)}" for h in histories if h.row.status != "completed"
+        ]
         applied = Counter((entry["effect"], entry["key"]) for entry in entries if entry["kind"] == "applied")
         twice = [name for name, count in applied.items() if count > 1]
         problems += [f"{effect} was applied {applied[effect, key]} times under {key}" for effect, key in twice]
@@ -281,6 +298,11 @@ def undisturbed(folder: Path, server: ChaosServer, nursery: Nursery, count: int)
         trial.close()
 
 
+def last_events(history: RunHistory) -> str:
+    """Return what happened last in a run that has not ended."""
+    return "; ".join(f"{event.at} {event.kind} {event.step} {event.body!r}" for event in history.events[-12:])
+
+
 def result_of(number: int) -> dict[str, Any]:
     """Return what an undisturbed order gives: the ledger's receipts depend on what was sent and nothing else."""
 
@@ -290,4 +312,5 @@ def result_of(number: int) -> dict[str, Any]:
     told = {"packed": "pack", "paid": "charge", "remitted": "remit"}
     given: dict[str, Any] = {name: sent(effect, number) for name, effect in told.items()}
     found = [sent("look", number), sent("look", number + 1)]
+    given |= {"booked": f"book {number}", "kept": f"keep {number}"}
     return given | {"found": found, "stamped": sent("stamp", f"word {number}")}
