@@ -202,12 +202,23 @@ class Doubts:
             self._ask_later(call, Unknown(still))  # what it left behind on threads ends in its time
         elif still:
             self.hold(call, f"the probe says that it has not happened, but {still}")
-        elif attempts.attempt == 1:
+        elif (due := self._repeated_at(call)) <= self._driver.app.clock.now():
             self._attempts.begin_again(call.call, "not-done")
-        else:  # it was repeated before, and did not happen again: not in a tight circle
-            attempts.due = self._driver.app.clock.now() + microseconds(_pause(attempts.attempt - 1))
-            self._driver.deadlines.add(attempts.due, "attempt", call.call)
+        else:
+            attempts.due = due
+            self._driver.deadlines.add(due, "attempt", call.call)
             self._driver.come_to_rest()
+
+    def _repeated_at(self, call: StepCall) -> int:
+        """Return when a step that has not happened may be done again: not in a tight circle, if it was repeated before.
+
+        Attempts that failed have had their pauses. It is counted from the doubt, which the history has: whoever takes
+        the run up meanwhile does not begin to wait anew.
+        """
+        attempts = self._known[call.call]
+        repeats = attempts.attempt - 1 - attempts.failures
+        pause = microseconds(call.target.settle + _pause(repeats)) if repeats > 0 else 0
+        return attempts.doubted_at + pause
 
     def _ask_later(self, call: StepCall, answer: Unknown) -> None:
         driver, attempts = self._driver, self._known[call.call]
