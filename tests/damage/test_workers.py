@@ -95,7 +95,7 @@ async def test_a_row_that_cannot_even_be_claimed_keeps_nobody_from_anything(
     for _ in range(5):
         machine.clock.advance(1)
         worker.pump.nudge()
-        await machine.until(lambda: not worker.pump._nudged.is_set())
+        await machine.until(lambda: not worker.pump._nudged)
     said = [record.getMessage() for record in caplog.records if OPEN in record.getMessage()]
     assert len(said) == 1, "it is told once"
     assert "cannot be taken up" in said[0]

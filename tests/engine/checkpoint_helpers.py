@@ -7,7 +7,7 @@ import msgspec
 
 from everstep.codec import Codec
 from everstep.engine.past import Past, load_past
-from everstep.engine.replay import Replayed
+from everstep.engine.replayed import Replayed
 from everstep.engine.resume import replay
 from everstep.engine.workflow import Workflow
 from everstep.model.accounts import Accounts

@@ -21,7 +21,7 @@ import msgspec
 
 from everstep.engine.app import App
 from everstep.engine.history import load_verified
-from everstep.engine.replay import Replayed
+from everstep.engine.replayed import Replayed
 from everstep.engine.resume import replay
 from everstep.engine.workflow import DECLARED, Workflow
 from everstep.model.events import EventRow, decode_body

@@ -13,7 +13,7 @@ from everstep.engine.app import App
 from everstep.engine.execution import Execution
 from everstep.engine.history import load_verified
 from everstep.engine.past import damaged_checkpoints
-from everstep.engine.replay import Replayed
+from everstep.engine.replayed import Replayed
 from everstep.errors import Misuse, NotEncodable, RunCancelled, RunTimedOut, StepError
 from everstep.model.events import CancelRequested, SignalReceived, StepCompleted, encode_body
 from everstep.stores.protocol import Post
@@ -895,7 +895,7 @@ async def test_a_checkpoint_stays_when_the_end_beside_it_is_taken_back_for_a_can
     await app.start(summing, [0, 1, 2], id="r")
     await GATES["add 2"].reached.wait()
     await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
-    app.pump._nudged.clear()
+    app.pump._nudged = False
     machine.store.commit([Post("r", "cancel", value=encode_body(CancelRequested(reason="late")), at=1)])
     GATES["add 2"].opened.set()
     with pytest.raises(RunCancelled):
@@ -1194,6 +1194,7 @@ NOT_KEPT = {
     "replaying": "it is about the replay",
     "unapplied": "there are none",
     "unwinding": "it is about leaving memory",
+    "wants_places": "it is about the replay",
     "ended": "the code goes on",
     "cancel": "a run that is being cancelled takes none",
     "rollback": "a run that is being undone takes none",

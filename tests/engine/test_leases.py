@@ -53,7 +53,7 @@ async def test_a_stopped_owner_keeps_its_run_until_its_lease_has_lapsed(machine:
     worker = await machine.worker(lease=30.0)
     machine.clock.advance(29)
     worker.pump.nudge()
-    await machine.until(lambda: not worker.pump._nudged.is_set())
+    await machine.until(lambda: not worker.pump._nudged)
     assert machine.row("r").owner == app.worker
     assert NOTES == ["slow"]
     machine.clock.advance(2)

@@ -207,6 +207,7 @@ def drawn_move(draw: Draw, row: RunRow) -> Append:
         outcome=b"1" if status == "completed" else None,
     )
     append.epoch += draw(st.sampled_from([0] * 9 + [1]))
+    append.plain = status == "running" and append.row.stays and append.row.progress and draw(st.booleans())
     return append
 
 

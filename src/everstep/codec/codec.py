@@ -17,7 +17,7 @@ from everstep.codec.signature import Signature
 from everstep.codec.tables import ANY, Types
 from everstep.codec.writer import DEPTH_MAX, INT_MAX, INT_MIN, Refused, Tree, is_plain, is_storable, write
 from everstep.errors import NotDecodable, NotEncodable
-from everstep.model.digests import digest_of
+from everstep.model.digests import hex_digest_of
 
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
@@ -36,10 +36,10 @@ class Arguments(NamedTuple):
 def is_immutable_scalar(value: object) -> bool:
     """Tell whether a value is exactly what its payload would decode to, so that nothing need be decoded."""
     kind = type(value)
-    if kind is str or kind is bool or value is None:
-        return True
     if kind is int:
         return INT_MIN <= value <= INT_MAX  # type: ignore[operator]
+    if kind is str or kind is bool or value is None:
+        return True
     return kind is float and isfinite(value)  # type: ignore[arg-type]
 
 
@@ -48,8 +48,9 @@ class Codec:
 
     def encode(self, value: object, types: Types = ANY, where: str = "value") -> bytes:
         """Return the payload of a value. `where` is what the value is called in an error."""
+        kind = type(value)
         try:
-            if is_plain(value):
+            if kind is str or (kind is int and INT_MIN <= value <= INT_MAX) or is_plain(value):  # type: ignore[operator]
                 return _to_json((value,))
         except (UnicodeEncodeError, RecursionError, RuntimeError):
             pass  # lone surrogates, or a value whose trouble is described below
@@ -81,11 +82,14 @@ class Codec:
         if not kwargs and not signature.has_live:
             try:
                 for value in args:
-                    if type(value) is not str and not is_immutable_scalar(value):
+                    kind = type(value)
+                    if kind is str or (kind is int and INT_MIN <= value <= INT_MAX):
+                        continue
+                    if not is_immutable_scalar(value):
                         break
                 else:
                     payload = _to_json((args,))
-                    return _new_tuple(Arguments, (payload, digest_of(payload).hex(), args, kwargs))
+                    return _new_tuple(Arguments, (payload, hex_digest_of(payload), args, kwargs))
             except UnicodeEncodeError:
                 pass
         return _encode_arguments(signature, args, kwargs, where)
@@ -207,7 +211,7 @@ def _encode_arguments(signature: Signature, args: tuple[Any, ...], kwargs: dict[
         stored_kwargs = {name: None if signature.is_live_name(name) else value for name, value in kwargs.items()}
     call: Any = {"args": stored_args, "kwargs": stored_kwargs} if kwargs else stored_args
     payload, canonical = _both_forms(call, signature.arguments, where)
-    digest = digest_of(canonical).hex()
+    digest = hex_digest_of(canonical)
     restored_args, restored_kwargs = _PLAIN.decode_arguments(signature, payload)
     if signature.has_live:
         restored_args = tuple(

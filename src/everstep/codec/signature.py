@@ -33,15 +33,9 @@ class Signature:
         self.function: Final = function
         self.is_method: Final = is_method
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_known" in self.__dict__:
-            raise AttributeError(name)
-        # Looked at aside and then entered at once, for other threads may ask at the same time.
-        aside = object.__new__(Signature)
-        aside.__dict__.update(function=self.function, is_method=self.is_method, _known=True)
-        aside._look()
-        self.__dict__.update(aside.__dict__)
-        return getattr(self, name)
+    def __new__(cls, *_: Any, **__: Any) -> "Signature":
+        """Return one that is looked at with the first question."""
+        return object.__new__(_Unseen)
 
     if TYPE_CHECKING:
         arguments: Types
@@ -64,7 +58,6 @@ class Signature:
         _only_positional: int
         _signature: inspect.Signature | None
         _spread_is_live: bool
-        _known: bool
 
     def _look(self) -> None:
         import inspect
@@ -179,6 +172,21 @@ class Signature:
     def _names_are_live(self) -> bool:
         assert self._signature is not None
         return any(p.kind is p.VAR_KEYWORD and p.name in self.live for p in self._signature.parameters.values())
+
+
+class _Unseen(Signature):
+    """A signature that nobody has asked about. It becomes a plain one, whose attributes cost no detour."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        # Looked at aside and then entered at once, for other threads may ask at the same time.
+        aside = object.__new__(Signature)
+        aside.__dict__.update(function=self.function, is_method=self.is_method)
+        aside._look()
+        self.__dict__.update(aside.__dict__)
+        self.__class__ = Signature  # type: ignore[assignment]  # it has the same attributes
+        return getattr(self, name)
 
 
 def inspected(function: Callable[..., Any]) -> "inspect.Signature":

@@ -51,10 +51,10 @@ class Refused(Exception):
 def is_plain(value: object, depth: int = DEPTH_MAX) -> bool:
     """Tell whether a value is the same after a round trip through JSON. Lone surrogates are left to the encoder."""
     kind = type(value)
-    if kind is str or kind is bool or value is None:
-        return True
     if kind is int:
         return INT_MIN <= value <= INT_MAX  # type: ignore[operator]
+    if kind is str or kind is bool or value is None:
+        return True
     if kind is float:
         return isfinite(value)  # type: ignore[arg-type]
     if depth <= 0:

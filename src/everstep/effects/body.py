@@ -29,6 +29,7 @@ class StepBody(msgspec.Struct, eq=False):
     """The surroundings of a step's body: one attempt."""
 
     place: ClassVar[str] = "step"
+    wants_places: ClassVar[bool] = False
 
     run: str
     workflow: str
@@ -59,7 +60,7 @@ class StepBody(msgspec.Struct, eq=False):
         """Append to a stream of the run. May be called on any thread."""
         raise AssertionError("an attempt that runs has streams")
 
-    def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """A step called by another step's body is the plain function: the outer step's contract covers it."""
         if step.effect in ("once", "atomic"):
             raise _misuse(nested_step(step.name, step.effect, self.step))

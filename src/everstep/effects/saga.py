@@ -63,6 +63,7 @@ def compensation_of(step: "Step", function: Callable[..., Any]) -> "Step":
         raise Misuse(f'{step.name}: {undoing.name} cannot undo it, for effect="read" changes nothing outside.')
     undoing.compensate = undoing.key = None  # what it does is named by the step that it undoes
     undoing.is_accounted_for = True
+    undoing.is_plain = False
     _check_call(step, undoing)
     return undoing
 

@@ -84,25 +84,24 @@ class Step:
         self.signature = Signature(function)
         self.compensate: Step | None = None
         if compensate is not None:
-            from everstep.effects.saga import compensation_of
+            from everstep.effects.saga import compensation_of, note_declared
 
             self.compensate = compensation_of(self, compensate)
+            note_declared(self)
         self.needs_intent = needs_intent(effect)
         self.is_accounted_for = self.compensate is not None or not may_run_again(effect)
         """Whether its arguments are kept whole, and it is settled before the run may end or the code be told."""
+        self.is_plain = not (self.is_accounted_for or limit or secret) and key is None and cost is None
+        """Whether nothing but its contract says how it begins and ends, as is the case for most."""
         for error in raises:
             register(error)
         functools.update_wrapper(self, function, updated=())
-        if self.compensate is not None:
-            from everstep.effects.saga import note_declared
-
-            note_declared(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         current = CURRENT.get()
         if current is None:
             return self.function(*args, **kwargs)
-        return current.call_step(self, args, kwargs, sys._getframe(1))
+        return current.call_step(self, args, kwargs, sys._getframe(1) if current.wants_places else None)
 
     def __get__(self, instance: Any, owner: type | None = None) -> "Step":
         """Bind a step that is a method: `self` reaches the body and is not encoded."""

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 class Surroundings(Protocol):
     """Code that is being run for a run: workflow code (an execution) or the body of a step."""
 
-    def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
-        """Do what a call of this step means here."""
+    @property
+    def wants_places(self) -> bool:
+        """Whether it matters where a step is called."""
+        ...
+
+    def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
+        """Do what a call of this step means here. The frame is that of the call, if `wants_places`."""
         ...
 
     def call_workflow(self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:

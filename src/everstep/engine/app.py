@@ -1,6 +1,6 @@
 """An App: what an application may ask of Everstep. How runs are driven stands in `driving.py`."""
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
@@ -17,7 +17,7 @@ from everstep.errors import Misuse, StoreError
 from everstep.model.budgets import allotment_of
 from everstep.model.ids import checked_name, checked_run_id
 from everstep.model.status import STATUSES
-from everstep.stores.protocol import Existing, RunFilter, RunRow, StartRun, Verdict
+from everstep.stores.protocol import Existing, RunFilter, RunRow, StartRun
 from everstep.stores.queues import DEFAULT_QUEUE
 
 R = TypeVar("R")
@@ -87,14 +87,13 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
         if transaction is not None:
             options: Any = {"id": id, "queue": queue, "priority": priority, "delay": delay, "tags": tags}
             return later.start_in(self, target, args, policy, transaction, **options)
-        run = checked_run_id(id) if id is not None else self._new_id(target)
-        is_new = id is None
+        run, is_new = checked_run_id(id) if id is not None else self._new_id(target), id is None
         arguments = self.codec.encode_arguments(target.signature, args, {}, target.name)
-        await self.become_worker()
+        if not self.worker:
+            await self.become_worker()
         self.refuse_when_failed()
         at = self.clock.now()
-        queue = checked_name(queue or target.queue, "queue")
-        in_line = queue != DEFAULT_QUEUE
+        in_line = (queue := queue or target.queue) != DEFAULT_QUEUE and bool(checked_name(queue, "queue"))
         new = new_run(
             target,
             run,
@@ -113,26 +112,25 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
         if is_new and delay <= 0 and not in_line:
             # Nobody else has this id, so the code may begin at once: its first events share the start's commit.
             self.drive_new(new, target)
-        verdict = await self._begun(begun, run)
+        try:
+            verdict = await begun
+        except StoreError:
+            self._drop(run)
+            raise
         if isinstance(verdict, Existing):
             await later.existing_run(self, verdict.row, target, arguments, policy)
-        elif in_line:
-            self.queueing.expect(new.row)
-            self.pump.nudge()
-        elif delay > 0:
+        elif in_line or delay > 0:
+            if in_line:
+                self.queueing.expect(new.row)
             self.pump.nudge()
         elif not is_new:
             self.drive_new(new, target)
         return Run(self, run, target.signature.result)
 
-    async def _begun(self, begun: Awaitable[Verdict], run: str) -> Verdict:
-        """Wait until a start is durable. If it cannot be, a driver that has begun already is dropped."""
-        try:
-            return await begun
-        except StoreError:
-            if run in self.drivers:
-                self.let_go(self.drivers[run])
-            raise
+    def _drop(self, run: str) -> None:
+        """The start of a run cannot be durable: if its driver has begun already, that is dropped."""
+        if run in self.drivers:
+            self.let_go(self.drivers[run])
 
     def _new_id(self, workflow: Workflow) -> str:
         return new_run_id(workflow, self.clock.now(), self.randomness)

@@ -86,25 +86,37 @@ class StepAttempts:
     # -- beginning -------------------------------------------------------------------------------------------------
     def begin(self, call: StepCall) -> None:
         """The code asked for a step: record that, and start it when it is allowed."""
-        if call.target.limit is not None and not call.cancelled:
-            self._driver.app.limits.begin(self._driver, call)
+        driver, target = self._driver, call.target
+        execution = driver.execution
+        if not target.is_plain or driver.budgets is not None or execution.kept is not None:
+            if self._begins_otherwise(call):
+                return
+            seq = self.record_start(call, call.body())
+        else:
+            seq = driver.record("step_started", call.step, call.body())
+        if call.cancelled:
             return
+        self._known[call.call] = Attempts(1, by=driver.app.worker)
+        if execution.caution and self._may_have_happened_unseen(call):
+            self.doubts.begin(call, None, because=execution.caution)
+        elif target.needs_intent:  # see start_when_allowed
+            self.starting.add(call.call)
+            driver.saver.when_durable(seq, StepAttempts._start, self, call, False)
+        else:
+            self.start_when_allowed(call, seq)
+
+    def _begins_otherwise(self, call: StepCall) -> bool:
+        """Begin a step that has to wait for a slot, its key or room, or whose outcome is known; False for any other."""
+        driver = self._driver
+        if call.target.limit is not None and not call.cancelled:
+            driver.app.limits.begin(driver, call)
+            return True
         if call.keyed is not None:
             self.keys.begin(call)
-            return
-        driver = self._driver
-        execution = driver.execution
-        if execution.kept is not None and self.take_kept(call):
-            return
-        if driver.budgets is not None and not (call.cancelled or self.has_room(call)):
-            return
-        seq = self.record_start(call, call.body())
-        if not call.cancelled:
-            self._known[call.call] = Attempts(1, by=driver.app.worker)
-            if execution.caution and self._may_have_happened_unseen(call):
-                self.doubts.begin(call, None, because=execution.caution)
-            else:
-                self.start_when_allowed(call, seq)
+            return True
+        if driver.execution.kept is not None and self.take_kept(call):
+            return True
+        return driver.budgets is not None and not (call.cancelled or self.has_room(call))
 
     def take_kept(self, call: StepCall) -> bool:
         """An effect that was done before the run was retried is not done again: its outcome is this call's.
@@ -295,16 +307,19 @@ class StepAttempts:
         driver = self._driver
         if call.cancelled or driver.stopped or driver.ending or driver.hold:
             return
-        if driver.app.draining and may_run_again(call.target.effect):
-            return  # whoever goes on starts it; what must not happen twice would be in doubt then, so it starts here
-        is_left = driver.hold_wanted is not None and not driver.lets_bodies_end
-        if is_left and may_run_again(call.target.effect):
-            return  # the run is about to be held; what must be known has begun by now, and goes on
+        if (driver.app.draining or driver.hold_wanted is not None) and self._is_left(call):
+            return
         attempts = self._known[call.call]
         if driver.execution.caution and not (attempts.asked or fallback) and self._may_have_happened_unseen(call):
             self.doubts.begin(call, None, because=driver.execution.caution)  # it has a key, which is its own only now
             return
         self.bodies.start(call, attempts.attempt, attempts.details, fallback=fallback)
+
+    def _is_left(self, call: StepCall) -> bool:
+        """Whether a step is left to whoever goes on with the run: nothing that would be in doubt then."""
+        driver = self._driver
+        is_held = driver.hold_wanted is not None and not driver.lets_bodies_end
+        return (driver.app.draining or is_held) and may_run_again(call.target.effect)
 
     def was_cut_off(self, call: int, *, coming: bool = False) -> bool:
         """Whether an attempt before the newest one (or the coming one) did not end by failing, as far as is known."""
@@ -354,30 +369,34 @@ class StepAttempts:
             else:
                 self.failed(attempt, refused, seconds, final=True)
             return
-        self.bodies.finish(attempt)
+        self.bodies.running.pop(call.call, None)  # see Bodies.finish
+        attempt.task = None
         if call.call not in driver.execution.steps:
             return
         if is_immutable_scalar(value):
             call.returned = value
         attempts = self._known.pop(call.call)
-        if call.keyed is not None:
-            self.keys.settle(call, None if attempt.fallback else payload)
         raw, ref = driver.journal.pack(payload)
         body = ev.StepCompleted(call.call, raw, ref, attempts.attempt)
         if seconds >= 0.001:
             body.seconds = round(seconds, 3)
-        if attempt.fallback:
-            body.fallback = True
-        if call.compensates:
-            self.note_compensated(call)
-        if call.is_secret:
-            body.secret = True
         if attempts.attempt > 1:
             body.key_unused = call.target.effect == "repeat" and not attempt.key_used
         if attempt.spending is not None:
             body.charged = attempt.spending.take_total()
-        is_expensive = seconds > EXPENSIVE_SECONDS or call.target.cost is not None
+        is_expensive = seconds > EXPENSIVE_SECONDS
+        if attempt.fallback or call.compensates or call.keyed is not None or not call.target.is_plain:
+            self._note_more(attempt, payload, body)
+            is_expensive = is_expensive or call.target.cost is not None
         driver.deliver("step_completed", call.step, body, expensive=is_expensive)
+
+    def _note_more(self, attempt: Attempt, payload: bytes, body: ev.StepCompleted) -> None:
+        """A body returned that was not the plain one of a plain step."""
+        if (call := attempt.call).keyed is not None:
+            self.keys.settle(call, None if attempt.fallback else payload)
+        if call.compensates:
+            self.note_compensated(call)
+        body.fallback, body.secret = attempt.fallback, call.is_secret
 
     def note_compensated(self, call: StepCall) -> None:
         """A compensation has happened; its outcome is recorded next."""

@@ -85,29 +85,41 @@ class Bodies:
         crash_point("body.before")
         driver = self._driver
         app = driver.app
-        running = self.attempt_at(call, attempt, app.codec.decode(details) if details else None, fallback=fallback)
+        running = Attempt(
+            driver.run,
+            driver.execution.workflow.name,
+            call.step,
+            call.arguments.digest,
+            call.entropy,
+            attempt,
+            app.codec.decode(details) if details else None,
+            _bodies=self,
+            call=call,
+            fallback=fallback,
+        )
         if driver.budgets is not None:
             running.spending = later.new_spending(
                 uses_nothing=driver.budgets.must_use_nothing(call.call, fallback=fallback)
             )
         context: Context = app.context.copy()
-        context.run(CURRENT.set, running)
         self.running[call.call] = running
         target = call.target
-        if target.effect == "atomic" and not fallback:
-            later.start_atomic(driver, self, running, context, cut_off=self._attempts.was_cut_off(call.call))
-        elif target.is_async or target.timeout is not None or fallback:
+        if (target.is_async or target.timeout is not None or fallback) and (fallback or target.effect != "atomic"):
             app.first_turns.add(self, running, call.step, context)
+            return
+        context.run(CURRENT.set, running)
+        if target.effect == "atomic":
+            later.start_atomic(driver, self, running, context, cut_off=self._attempts.was_cut_off(call.call))
         else:
             began = time.monotonic()
             body = functools.partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)
             app.threads.start(driver.run, body, lambda value, error: self._end(running, value, error, began), call.call)
 
-    def attempt_at(self, call: StepCall, attempt: int, details: Any, *, fallback: bool = False) -> Attempt:
-        """Return an attempt that is about to begin."""
+    def attempt_at(self, call: StepCall, attempt: int) -> Attempt:
+        """Return an attempt that somebody asks about, and that does not run."""
         workflow, digest = self._driver.execution.workflow.name, call.arguments.digest
-        surroundings = (self._driver.run, workflow, call.step, digest, call.entropy, attempt, details)
-        return Attempt(*surroundings, _bodies=self, call=call, fallback=fallback)
+        surroundings = (self._driver.run, workflow, call.step, digest, call.entropy, attempt, None)
+        return Attempt(*surroundings, _bodies=self, call=call)
 
     @property
     def charging(self) -> "Charging":
@@ -140,12 +152,14 @@ class Bodies:
 
     async def _perform(self, attempt: Attempt) -> None:
         """Run the body to its end, whatever that is, and tell the driver."""
+        CURRENT.set(attempt)
         call = attempt.call
         began = time.monotonic()
         try:
             target = call.target
             if target.is_async and target.timeout is None and not attempt.fallback:
-                value = await target.function(*call.arguments.args, **call.arguments.kwargs)
+                _, _, args, kwargs = call.arguments
+                value = await (target.function(*args, **kwargs) if kwargs else target.function(*args))
             elif target.timeout is None:
                 value = await self._call(attempt)
             else:

@@ -55,6 +55,10 @@ class Command:
         """Return what differs from a recorded event of the same kind ("" if nothing), and if a person may accept it."""
         return "", False
 
+    def is_just(self, step: str, recorded: Any) -> bool:
+        """Tell whether this is just what a `step_started` records, and take its place from there. If not: `compare`."""
+        return False
+
     def digest(self) -> str:
         """Return the arguments' digest, for commands that have one."""
         return ""
@@ -73,39 +77,27 @@ class Keyed:
 NOT_RETURNED: Final = object()
 
 
-class StepCall(Command):
+class StepCall(Command, msgspec.Struct, eq=False):
     """A call of a step, from the code's request to its outcome."""
 
     kind = "step_started"
-    compensates = 0
-    """The call that this one undoes, if it is a compensation."""
-    undoes = ""
-    """The name of that step."""
-    __slots__ = ("arguments", "call", "cancelled", "entropy", "future", "keyed", "returned", "source", "step", "target")
 
-    def __init__(
-        self,
-        call: int,
-        step: str,
-        target: Step,
-        arguments: Arguments,
-        entropy: str,
-        future: "CallFuture",
-        source: str,
-        keyed: Keyed | None = None,
-    ) -> None:
-        self.call = call
-        self.step = step
-        self.target = target
-        self.arguments = arguments
-        self.entropy = entropy
-        """What its key hangs on: the entropy in force when the code asked for it."""
-        self.future = future
-        self.source = source
-        self.keyed = keyed
-        self.cancelled = False
-        self.returned: Any = NOT_RETURNED
-        """What its body returned, if that is just what its payload would decode to."""
+    call: int
+    step: str
+    target: Step
+    arguments: Arguments
+    entropy: str
+    """What its key hangs on: the entropy in force when the code asked for it."""
+    future: "CallFuture"
+    source: str
+    keyed: Keyed | None = None
+    cancelled: bool = False
+    returned: Any = NOT_RETURNED
+    """What its body returned, if that is just what its payload would decode to."""
+    compensates: int = 0
+    """The call that this one undoes, if it is a compensation."""
+    undoes: str = ""
+    """The name of that step."""
 
     def idempotency_key(self) -> str:
         """Return what `everstep.key()` is in the step's body."""
@@ -128,10 +120,12 @@ class StepCall(Command):
         return self.target.secret
 
     def body(self) -> ev.StepStarted:
-        effect = self.target.effect
-        if self.is_secret:
-            return ev.StepStarted(self.call, self.arguments.digest, effect, "", self.source, secret=True)
-        return ev.StepStarted(self.call, self.arguments.digest, effect, preview_of(self.arguments), self.source)
+        payload, digest, _, _ = self.arguments
+        target = self.target
+        if target.secret:
+            return ev.StepStarted(self.call, digest, target.effect, "", self.source, secret=True)
+        preview = payload[:PREVIEW_BYTES].decode("utf-8", "replace")
+        return ev.StepStarted(self.call, digest, target.effect, preview, self.source)
 
     def text(self) -> str:
         return f"step {self.step}({self.shown_arguments()}) [{self.target.effect}]"
@@ -142,6 +136,12 @@ class StepCall(Command):
 
     def digest(self) -> str:
         return self.arguments.digest
+
+    def is_just(self, step: str, recorded: ev.StepStarted) -> bool:
+        if self.step != step or recorded.arguments != self.arguments.digest or recorded.effect != self.target.effect:
+            return False
+        self.source = self.source or recorded.source
+        return self.target.is_plain and not (recorded.key or recorded.compensate or recorded.compensates)
 
     def compare(self, recorded: ev.StepStarted | ev.KeyTaken) -> tuple[str, bool]:
         if recorded.effect != self.target.effect:
@@ -155,17 +155,11 @@ class StepCall(Command):
         return "", False
 
 
-class CompensationCall(StepCall):
+class CompensationCall(StepCall, eq=False, kw_only=True):
     """A step that undoes another one, when the run has failed or is rolled back. No code waits for it."""
 
-    __slots__ = ("compensates", "hides", "undoes")
-
-    def __init__(self, compensates: int, undoes: str, hides: bool, *call: Any) -> None:
-        super().__init__(*call)
-        self.compensates = compensates
-        self.undoes = undoes
-        self.hides = hides
-        """Whether it is given the outcome of a secret step."""
+    hides: bool
+    """Whether it is given the outcome of a secret step."""
 
     @property
     def is_secret(self) -> bool:
@@ -174,6 +168,8 @@ class CompensationCall(StepCall):
     def body(self) -> ev.StepStarted:
         body = super().body()
         body.compensates = self.compensates
+        if self.hides:
+            body.preview, body.secret = "", True
         return body
 
     def text(self) -> str:
@@ -410,22 +406,15 @@ class EndRun(Command):
         ]
 
 
-_init_future = asyncio.Future.__init__
-
-
 class CallFuture(WorkflowFuture):
     """The future of a step or child call. When the code stops waiting for it, that is a command too."""
 
     __slots__ = ("_cancel_wanted", "execution", "is_cancel_wanted", "target")
-
-    def __init__(self, loop: WorkflowLoop, execution: "Execution") -> None:
-        loop.created = self.number = loop.created + 1
-        _init_future(self, loop=loop)
-        self.execution = execution
-        self.target: StepCall | ChildCall | None = None
-        self.is_cancel_wanted = False
-        """Whether the code was cancelled, and is not told before the step is settled."""
-        self._cancel_wanted: tuple[Any] | None = None
+    execution: "Execution"
+    target: StepCall | ChildCall | None
+    is_cancel_wanted: bool
+    """Whether the code was cancelled, and is not told before the step is settled."""
+    _cancel_wanted: tuple[Any] | None
 
     def cancel(self, msg: Any = None) -> bool:
         """Stop waiting. An effect that must not happen twice is settled first; the code is cancelled after that."""
@@ -441,6 +430,21 @@ class CallFuture(WorkflowFuture):
     def cancel_if_wanted(self) -> bool:
         """Cancel now if the code had been cancelled while the step was not settled."""
         return self._cancel_wanted is not None and asyncio.Future.cancel(self, *self._cancel_wanted)
+
+
+_new_future: Final = asyncio.Future.__new__
+_init_future: Final = asyncio.Future.__init__
+
+
+def call_future(loop: WorkflowLoop, execution: "Execution") -> CallFuture:
+    """Return the future of a call. A constructor in Python would take twice the time: it is called through C."""
+    future: CallFuture = _new_future(CallFuture)
+    loop.created = future.number = loop.created + 1
+    future.execution = execution
+    future.target = future._cancel_wanted = None
+    future.is_cancel_wanted = False
+    _init_future(future, loop=loop)
+    return future
 
 
 def preview_of(arguments: Arguments, most: int = PREVIEW_BYTES) -> str:

@@ -27,30 +27,30 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._heap: list[Deadline] = []
+        self.heap: list[Deadline] = []
         self._set = 0
         """How many there were ever."""
 
     @property
     def are_any(self) -> bool:
         """Whether there is any deadline."""
-        return bool(self._heap)
+        return bool(self.heap)
 
     def add(self, at: int, kind: DeadlineKind, call: int = 0) -> None:
         """Set a deadline."""
         self._set += 1
-        heapq.heappush(self._heap, Deadline(at, self._set, kind, call))
+        heapq.heappush(self.heap, Deadline(at, self._set, kind, call))
 
     def next(self, driver: "Driver") -> Deadline | None:
         """Return the earliest deadline whose cause still holds."""
-        while self._heap and not _holds(self._heap[0], driver):
-            heapq.heappop(self._heap)
-        return self._heap[0] if self._heap else None
+        while self.heap and not _holds(self.heap[0], driver):
+            heapq.heappop(self.heap)
+        return self.heap[0] if self.heap else None
 
     def fire(self, driver: "Driver", until: int) -> None:
         """Do what was due up to a time, in the order in which it was due."""
         while not driver.takes_nothing and (top := self.next(driver)) and top.at <= until:
-            heapq.heappop(self._heap)
+            heapq.heappop(self.heap)
             if top.kind == "timer":
                 driver.deliver("timer_fired", "", ev.TimerFired(top.call))
             elif top.kind == "attempt":

@@ -116,7 +116,7 @@ class Doubts:
             return
         crash_point("probe.before")
         context: Context = driver.app.context.copy()
-        asked = self._attempts.bodies.attempt_at(call, attempts.attempt, None)
+        asked = self._attempts.bodies.attempt_at(call, attempts.attempt)
         context.run(CURRENT.set, asked)
         # Not through the loop's factory: it must not begin before it is known here, whatever the application likes.
         task = asyncio.Task(self._ask(call, asked), loop=driver.app.loop, context=context)

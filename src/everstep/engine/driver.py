@@ -28,8 +28,8 @@ from everstep.engine.deadlines import Deadlines
 from everstep.engine.execution import Execution
 from everstep.engine.journal import Journal
 from everstep.engine.loop import SpinningWorkflow
-from everstep.engine.replay import Replayed
-from everstep.engine.saver import Saver
+from everstep.engine.replayed import Replayed
+from everstep.engine.saver import STATUS_OF_END, Saver
 from everstep.errors import NotDecodable, StoreError
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
@@ -45,14 +45,6 @@ if TYPE_CHECKING:
     from everstep.model.budgets import Allotment
 
 log = logging.getLogger("everstep.run")
-
-STATUS_OF_END: Final[dict[str, Status]] = {
-    "run_completed": "completed",
-    "run_failed": "failed",
-    "run_cancelled": "cancelled",
-    "run_continued": "running",
-}
-
 
 LOOK_AGAIN_SECONDS: Final = 0.5
 """After so long an inbox that could not be read is looked at again."""
@@ -92,7 +84,7 @@ class Driver:
         books = self.execution.books
         self.budgets = later.budgets_of(self, books, replayed.attempts) if books is not None else None
         self.stopped = False
-        self._clock = app.clock
+        self._now = app.clock.now
         self.ending = ""
         self.hold: HoldRow | None = None
         self.hold_wanted: HoldReport | None = None
@@ -101,7 +93,7 @@ class Driver:
         """Whether the run is to end without its code, as soon as no effect is under way or in doubt."""
         self.status: Status = "running"
         self.published = replayed.published
-        self._publishes = False
+        self.publishes = False
         self._alarm_at: int | None = None
         self._unapplied: deque[tuple[int, bool, str, Any, int]] = deque()
         self._applying = False
@@ -161,12 +153,27 @@ class Driver:
         return bool(self.stopped or self.ending or self.hold)
 
     # -- going on after a replay -----------------------------------------------------------------------------------
-    def go_on(self, *, look: bool) -> None:
+    def go_on(self, *, is_new: bool = False) -> None:
         """Settle the steps that are open by their contracts, then do what the code asks for beyond its history.
 
-        With `look` the inbox comes next, before any deadline: whatever arrived before a timer was due comes first.
+        Unless the run is new, the inbox comes next, before any deadline: whatever arrived before a timer was due comes
+        first.
         """
         self._applying = True
+        if not is_new:
+            self._settle_open()
+        if not (self.takes_nothing or self.end_wanted):  # else nobody would do it, and it would look begun
+            self._perform(self.fresh)
+        self.fresh = ()
+        self._applying = False
+        if self._unapplied:
+            self._apply_outcomes()
+        if is_new or self.hold_wanted is not None or self.failure is not None:
+            self.come_to_rest()
+        else:
+            self.ring()
+
+    def _settle_open(self) -> None:
         if self.damaged_checkpoints:
             later.report_damage(self)
         new = {command.call for command in self.fresh if isinstance(command, (StepCall, ChildCall))}
@@ -180,16 +187,6 @@ class Driver:
             old = [child for child in old if child.call not in self.budgets.withheld]
         if old and self.hold is None:
             self.children.take_up(old, tell_again=self._retried)
-        if not (self.takes_nothing or self.end_wanted):  # else nobody would do it, and it would look begun
-            self._perform(self.fresh)
-        self.fresh = ()
-        self._applying = False
-        if self._unapplied:
-            self._apply_outcomes()
-        if look and self.hold_wanted is None and self.failure is None:
-            self.ring()
-        else:
-            self.come_to_rest()
 
     def note_restored(self, number: int) -> None:
         """The store was restored from a backup: what this run did after that is forgotten, and has happened."""
@@ -203,7 +200,8 @@ class Driver:
         """Record an outcome and give it to the code, in the order of the log."""
         if self.stopped or self.ending or self.hold:
             return
-        if self._unapplied or self._applying:
+        is_applying = self._applying
+        if is_applying or self._unapplied:
             body.early = True
         if self.budgets is not None and self.attempts.has_keys and self.attempts.keys.is_claiming:
             expensive = True  # the code sees no reservation that may be taken back
@@ -212,13 +210,13 @@ class Driver:
         crash_point("outcome.recorded")
         if expensive:
             self.saver.when_durable(seq, self._apply_outcomes)
-        if not self._applying:
+        if not is_applying:
             self._apply_outcomes()
         if not self.stopped:
             app = self.app
             if not self.saver.is_queued:
                 app.committer.ready(self.saver, waited_for=False)
-            if len(app.drivers) == 1 and not self._applying:
+            if not is_applying and len(app.drivers) == 1:
                 app.committer.commit_now()
 
     def _apply_outcomes(self) -> None:
@@ -299,7 +297,7 @@ class Driver:
             self.end_wanted, self.execution.cancel = True, request
             self.deliver("cancel_requested", "", request)
             return
-        self.deadlines.add(max(self._clock.now(), self.journal.at) + microseconds(request.grace), "grace")
+        self.deadlines.add(max(self._now(), self.journal.at) + microseconds(request.grace), "grace")
         self.deliver("cancel_requested", "", request)
 
     # -- undoing: see compensating.py ------------------------------------------------------------------------------
@@ -367,7 +365,7 @@ class Driver:
 
     def take_back_row(self, change: RowChange, events: int) -> None:
         """What the row was to say, beside so many events, was not written."""
-        self._publishes = self._publishes or change.published is not None
+        self.publishes = self.publishes or change.published is not None
         if self.budgets is not None:
             self.budgets.forget_news()
         if not change.progress:
@@ -402,7 +400,7 @@ class Driver:
             later.force_end(self)
             return
         attempts, is_deciding = self.attempts, self.budgets is not None and self.budgets.look_again()
-        if self._unapplied or attempts.are_under_way or is_deciding:
+        if attempts.starting or self._unapplied or attempts.are_under_way or is_deciding:
             self.status = "running"
         else:
             self.execution.receiving.forget_stale()
@@ -412,7 +410,7 @@ class Driver:
             self.status = "waiting"
             self.saver.save_status()
             self.app.resting.add(self)
-        if self._alarm_at is not None or self.deadlines.are_any:
+        if self._alarm_at is not None or self.deadlines.heap:
             self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -430,32 +428,19 @@ class Driver:
 
     def record(self, kind: str, step: str, body: ev.Body) -> int:
         """Append an event to the history and return its number."""
-        seq = self.journal.record(kind, step, body, self._clock.now())
+        seq = self.journal.record(kind, step, body, self._now())
         if self.budgets is not None:
             self.budgets.record(seq, kind, step, body)
         return seq
 
-    def row_change(self, wake_at: int | None) -> RowChange:
-        """Return what the run's row should say beside the new head."""
-        steps, journal, attempts = self.execution.steps, self.journal, self.attempts
-        current = next(iter(steps.values())).step if steps else ""
-        budget = self.budgets.news(ended=bool(self.ending)) if self.budgets is not None else None
-        at, news = journal.at, self._news() if self._publishes else None
-        if self.ending:
-            return RowChange(STATUS_OF_END[self.ending], at, wake_at, current, news, self.outcome, budget=budget)
-        progress = len(journal.unsaved) > attempts.restarts
-        attempts.restarts = 0
-        status: Status = "held" if self.hold else self.status
-        return RowChange(status, at, wake_at, current, news, None, progress, budget)
-
     def publish(self, name: str, payload: bytes) -> None:
         """Publish a value: the row has it once it is durable."""
         self.published[name] = msgspec.Raw(payload)
-        self._publishes = True
+        self.publishes = True
 
-    def _news(self) -> bytes:
+    def news(self) -> bytes:
         """Return the published values, of which some are new since the last unit."""
-        self._publishes = False
+        self.publishes = False
         return msgspec.json.encode(self.published)
 
     def stop(self) -> None:

@@ -25,7 +25,7 @@ from everstep.engine.presence import Presence
 from everstep.engine.pump import Pump
 from everstep.engine.queueing import Queueing
 from everstep.engine.resting import Resting
-from everstep.engine.resume import hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
+from everstep.engine.resume import begin, hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.retaining import Collector
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
@@ -198,25 +198,22 @@ class Driving(Parts):
             raise self._failed
 
     def drive_new(self, new: NewRun, workflow: Workflow) -> None:
+        """Drive a run that was started just now."""
         event = new.event
         started = Recorded(event.seq, event.kind, event.step, event.at, decode_body(event.kind, event.body))
-        self._drive(new.row, workflow, [started])
-
-    def _drive(self, row: RunRow, workflow: Workflow, events: list[Recorded] | None = None) -> None:
-        """Drive a claimed run from here on."""
-        taken = take_up(self, row, workflow, events)
-        if isinstance(taken, Driver):
-            self._go_on(taken, look=events is None)
+        begun = begin(self, new.row, workflow, started)
+        if isinstance(begun, Driver):
+            self._go_on(begun, is_new=True)
         else:
-            self.spawn(self._hold(row, taken))
+            self.spawn(self._hold(new.row, begun))
 
-    def _go_on(self, driver: Driver, *, look: bool) -> None:
+    def _go_on(self, driver: Driver, *, is_new: bool = False) -> None:
         self.drivers[driver.run] = driver
         self.pump.look_after()
         self.wanted.discard(driver.run)
         crash_point("run.replayed")
         try:
-            driver.go_on(look=look)
+            driver.go_on(is_new=is_new)
         except StoreError as error:  # what its code asks for cannot be done just now, and nothing of that is written
             log.error("Run %s cannot go on just now, and is taken up again: %s", driver.run, error)
             self.take_again(driver)
@@ -308,7 +305,7 @@ class Driving(Parts):
             self._comparing.add(row.id)
             self.spawn(self._compare_and_go_on(taken))
         else:
-            self._go_on(taken, look=True)
+            self._go_on(taken)
         return row.id in self.drivers
 
     async def _leave_alone(self, row: RunRow) -> None:
@@ -327,7 +324,7 @@ class Driving(Parts):
             from everstep.engine.judging import compare_outside
 
             await compare_outside(driver)
-            self._go_on(driver, look=True)
+            self._go_on(driver)
         except BaseException as error:
             driver.stop()
             if not isinstance(error, asyncio.CancelledError):  # else this process stops

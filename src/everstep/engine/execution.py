@@ -31,6 +31,7 @@ from everstep.engine.commands import (
     PublishValue,
     StartTimer,
     StepCall,
+    call_future,
 )
 from everstep.engine.ending import Failure, end_of
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
@@ -107,6 +108,8 @@ class Execution:
         """Failures that the code was told of, by the identity of their errors."""
         self.replaying = False
         self.unwinding = False
+        self.wants_places = True
+        """Whether the code's lines are looked up: not in the part of a replay of which nothing is recorded or shown."""
         self.ended = False
         self.caution = ""
         """`repaired` or `restored`: steps that must not happen twice may have been begun in a part that is lost."""
@@ -311,20 +314,21 @@ class Execution:
         if self.unwinding:
             raise Evicted
 
-    def call_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    def call_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """A step called by workflow code is a durable call."""
+        source = where_is(frame) if frame is not None else ""
         if step.is_async and self.workflow.is_async:
-            return self._await_step(step, args, kwargs, where_is(frame))
+            return self._await_step(step, args, kwargs, source)
         from everstep.engine.greenlets import in_greenlet, wait_in_greenlet
 
         if step.is_async:
             if in_greenlet():
-                raise cannot_await("step", step.name, frame)
-            return self._await_step(step, args, kwargs, where_is(frame))
+                raise cannot_await("step", step.name, frame or sys._getframe(2))
+            return self._await_step(step, args, kwargs, source)
         if in_greenlet():
-            return wait_in_greenlet(self.issue_step(step, args, kwargs, where_is(frame)))
+            return wait_in_greenlet(self.issue_step(step, args, kwargs, source))
         wrong = mistakes.blocks("step", step.name)
-        raise OutsideInWorkflow(f"{where_is(frame)} — {wrong.what}: {wrong.remedy}.")
+        raise OutsideInWorkflow(f"{source or where_is(sys._getframe(2))} — {wrong.what}: {wrong.remedy}.")
 
     async def _await_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> Any:
         return await self.issue_step(step, args, kwargs, source)
@@ -338,7 +342,7 @@ class Execution:
         keyed = Keyed(step.key.make(step.signature, arguments)) if step.key is not None else None
         visit = self._visits[name] = self._visits.get(name, 0) + 1
         self._calls = number = self._calls + 1
-        future = CallFuture(self.loop, self)
+        future = call_future(self.loop, self)
         called = name if visit == 1 else f"{name}#{visit}"
         call = future.target = StepCall(number, called, step, arguments, self.entropy, future, source, keyed)
         self.steps[number] = call
@@ -407,7 +411,7 @@ class Execution:
         """Ask for a child run and return the future of its outcome."""
         self.require_live()
         arguments = self.codec.encode_arguments(workflow.signature, args, kwargs, workflow.name)
-        future = CallFuture(self.loop, self)
+        future = call_future(self.loop, self)
         if self.books is not None:
             self.books.enter_child(self._calls + 1, workflow, self.children)
         number = self.next_call()

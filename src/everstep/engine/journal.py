@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from everstep.errors import Damaged
-from everstep.model.digests import DIGEST_BYTES, chain_next, digest_of
+from everstep.model.digests import DIGEST_BYTES, chain_next, chain_state, digest_of
 from everstep.model.events import NO_PAYLOAD, Body, EventRow, encode_body
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import Beside
@@ -69,6 +69,7 @@ class Journal:
         self.digest = digest
         self.at = at
         self._key = key
+        self._new_state = chain_state(key)
         self.unsaved: list[EventRow] = []
         self.more: More | None = None
         """What is to be written together with the unsaved events, if anything."""
@@ -82,7 +83,9 @@ class Journal:
         self.at = at
         encoded = encode_body(body)
         self.seq = seq = self.seq + 1
-        self.digest = digest = chain_next(self.digest, seq, kind, step, at, encoded, self._key)
+        state = self._new_state()  # from here on it is what chain_next does
+        state.update(self.digest + f"{seq} {at} {len(kind)} {len(step)} {kind}{step}".encode() + encoded)
+        self.digest = digest = state.digest()
         self.unsaved.append(_new_tuple(EventRow, (seq, kind, step, at, encoded, digest)))
         return seq
 

@@ -14,7 +14,8 @@ import collections
 import logging
 import sys
 from asyncio.events import _get_running_loop, _set_running_loop
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from contextvars import Context, copy_context
 from threading import get_ident
 from types import FrameType
@@ -35,6 +36,9 @@ TURNS_MAX: Final = 5_000_000
 
 FOREVER_SECONDS: Final = 1e11
 """A longer wait, `asyncio.sleep(math.inf)` too, is one of three thousand years: a deadline must fit into a column."""
+
+
+_identity: Final = object.__hash__
 
 
 class SpinningWorkflow(Exception):
@@ -58,8 +62,11 @@ class WorkflowTask(asyncio.Task[Any]):
     """A task that hashes by the number of its creation."""
 
     def __init__(self, coroutine: Any, *, loop: "WorkflowLoop", name: str | None, context: Context | None) -> None:
-        loop.created = self.number = loop.created + 1  # before the base class, which already puts the task into a set
-        super().__init__(coroutine, loop=loop, name=name or f"task-{self.number}", context=context)
+        # asyncio keeps all tasks of all loops in one set. There the first tasks of many runs must not hash alike.
+        self.number = _identity(self)
+        loop.created = number = loop.created + 1
+        super().__init__(coroutine, loop=loop, name=name or f"task-{number}", context=context)
+        self.number = number
 
     def __hash__(self) -> int:
         return self.number
@@ -119,6 +126,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._executor = executor
         self._asyncgens: list[Any] = []
         self._asyncgens_swept = 0
+        self._is_entered = False
         guard.install()
 
     # -- what asyncio asks of a loop -------------------------------------------------------------------------------
@@ -192,16 +200,14 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     def drain(self) -> None:
         """Run workflow code until it can only wait for events."""
-        outer = _get_running_loop()
-        task = _step_out_of_task(outer) if ONE_TASK_PER_THREAD else None
-        if type(sys.get_asyncgen_hooks().firstiter) is not _AsyncgenHooks:
-            _AsyncgenHooks.install()
+        is_entered = self._is_entered
+        if not is_entered:
+            outer, task = self._enter()
         ready = self._ready
         handle: Ready | Timer | None = None
         turns = 0
         thread = get_ident()
         try:
-            _set_running_loop(self)
             guard.ARMED.add(thread)
             while ready:
                 handle = ready.popleft()
@@ -220,9 +226,33 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         finally:
             handle = None  # an error's traceback may keep this frame, and so would keep what it held last
             guard.ARMED.discard(thread)
-            _set_running_loop(outer)
-            if ONE_TASK_PER_THREAD:
-                _step_into_task(outer, task)
+            if not is_entered:
+                self._leave(outer, task)
+
+    def _enter(self) -> tuple[asyncio.AbstractEventLoop | None, Any]:
+        """Become the running loop of this thread. Returns what `_leave` puts back."""
+        outer = _get_running_loop()
+        task = _step_out_of_task(outer) if ONE_TASK_PER_THREAD else None
+        if type(sys.get_asyncgen_hooks().firstiter) is not _AsyncgenHooks:
+            _AsyncgenHooks.install()
+        _set_running_loop(self)
+        return outer, task
+
+    def _leave(self, outer: asyncio.AbstractEventLoop | None, task: Any) -> None:
+        _set_running_loop(outer)
+        if ONE_TASK_PER_THREAD:
+            _step_into_task(outer, task)
+
+    @contextmanager
+    def entered(self) -> Generator[None]:
+        """Stay the running loop of this thread for the block: a replay drains once for each outcome."""
+        entered = self._enter()
+        self._is_entered = True
+        try:
+            yield
+        finally:
+            self._is_entered = False
+            self._leave(*entered)
 
     def hold_asyncgen(self, generator: Any) -> None:
         """Hold a generator that begins: when the garbage collector finds one is no part of the history."""

@@ -11,7 +11,7 @@ A checkpoint that is damaged, or missing, is passed over for the next older one;
 replayed. None is ever used in part.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -23,6 +23,7 @@ from everstep.engine.history import (
     compare_with_head,
     compare_with_row,
     key_of,
+    kinds_of,
     load_verified,
     verify_now,
     without_collections,
@@ -50,8 +51,10 @@ class Past(NamedTuple):
     """What a run's code is replayed against."""
 
     events: list[Recorded]
-    checkpoint: "Checkpoint | None" = None
-    damaged: Sequence[DamagedCheckpoint] = ()
+    checkpoint: "Checkpoint | None"
+    damaged: Sequence[DamagedCheckpoint]
+    kinds: Set[str]
+    """The kinds of all of these events."""
 
 
 class _Unfit(Exception):
@@ -86,9 +89,11 @@ def load_past(store: Store, row: RunRow) -> Past:
         except _Unfit as unfit:
             passed_over[found.seq] = DamagedCheckpoint(found.seq, str(unfit), found) if unfit.args else None
             continue
-        return Past(events, checkpoint, _all_damaged(events, checkpoint.seq, passed_over))
+        kinds = kinds_of(events)
+        return Past(events, checkpoint, _all_damaged(events, kinds, checkpoint.seq, passed_over), kinds)
     events = load_verified(store, row)
-    return Past(events, None, _all_damaged(events, 0, passed_over))
+    kinds = kinds_of(events)
+    return Past(events, None, _all_damaged(events, kinds, 0, passed_over), kinds)
 
 
 def damaged_checkpoints(store: Store, row: RunRow, history: Sequence[Recorded]) -> list[DamagedCheckpoint]:
@@ -103,7 +108,7 @@ def damaged_checkpoints(store: Store, row: RunRow, history: Sequence[Recorded]) 
                 raise _Unfit("its event speaks of another one")
         except _Unfit as unfit:
             seen[found.seq] = DamagedCheckpoint(found.seq, str(unfit), found)
-    return _all_damaged(history, 0, seen)
+    return _all_damaged(history, kinds_of(history), 0, seen)
 
 
 def _checkpoints_of(store: Store, row: RunRow) -> Iterator[CheckpointRow]:
@@ -191,13 +196,16 @@ def _confirms(newer: Sequence[EventRow], found: CheckpointRow) -> bool:
 
 
 def _all_damaged(
-    events: Sequence[Recorded], used: int, seen: dict[int, DamagedCheckpoint | None]
+    events: Sequence[Recorded], kinds: Set[str], used: int, seen: dict[int, DamagedCheckpoint | None]
 ) -> list[DamagedCheckpoint]:
     """Return the damaged checkpoints that were seen, and those newer than the one used that should be there.
 
     The newest few are always kept, so one of them that is not there is missing: unless it was noted before, or a retry
     voided it, or it was taken before a repair, which may have archived the newer ones that it had to make room for.
     """
+    damaged = [one for one in seen.values() if one is not None]
+    if "checkpoint_taken" not in kinds:
+        return sorted(damaged)
     repaired = max((event.seq for event in events if event.kind == "run_repaired"), default=0)
     used = max(used, repaired, copied_events(events[0].body))
     noted = {event.body.checkpoint for event in events if event.kind == "checkpoint_damaged"}
@@ -207,7 +215,6 @@ def _all_damaged(
         from everstep.engine.checkpoints import KEPT_MIN  # most runs have no checkpoints
 
         newest = newest[-KEPT_MIN:]
-    damaged = [one for one in seen.values() if one is not None]
     damaged += [
         DamagedCheckpoint(seq, "it is missing")
         for seq in newest

@@ -32,7 +32,8 @@ class Pump:
     def __init__(self, app: "Driving") -> None:
         self.app = app
         self._task: asyncio.Task[None] | None = None
-        self._nudged = asyncio.Event()
+        self._nudged = False
+        self._pausing: asyncio.Future[None] | None = None
         self._stopping = False
         self._next_sweep = 0
         self._next_look = 0
@@ -54,7 +55,12 @@ class Pump:
 
     def nudge(self) -> None:
         """Look now."""
-        self._nudged.set()
+        self._nudged = True
+        self._end_pause()
+
+    def _end_pause(self) -> None:
+        if self._pausing is not None and not self._pausing.done():
+            self._pausing.set_result(None)
 
     def look_after(self) -> None:
         """There is something to look after from now on: do not sleep as if there were nothing."""
@@ -64,7 +70,7 @@ class Pump:
     async def stop(self) -> None:
         """End."""
         self._stopping = True
-        self._nudged.set()
+        self.nudge()
         if self._task is not None:
             await asyncio.wait([self._task])  # it may have been cancelled, when all tasks of the loop were
 
@@ -75,7 +81,7 @@ class Pump:
             except StoreError as error:
                 log.error("Looking for work failed and is tried again: %s", error)
                 await asyncio.sleep(SWEEP_SECONDS)
-                self._nudged.set()  # what led to this look is still to be looked at
+                self._nudged = True  # what led to this look is still to be looked at
             await self._pause()
 
     async def _pause(self) -> None:
@@ -86,17 +92,20 @@ class Pump:
         idle = not (app.recover or busy)
         self._is_idle = idle
         seconds = app.lease / 3 if idle else POLL_SECONDS
+        if self._nudged:
+            return
+        self._pausing = app.loop.create_future()
+        timer = app.loop.call_later(seconds, self._end_pause)
         try:
-            async with asyncio.timeout(seconds):
-                await self._nudged.wait()
-        except TimeoutError:
-            pass
+            await self._pausing
+        finally:
+            timer.cancel()
+            self._pausing = None
 
     async def _turn(self) -> None:
         app = self.app
         at = app.clock.now()
-        nudged = self._nudged.is_set()
-        self._nudged.clear()
+        nudged, self._nudged = self._nudged, False
         app.resting.evict_oldest()
         sweep = at >= self._next_sweep
         buried = False
@@ -112,7 +121,7 @@ class Pump:
         wake = self._next_wake is not None and at >= self._next_wake
         expects = app.recover or app.wanted or app.queueing.has_own
         looks = sweep and expects and (buried or at >= self._next_look)
-        if nudged or changed or wake or self._has_more or looks:
+        if nudged or changed or wake or looks or (self._has_more and self._room() > 0):
             self._next_look = at + microseconds(app.store.look_seconds)
             await self._look(at)
         if changed or nudged or sweep:
@@ -161,7 +170,7 @@ class Pump:
         await self._retry_diverged()
         due: list[str] = []
         more = False
-        room = app.concurrency - sum(1 for driver in app.drivers.values() if driver.status == "running")
+        room = self._room()
         if room > 0 and not app.draining and not self._runs_alone():
             names = app.workflows()
             served = app.queueing.served
@@ -176,6 +185,10 @@ class Pump:
             self._next_wake = at + microseconds(SWEEP_SECONDS)  # one that this worker cannot take up
         if app.queueing.next_at is not None:
             self._next_wake = min(app.queueing.next_at, self._next_wake or app.queueing.next_at)
+
+    def _room(self) -> int:
+        """Return how many more runs may be driven here at the same time."""
+        return self.app.concurrency - [driver.status for driver in self.app.drivers.values()].count("running")
 
     async def _take_wanted(self, at: int) -> None:
         """Take up runs that belong here as soon as nobody else drives them."""

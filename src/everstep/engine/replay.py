@@ -6,7 +6,6 @@ A difference is found before anything new is done; the caller then holds the run
 
 from collections import deque
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,9 +17,10 @@ from everstep.engine.copies import begin_with_copies, branches_of, end_of_copies
 from everstep.engine.due import DOUBT, FALLBACK, KEY, ROOM, SLOT, Attempts
 from everstep.engine.execution import OUTCOMES, Execution
 from everstep.engine.guard import Silence
-from everstep.engine.history import Recorded
+from everstep.engine.history import Recorded, kinds_of
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.recorded import COMMANDS, FIRST, asks_for_something, recorded_text, stands_for
+from everstep.engine.replayed import Replayed
 from everstep.errors import NotDecodable
 from everstep.model.contracts import UNSEEN, may_run_again
 from everstep.model.events import ENDS
@@ -28,36 +28,6 @@ from everstep.model.forked import copied_events, switches
 
 if TYPE_CHECKING:
     from everstep.engine.checkpoints import Checkpoint
-
-
-class Replayed(msgspec.Struct):
-    """The result of a replay."""
-
-    execution: Any
-    differences: list[Difference]
-    fresh: list[Command]
-    """What the code asks for beyond the end of the history."""
-    attempts: dict[int, Attempts]
-    published: dict[str, msgspec.Raw]
-    cancel_at: int = 0
-    """When the cancel was requested, if it was."""
-    retried: bool = False
-    """Whether the run was ever retried."""
-    spins: bool = False
-    """Whether the code did not come to rest."""
-    accepted: dict[int, str] = {}
-    """The differences that a person has accepted."""
-    first_checkpoint: int = 0
-    """The number of the first checkpoint's event, if there is one."""
-
-
-def first_run(execution: Execution, started: Recorded) -> Replayed:
-    """Run the code of a new run to its first rest: there is nothing to compare it with yet."""
-    try:
-        execution.begin(started.body, started.at)
-    except SpinningWorkflow:
-        return Replayed(execution, [], [], {}, {}, spins=True)
-    return Replayed(execution, [], execution.take_commands(), {}, published_before(started))
 
 
 class Replay:
@@ -103,10 +73,14 @@ class Replay:
         last_silent = len(self.history) if quiet else self._count_silent()
         self.execution.replaying = self.execution.loop.quiet = len(self.history) > 1
         try:
-            if last_silent:
-                with Silence():
-                    self._take_until(last_silent)
-            self._take_until(len(self.history))
+            with self.execution.loop.entered():
+                if last_silent:
+                    with Silence():
+                        self._take_until(min(self._count_answered(), last_silent))
+                        self.execution.wants_places = True
+                        self._take_until(last_silent)
+                self.execution.wants_places = True
+                self._take_until(len(self.history))
         except (NotDecodable, SpinningWorkflow) as error:
             self._differ(self._position, "outcome", str(error) or "the code does not come to rest")
         self.execution.replaying = False
@@ -133,8 +107,7 @@ class Replay:
         if checkpoint is not None:
             self.execution.patches.update(checkpoint.part.patches)
             self._accepted.update(checkpoint.part.accepted)
-        kinds = set(map(itemgetter(1), self.history))
-        if kinds.isdisjoint(("patched", "run_resolved", "run_retried", "checkpoint_taken")):
+        if kinds_of(self.history).isdisjoint(("patched", "run_resolved", "run_retried", "checkpoint_taken")):
             return
         for event in self.history:
             if event.kind == "patched":
@@ -197,6 +170,14 @@ class Replay:
                 return len(self.history)
         return len(self.history)
 
+    def _count_answered(self) -> int:
+        """Return how many events come before the newest outcome: what the code asked for until then is recorded."""
+        for place in range(len(self.history) - 1, 0, -1):
+            event = self.history[place]
+            if event.kind in OUTCOMES and not event.body.early:
+                return place
+        return 0
+
     # -- one event -------------------------------------------------------------------------------------------------
     @property
     def _is_broken(self) -> bool:
@@ -204,8 +185,9 @@ class Replay:
 
     def _take_until(self, end: int) -> None:
         """Take events, up to a place in the history or to where code and history have parted."""
-        history, void, branches, differences = self.history, self._void, self._branches, self.differences
-        books = self.execution.books
+        history, differences, attempts = self.history, self.differences, self.attempts
+        is_straight = not (self._void or self._branches or self._copied or self._is_in_flight)
+        is_straight = is_straight and self.execution.books is None
         last = len(history) - 1
         for position in range(self._position, end):
             if differences and self._is_broken:
@@ -214,22 +196,19 @@ class Replay:
             event = history[position]
             if position == last:
                 self.execution.replaying, self.execution.loop.quiet = False, self.execution.unwinding
-            if self._is_in_flight and self._flies_over(event):
+            if not is_straight and self._passes_over(event):
                 continue
-            if self._copied and event.seq > self._copied:
-                self._copied = 0
-                end_of_copies(self.execution)
-            if branches and event.seq in branches:
-                self.execution.branch, self.execution.entropy = branches[event.seq]
-                if event.seq in self._forks:
-                    fork_off(self.execution, self._queue, self._forks[event.seq])
-            if books is not None and not books.is_ahead:
-                books.replay(event, is_void=event.seq in void)
-            if void and event.seq in void:
-                continue
-            kind = event.kind
+            _, kind, step, _, body = event
             if kind == "step_started":
-                self._begin_attempt(event)
+                queue = self._queue
+                if queue and body.attempt == 1 and not body.because and queue[0].is_just(step, body):
+                    queue.popleft()
+                    attempts[body.call] = Attempts(1, by=body.by)
+                else:
+                    self._begin_attempt(event)
+            elif kind == "step_completed" and not self._queue:
+                self._apply_outcome(event)
+                attempts.pop(body.call, None)
             elif kind in OUTCOMES:
                 self._apply(event)
             elif kind in COMMANDS:
@@ -237,6 +216,22 @@ class Replay:
             else:
                 self._take_other(event)
         self._position = end
+
+    def _passes_over(self, event: Recorded) -> bool:
+        """Take note of what an event means beside what it says; tell whether the code does not hear of it."""
+        execution, seq = self.execution, event.seq
+        if self._is_in_flight and self._flies_over(event):
+            return True
+        if self._copied and seq > self._copied:
+            self._copied = 0
+            end_of_copies(execution)
+        if seq in self._branches:
+            execution.branch, execution.entropy = self._branches[seq]
+            if seq in self._forks:
+                fork_off(execution, self._queue, self._forks[seq])
+        if execution.books is not None and not execution.books.is_ahead:
+            execution.books.replay(event, is_void=seq in self._void)
+        return seq in self._void
 
     def _take_other(self, event: Recorded) -> None:
         if event.kind == "run_started":
@@ -267,14 +262,18 @@ class Replay:
             extra = self._queue[0]
             self._add(event, "extra call", recorded_text(event), extra)
             return
+        self._apply_outcome(event)
+        if kind in ("step_completed", "step_failed", "step_shared"):
+            self.attempts.pop(body.call, None)
+
+    def _apply_outcome(self, event: Recorded) -> None:
+        _, kind, _, at, body = event
         try:
             self.execution.apply(kind, body, at)
         except KeyError:
             self._add(event, "outcome", recorded_text(event), None)
-            return
-        if kind == "step_completed" or kind == "step_failed" or kind == "step_shared":  # a tuple costs more
-            self.attempts.pop(body.call, None)
-        self._queue.extend(self.execution.take_commands())
+        else:
+            self._queue.extend(self.execution.take_commands())
 
     def _drop_overtaken_end(self) -> None:
         """A cancel may arrive when the code has finished but its end is not recorded: the end is then the cancel's."""
@@ -338,6 +337,7 @@ class Replay:
         elif what and isinstance(command, StepCall) and command.target.is_accounted_for:
             self._keep_arguments(command, event.body)
         if isinstance(command, StepCall):
+            command.source = command.source or event.body.source
             if command.keyed is not None or event.body.key:
                 command.follow(event.body.key)
         elif isinstance(command, StartTimer):

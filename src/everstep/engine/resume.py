@@ -17,8 +17,7 @@ from everstep.engine.execution import Execution
 from everstep.engine.history import Recorded, load_verified, without_collections
 from everstep.engine.journal import Journal, restore_payload
 from everstep.engine.loop import SpinningWorkflow
-from everstep.engine.past import Past, load_past
-from everstep.engine.replay import Replay, Replayed, first_run
+from everstep.engine.replayed import Replayed, first_run
 from everstep.errors import ChainKeyMissing, Damaged, NotDecodable
 from everstep.model import events as ev
 from everstep.model.budgets import Limits
@@ -29,9 +28,8 @@ from everstep.stores.queues import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
     from everstep.engine.checkpoints import Checkpoint
-    from everstep.engine.holding import (
-        HoldReport,
-    )
+    from everstep.engine.holding import HoldReport
+    from everstep.engine.past import Past
     from everstep.engine.rollback import Account
     from everstep.engine.surrounding import Surrounding
     from everstep.engine.workflow import Workflow
@@ -56,22 +54,42 @@ class Payloads:
         return self._undurable.get(digest) or restore_payload(self._store.payload(self._run, digest), digest)
 
 
-def take_up(
-    app: "Surrounding", row: RunRow, workflow: "Workflow", events: list[Recorded] | None = None
-) -> "Driver | HoldReport":
+def begin(app: "Surrounding", row: RunRow, workflow: "Workflow", started: Recorded) -> "Driver | HoldReport":
+    """Bring a run that was started here to its first rest; or say why a person must look at it."""
+    body = started.body
+    journal = Journal(
+        row.id, row.generation, row.head_seq, row.head_digest, started.at, app.store.chain.key(body.chain, row.id)
+    )
+    lookup = Payloads(app.store, row.id, journal.undurable)
+    execution = Execution(workflow, run=row.id, generation=row.generation, codec=app.codec, lookup=lookup)
+    if body.budget is not None:
+        execution.books = later.books_of(body, started.at)
+    try:
+        replayed = first_run(execution, started)
+    except NotDecodable as error:
+        return later.undecodable_report(error)
+    if replayed.spins:
+        return _spins(replayed)
+    driver = Driver(app, row, replayed, journal, started.at + microseconds(body.delay))
+    driver.allotment = body.budget
+    return driver
+
+
+def take_up(app: "Surrounding", row: RunRow, workflow: "Workflow") -> "Driver | HoldReport":
     """Bring a claimed run to the point from which it goes on; or say why a person must look at it."""
     if row.deaths >= DEATHS_MAX:
         return later.poisoned_report(row.deaths)
+    from everstep.engine.past import load_past  # a program that starts runs and takes none up does without
+
     try:
-        past = Past(events) if events is not None else load_past(app.store, row)
+        past = load_past(app.store, row)
         replayed = replay(app.store, app.codec, row, workflow, past.events, past.checkpoint)
     except Damaged as error:
         return later.damaged_report(error, app.store, row)
     except NotDecodable as error:
         return later.undecodable_report(error)
     if replayed.spins:
-        replayed.execution.evict()
-        return later.stuck_report(replayed.execution, SpinningWorkflow())
+        return _spins(replayed)
     if replayed.differences:
         replayed.execution.evict()
         return later.diverged_report(replayed.differences)
@@ -88,9 +106,15 @@ def take_up(
     return driver
 
 
-def _restores_noted(past: Past) -> int:
+def _spins(replayed: Replayed) -> "HoldReport":
+    replayed.execution.evict()
+    return later.stuck_report(replayed.execution, SpinningWorkflow())
+
+
+def _restores_noted(past: "Past") -> int:
     """Return how many restores of its store a run knows of."""
-    for event in reversed(past.events):
+    is_noted = past.checkpoint is not None or "run_restored" in past.kinds
+    for event in reversed(past.events if is_noted else ()):
         if event.kind == "run_restored":
             return int(event.body.number)
         if past.checkpoint is not None and event.seq == past.checkpoint.seq:
@@ -100,6 +124,8 @@ def _restores_noted(past: Past) -> int:
 
 def would_go_on(app: "Surrounding", row: RunRow, workflow: "Workflow") -> bool:
     """Tell whether the code as it is now matches a run's history. Changes nothing."""
+    from everstep.engine.past import load_past  # a program that starts runs and takes none up does without
+
     try:
         past = load_past(app.store, row)
         replayed = replay(app.store, app.codec, row, workflow, past.events, past.checkpoint, quiet=True)
@@ -119,20 +145,39 @@ def replay(
     *,
     quiet: bool = False,
 ) -> Replayed:
-    """Replay a run's code against its history; with a checkpoint, against the parts of it that `load_past` returns."""
-    lookup = Payloads(store, row.id, {})
-    execution = Execution(workflow, run=row.id, generation=row.generation, codec=codec, lookup=lookup)
-    if history[0].body.budget is not None:
-        execution.books = later.books_of(history[0].body, history[0].at)
+    """Replay a run's code against its history; with a checkpoint, against the parts of it that `load_past` returns.
+
+    To look up the line of each call takes as long as the rest of it, and only a report on a difference needs them all:
+    then the code is replayed once more.
+    """
+
+    def new_execution() -> Execution:
+        lookup = Payloads(store, row.id, {})
+        execution = Execution(workflow, run=row.id, generation=row.generation, codec=codec, lookup=lookup)
+        if history[0].body.budget is not None:
+            execution.books = later.books_of(history[0].body, history[0].at)
+        return execution
+
+    execution = new_execution()
     if len(history) == 1 and not quiet:
         return first_run(execution, history[0])
+    from everstep.engine.replay import Replay
+
+    execution.wants_places = False
     with without_collections(len(history)):
-        return Replay(execution, history, checkpoint).go(quiet=quiet)
+        replayed = Replay(execution, history, checkpoint).go(quiet=quiet)
+        if not replayed.differences:
+            return replayed
+        again = Replay(new_execution(), history, checkpoint).go(quiet=True)
+    unused = replayed if again.differences else again  # code that is not deterministic may do something else now
+    unused.execution.evict()
+    return again if again.differences else replayed
 
 
-def _clock_started_at(past: Past) -> int:
+def _clock_started_at(past: "Past") -> int:
     """Return when the run's time began: at its start and after its delay, or at its newest retry."""
-    for event in reversed(past.events):
+    is_later = past.checkpoint is not None or "run_retried" in past.kinds
+    for event in reversed(past.events if is_later else ()):
         if event.kind == "run_retried":
             return int(event.at)
         if past.checkpoint is not None and event.seq == past.checkpoint.seq:

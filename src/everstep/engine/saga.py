@@ -13,7 +13,7 @@ import msgspec
 from everstep.codec import Arguments
 from everstep.effects.saga import declared_step, place_of
 from everstep.effects.step import Step
-from everstep.engine.commands import BeginCompensation, CallFuture, CompensationCall, EndRun, StepCall
+from everstep.engine.commands import BeginCompensation, CompensationCall, EndRun, StepCall, call_future
 from everstep.errors import NotDecodable, NotEncodable
 from everstep.model import events as ev
 from everstep.model.carried import CarriedStep
@@ -154,11 +154,11 @@ class Saga:
             raise NotDecodable(f"{undoing.name} cannot be called to undo {done.title}: {error}") from error
         name = self._name(done, undoing.name)
         entropy = compensation_entropy(execution.entropy, number) if done.carried is None else done.carried.entropy
-        future = CallFuture(execution.loop, execution)
+        future = call_future(execution.loop, execution)
         next_call, source = execution.next_call(), f"undoes {done.title}"
-        return CompensationCall(
-            number, done.title, done.secret, next_call, name, undoing, arguments, entropy, future, source
-        )
+        call = CompensationCall(next_call, name, undoing, arguments, entropy, future, source, hides=done.secret)
+        call.compensates, call.undoes = number, done.title
+        return call
 
     @staticmethod
     def _as_called(execution: "Execution", done: Compensable) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

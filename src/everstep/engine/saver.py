@@ -9,14 +9,21 @@ from everstep.errors import Damaged, StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.events import Body
 from everstep.model.status import ENDED, Status, may_become
-from everstep.stores.protocol import Accepted, Append, Failed, Refused, Verdict
+from everstep.stores.protocol import Accepted, Append, Failed, Refused, RowChange, Verdict
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
+    from everstep.engine.journal import Journal
 
 log = logging.getLogger("everstep.run")
 
-_RUNNING: Final = ("running", None)
+STATUS_OF_END: Final[dict[str, Status]] = {
+    "run_completed": "completed",
+    "run_failed": "failed",
+    "run_cancelled": "cancelled",
+    "run_continued": "running",
+}
+_RUNNING: Final[tuple[Status, int | None]] = ("running", None)
 
 
 class Saver:
@@ -28,7 +35,8 @@ class Saver:
         """The newest event that is surely on disk."""
         self._driver = driver
         self._sent = (driver.journal.seq, driver.journal.digest)
-        self._written: tuple[Status, int | None] = (driver.row.status, driver.row.wake_at)
+        is_running = driver.row.status == "running" and driver.row.wake_at is None
+        self._written: tuple[Status, int | None] = _RUNNING if is_running else (driver.row.status, driver.row.wake_at)
         self._durable_status = self._written
         self._waiters: deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = deque()
 
@@ -65,10 +73,17 @@ class Saver:
         if driver.stopped:
             return None
         journal = driver.journal
+        goes_on = self._written is _RUNNING and driver.status == "running" and not (driver.ending or driver.hold)
+        if (
+            goes_on
+            and journal.unsaved
+            and not (journal.more or driver.budgets or driver.publishes or driver.attempts.restarts)
+        ):
+            return self._plain_unit(driver, journal)
         wake_at = driver.wake_at() if driver.status == "waiting" else None
         if not journal.unsaved and journal.more is None and self._written == (driver.status, wake_at):
             return None
-        row = driver.row_change(wake_at)
+        row = self._row_change(wake_at)
         unit = Append(driver.run, journal.generation, driver.row.epoch, *self._sent, journal.unsaved, row)
         if driver.renewal is not None:
             unit.renewal = driver.renewal
@@ -78,15 +93,38 @@ class Saver:
         if journal.more is not None:
             journal.more.put_into(unit)
             journal.more = None
-        if row.status == "running" and self._written == _RUNNING and row.progress:
+        if row.status == "running" and self._written is _RUNNING and row.progress:
             row.stays = True
         else:
             before, _ = self._written
             assert row.status == before or may_become(before, row.status), f"{before} does not lead to {row.status}"
-            self._written = (row.status, wake_at)
+            self._written = (row.status, wake_at) if row.status != "running" else _RUNNING
         self._sent = (journal.seq, journal.digest)
         journal.unsaved = []
         return unit
+
+    def _row_change(self, wake_at: int | None) -> RowChange:
+        """Return what the run's row should say beside the new head."""
+        driver = self._driver
+        steps, journal, attempts = driver.execution.steps, driver.journal, driver.attempts
+        current = next(iter(steps.values())).step if steps else ""
+        budget = driver.budgets.news(ended=bool(driver.ending)) if driver.budgets is not None else None
+        at, news = journal.at, driver.news() if driver.publishes else None
+        if driver.ending:
+            return RowChange(STATUS_OF_END[driver.ending], at, wake_at, current, news, driver.outcome, budget=budget)
+        progress = len(journal.unsaved) > attempts.restarts
+        attempts.restarts = 0
+        status: Status = "held" if driver.hold else driver.status
+        return RowChange(status, at, wake_at, current, news, None, progress, budget)
+
+    def _plain_unit(self, driver: "Driver", journal: "Journal") -> Append:
+        """Return the unit of a run that goes on: its events, and where it is now."""
+        events, steps, (seq, digest) = journal.unsaved, driver.execution.steps, self._sent
+        current = next(iter(steps.values())).step if steps else ""
+        row = RowChange("running", journal.at, None, current, None, None, True, None, True)
+        journal.unsaved = []
+        self._sent = (journal.seq, journal.digest)
+        return Append(driver.run, journal.generation, driver.row.epoch, seq, digest, events, row, plain=True)
 
     def settle(self, unit: Append, verdict: Verdict) -> None:
         """Take the committer's verdict."""
@@ -95,19 +133,19 @@ class Saver:
             return
         if type(verdict) is Accepted:
             crash_point("unit.durable")
-            row, waiters = unit.row, self._waiters
-            if unit.events:
-                self.durable = unit.events[-1][0]
-            if unit.payloads or unit.keys is not None or unit.beside is not None:
+            events, waiters = unit.events, self._waiters
+            if events:
+                self.durable = events[-1][0]
+            if not unit.plain:
                 self._tell(unit)
             while waiters and waiters[0][0] <= self.durable:
                 _, callback, args = waiters.popleft()
                 callback(*args)
-            self._durable_status = (row.status, row.wake_at)
+            self._durable_status = _RUNNING if unit.plain else (unit.row.status, unit.row.wake_at)
             if unit.renewal is not None:
                 crash_point("run.continued")
                 driver.app.take_next(driver)
-            elif row.status == "held" or row.status in ENDED:
+            elif not unit.plain and (unit.row.status == "held" or unit.row.status in ENDED):
                 driver.app.let_go(driver)
             elif driver.execution.witnesses and not self._driver.stopped and driver.is_idle:  # a waiter may stop it
                 driver.app.resting.add(driver)

@@ -55,8 +55,10 @@ import everstep.engine.moving
 import everstep.engine.narrowing
 import everstep.engine.operations
 import everstep.engine.outbox
+import everstep.engine.past
 import everstep.engine.performing
 import everstep.engine.repairing
+import everstep.engine.replay
 import everstep.engine.requests
 import everstep.engine.restoring
 import everstep.engine.rollback

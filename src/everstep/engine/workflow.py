@@ -100,9 +100,9 @@ class Declarations:
 
     def named(self, name: str) -> Workflow:
         """Return the workflow with this name."""
-        found = list(self._by_name.get(name, {}).values())
+        found = self._by_name.get(name, {}).values()
         if len(found) == 1:
-            return found[0]
+            return next(iter(found))
         if found:
             places = " and ".join(sorted(one.function.__code__.co_filename for one in found))
             raise Misuse(f"Two workflows are named {name!r}, in {places}. Give one of them another `name=`.")

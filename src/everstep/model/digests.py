@@ -7,13 +7,14 @@ With a key (`model/chains.py`) the digests of the chain are BLAKE2b's own keyed 
 database and does not have the key cannot make an event that fits.
 """
 
+from collections.abc import Callable
 from hashlib import blake2b, sha256
-from typing import Final
+from typing import Any, Final
 
 DIGEST_BYTES: Final = 16
 LONG_BYTES: Final = 4096
 """What is longer has a SHA-256, which processors compute in half the time; of what is shorter a BLAKE2b is quicker."""
-_new_state: Final = blake2b(digest_size=DIGEST_BYTES).copy  # a copy costs half of what a new one does
+_new_state: Final[Callable[[], Any]] = blake2b(digest_size=DIGEST_BYTES).copy  # half of what a new one costs
 
 
 def digest_of(data: bytes) -> bytes:
@@ -22,7 +23,16 @@ def digest_of(data: bytes) -> bytes:
         return sha256(data).digest()[:DIGEST_BYTES]
     state = _new_state()
     state.update(data)
-    return state.digest()
+    return state.digest()  # type: ignore[no-any-return]
+
+
+def hex_digest_of(data: bytes) -> str:
+    """Return the same as text."""
+    if len(data) > LONG_BYTES:
+        return digest_of(data).hex()
+    state = _new_state()
+    state.update(data)
+    return state.hexdigest()  # type: ignore[no-any-return]
 
 
 def chain_start(run: str, generation: int) -> bytes:
@@ -35,10 +45,14 @@ def chain_next(previous: bytes, seq: int, kind: str, step: str, at: int, body: b
 
     The lengths of the texts stand in the header, so that no two different events have the same bytes.
     """
-    header = f"{seq} {at} {len(kind)} {len(step)} {kind}{step}".encode()
-    state = blake2b(digest_size=DIGEST_BYTES, key=key) if key else _new_state()
-    state.update(previous + header + body)
-    return state.digest()
+    state = chain_state(key)()
+    state.update(previous + f"{seq} {at} {len(kind)} {len(step)} {kind}{step}".encode() + body)
+    return state.digest()  # type: ignore[no-any-return]
+
+
+def chain_state(key: bytes = b"") -> Callable[[], Any]:
+    """Return what makes the state of which each digest of a chain is made: for loops that do what `chain_next` does."""
+    return blake2b(digest_size=DIGEST_BYTES, key=key).copy if key else _new_state
 
 
 def checkpoint_digest(run: str, generation: int, seq: int, previous: bytes, engine: bytes, state: bytes) -> bytes:

@@ -26,6 +26,8 @@ NOBODY_IS_TOLD = (Claim, Release, StartRun, TakeNotification, SettleNotification
 
 def is_simple(append: Append) -> bool:
     """Tell whether an append changes nothing but its own run. (An end may yet concern followers and an inbox.)"""
+    if append.plain:
+        return True
     if append.starts or append.posts or append.hold is not None or not append.events:
         return False
     if append.keys is not None or append.archive or append.renewal is not None:
@@ -35,6 +37,8 @@ def is_simple(append: Append) -> bool:
 
 def has_more(append: Append) -> bool:
     """Tell whether a simple append brings anything else than events."""
+    if append.plain:
+        return False
     if append.payloads or append.consumed or append.checkpoints:
         return True
     return append.beside is not None or append.row.budget is not None
@@ -65,10 +69,11 @@ class Batch:
         self._places: dict[str, int] = {}
         for place, operation in enumerate(operations):
             if type(operation) is Append:
-                if mentioned[operation.run] == 1 + (operation.run in begun) and is_simple(operation):
+                run = operation.run
+                if mentioned[run] == (2 if run in begun else 1) and (operation.plain or is_simple(operation)):
                     check_events(operation)
                     self.appends.append(operation)
-                    self._places[operation.run] = place
+                    self._places[run] = place
                     continue
             elif type(operation) is StartRun:
                 new = operation.new
@@ -81,7 +86,7 @@ class Batch:
 
     def ending_runs(self) -> list[str]:
         """Return the runs that simple appends end."""
-        return [append.run for append in self.appends if append.row.status in ENDED]
+        return [append.run for append in self.appends if not append.plain and append.row.status in ENDED]
 
     def set_apart(self, entangled: set[str], with_inbox: set[str]) -> None:
         """Take out ends of runs with something in their inbox, and of followed ones if others post as well.
@@ -101,16 +106,20 @@ class Batch:
 
 def _count_mentions(operations: Sequence[Operation]) -> tuple[dict[str, int], bool]:
     """Return how often each run is mentioned, and whether any is started. Most operations mention just their own."""
-    own = [one.run for one in operations if type(one) is Append and not (one.starts or one.posts)]
+    own = [one.run for one in operations if type(one) is Append and (one.plain or not (one.starts or one.posts))]
+    started = [one.new for one in operations if type(one) is StartRun]
     mentioned: dict[str, int] = Counter(own)
-    has_starts = False
+    if started:
+        own += [new.row.id for new in started]
+        mentioned = Counter([*own, *[new.follower for new in started if new.follower]])
     if len(own) < len(operations):
         for operation in operations:
-            if type(operation) is not Append or operation.starts or operation.posts:
-                has_starts = has_starts or type(operation) is StartRun
+            if type(operation) is not StartRun and (
+                type(operation) is not Append or operation.starts or operation.posts
+            ):
                 for run in runs_mentioned(operation):
                     mentioned[run] = mentioned.get(run, 0) + 1
-    return mentioned, has_starts
+    return mentioned, bool(started)
 
 
 def _begun_with_an_append(operations: Sequence[Operation], mentioned: dict[str, int]) -> Set[str]:
@@ -118,13 +127,13 @@ def _begun_with_an_append(operations: Sequence[Operation], mentioned: dict[str, 
     started: set[str] = set()
     both: set[str] = set()
     for operation in operations:
-        match operation:
-            case StartRun(new) if new.follower is None and mentioned[new.row.id] == 2:
-                started.add(new.row.id)
-            case Append() if operation.run in started and is_simple(operation) and operation.row.status not in ENDED:
-                both.add(operation.run)
-            case _:
-                pass
+        if type(operation) is StartRun:
+            if operation.new.follower is None and mentioned[operation.new.row.id] == 2:
+                started.add(operation.new.row.id)
+        elif type(operation) is not Append or operation.run not in started:
+            continue
+        elif is_simple(operation) and operation.row.status not in ENDED:
+            both.add(operation.run)
     return both
 
 

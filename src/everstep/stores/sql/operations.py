@@ -339,7 +339,8 @@ class Operations:
         tags: list[Row] = []
         for new in news:
             events += [(new.row.id, new.row.generation, *event) for event in (new.event, *new.more)]
-            payloads += [(new.row.id, digest, value) for digest, value in new.payloads]
+            if new.payloads:
+                payloads += [(new.row.id, digest, value) for digest, value in new.payloads]
             if new.row.tags:
                 tags += tag_values(new.row)
             if new.entries:
@@ -350,7 +351,9 @@ class Operations:
 
     def _keep_more(self, appends: Sequence[Append]) -> None:
         """Write what some appends have beside their events."""
-        appends = [append for append in appends if has_more(append)]
+        appends = [append for append in appends if not append.plain and has_more(append)]
+        if not appends:
+            return
         payloads = [(append.run, digest, value) for append in appends for digest, value in append.payloads]
         self._insert("keep_payloads", 3, payloads)
         for append in appends:

@@ -111,13 +111,15 @@ _NO_EVENT: Final = (None,) * 6
 
 def stays(append: Append) -> bool:
     """Tell whether an append is said to move the head of its run, and to leave the rest of the row as it is."""
+    if append.plain:
+        return True
     row = append.row
     is_running = row.stays and row.status == "running" and row.wake_at is None
     return is_running and row.outcome is None and row.progress and not append.release
 
 
 def head_values(append: Append) -> Row:
-    """Return the parameters of `move_head`: what is expected, what always changes, the new head."""
+    """Return the parameters of `move_heads`: what is expected, what always changes, the new head."""
     row, events = append.row, append.events
     return (
         append.run,
@@ -134,7 +136,7 @@ def head_values(append: Append) -> Row:
 
 
 def change_values(append: Append) -> Row:
-    """Return the parameters of `change_row`: those of `move_head`, then status, timer, outcome, end, lease."""
+    """Return the parameters of `change_row`: those of `move_heads`, then status, timer, outcome, end, lease."""
     row = append.row
     ended = row.status in ENDED
     return (

@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any, Final
 
 HERE: Final = os.path.dirname(__file__)
-PARAMETERS_MAX: Final = 8_000
-"""Well below SQLite's limit of 32,766; also keeps the text of a statement short enough to be cached."""
+ROWS_MAX: Final = 32
+"""More in one statement gain nothing, and such a statement takes longer to prepare than a small batch to write."""
 
 
 def sql_text(*names: str) -> str:
@@ -77,14 +77,13 @@ def _for_rows(name: str, count: int) -> str:
 
 
 def batches(name: str, width: int, parameters: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Split a long list of parameters, `width` for each row, into statements of 1, 2, 4, 8, … rows.
+    """Split a long list of parameters, `width` for each row, into statements of 1, 2, 4, 8, 16 or 32 rows.
 
     So there are few different texts, all of them prepared once and kept by APSW, and few statements for any number.
     """
     rows = len(parameters) // width
-    rows_max = 1 << (min(PARAMETERS_MAX // width, 256).bit_length() - 1)
     done = 0
     while done < rows:
-        count = min(rows_max, 1 << ((rows - done).bit_length() - 1))
+        count = min(ROWS_MAX, 1 << ((rows - done).bit_length() - 1))
         yield _for_rows(name, count), parameters[done * width : (done + count) * width]
         done += count

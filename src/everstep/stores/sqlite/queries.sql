@@ -24,13 +24,20 @@ INSERT INTO meta (name, value) VALUES ('schema_version', ?) ON CONFLICT (name) D
 -- An append that concerns nobody else: see the view.
 INSERT INTO moves VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- name: move_head
--- One of many appends, to a run that stays `running` under the same owner. It leaves alone every column that an index has
--- or asks about, so no index is written. It changes no row if the run is not as expected.
-UPDATE runs SET
-    head_seq = ?9, head_digest = ?10, updated_at = ?6, current_step = ?7, published = coalesce(?8, published), deaths = 0
-WHERE id = ?1 AND generation = ?2 AND epoch = ?3 AND head_seq = ?4 AND head_digest = ?5
-    AND status = 'running' AND wake_at IS NULL;
+-- name: move_heads
+-- Many appends, each to a run that stays `running` under the same owner. It leaves alone every column that an index has or
+-- asks about, so no index is written. It changes no row of a run that is not as expected. Each `+` keeps SQLite from any
+-- index but that of the ids: by another one it would walk over all runs that are running.
+WITH new (
+    run, generation, epoch, expected_seq, expected_digest, at, current_step, published, head_seq, head_digest
+) AS (VALUES {rows:10})
+UPDATE runs INDEXED BY sqlite_autoindex_runs_1 SET
+    head_seq = new.head_seq, head_digest = new.head_digest, updated_at = new.at, current_step = new.current_step,
+    published = coalesce(new.published, runs.published), deaths = 0
+FROM new
+WHERE runs.id = new.run AND +runs.generation = new.generation AND +runs.epoch = new.epoch
+    AND +runs.head_seq = new.expected_seq AND +runs.head_digest = new.expected_digest
+    AND +runs.status = 'running' AND +runs.wake_at IS NULL;
 
 -- name: change_row
 -- An append that also changes status, lease or timer. An end has an ended_at and gives the lease back.
@@ -39,6 +46,21 @@ UPDATE runs SET
     status = ?11, wake_at = ?12, outcome = ?13, ended_at = ?14, owner = CASE WHEN ?15 THEN NULL ELSE owner END,
     deaths = CASE WHEN ?16 THEN 0 ELSE deaths END
 WHERE id = ?1 AND generation = ?2 AND epoch = ?3 AND head_seq = ?4 AND head_digest = ?5;
+
+-- name: change_rows
+-- The same for many. See `move_heads`.
+WITH new (
+    run, generation, epoch, expected_seq, expected_digest, at, current_step, published, head_seq, head_digest,
+    status, wake_at, outcome, ended_at, release, progress
+) AS (VALUES {rows:16})
+UPDATE runs INDEXED BY sqlite_autoindex_runs_1 SET
+    head_seq = new.head_seq, head_digest = new.head_digest, updated_at = new.at, current_step = new.current_step,
+    published = coalesce(new.published, runs.published), status = new.status, wake_at = new.wake_at,
+    outcome = new.outcome, ended_at = new.ended_at, owner = CASE WHEN new.release THEN NULL ELSE runs.owner END,
+    deaths = CASE WHEN new.progress THEN 0 ELSE runs.deaths END
+FROM new
+WHERE runs.id = new.run AND +runs.generation = new.generation AND +runs.epoch = new.epoch
+    AND +runs.head_seq = new.expected_seq AND +runs.head_digest = new.expected_digest;
 
 -- name: set_budget
 -- Beside an append that was accepted, for the few runs that have one.
@@ -744,12 +766,11 @@ SELECT CAST(status AS BLOB), count(*) FROM runs INDEXED BY runs_status GROUP BY 
 
 -- name: events_packed
 -- A whole history in one row, for the same reason as above: row by row, a busy thread makes loading 10,000 events take
--- many seconds. Column by column, so that no row has to be taken apart again. The bytes go through TEXT unchanged, for
--- SQLite does not look into it.
-SELECT CAST(json_array(json(json_group_array(seq)), json(json_group_array(kind)), json(json_group_array(step)),
-        json(json_group_array(at)), json(json_group_array(length(body))), json(json_group_array(length(digest))))
-        AS BLOB),
-    CAST(group_concat(CAST(body AS TEXT), '') AS BLOB), CAST(group_concat(CAST(digest AS TEXT), '') AS BLOB)
+-- many seconds. Column by column, so that no row has to be taken apart again. Digests and bodies stand in turn: joined,
+-- they are TEXT, which their bytes go through unchanged, for SQLite does not look into it. Whether numbers are missing, or digests have another length, shows in their extremes.
+SELECT count(*), min(seq), max(seq), min(length(digest)), max(length(digest)),
+    CAST(json_group_array(kind) AS BLOB), CAST(json_group_array(step) AS BLOB), CAST(group_concat(at) AS BLOB),
+    CAST(group_concat(length(body)) AS BLOB), CAST(group_concat(digest || body, '') AS BLOB)
 FROM (
     SELECT seq, kind, step, at, body, digest FROM events
     WHERE run = ? AND generation = ? AND seq BETWEEN ? AND ? ORDER BY seq

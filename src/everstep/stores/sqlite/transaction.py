@@ -24,7 +24,7 @@ from everstep.stores.sql.rows import (
     run_values,
     stays,
 )
-from everstep.stores.sqlite.queries import Texts, batches, query
+from everstep.stores.sqlite.queries import Texts, batches
 
 WITH_KEYS: Final = 2
 """What `entangled` says of a run whose steps have keys."""
@@ -54,15 +54,15 @@ class SqliteStatements:
 
     def insert(self, name: str, width: int, rows: Sequence[Row]) -> int:
         """Insert rows and return how many were new."""
-        return self.insert_flat(name, width, list(chain.from_iterable(rows))) if rows else 0
+        return self.write_flat(name, width, list(chain.from_iterable(rows))) if rows else 0
 
-    def insert_flat(self, name: str, width: int, values: Sequence[Any]) -> int:
-        """Insert rows that stand one behind the other, and return how many were new."""
-        inserted = 0
+    def write_flat(self, name: str, width: int, values: Sequence[Any]) -> int:
+        """Do a statement for rows of parameters that stand one behind the other. Returns how many rows it changed."""
+        changed = 0
         for sql, parameters in batches(name, width, values):
             self.cursor.execute(sql, parameters)
-            inserted += self.connection.changes()
-        return inserted
+            changed += self.connection.changes()
+        return changed
 
     def replace_run(self, row: RunRow) -> None:
         """Put another row in the place of a run's. (Triggers keep its tags.)"""
@@ -141,30 +141,19 @@ class Transaction(Operations):
 
     def _move(self, appends: Sequence[Append]) -> bool:
         """Move heads and append events; False if not all runs were as expected."""
-        heads: list[Row] = []
-        changes: list[Row] = []
+        heads: list[Any] = []
+        changes: list[Any] = []
         events: list[Any] = []
         for append in appends:
-            if stays(append):
-                heads.append(head_values(append))
+            if append.plain or stays(append):
+                heads += head_values(append)
             else:
-                changes.append(change_values(append))
+                changes += change_values(append)
             whose = append.run, append.generation
             for event in append.events:
                 events += whose + event
-        if self._update("move_head", heads) + self._update("change_row", changes) != len(appends):
+        write = self._statements.write_flat
+        if write("move_heads", 10, heads) + write("change_rows", 16, changes) != len(appends):
             return False
-        self._statements.insert_flat("append_events", 8, events)
+        write("append_events", 8, events)
         return True
-
-    def _update(self, name: str, rows: Sequence[Row]) -> int:
-        """Update a row of `runs` for each row of parameters, and return how many were as expected.
-
-        One by one: of a join with many of them SQLite makes a walk over all runs that are running.
-        """
-        if not rows:
-            return 0
-        before = self._connection.total_changes()
-        self._cursor.executemany(query(name), rows)
-        changed: int = self._connection.total_changes() - before
-        return changed
