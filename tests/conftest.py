@@ -18,8 +18,8 @@ TESTS = str(Path(__file__).parent)
 EVERYTHING: dict[str, dict[str, Workflow]] = {}
 """All workflows that any test has declared, by name and file."""
 LONG = (
-    *("tests/crash/", "tests/crashtest/", "tests/postgres/", "_kills.py", "test_pasting.py", "test_clock.py"),
-    *("test_sweep.py", "test_desync.py", "test_moving.py", "test_worker_processes.py"),
+    *("tests/chaos/", "tests/crash/", "tests/crashtest/", "tests/postgres/", "_kills.py", "test_pasting.py"),
+    *("test_clock.py", "test_sweep.py", "test_desync.py", "test_moving.py", "test_worker_processes.py"),
 )
 TRIALS: Counter[str] = Counter()
 """How often each test function broke something on purpose; or how many cases of it there are."""
@@ -60,6 +60,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("effects")
         for row in FIGURES.table():
             terminalreporter.write_line(row)
+    for told in FIGURES.lines:
+        terminalreporter.write_line(told)
     if TRIALS:
         known = json.loads(TRIALS_FILE.read_text()) if TRIALS_FILE.exists() else {}
         TRIALS_FILE.parent.mkdir(exist_ok=True)

@@ -18,6 +18,9 @@ class Figures:
     effects: dict[tuple[str, str], str] = field(default_factory=dict)
     """How often an effect was applied, by contract and by the place where the process was killed."""
 
+    lines: list[str] = field(default_factory=list)
+    """What single tests say about themselves."""
+
     def told(self) -> dict[str, Any]:
         """Return all of this as plain data, for the process that sums up."""
         told = asdict(self)
@@ -30,6 +33,7 @@ class Figures:
         self.fired |= set(told["fired"])
         for name in ("kills_wanted", "kills", "losses", "trials", "lost", "doubled"):
             setattr(self, name, getattr(self, name) + told[name])
+        self.lines += told["lines"]
         self.effects |= {(contract, place): what for contract, place, what in told["effects"]}
 
     def table(self) -> list[str]:

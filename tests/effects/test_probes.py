@@ -462,3 +462,54 @@ async def test_what_never_happens_is_not_repeated_in_a_tight_circle(machine: Mac
     with pytest.raises(RunCancelled):
         await run.result(timeout=20)
     assert not machine.replay("r").differences
+
+
+@scenario
+async def test_the_pause_before_another_attempt_is_over_in_its_time_whoever_drives_the_run(machine: Machine) -> None:
+    @step(effect="once", probe=lambda key: NotDone())
+    async def pay() -> str:
+        NOTES.append("pay")
+        raise OSError("reset")
+
+    @workflow
+    async def flow() -> str:
+        return await pay()
+
+    app = await machine.boot()
+    await app.start(flow, id="r")
+    await machine.rest()
+    for seconds in (1.1, 2.1):
+        await machine.advance(seconds)
+    assert len(NOTES) == 4, "now there is a pause of four seconds"
+    for _ in range(3):
+        await machine.kill(app)
+        app = await machine.boot()
+        run = await app.start(flow, id="r")
+        await machine.advance(1.5)
+    assert len(NOTES) == 5
+    await run.cancel(now=True)
+    with pytest.raises(RunCancelled):
+        await run.result(timeout=20)
+
+
+@scenario
+async def test_attempts_that_failed_do_not_make_the_pause_longer(machine: Machine) -> None:
+    answers = [NotDone(), Done("paid at last")]
+
+    @step(effect="once", probe=lambda key: answers.pop(0), retry=Retry(attempts=20, first=0.01, factor=1.0))
+    async def pay() -> str:
+        NOTES.append("pay")
+        if len(NOTES) < 10:
+            raise NotDone("refused")
+        raise OSError("reset")
+
+    @workflow
+    async def flow() -> str:
+        return await pay()
+
+    app = await machine.boot()
+    run = await app.start(flow, id="r")
+    for _ in range(10):
+        await machine.advance(0.02)
+    assert await run.result(timeout=20) == "paid at last"
+    assert len(NOTES) == 11

@@ -6,13 +6,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from everstep.errors import Misuse, StoreReadOnly, StoreUnusable
+from everstep.cli.mistakes import EXIT_FAILED, exit_status_of
+from everstep.errors import Misuse, StoreError, StoreReadOnly, StoreUnusable
 from everstep.stores.opening import open_store
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.postgres.addresses import address_of
 from everstep.stores.postgres.opening import script
 from everstep.stores.protocol import StartRun
 from everstep.stores.sql.nul import escaped, unescaped
+from tests.postgres.proxy import CuttingProxy
 from tests.postgres.server import Server
 from tests.stores.kit import PostgresHarness, new_run, python
 
@@ -112,8 +114,26 @@ def test_what_is_ours_in_a_url_is_taken_out_and_passwords_are_not_shown() -> Non
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    with pytest.raises(StoreUnusable, match=r"postgresql://nobody@127\.0\.0\.1:1/x cannot be reached"):
+    with pytest.raises(StoreError, match=r"postgresql://nobody@127\.0\.0\.1:1/x cannot be reached") as found:
         PostgresStore("postgresql://nobody:hush@127.0.0.1:1/x")
+    assert exit_status_of(found.value) == EXIT_FAILED, "asking again may help, so a supervisor goes on asking"
+
+
+@pytest.mark.parametrize("moment", ["request", "reply"])
+@pytest.mark.parametrize("text", [b"pg_namespace", b"BEGIN", b"CREATE TABLE", b"COMMIT"])
+def test_a_server_that_goes_away_while_a_store_is_opened_is_named(
+    server: Server, schema: str, moment: Any, text: bytes
+) -> None:
+    proxy = CuttingProxy(server.socket_path())
+    url = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres?schema={schema}"
+    try:
+        proxy.cut_once(moment, text)
+        with pytest.raises(StoreError, match="cannot be reached"):
+            PostgresStore(url)
+        assert proxy.cuts == 1
+        PostgresStore(url).close()
+    finally:
+        proxy.close()
 
 
 @pytest.mark.parametrize("text", ["", "a", "\0", "\x1a", "a\0b\x1a1", "\x1a0", "\0\0\x1a\x1a", "é\0"])

@@ -20,6 +20,7 @@ from everstep.engine.clock import Alarm, microseconds, set_alarm
 from everstep.engine.commands import StepCall
 from everstep.engine.due import DOUBT, Attempts
 from everstep.engine.holding import in_doubt_report
+from everstep.engine.processes import has_ended, is_of_this_process
 from everstep.errors import NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
@@ -195,18 +196,29 @@ class Doubts:
         attempts = self._known[call.call]
         self._note(call, attempts, "not-done")
         attempts.asked = True
-        still = self.may_still_act(call) if call.target.effect == "once" else ""
+        still = (self.may_still_act(call) or self._is_unseen(call)) if call.target.effect == "once" else ""
         is_ours = attempts.by == self._driver.app.worker and not self._driver.execution.unseen_workers
         if still and is_ours and call.target.is_async:
             self._ask_later(call, Unknown(still))  # what it left behind on threads ends in its time
         elif still:
             self.hold(call, f"the probe says that it has not happened, but {still}")
-        elif attempts.attempt == 1:
+        elif (due := self._repeated_at(call)) <= self._driver.app.clock.now():
             self._attempts.begin_again(call.call, "not-done")
-        else:  # it was repeated before, and did not happen again: not in a tight circle
-            attempts.due = self._driver.app.clock.now() + microseconds(_pause(attempts.attempt - 1))
-            self._driver.deadlines.add(attempts.due, "attempt", call.call)
+        else:
+            attempts.due = due
+            self._driver.deadlines.add(due, "attempt", call.call)
             self._driver.come_to_rest()
+
+    def _repeated_at(self, call: StepCall) -> int:
+        """Return when a step that has not happened may be done again: not in a tight circle, if it was repeated before.
+
+        Attempts that failed have had their pauses. It is counted from the doubt, which the history has: whoever takes
+        the run up meanwhile does not begin to wait anew.
+        """
+        attempts = self._known[call.call]
+        repeats = attempts.attempt - 1 - attempts.failures
+        pause = microseconds(call.target.settle + _pause(repeats)) if repeats > 0 else 0
+        return attempts.doubted_at + pause
 
     def _ask_later(self, call: StepCall, answer: Unknown) -> None:
         driver, attempts = self._driver, self._known[call.call]
@@ -236,10 +248,30 @@ class Doubts:
         app, attempts = self._driver.app, self._known[call.call]
         if attempts.by in ("", app.worker) and app.threads.is_acting(self._driver.run, call.call):
             return "a thread in this process still runs that it may have begun"
-        suspects = ({attempts.by} | self._driver.execution.unseen_workers) - {"", app.worker}
+        suspects = self._others(call)
         for worker in app.store.workers() if suspects else ():
-            if worker.id in suspects:
+            if worker.id in suspects and not has_ended(worker.id):  # it may be dead and not buried yet
                 return f"the process that began it still exists (worker {worker.id}, pid {worker.pid} on {worker.host})"
+        return ""
+
+    def _others(self, call: StepCall) -> set[str]:
+        """Return the other workers that may have begun it."""
+        others = {self._known[call.call].by} | self._driver.execution.unseen_workers
+        return others - {"", self._driver.app.worker}
+
+    def _is_unseen(self, call: StepCall) -> str:
+        """Say which process may still run although it is no longer among the workers: only its session was lost.
+
+        A person can know that it has ended, and say so; a probe cannot.
+        """
+        if self._driver.app.store.buries_only_ended:
+            return ""
+        for worker in sorted(self._others(call)):
+            if is_of_this_process(worker):
+                if self._driver.app.threads.is_acting(self._driver.run, call.call):
+                    return "a thread in this process still runs that it may have begun"
+            elif not has_ended(worker):
+                return f"nobody here can see that the process that began it has ended (worker {worker})"
         return ""
 
     def cancel_all(self) -> None:

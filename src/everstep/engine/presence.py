@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -24,6 +25,24 @@ log = logging.getLogger("everstep.worker")
 
 LEFT_MAX: Final = 1000
 """So many runs that a worker gave back, because its code is not theirs, are named in its row."""
+
+
+@cache
+def machine() -> str:
+    """Return a few letters for this machine since it was started; a container has its own."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            place = f"{file.read()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        import uuid
+
+        place = f"{uuid.getnode()}"
+    return digest_of(f"{socket.gethostname()} {place}".encode()).hex()[:6]
+
+
+def worker_name(host: str, bits: int) -> str:
+    """Return a new name for this process among the workers: where it runs, its number, and 32 random bits."""
+    return f"{host[:40]}-{os.getpid()}-{machine()}-{bits:08x}"
 
 
 class Presence:
@@ -70,7 +89,7 @@ class Presence:
     def enter(self) -> str:
         """Enter this process among the workers under a new name, and return that."""
         app, host = self._app, socket.gethostname()
-        worker = f"{host[:40]}-{os.getpid()}-{app.randomness.getrandbits(32):08x}"
+        worker = worker_name(host, app.randomness.getrandbits(32))
         until = app.clock.now() + microseconds(app.lease)
         app.store.register_worker(worker, os.getpid(), host, until, app.notifier.targets, self.about())
         return worker

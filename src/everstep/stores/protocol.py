@@ -271,6 +271,8 @@ class Store(Schedules, QueueStore, KeyStore, Protocol):
     """128 random bits of the store's own, from which the keys of shared actions derive."""
     look_seconds: float
     """How often a worker looks for work although nobody has said that there is any. (Timers are known beforehand.)"""
+    buries_only_ended: bool
+    """Whether a worker that was buried has provably ended: the kernel said so, and not a network."""
     chain: ChainKeys
     """The chain keys of this process, for whoever makes and verifies histories. A store itself knows none."""
 
@@ -278,8 +280,7 @@ class Store(Schedules, QueueStore, KeyStore, Protocol):
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations in one durable transaction, in order, each accepted or refused by itself.
 
-        A store may use a second transaction for those that concern other runs than their own. Nobody hears of any
-        before all are durable.
+        What concerns other runs may go into a second transaction. Nobody hears of any before all are durable.
 
         Raises `StoreFull` (nothing was done), `StoreFailed` (unknown; nothing may be assumed), `Busy` when not
         `patient` and another process is writing just now (nothing was done). Any other failure of the transaction is
@@ -290,8 +291,7 @@ class Store(Schedules, QueueStore, KeyStore, Protocol):
     def now(self) -> int:
         """Return the store's clock.
 
-        It is not behind what workers of this store have seen before, as far as they said so, also if the machine's
-        clock was set back meanwhile: deadlines are times of this clock.
+        It is not behind what workers said they have seen, also if the machine's clock was set back: deadlines are its.
         """
         ...
 

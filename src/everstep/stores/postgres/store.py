@@ -8,12 +8,20 @@ from typing import Any, Final
 
 import psycopg
 
-from everstep.errors import StoreUnusable
+from everstep.errors import StoreError, StoreUnusable
 from everstep.model.chains import ChainKeys
 from everstep.model.crash_points import crash_point
 from everstep.stores.postgres.addresses import address_of
 from everstep.stores.postgres.commits import Writer
-from everstep.stores.postgres.connections import Connection, Durability, Outage, Patience, connect, translated
+from everstep.stores.postgres.connections import (
+    Connection,
+    Durability,
+    Outage,
+    Patience,
+    connect,
+    is_outage,
+    translated,
+)
 from everstep.stores.postgres.opening import check_server, migrate, places_of
 from everstep.stores.postgres.outbox import write_in
 from everstep.stores.postgres.reads import Reader
@@ -37,6 +45,7 @@ class PostgresStore(SqlStore):
     """
 
     look_seconds = 10.0
+    buries_only_ended = False
     _reader: Reader
 
     def __init__(
@@ -93,15 +102,16 @@ class PostgresStore(SqlStore):
         try:
             connection = connect(self.address, name, durability=self.durability, writing=True)
         except Outage as outage:
-            raise StoreUnusable(f"{self.url} cannot be reached: {outage}.") from outage
+            raise StoreError(f"{self.url} cannot be reached: {outage}.") from outage
         except psycopg.ProgrammingError as error:
             raise StoreUnusable(f"{self.url} is not the URL of a database: {error}") from error
         try:
             check_server(connection, self.address)
             self.is_new = migrate(connection, self.address, create=create, may_migrate=may_migrate)
         except psycopg.Error as error:
+            is_lost = is_outage(error, connection)
             connection.close()
-            raise translated(error, self.url) from error
+            raise translated(Outage(str(error)) if is_lost else error, self.url) from error
         except BaseException:
             connection.close()
             raise

@@ -38,6 +38,7 @@ class SqliteStore(SqlStore):
     """
 
     look_seconds = 0.0
+    buries_only_ended = True
     _reader: Reader
 
     def __init__(

@@ -1,0 +1,1 @@
+"""Workers on one PostgreSQL server, and somebody who breaks both at random."""

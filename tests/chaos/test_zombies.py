@@ -1,0 +1,94 @@
+"""A lost session is not a death: who begins a `once` step again must know that the process which began it has ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from everstep.engine import presence, processes
+from everstep.testing.ledger import Mode
+from tests.chaos.nursery import WorkerProcess
+from tests.chaos.trial import Trial
+
+BODY_SECONDS = 1.5
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.02)
+
+
+def begun(trial: Trial) -> WorkerProcess:
+    """Return a worker in the middle of a `once` body of which nobody outside has heard yet, with another beside it."""
+    trial.ledger.behave("remit_slowly", Mode(honours_keys=False))
+    worker = trial.begin_worker()
+    trial.client.start("chaos_slow", 7, BODY_SECONDS, id="slow")
+    until(lambda: trial.open_effects(worker) > 0)
+    return worker
+
+
+def applied(trial: Trial) -> int:
+    return sum(entry["kind"] == "applied" for entry in trial.ledger.entries())
+
+
+def run_status(trial: Trial) -> str:
+    (status,) = trial.statuses()
+    return status
+
+
+@pytest.mark.parametrize("how", ["restart", "end"])
+def test_a_stopped_worker_that_lost_its_session_may_still_act_so_nobody_else_does(
+    new_trial: Callable[..., Trial], how: str
+) -> None:
+    trial = new_trial(lease=30.0)
+    stopped = begun(trial)
+    stopped.send(signal.SIGSTOP)
+    other = trial.begin_worker()
+    until(lambda: "started" in other.output.read_text())
+    time.sleep(0.5)
+    if how == "restart":
+        trial.server.restart()
+    else:
+        trial.server.terminate(f"everstep {stopped.pid} %")
+    until(lambda: run_status(trial) == "held")
+    assert applied(trial) == 0
+    stopped.send(signal.SIGCONT)
+    until(lambda: applied(trial) == 1)
+    trial.resolve_holds()
+    until(lambda: run_status(trial) == "completed")
+    assert applied(trial) == 1
+    assert "nobody here can see that the process that began it has ended" in trial.log[-1]
+
+
+@pytest.mark.parametrize("lease", [1.0, 30.0])
+def test_a_worker_that_was_killed_has_ended_so_another_one_goes_on_without_a_person(
+    new_trial: Callable[..., Trial], lease: float
+) -> None:
+    trial = new_trial(lease=lease)
+    killed = begun(trial)
+    trial.begin_worker()
+    trial.workers.remove(killed)
+    killed.end()
+    until(lambda: run_status(trial) in ("completed", "held"))
+    assert (run_status(trial), applied(trial)) == ("completed", 1)
+
+
+def test_a_process_has_ended_when_the_kernel_of_its_machine_says_so() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    mine = presence.worker_name("host", 1)
+    theirs = mine.replace(f"-{os.getpid()}-", f"-{process.pid}-")
+    elsewhere = theirs.replace(presence.machine(), "000000")
+    assert processes.is_of_this_process(mine)
+    assert not any(map(processes.has_ended, (mine, theirs, elsewhere, "w", "a-b-c-d")))
+    process.kill()
+    until(lambda: processes.has_ended(theirs))  # although nobody has waited for it yet
+    process.communicate()
+    assert processes.has_ended(theirs)
+    assert not processes.has_ended(elsewhere)
+    assert not processes.is_of_this_process(theirs)
