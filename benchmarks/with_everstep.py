@@ -1,9 +1,8 @@
-"""Everstep: SQLite, `durability="power"`, which is its default."""
+"""Everstep: SQLite or PostgreSQL, `durability="power"`, which is its default."""
 
 import asyncio
 import itertools
 import random
-import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,13 @@ from measuring import (
     large_texts,
     main,
 )
+from place import POSTGRES, SETTINGS, Weight, ask, settings_text, url_of
 from with_sqlite import durability_text, percentiles
 
 import everstep
 from everstep import step, workflow
 
+SCHEMA = "everstep." if POSTGRES else ""
 BODIES_AT: list[float] = []
 """When bodies ran: the time between two is what a sequential step takes."""
 
@@ -74,16 +75,13 @@ async def looking(steps: int) -> int:
     return x
 
 
-def url_of(folder: Path) -> str:
-    return f"sqlite:///{folder}/everstep.db"
-
-
 # -- W1 ----------------------------------------------------------------------------------------------------------------
 async def one_long_run(flow: Any, folder: Path) -> Figures:
     """One run of many sequential steps. Its result is given when its end, and so all before it, is durable."""
-    async with everstep.open(url_of(folder)) as app:
+    async with everstep.open(url_of(folder, "everstep")) as app:
         await app.run(flow, 10)
         BODIES_AT.clear()
+        weight = Weight(folder)
         with Stopwatch() as watch:
             result = await app.run(flow, STEPS, id="measured")
         written = what_is_durable(folder, "measured")
@@ -92,21 +90,20 @@ async def one_long_run(flow: Any, folder: Path) -> Figures:
         between = [later - earlier for earlier, later in itertools.pairwise(BODIES_AT)]
         latency = percentiles(between) if between else {}
         found = {**watch.rate(STEPS), **latency, "settings": settings(app)}
-    return {**found, "step_bytes": bytes_in(folder) / (STEPS + 10)}
+    return {**found, **weight.figures(STEPS, 10)}
 
 
 def what_is_durable(folder: Path, run: str) -> tuple[Any, ...]:
     """Ask the store on a connection of another library: the run's status, its steps begun and its outcomes."""
-    with sqlite3.connect(f"file:{folder}/everstep.db?mode=ro", uri=True) as connection:
-        count = "(SELECT count(*) FROM events WHERE run = ?1 AND kind = '{}')"
-        columns = f"status, {count.format('step_started')}, {count.format('step_completed')}"
-        answer: tuple[Any, ...] = connection.execute(f"SELECT {columns} FROM runs WHERE id = ?1", (run,)).fetchone()
-    connection.close()
-    return answer
+    count = f"(SELECT count(*) FROM {SCHEMA}events WHERE run = ? AND kind = '{{}}')"
+    columns = f"status, {count.format('step_started')}, {count.format('step_completed')}"
+    return ask(folder, "everstep", f"SELECT {columns} FROM {SCHEMA}runs WHERE id = ?", run, run, run)
 
 
 def settings(app: Any) -> str:
     """Return what decides about durability, asked of the connection that writes."""
+    if POSTGRES:
+        return settings_text(*app.store._writer._connection.execute(SETTINGS).fetchone())
     import apsw
 
     writing = app.store._writer.connection
@@ -116,7 +113,7 @@ def settings(app: Any) -> str:
 # -- W2 ----------------------------------------------------------------------------------------------------------------
 async def many_short_runs(flow: Any, folder: Path) -> Figures:
     """Many runs of a few steps, a hundred at a time."""
-    async with everstep.open(url_of(folder)) as app:
+    async with everstep.open(url_of(folder, "everstep")) as app:
         gate = asyncio.Semaphore(AT_A_TIME)
 
         async def one(number: int) -> None:
@@ -133,13 +130,8 @@ async def many_short_runs(flow: Any, folder: Path) -> Figures:
 
 def ended(folder: Path) -> tuple[Any, ...]:
     """Return how many runs are completed and how many outcomes recorded, by another library's connection."""
-    with sqlite3.connect(f"file:{folder}/everstep.db?mode=ro", uri=True) as connection:
-        outcomes = "(SELECT count(*) FROM events WHERE kind = 'step_completed')"
-        answer: tuple[Any, ...] = connection.execute(
-            f"SELECT count(*), {outcomes} FROM runs WHERE status = 'completed'"
-        ).fetchone()
-    connection.close()
-    return answer
+    outcomes = f"(SELECT count(*) FROM {SCHEMA}events WHERE kind = 'step_completed')"
+    return ask(folder, "everstep", f"SELECT count(*), {outcomes} FROM {SCHEMA}runs WHERE status = 'completed'")
 
 
 # -- W3 ----------------------------------------------------------------------------------------------------------------
@@ -159,13 +151,14 @@ async def writing(steps: int) -> int:
 async def large_results(folder: Path) -> Figures:
     """One run whose steps return large texts."""
     TEXTS.extend(large_texts())
-    async with everstep.open(url_of(folder)) as app:
+    async with everstep.open(url_of(folder, "everstep")) as app:
         await app.run(writing, 2)
+        weight = Weight(folder)
         with Stopwatch() as watch:
             result = await app.run(writing, LARGE_STEPS, id="measured")
         expect(result, LARGE_STEPS * LARGE_BYTES, "the length of all results")
         expect(what_is_durable(folder, "measured"), ("completed", LARGE_STEPS, LARGE_STEPS), "what is durable")
-    return {**watch.rate(LARGE_STEPS), "step_bytes": bytes_in(folder) / (LARGE_STEPS + 2)}
+    return {**watch.rate(LARGE_STEPS), **weight.figures(LARGE_STEPS, 2)}
 
 
 # -- a conversation ----------------------------------------------------------------------------------------------------
@@ -189,7 +182,7 @@ async def conversation(folder: Path) -> Figures:
     for name, turns in (("half_megabytes", TURNS // 2), ("megabytes", TURNS)):
         place = folder / name
         place.mkdir()
-        async with everstep.open(url_of(place)) as app:
+        async with everstep.open(url_of(place, "everstep")) as app:
             expect(await app.run(talking, turns), turns, "the turns")
         found[name] = bytes_in(place) / 1e6
     return found
@@ -221,7 +214,7 @@ async def replay(folder: Path) -> Figures:
 async def until_last_step(folder: Path) -> Stopwatch:
     """Start the long run or go on with it until its last step's body runs, and leave it there."""
     REACHED.append(asyncio.Event())
-    async with everstep.open(url_of(folder)) as app:
+    async with everstep.open(url_of(folder, "everstep")) as app:
         with Stopwatch() as watch:
             await app.start(looking_long, HISTORY_STEPS, id="long")
             await REACHED[-1].wait()

@@ -1,9 +1,6 @@
 """How values go to PostgreSQL and come back.
 
-PostgreSQL's texts have no NUL, and ours may: an id, a preview or a note is any text. So a NUL is written as two
-characters, the rare control character SUBSTITUTE and `0`, and that character itself as itself and `1`. Two different
-texts stay different, a beginning of a text stays one, and whoever looks into a table sees what they expect.
-
+Texts are escaped (see escaping.py), and whole columns are written at once (see arrays.py).
 Numbers and truth values are always 8 bytes: a statement is then prepared once, whatever its values.
 """
 
@@ -15,23 +12,8 @@ from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import BytesBinaryDumper, StrBinaryDumper, TextBinaryLoader, TextLoader
 
-SUBSTITUTE: Final = "\x1a"
-NUL: Final = "\0"
-
-
-def escaped(value: str) -> str:
-    """Return a text as PostgreSQL takes it."""
-    if NUL in value or SUBSTITUTE in value:
-        return value.replace(SUBSTITUTE, SUBSTITUTE + "1").replace(NUL, SUBSTITUTE + "0")
-    return value
-
-
-def unescaped(value: str) -> str:
-    """Return a text as it was before `escaped`."""
-    if SUBSTITUTE not in value:
-        return value
-    first, *rest = value.split(SUBSTITUTE)
-    return first + "".join((NUL if part[:1] == "0" else SUBSTITUTE) + part[1:] for part in rest)
+from everstep.stores.postgres.arrays import Blobs, BlobsDumper, Numbers, NumbersDumper, Texts, TextsDumper
+from everstep.stores.postgres.escaping import escaped, unescaped
 
 
 class TextDumper(StrBinaryDumper):
@@ -59,6 +41,8 @@ def adapt(context: "psycopg.Connection[Any] | psycopg.RawCursor[Any]") -> None:
         adapters.register_dumper(kind, dumper)
     adapters.register_dumper(bytes, BytesBinaryDumper)
     adapters.register_dumper(list, ListBinaryDumper)
+    for array, writer in ((Numbers, NumbersDumper), (Texts, TextsDumper), (Blobs, BlobsDumper)):
+        adapters.register_dumper(array, writer)
     adapters.register_loader("text", _BinaryText)
     adapters.register_loader("text", _PlainText)
 

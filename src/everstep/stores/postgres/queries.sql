@@ -46,8 +46,9 @@ SELECT id FROM everstep.runs WHERE id = ANY ($1::text[]) ORDER BY id FOR UPDATE;
 -- Appends that change nothing but their own runs, all at once: a run's row is locked, compared with what is expected,
 -- and changed; the events and payloads of just those runs are written; their ids are returned. An end that concerns
 -- others, because the run is followed, has something in its inbox, or has keys whose effects are under way, is left
--- alone: whoever sends ends has locked the runs before. `fresh`: only if this transaction has made the run. The first 18
--- parameters are one array for each column of `new`.
+-- alone: whoever sends ends has locked the runs before. (EXISTS might become a table of all that is pending, made anew
+-- for each batch.) `fresh`: only if this transaction has made the run. The first 18 parameters are one array for each
+-- column of `new`.
 WITH new AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[], $7::text[],
         $8::bytea[], $9::bigint[], $10::bytea[], $11::text[], $12::bigint[], $13::bytea[], $14::bigint[],
@@ -64,10 +65,10 @@ WITH new AS MATERIALIZED (
     WHERE runs.id = new.run AND runs.generation = new.generation AND runs.epoch = new.epoch
         AND runs.head_seq = new.expected_seq AND runs.head_digest = new.expected_digest
         AND (new.fresh = 0 OR runs.xmin = pg_current_xact_id()::xid)
-        AND (new.ended_at IS NULL OR NOT (
-            EXISTS (SELECT 1 FROM everstep.followers WHERE followers.run = new.run)
-            OR EXISTS (SELECT 1 FROM everstep.signals WHERE signals.run = new.run AND signals.state = 'pending')
-            OR EXISTS (SELECT 1 FROM everstep.effects WHERE effects.run = new.run AND effects.state = 'under-way')
+        AND (new.ended_at IS NULL OR (
+            (SELECT 1 FROM everstep.followers WHERE followers.run = new.run LIMIT 1) IS NULL
+            AND (SELECT 1 FROM everstep.signals WHERE signals.run = new.run AND signals.state = 'pending' LIMIT 1) IS NULL
+            AND (SELECT 1 FROM everstep.effects WHERE effects.run = new.run AND effects.state = 'under-way' LIMIT 1) IS NULL
         ))
     RETURNING runs.id
 ), appended AS (

@@ -12,6 +12,7 @@ from everstep.errors import Damaged
 from everstep.model.status import ENDED, Status
 from everstep.stores.keys import SettleKey
 from everstep.stores.moving import ImportRuns
+from everstep.stores.postgres.arrays import Texts, arrays
 from everstep.stores.postgres.connections import Connection
 from everstep.stores.postgres.queries import statements
 from everstep.stores.protocol import (
@@ -30,10 +31,13 @@ from everstep.stores.sql.batch import runs_mentioned
 from everstep.stores.sql.operations import Operations
 from everstep.stores.sql.rows import Row, change_values, run_values, tag_values
 
-EVENT_COLUMNS: Final = 8
-PAYLOAD_COLUMNS: Final = 3
-RUN_COLUMNS: Final = 25
 TAG_COLUMNS: Final = 4
+# What the columns of arrays are, see arrays.py.
+RUNS: Final = "tttntnnbntntnttttnnnntbbb"
+CHANGES: Final = "tnnnbntbnbtnbnnnbn"
+EVENTS: Final = "tnnttnbb"
+PAYLOADS: Final = "ttb"
+TAGS: Final = "ttnt"
 
 
 class PostgresStatements:
@@ -191,7 +195,7 @@ class Transaction(Operations):
                 made = do("start_simple", _start_values([start.new for start in starts]))
             if appends:
                 if len(appends) > 1 or any(append.row.status in ENDED for append in appends):
-                    do("lock_runs", ([append.run for append in appends],))
+                    do("lock_runs", (Texts(append.run for append in appends),))
                 moved = do("append_simple", _append_values(appends, {start.new.row.id for start in starts}))
                 self._write_beside(appends)
             connection.execute("COMMIT")
@@ -250,7 +254,7 @@ def _is_plain(append: Append) -> bool:
 def _one_values(append: Append) -> list[Any]:
     """Return the parameters of `append_one`."""
     values = change_values(append)
-    return [*values[:12], *values[14:], *columns(6, append.events)]
+    return [*values[:12], *values[14:], *arrays(EVENTS[2:], append.events)]
 
 
 def _append_values(appends: Sequence[Append], made: Set[str]) -> list[Any]:
@@ -258,7 +262,7 @@ def _append_values(appends: Sequence[Append], made: Set[str]) -> list[Any]:
     rows = [(*change_values(a), a.row.budget, a.run in made) for a in appends]
     events = [(a.run, a.generation, *event) for a in appends for event in a.events]
     payloads = [(a.run, digest, value) for a in appends for digest, value in a.payloads]
-    return [*columns(18, rows), *columns(EVENT_COLUMNS, events), *columns(PAYLOAD_COLUMNS, payloads)]
+    return [*arrays(CHANGES, rows), *arrays(EVENTS, events), *arrays(PAYLOADS, payloads)]
 
 
 def _start_values(news: Sequence[NewRun]) -> list[Any]:
@@ -268,10 +272,10 @@ def _start_values(news: Sequence[NewRun]) -> list[Any]:
     payloads = [(new.row.id, digest, value) for new in news for digest, value in new.payloads]
     tags = list(_tags(news))
     return [
-        *columns(RUN_COLUMNS, rows),
-        *columns(EVENT_COLUMNS, events),
-        *columns(PAYLOAD_COLUMNS, payloads),
-        *columns(TAG_COLUMNS, tags),
+        *arrays(RUNS, rows),
+        *arrays(EVENTS, events),
+        *arrays(PAYLOADS, payloads),
+        *arrays(TAGS, tags),
     ]
 
 
