@@ -46,6 +46,6 @@ def test_a_statement_is_prepared_once_whatever_is_in_its_columns(
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
 def test_a_number_that_does_not_fit_is_not_sent(connection: Any, value: int) -> None:
     for column in (Numbers([value]), Numbers([value, None])):
-        with pytest.raises(Exception, match="int|range|large"):
+        with pytest.raises(Exception, match=r"int|range|large"):
             connection.execute("SELECT $1::bigint[]", [column])
     assert connection.execute("SELECT 1").fetchall() == [(1,)]

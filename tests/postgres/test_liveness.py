@@ -74,6 +74,43 @@ def test_a_worker_that_was_killed_is_buried_in_about_a_second(
     assert watching.workers() == []
 
 
+def test_whoever_begins_on_the_machine_of_a_killed_worker_buries_it_at_once(
+    postgres: PostgresHarness, worker: "subprocess.Popen[str]", server: Server
+) -> None:
+    worker.kill()
+    worker.wait()
+    server.wait_for_sessions_to_end(f"everstep {worker.pid} ")
+    beginning = PostgresStore(postgres.server.url(postgres.schema))
+    assert beginning.bury_dead(0) == ["w"]
+    beginning.close()
+
+
+def test_of_another_machine_nobody_knows_at_once_that_a_process_is_gone(
+    postgres: PostgresHarness, worker: "subprocess.Popen[str]", server: Server
+) -> None:
+    server.ask(f"UPDATE {postgres.schema}.workers SET machine = 'another'")
+    worker.kill()
+    worker.wait()
+    server.wait_for_sessions_to_end(f"everstep {worker.pid} ")
+    beginning = PostgresStore(postgres.server.url(postgres.schema))
+    stays(lambda: beginning.bury_dead(0) == [], 0.9)
+    assert until(lambda: beginning.bury_dead(0) == ["w"], 5) < 1.0
+    beginning.close()
+
+
+def test_a_worker_that_only_lost_its_session_is_not_gone_for_whoever_begins(
+    postgres: PostgresHarness, worker: "subprocess.Popen[str]", server: Server
+) -> None:
+    worker.send_signal(signal.SIGSTOP)
+    server.terminate(f"everstep {worker.pid} %")
+    server.wait_for_sessions_to_end(f"everstep {worker.pid} ")
+    beginning = PostgresStore(postgres.server.url(postgres.schema))
+    stays(lambda: beginning.bury_dead(0) == [], 0.8)
+    worker.send_signal(signal.SIGCONT)
+    stays(lambda: beginning.bury_dead(0) == [], 1.5)
+    beginning.close()
+
+
 def test_a_stopped_worker_is_not_buried(watching: PostgresStore, worker: "subprocess.Popen[str]") -> None:
     worker.send_signal(signal.SIGSTOP)
     stays(lambda: watching.bury_dead(0) == [], 2.0)

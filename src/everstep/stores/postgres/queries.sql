@@ -749,8 +749,8 @@ SELECT pg_advisory_unlock($1::int, $2::int);
 -- Workers whose lock nobody has, and those whose lease has lapsed. A restart of the server frees all locks, so none is
 -- missed before everybody has had a while to take them again. (A lock that could be had is let go with the transaction.)
 -- Of one that could never have a lock nobody knows; after an hour without a lease its row goes.
-SELECT id, place, is_lockless, is_lapsed FROM (
-    SELECT id, place,
+SELECT id, place, is_lockless, is_lapsed, pid, machine FROM (
+    SELECT id, place, pid, machine,
         CASE WHEN has_lock = 0 THEN lease_until <= extract(epoch FROM clock_timestamp() - interval '1 hour') * 1000000
             ELSE clock_timestamp() - pg_postmaster_start_time() >= make_interval(secs => $2::bigint / 1000000.0)
                 AND pg_try_advisory_xact_lock_shared($1::int, place::int)
@@ -794,8 +794,8 @@ WITH noted AS (
     INSERT INTO everstep.meta (name, value) VALUES ('latest_time', $5::bigint::text)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE meta.value::bigint < excluded.value::bigint
 )
-INSERT INTO everstep.workers (id, place, pid, host, started_at, lease_until, targets, about, has_lock)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9);
+INSERT INTO everstep.workers (id, place, pid, host, started_at, lease_until, targets, about, has_lock, machine)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
 
 -- name: remove_worker
 -- By its place as well, so that a worker which came back under its id is not meant.
