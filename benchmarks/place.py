@@ -1,15 +1,12 @@
 """Where a measurement keeps its data: in a file in its folder or, with BENCH_POSTGRES, in a database of that server.
 
 The parent makes an empty database for each measurement and names it in the environment, so that the same script is
-measured on both.
+measured on both. Scripts whose start is measured import this, so it imports next to nothing.
 """
 
 import os
-import sqlite3
 from pathlib import Path
 from typing import Any
-
-from measuring import Figures, bytes_in
 
 POSTGRES = os.environ.get("BENCH_POSTGRES", "")
 
@@ -43,6 +40,8 @@ def ask(folder: Path, name: str, query: str, *parameters: Any) -> tuple[Any, ...
 
         with psycopg.connect(POSTGRES, autocommit=True) as postgres:
             return postgres.execute(query.replace("?", "%s"), parameters).fetchone() or ()
+    import sqlite3
+
     connection = sqlite3.connect(f"file:{folder}/{name}.db?mode=ro", uri=True, timeout=10)
     try:
         answer: tuple[Any, ...] = connection.execute(query, parameters).fetchone()
@@ -64,9 +63,11 @@ class Weight:
         if POSTGRES:
             self._bytes, self._wal, self._commits = self._now()
 
-    def figures(self, steps: int, steps_before: int) -> Figures:
+    def figures(self, steps: int, steps_before: int) -> dict[str, Any]:
         """Return the bytes for each step; on PostgreSQL those of its tables, and of its log beside them."""
         if not POSTGRES:
+            from measuring import bytes_in
+
             return {"step_bytes": bytes_in(self._folder) / (steps + steps_before)}
         kept, wal, commits = self._now()
         return {

@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from measuring import (
     STEPS,
     TURN_BYTES,
     TURNS,
+    Failed,
     Figures,
     Stopwatch,
     bytes_in,
@@ -31,6 +34,7 @@ import everstep
 from everstep import step, workflow
 
 SCHEMA = "everstep." if POSTGRES else ""
+LOOK_SECONDS = 0.02
 BODIES_AT: list[float] = []
 """When bodies ran: the time between two is what a sequential step takes."""
 
@@ -134,6 +138,42 @@ def ended(folder: Path) -> tuple[Any, ...]:
     return ask(folder, "everstep", f"SELECT count(*), {outcomes} FROM {SCHEMA}runs WHERE status = 'completed'")
 
 
+# -- W2, by workers ---------------------------------------------------------------------------------------------------
+async def by_workers(folder: Path, count: int) -> Figures:
+    """The same runs, started before the clock, and done by so many worker processes."""
+    async with everstep.open(url_of(folder, "everstep")) as app:
+        await app.run(acting, 10)
+    command = [sys.executable, __file__, "worker", str(folder)]
+    workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    try:
+        for worker in workers:
+            assert worker.stdout is not None
+            worker.stdout.readline()
+        async with everstep.connect(url_of(folder, "everstep")) as client:
+            await asyncio.gather(*(client.start("acting", RUN_STEPS, id=f"run-{number}") for number in range(RUNS)))
+        with Stopwatch() as watch:
+            (folder / "go").touch()
+            while (done := ended(folder)) != (RUNS + 1, RUNS * RUN_STEPS + 10):
+                if worker_ended := [worker for worker in workers if worker.poll() is not None]:
+                    raise Failed(f"{len(worker_ended)} workers have ended; {done[0]} runs are done")
+                await asyncio.sleep(LOOK_SECONDS)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    return watch.rate(RUNS * RUN_STEPS)
+
+
+async def be_worker(folder: Path) -> Figures:
+    """One of these workers: it begins when there is a file `go`."""
+    print("ready", flush=True)
+    while not (folder / "go").exists():
+        await asyncio.sleep(0.005)
+    async with everstep.open(url_of(folder, "everstep"), recover=True):
+        await asyncio.Event().wait()
+    return {}
+
+
 # -- W3 ----------------------------------------------------------------------------------------------------------------
 TEXTS: list[str] = []
 
@@ -228,6 +268,10 @@ MEASUREMENTS = {
     "w1-read": lambda folder: asyncio.run(one_long_run(looking, folder)),
     "w2-async": lambda folder: asyncio.run(many_short_runs(acting, folder)),
     "w2-def": lambda folder: asyncio.run(many_short_runs(acting_plainly, folder)),
+    "w2-workers-1": lambda folder: asyncio.run(by_workers(folder, 1)),
+    "w2-workers-2": lambda folder: asyncio.run(by_workers(folder, 2)),
+    "w2-workers-4": lambda folder: asyncio.run(by_workers(folder, 4)),
+    "worker": lambda folder: asyncio.run(be_worker(folder)),
     "w3": lambda folder: asyncio.run(large_results(folder)),
     "conversation": lambda folder: asyncio.run(conversation(folder)),
     "replay": lambda folder: asyncio.run(replay(folder)),

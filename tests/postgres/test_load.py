@@ -11,7 +11,7 @@ import pytest
 import everstep
 from everstep.stores.postgres.connections import PLANS_OF_WRITER
 from everstep.stores.postgres.queries import statements
-from everstep.stores.protocol import Accepted, StartRun
+from everstep.stores.protocol import Accepted, Claim, Claimed, NotClaimed, StartRun
 from tests.stores.kit import PostgresHarness, append_to, new_run
 
 SECONDS = 6.0
@@ -80,8 +80,38 @@ def test_a_batch_of_appends_and_starts_is_one_round_trip(
     assert (len(counter.statements), counter.round_trips) == (1, 1)
 
 
+def test_claims_of_many_runs_are_one_round_trip_also_those_that_fail(
+    postgres: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [postgres.start(f"r{number}", status="running") for number in range(20)]
+    postgres.store.register_worker("other", 1, "host", 10**18)
+    postgres.store.register_worker("w", 2, "host", 10**18)
+    assert isinstance(postgres.one(Claim("r3", "other", 5, ("running",))), Claimed)
+    claims = [Claim(row.id, "w", 5 + place, ("running", "queued"), True) for place, row in enumerate(rows)]
+    counter = Counter(monkeypatch, watchers=False)
+    verdicts = postgres.do(*claims)
+    assert counter.round_trips == 1
+    taken = [verdict.row for verdict in verdicts if isinstance(verdict, Claimed)]
+    assert [(row.id, row.owner, row.epoch) for row in taken] == [
+        (row.id, "w", row.epoch + 1) for row in rows if row.id != "r3"
+    ]
+    assert isinstance(verdicts[3], NotClaimed)
+    assert verdicts[3].row is not None
+    assert verdicts[3].row.owner == "other"
+
+
 MAY_SCAN = re.compile(r"Seq Scan on (workers|meta|waiters|deletions)")
-BY_INDEX = ("append_simple", "append_one", "due", "next_wake", "pending_of_owner", "lock_runs", "events", "inbox")
+BY_INDEX = (
+    "append_simple",
+    "append_one",
+    "claim_simple",
+    "due",
+    "next_wake",
+    "pending_of_owner",
+    "lock_runs",
+    "events",
+    "inbox",
+)
 
 
 @pytest.mark.parametrize("name", BY_INDEX)

@@ -716,6 +716,30 @@ WHERE id = $1 AND status = ANY ($4::text[])
 RETURNING id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
     tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget;
 
+-- name: claim_simple
+-- The same for many runs of the queue `default`, which somebody else may want as well: those that were claimed, as 1 and
+-- the columns of `runs`, and those that were not, as 0. The runs are locked already. $1: runs, $2: times, $3: the
+-- worker, $4: statuses.
+WITH claimed AS (
+    UPDATE everstep.runs SET
+        epoch = epoch + 1,
+        owner = $3,
+        deaths = deaths + CASE WHEN owner IS NOT NULL AND owner <> $3 AND status IN ('running', 'queued')
+            AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner) THEN 1 ELSE 0 END
+    FROM unnest($1::text[], $2::bigint[]) AS new (run, at)
+    WHERE runs.id = new.run AND queue = 'default' AND status = ANY ($4::text[])
+        AND (owner IS NULL OR owner = $3
+            OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner AND workers.lease_until > new.at))
+    RETURNING id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
+        tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
+)
+SELECT 1::bigint, claimed.* FROM claimed
+UNION ALL
+SELECT 0, id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
+    tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
+FROM everstep.runs
+WHERE id = ANY ($1::text[]) AND queue = 'default' AND NOT EXISTS (SELECT 1 FROM claimed WHERE claimed.id = runs.id);
+
 -- name: release
 -- Without history: only who drives it, and its status. An ended run stays as it ended.
 UPDATE everstep.runs SET owner = NULL, status = CASE WHEN ended_at IS NULL THEN $3 ELSE status END WHERE id = $1 AND epoch = $2;

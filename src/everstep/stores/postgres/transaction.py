@@ -1,8 +1,8 @@
 """Operations inside an open transaction, and many simple ones at once in a single round trip.
 
 `Operations.one` does an operation by itself and is the specification; before it, `prepare` locks all runs, keys and
-queues that a batch may concern, in one order for everybody. `simple` does the appends and starts that concern no run
-but their own, for all runs at once, and says which of them were accepted; the others are then done one by one.
+queues that a batch may concern, in one order for everybody. `simple` does the appends, starts and claims that concern
+no run but their own, for all runs at once, and says which of them were accepted; the others are then done one by one.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -18,18 +18,21 @@ from everstep.stores.postgres.queries import statements
 from everstep.stores.protocol import (
     Append,
     Claim,
+    Claimed,
     MarkRestored,
     NewRun,
+    NotClaimed,
     Operation,
     Refused,
     RestartRun,
     RunRow,
     StartRun,
+    Verdict,
 )
 from everstep.stores.queues import ChangeQueue, TakeSlot
 from everstep.stores.sql.batch import runs_mentioned
-from everstep.stores.sql.operations import Operations
-from everstep.stores.sql.rows import Row, change_values, run_values, tag_values
+from everstep.stores.sql.operations import ACCEPTED, Operations
+from everstep.stores.sql.rows import Row, change_values, run_row, run_values, tag_values
 
 TAG_COLUMNS: Final = 4
 # What the columns of arrays are, see arrays.py.
@@ -179,34 +182,39 @@ class Transaction(Operations):
         return refusal
 
     # -- at once ----------------------------------------------------------------------------------------------------
-    def simple(self, appends: Sequence[Append], starts: Sequence[StartRun]) -> set[int]:
-        """Do simple operations in one transaction and one round trip; return the places of those that were accepted.
+    def simple(
+        self, appends: Sequence[Append], starts: Sequence[StartRun], claims: Sequence[Claim] = ()
+    ) -> dict[int, Verdict]:
+        """Do simple operations in one transaction and one round trip; return the verdicts that were reached.
 
-        Places are counted through the starts, then the appends.
+        Their places are counted through the starts, the appends, then the claims.
         """
-        if not starts and len(appends) == 1 and _is_plain(appends[0]):
-            return {0} if self._statements.execute("append_one", _one_values(appends[0])).rowcount else set()
+        if not starts and not claims and len(appends) == 1 and _is_plain(appends[0]):
+            done = self._statements.execute("append_one", _one_values(appends[0])).rowcount
+            return {0: ACCEPTED} if done else {}
         do = self._statements.execute
-        made = moved = None
+        made = moved = taken = None
         connection = self._statements.connection
         with connection.pipeline():
             connection.execute("BEGIN")
             if starts:
                 made = do("start_simple", _start_values([start.new for start in starts]))
+            if claims or len(appends) > 1 or any(append.row.status in ENDED for append in appends):
+                do("lock_runs", (Texts([*(one.run for one in appends), *(one.run for one in claims)]),))
             if appends:
-                if len(appends) > 1 or any(append.row.status in ENDED for append in appends):
-                    do("lock_runs", (Texts(append.run for append in appends),))
                 moved = do("append_simple", _append_values(appends, {start.new.row.id for start in starts}))
                 self._write_beside(appends)
+            if claims:
+                taken = do("claim_simple", _claim_values(claims))
             connection.execute("COMMIT")
-        accepted: set[int] = set()
-        if made is not None:
-            ids = {id for (id,) in made.fetchall()}
-            accepted |= {place for place, start in enumerate(starts) if start.new.row.id in ids}
-        if moved is not None:
-            ids = {id for (id,) in moved.fetchall()}
-            accepted |= {len(starts) + place for place, append in enumerate(appends) if append.run in ids}
-        return accepted
+        new, written = _ids(made), _ids(moved)
+        verdicts: dict[int, Verdict] = {place: ACCEPTED for place, one in enumerate(starts) if one.new.row.id in new}
+        verdicts |= {place: ACCEPTED for place, one in enumerate(appends, len(starts)) if one.run in written}
+        if taken is not None:
+            answers = {row.id: answer for row, answer in map(_claim_answer, taken.fetchall())}
+            first = len(starts) + len(appends)
+            verdicts |= {place: answers[one.run] for place, one in enumerate(claims, first) if one.run in answers}
+        return verdicts
 
     def _write_beside(self, appends: Sequence[Append]) -> None:
         """Write what some appends have beside their events and payloads, if they were accepted."""
@@ -263,6 +271,21 @@ def _append_values(appends: Sequence[Append], made: Set[str]) -> list[Any]:
     events = [(a.run, a.generation, *event) for a in appends for event in a.events]
     payloads = [(a.run, digest, value) for a in appends for digest, value in a.payloads]
     return [*arrays(CHANGES, rows), *arrays(EVENTS, events), *arrays(PAYLOADS, payloads)]
+
+
+def _ids(cursor: Any) -> Set[str]:
+    return {id for (id,) in cursor.fetchall()} if cursor is not None else frozenset()
+
+
+def _claim_answer(values: Row) -> tuple[RunRow, Verdict]:
+    row = run_row(values[1:])
+    return row, Claimed(row) if values[0] else NotClaimed(row)
+
+
+def _claim_values(claims: Sequence[Claim]) -> list[Any]:
+    """Return the parameters of `claim_simple`. All are of one worker, and for the same statuses."""
+    rows = [(claim.run, claim.at) for claim in claims]
+    return [*arrays("tn", rows), claims[0].worker, Texts(claims[0].statuses)]
 
 
 def _start_values(news: Sequence[NewRun]) -> list[Any]:
