@@ -13,7 +13,8 @@ from resuming import FILL_SECONDS_MAX, RESUME_SECONDS_MAX, run_until_mark
 from server import Server
 
 IDLE_SECONDS = 15.0
-SETTLE_SECONDS = 2.0
+SETTLE_SECONDS = 12.0
+"""A session at rest tells within ten seconds what it has done."""
 
 
 class PostgresBench(Bench):

@@ -21,7 +21,7 @@ from everstep.stores.protocol import Claim, Claimed
 
 CLAIMS = 200
 STARTS = 100
-IDLE_SECONDS = 20.0
+IDLE_SECONDS = 29.0
 STATUSES = ("queued", "running", "waiting")
 
 RUNS = """

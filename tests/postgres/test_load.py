@@ -11,7 +11,7 @@ import pytest
 import everstep
 from everstep.stores.postgres.connections import PLANS_OF_WRITER
 from everstep.stores.postgres.queries import statements
-from everstep.stores.protocol import Accepted, Claim, Claimed, NotClaimed, StartRun
+from everstep.stores.protocol import Accepted, Claim, Claimed, Existing, NotClaimed, StartRun
 from tests.stores.kit import PostgresHarness, append_to, new_run
 
 SECONDS = 6.0
@@ -98,6 +98,18 @@ def test_claims_of_many_runs_are_one_round_trip_also_those_that_fail(
     assert isinstance(verdicts[3], NotClaimed)
     assert verdicts[3].row is not None
     assert verdicts[3].row.owner == "other"
+
+
+def test_starts_of_runs_that_exist_are_two_round_trips(
+    postgres: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(0, 20, 2):
+        postgres.start(f"r{number}", status="running")
+    counter = Counter(monkeypatch, watchers=False)
+    verdicts = postgres.do(*(StartRun(new_run(f"r{number}")) for number in range(20)))
+    assert counter.round_trips == 2
+    assert verdicts[1::2] == [Accepted()] * 10
+    assert [one.row.id for one in verdicts if isinstance(one, Existing)] == [f"r{number}" for number in range(0, 20, 2)]
 
 
 MAY_SCAN = re.compile(r"Seq Scan on (workers|meta|waiters|deletions)")

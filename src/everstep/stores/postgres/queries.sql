@@ -433,6 +433,12 @@ SELECT run, generation, what, seq, row, why, at FROM everstep.archive WHERE run 
 -- Read back after an unknown commit: a repair always archives the row.
 SELECT count(*) FROM everstep.archive WHERE run = $1 AND what = 'run' AND at = $2;
 
+-- name: rows_of_runs
+-- Many at once, for starts of runs that exist.
+SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
+    tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
+FROM everstep.runs WHERE id = ANY ($1::text[]);
+
 -- name: run_head
 -- What decides whether an operation is accepted.
 SELECT generation, epoch, head_seq, head_digest, status FROM everstep.runs WHERE id = $1;

@@ -19,6 +19,7 @@ from everstep.stores.protocol import (
     Append,
     Claim,
     Claimed,
+    Existing,
     MarkRestored,
     NewRun,
     NotClaimed,
@@ -209,12 +210,21 @@ class Transaction(Operations):
             connection.execute("COMMIT")
         new, written = _ids(made), _ids(moved)
         verdicts: dict[int, Verdict] = {place: ACCEPTED for place, one in enumerate(starts) if one.new.row.id in new}
+        if len(new) < len(starts):
+            verdicts |= self._existing(starts, {*new, *(append.run for append in appends)})
         verdicts |= {place: ACCEPTED for place, one in enumerate(appends, len(starts)) if one.run in written}
         if taken is not None:
             answers = {row.id: answer for row, answer in map(_claim_answer, taken.fetchall())}
             first = len(starts) + len(appends)
             verdicts |= {place: answers[one.run] for place, one in enumerate(claims, first) if one.run in answers}
         return verdicts
+
+    def _existing(self, starts: Sequence[StartRun], others: Set[str]) -> dict[int, Verdict]:
+        """Return the verdicts on starts of runs that exist, but for those that something else is to be said about."""
+        ids = Texts(one.new.row.id for one in starts if one.new.row.id not in others)
+        rows = {row.id: row for row in map(run_row, self._all("rows_of_runs", ids))} if ids else {}
+        found = ((place, rows.get(one.new.row.id)) for place, one in enumerate(starts))
+        return {place: Existing(row) for place, row in found if row is not None}
 
     def _write_beside(self, appends: Sequence[Append]) -> None:
         """Write what some appends have beside their events and payloads, if they were accepted."""
