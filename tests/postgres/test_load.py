@@ -10,6 +10,7 @@ import pytest
 
 import everstep
 from everstep.stores.postgres.connections import PLANS_OF_WRITER
+from everstep.stores.postgres.direct import Direct
 from everstep.stores.postgres.queries import statements
 from everstep.stores.protocol import Accepted, Claim, Claimed, Existing, NotClaimed, StartRun
 from tests.stores.kit import PostgresHarness, append_to, new_run
@@ -37,6 +38,14 @@ class Counter:
             self.round_trips += 1
             return pipeline(connection)
 
+        changed = Direct.changed
+
+        def directly(statement: Direct, *args: Any) -> int:
+            self.statements.append("direct")
+            self.round_trips += 1
+            return changed(statement, *args)
+
+        patch.setattr(Direct, "changed", directly)
         patch.setattr(psycopg.Connection, "execute", counting)
         patch.setattr(psycopg.Connection, "pipeline", one_more)
 

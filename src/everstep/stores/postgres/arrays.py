@@ -35,64 +35,33 @@ class Blobs(list[Any]):
     """A column of bytes."""
 
 
-class _Array(Dumper):
-    format = Format.BINARY
-    element: int
-
-    def dump(self, obj: list[Any]) -> bytes:
-        """Return an array as it is sent."""
-        if not obj:
-            return EMPTY(0, 0, self.element)
-        has_null = None in obj
-        return HEAD(1, has_null, self.element, len(obj), 1) + self.written(obj, has_null)
-
-    def written(self, values: Sequence[Any], has_null: bool) -> bytes:
-        """Return the elements, each after its length."""
-        raise NotImplementedError
+OID_OF_ELEMENT: Final = {"n": 20, "t": 25, "b": 17}
+OID_OF_ARRAY: Final = {"n": 1016, "t": 1009, "b": 1001}
 
 
-class NumbersDumper(_Array):
-    """Writes numbers and truth values."""
-
-    oid = 1016
-    element = 20
-
-    def written(self, values: Sequence[Any], has_null: bool) -> bytes:
-        """Return the elements. Each has eight bytes."""
-        if has_null:
-            one = _numbers(1)
-            return b"".join([NULL if value is None else one(8, value) for value in values])
-        both = [8] * (2 * len(values))
-        both[1::2] = values
-        return _numbers(len(values))(*both)
+def array_bytes(kind: str, values: Sequence[Any]) -> bytes:
+    """Return a column as it is sent. `kind`: `n`umbers, `t`exts or `b`ytes."""
+    element = OID_OF_ELEMENT[kind]
+    if not values:
+        return EMPTY(0, 0, element)
+    has_null = None in values
+    head = HEAD(1, has_null, element, len(values), 1)
+    if kind == "b":
+        return head + _joined(values)
+    if kind == "t":
+        return head + _joined([None if value is None else escaped(value).encode() for value in values])
+    if has_null:
+        one = _numbers(1)
+        return head + b"".join([NULL if value is None else one(8, value) for value in values])
+    both = [8] * (2 * len(values))
+    both[1::2] = values
+    return head + _numbers(len(values))(*both)
 
 
 @lru_cache(maxsize=1000)
 def _numbers(count: int) -> Callable[..., bytes]:
-    """Return what writes so many numbers."""
+    """Return what writes so many numbers, each of eight bytes, after its length."""
     return struct.Struct(">" + "iq" * count).pack
-
-
-class BlobsDumper(_Array):
-    """Writes bytes."""
-
-    oid = 1001
-    element = 17
-
-    def written(self, values: Sequence[Any], has_null: bool) -> bytes:
-        """Return the elements, as they are."""
-        return _joined(values)
-
-
-class TextsDumper(_Array):
-    """Writes texts."""
-
-    oid = 1009
-    element = 25
-
-    def written(self, values: Sequence[Any], has_null: bool) -> bytes:
-        """Return the elements, in UTF-8 and without NULs."""
-        return _joined([None if value is None else escaped(value).encode() for value in values])
 
 
 def _joined(values: Iterable[bytes | None]) -> bytes:
@@ -105,6 +74,36 @@ def _joined(values: Iterable[bytes | None]) -> bytes:
             add(LENGTH(len(value)))
             add(value)
     return b"".join(parts)
+
+
+class _Array(Dumper):
+    format = Format.BINARY
+    kind: str
+
+    def dump(self, obj: list[Any]) -> bytes:
+        """Return an array as it is sent."""
+        return array_bytes(self.kind, obj)
+
+
+class NumbersDumper(_Array):
+    """Writes numbers and truth values."""
+
+    kind = "n"
+    oid = OID_OF_ARRAY[kind]
+
+
+class BlobsDumper(_Array):
+    """Writes bytes."""
+
+    kind = "b"
+    oid = OID_OF_ARRAY[kind]
+
+
+class TextsDumper(_Array):
+    """Writes texts."""
+
+    kind = "t"
+    oid = OID_OF_ARRAY[kind]
 
 
 _KINDS: Final[dict[str, type[list[Any]]]] = {"n": Numbers, "t": Texts, "b": Blobs}

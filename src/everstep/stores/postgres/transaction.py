@@ -14,6 +14,7 @@ from everstep.stores.keys import SettleKey
 from everstep.stores.moving import ImportRuns
 from everstep.stores.postgres.arrays import Texts, arrays
 from everstep.stores.postgres.connections import Connection
+from everstep.stores.postgres.direct import Direct
 from everstep.stores.postgres.queries import statements
 from everstep.stores.protocol import (
     Append,
@@ -39,6 +40,7 @@ TAG_COLUMNS: Final = 4
 # What the columns of arrays are, see arrays.py.
 RUNS: Final = "tttntnnbntntnttttnnnntbbb"
 CHANGES: Final = "tnnnbntbnbtnbnnnbn"
+ONE: Final = "tnnnbntbnbtnnn"
 EVENTS: Final = "tnnttnbb"
 PAYLOADS: Final = "ttb"
 TAGS: Final = "ttnt"
@@ -50,10 +52,18 @@ class PostgresStatements:
     def __init__(self, schema: str, connection: Connection) -> None:
         self.connection = connection
         self._texts = statements(schema)
+        self._append_one = Direct("append_one", self._texts["append_one"], ONE + EVENTS[2:].upper())
 
     def execute(self, name: str, parameters: Sequence[Any] = ()) -> Any:
         """Do a statement, and return the cursor."""
         return self.connection.execute(self._texts[name], parameters, prepare=self._prepares(), binary=True)
+
+    def append_one(self, append: Append) -> int:
+        """Do that statement, which most steps are, and return how many events it has written."""
+        values = [*one_values(append), *zip(*append.events, strict=True)]
+        if self.connection.prepare_threshold is None:
+            return self.run("append_one", *values[: len(ONE)], *arrays(EVENTS[2:], append.events))
+        return self._append_one.changed(self.connection, values)
 
     def all(self, name: str, *parameters: Any) -> list[Row]:
         """Do a statement and return its rows."""
@@ -191,8 +201,7 @@ class Transaction(Operations):
         Their places are counted through the starts, the appends, then the claims.
         """
         if not starts and not claims and len(appends) == 1 and _is_plain(appends[0]):
-            done = self._statements.execute("append_one", _one_values(appends[0])).rowcount
-            return {0: ACCEPTED} if done else {}
+            return {0: ACCEPTED} if self._statements.append_one(appends[0]) else {}
         do = self._statements.execute
         made = moved = taken = None
         connection = self._statements.connection
@@ -269,10 +278,10 @@ def _is_plain(append: Append) -> bool:
     return row.status not in ENDED and row.budget is None and row.outcome is None
 
 
-def _one_values(append: Append) -> list[Any]:
-    """Return the parameters of `append_one`."""
+def one_values(append: Append) -> Row:
+    """Return the parameters of `append_one`, but for the events."""
     values = change_values(append)
-    return [*values[:12], *values[14:], *arrays(EVENTS[2:], append.events)]
+    return (*values[:12], *values[14:])
 
 
 def _append_values(appends: Sequence[Append], made: Set[str]) -> list[Any]:
