@@ -778,7 +778,8 @@ SELECT pg_advisory_unlock($1::int, $2::int);
 -- name: silent_workers
 -- Workers whose lock nobody has, and those whose lease has lapsed. A restart of the server frees all locks, so none is
 -- missed before everybody has had a while to take them again. (A lock that could be had is let go with the transaction.)
--- Of one that could never have a lock nobody knows; after an hour without a lease its row goes.
+-- Of one that could never have a lock nobody knows; after an hour without a lease its row goes. $3: how many are looked
+-- at, those with the next places after $4 and then from the beginning; NULL for all.
 SELECT id, place, is_lockless, is_lapsed, pid, machine FROM (
     SELECT id, place, pid, machine,
         CASE WHEN has_lock = 0 THEN lease_until <= extract(epoch FROM clock_timestamp() - interval '1 hour') * 1000000
@@ -786,7 +787,12 @@ SELECT id, place, is_lockless, is_lapsed, pid, machine FROM (
                 AND pg_try_advisory_xact_lock_shared($1::int, place::int)
         END AS is_lockless,
         lease_until <= extract(epoch FROM clock_timestamp()) * 1000000 AS is_lapsed
-    FROM everstep.workers
+    FROM (
+        (SELECT * FROM everstep.workers WHERE place > $4 ORDER BY place LIMIT $3)
+        UNION ALL
+        (SELECT * FROM everstep.workers WHERE place <= $4 ORDER BY place LIMIT $3)
+        LIMIT $3
+    ) AS next
 ) AS looked_at
 WHERE is_lockless OR is_lapsed ORDER BY place;
 

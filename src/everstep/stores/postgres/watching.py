@@ -37,6 +37,8 @@ TELL_SECONDS: Final = 0.02
 """News is sent no more often than this."""
 WATCH_SECONDS: Final = 0.8
 """So often it is asked who is gone, while anybody wants to know."""
+NEIGHBOURS: Final = 16
+"""So many others each worker looks after. When all of them are gone they are buried, and the next are looked after."""
 INTEREST_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.1
 ANSWER_SECONDS: Final = 15.0
@@ -294,7 +296,10 @@ class Watcher:
         return max(self._watched_at + WATCH_SECONDS, self._opened_at + self._settle_seconds)
 
     def _watch(self, now: float) -> None:
-        rows = self._statements().all("silent_workers", self._places, round(self._settle_seconds * 1_000_000))
+        # Whoever begins, or is no worker, looks at all; in the long run everybody looks after those next to them.
+        count = NEIGHBOURS if self._held and self._watched_at else None
+        asked = (round(self._settle_seconds * 1_000_000), count, min(self._held, default=0))
+        rows = self._statements().all("silent_workers", self._places, *asked)
         self._watched_at = now
         lockless = [row for row in rows if row[2] and row[1] not in self._held]
         gone = {id: place for id, place, _, _, pid, where in lockless if is_surely_gone(pid, where)}

@@ -86,7 +86,7 @@ class Workers:
         return buried
 
     def _missing_now(self) -> list[tuple[str, int]]:
-        rows = self._reader.ask(lambda statements: statements.all("silent_workers", self._places, 0))
+        rows = self._reader.ask(lambda statements: statements.all("silent_workers", self._places, 0, None, 0))
         return [(worker, place) for worker, place, is_lockless, *_ in rows if is_lockless]
 
     def are_any_alive(self, at: int) -> bool:
