@@ -6,6 +6,18 @@ from dataclasses import dataclass, field
 from measuring import Figures
 from plan import Plan
 
+KEPT = (
+    "p50_milliseconds",
+    "p99_milliseconds",
+    "step_bytes",
+    "wal_bytes",
+    "step_commits",
+    "peak_megabytes",
+    "cpu_microseconds",
+    "server_microseconds",
+)
+"""What is kept of a measurement of throughput, beside its rate."""
+
 
 @dataclass
 class Findings:
@@ -20,14 +32,7 @@ class Findings:
         self.rates.setdefault(key, []).append(found["rate"])
         if "settings" in found:
             self.settings.setdefault(system, found["settings"])
-        for name in (
-            "p50_milliseconds",
-            "p99_milliseconds",
-            "step_bytes",
-            "peak_megabytes",
-            "wal_bytes",
-            "step_commits",
-        ):
+        for name in KEPT:
             if name in found:
                 self.add(f"{key} {name}", found[name])
 

@@ -55,6 +55,15 @@ def settings_text(version: str, synchronous_commit: str, fsync: str, isolation: 
     return f"PostgreSQL {version.split()[0]}, synchronous_commit={synchronous_commit}, fsync={fsync}, {isolation}"
 
 
+def server_seconds(connection: Any) -> float:
+    """Return the CPU time that the server has used for a connection, where that can be seen from here, else nothing."""
+    try:
+        fields = Path(f"/proc/{connection.info.backend_pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Weight:
     """What a measurement puts on the disk from now on. On SQLite that is the file, once it is closed."""
 

@@ -4,7 +4,7 @@ from plan import DBOS_W1, DBOS_W2, DBOS_W3, WORKLOADS, Limit, Plan, Ratio, Row
 from server import SETTINGS
 
 ROWS = (
-    Row("W1", "bare PostgreSQL commits", "two events and a run's row in each", "with_postgres.py", "w1"),
+    Row("W1", "bare PostgreSQL commits", "two events and a run's row in each, by psycopg", "with_postgres.py", "w1"),
     Row("W1", "Everstep", "repeat, async def", "with_everstep.py", "w1-repeat"),
     Row("W1", "DBOS", "def", "with_dbos.py", "w1-def"),
     Row("W1", "Absurd", "def", "with_absurd.py", "w1-def"),
@@ -14,7 +14,7 @@ ROWS = (
     Row("W1", "Absurd", "async def", "with_absurd.py", "w1-async"),
     Row("W1", "LangGraph", "async def", "with_langgraph.py", "w1-async", is_once=True),
     Row("W1", "Everstep", "read, async def", "with_everstep.py", "w1-read"),
-    Row("W2", "bare PostgreSQL commits", "a hundred steps in each", "with_postgres.py", "w2"),
+    Row("W2", "bare PostgreSQL commits", "a hundred steps in each, by psycopg", "with_postgres.py", "w2"),
     Row("W2", "Everstep", "async def", "with_everstep.py", "w2-async"),
     Row("W2", "Everstep", "def", "with_everstep.py", "w2-def"),
     Row("W2", "Absurd", "four worker processes", "with_absurd.py", "w2-several"),

@@ -126,7 +126,16 @@ def logged(findings: Findings, plan: Plan) -> str:
         texts = ["" if one is None else f"{one:,.0f}" for one in figures]
         lines.append([system, *texts, "" if commits is None else f"{commits:.1f}"])
     said = "The server's log (WAL) is written before the tables, and is what replicas and archives get."
-    return f"{said}\n\n{table(lines)}"
+    return f"{said}\n\n{table(lines)}\n\n{processor_time(findings)}"
+
+
+def processor_time(findings: Findings) -> str:
+    """Return the table of CPU times of Everstep, which are what one core carries, turned over."""
+    lines: Table = [["Everstep", "CPU of the worker for a step", "CPU of the server for a step"]]
+    for label, key in (("W1, a commit for each step", "w1-repeat"), ("W2, many runs at once", "w2-async")):
+        both = [findings.figure(f"everstep {key} {name}_microseconds") for name in ("cpu", "server")]
+        lines.append([label, *("" if one is None else f"{one:.0f} µs" for one in both)])
+    return table(lines)
 
 
 def claims(findings: Findings) -> str:

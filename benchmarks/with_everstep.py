@@ -27,7 +27,7 @@ from measuring import (
     large_texts,
     main,
 )
-from place import POSTGRES, SETTINGS, Weight, ask, settings_text, url_of
+from place import POSTGRES, SETTINGS, Weight, ask, server_seconds, settings_text, url_of
 from with_sqlite import durability_text, percentiles
 
 import everstep
@@ -85,15 +85,16 @@ async def one_long_run(flow: Any, folder: Path) -> Figures:
     async with everstep.open(url_of(folder, "everstep")) as app:
         await app.run(flow, 10)
         BODIES_AT.clear()
-        weight = Weight(folder)
+        weight, server = Weight(folder), server_cpu(app)
         with Stopwatch() as watch:
             result = await app.run(flow, STEPS, id="measured")
+        server = server_cpu(app) - server
         written = what_is_durable(folder, "measured")
         expect(result, STEPS, "the result")
         expect(written, ("completed", STEPS, STEPS), "what a second connection sees once the clock has stopped")
         between = [later - earlier for earlier, later in itertools.pairwise(BODIES_AT)]
         latency = percentiles(between) if between else {}
-        found = {**watch.rate(STEPS), **latency, "settings": settings(app)}
+        found = {**watch.rate(STEPS), **latency, "settings": settings(app), **server_figures(server, STEPS)}
     return {**found, **weight.figures(STEPS, 10)}
 
 
@@ -114,6 +115,15 @@ def settings(app: Any) -> str:
     return durability_text(writing.pragma("journal_mode"), writing.pragma("synchronous"), apsw.sqlite_lib_version())
 
 
+def server_cpu(app: Any) -> float:
+    """Return the CPU time that PostgreSQL has used for the connection that writes."""
+    return server_seconds(app.store._writer._connection) if POSTGRES else 0.0
+
+
+def server_figures(seconds: float, steps: int) -> Figures:
+    return {"server_microseconds": 1e6 * seconds / steps} if seconds else {}
+
+
 # -- W2 ----------------------------------------------------------------------------------------------------------------
 async def many_short_runs(flow: Any, folder: Path) -> Figures:
     """Many runs of a few steps, a hundred at a time."""
@@ -125,11 +135,12 @@ async def many_short_runs(flow: Any, folder: Path) -> Figures:
                 expect(await app.run(flow, RUN_STEPS, id=f"run-{number}"), RUN_STEPS, "the result")
 
         await app.run(flow, 10)
-        commits = app.committer.commits
+        commits, server = app.committer.commits, server_cpu(app)
         with Stopwatch() as watch:
             await asyncio.gather(*(one(number) for number in range(RUNS)))
         expect(ended(folder), (RUNS + 1, RUNS * RUN_STEPS + 10), "runs and outcomes in the store")
-        return {**watch.rate(RUNS * RUN_STEPS), "commits": app.committer.commits - commits}
+        found = server_figures(server_cpu(app) - server, RUNS * RUN_STEPS)
+        return {**watch.rate(RUNS * RUN_STEPS), "commits": app.committer.commits - commits, **found}
 
 
 def ended(folder: Path) -> tuple[Any, ...]:
