@@ -4,7 +4,7 @@ import threading
 import time
 from pathlib import Path
 
-from bench import Bench
+from bench import ROUNDS, Bench
 from failover import failovers
 from halving import DONE_SECONDS_MAX, HALF_SECONDS_MAX
 from measuring import Failed, Figures, empty_folder, measure, quick_folder
@@ -28,13 +28,20 @@ class PostgresBench(Bench):
         if self.quick:
             self.throughput("W1", 1)
             return
+        self.claims()
+        self.idle_statements()
+        self.failovers()
+        for number in range(1, ROUNDS + 1):
+            self.throughput("W1", number)
+            self.throughput("W2", number)
+            self.throughput("W3", number)
         with empty_folder() as folder:
-            self.kill_all(folder)
-            self.kill_half_way(folder)
-            self.claims()
-            self.idle_statements()
-            self.failovers()
-            self.rounds(folder)
+            if self.has_time("W4 and W5"):
+                self.kill_all(folder)
+                self.kill_half_way(folder)
+            for number in range(1, ROUNDS + 1):
+                self.resumes(folder, number)
+                self.halves(folder, number)
 
     def measured(self, script: str, measurement: str) -> Figures:
         """Make a measurement in an empty database."""

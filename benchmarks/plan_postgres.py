@@ -60,7 +60,7 @@ POSTGRES = Plan(
     rows=ROWS,
     resumes={"Everstep": "resume_everstep.py", "DBOS": "resume_dbos.py", "LangGraph": "resume_langgraph.py"},
     halves={"Everstep": ("half_everstep.py",), "DBOS": ("half_dbos.py",)},
-    halves_once=(),
+    halves_once=("DBOS",),
     stored={
         "Everstep": ("everstep w1-repeat", "everstep w3", "everstep w2-async"),
         "DBOS": ("dbos w1-def", "dbos w3-def", "dbos w2-def"),

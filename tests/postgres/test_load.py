@@ -9,10 +9,11 @@ import psycopg
 import pytest
 
 import everstep
+from everstep.stores.postgres import PostgresStore
 from everstep.stores.postgres.connections import PLANS_OF_WRITER
 from everstep.stores.postgres.direct import Direct
 from everstep.stores.postgres.queries import statements
-from everstep.stores.protocol import Accepted, Claim, Claimed, Existing, NotClaimed, StartRun
+from everstep.stores.protocol import Accepted, Claim, Claimed, Existing, NotClaimed, RunFilter, StartRun
 from tests.stores.kit import PostgresHarness, append_to, new_run
 
 SECONDS = 6.0
@@ -164,10 +165,32 @@ def _parameter_kinds(postgres: PostgresHarness, text: str) -> list[str]:
     return kinds
 
 
+PLANS_MADE = """
+    SELECT sum(generic_plans)::int, sum(custom_plans)::int FROM pg_prepared_statements
+    WHERE position($1 IN statement) > 0
+"""
+
+
+@pytest.mark.parametrize(("name", "plans"), [("due", (4, 0)), ("runs", (0, 4))])
+def test_a_worker_asks_by_one_plan_and_a_person_by_one_for_each_question(
+    postgres: PostgresHarness, name: str, plans: tuple[int, int]
+) -> None:
+    store = PostgresStore(postgres.server.url(postgres.schema))
+    for _ in range(4):
+        if name == "due":
+            store.due(at=1, workflows=["w"], worker="me", everyone=True, limit=5)
+        else:
+            store.runs(RunFilter(parent="p"))
+    text = statements(postgres.schema)[name]
+    made = store._reader.ask(lambda asked: asked.connection.execute(PLANS_MADE, [text]).fetchall())
+    store.close()
+    assert made == [plans]
+
+
 def test_every_statement_is_one_that_the_server_understands(postgres: PostgresHarness) -> None:
     with psycopg.connect(postgres.server.uri, autocommit=True) as connection:
         for name, text in statements(postgres.schema).items():
-            if text.startswith(("LOCK", "CREATE")):
+            if text.startswith(("LOCK", "CREATE", "SET")):
                 continue
             try:
                 connection.execute(f"PREPARE {name} AS {text}")

@@ -37,6 +37,10 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- ---------------------------------------------------------------------------------------------------- appending
 
+-- name: plan_for_values
+-- Until the end of the transaction.
+SET LOCAL plan_cache_mode = force_custom_plan;
+
 -- name: lock_runs
 -- Everybody locks runs in this order, so that nobody waits in a circle. What is asked in later statements of the
 -- transaction is as of after the lock.
