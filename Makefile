@@ -29,10 +29,10 @@ define build_venv
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test pytest check format docs bench soak test-all clean
+.PHONY: help setup demo test pytest check format docs bench bench-postgres soak test-all clean
 
 help: ## list what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(VENV)/.finished ## build .venv, if it is missing or out of date
 	@:
@@ -70,10 +70,16 @@ docs: setup ## write the reference from the code, what docs/desync.md shows, and
 	@$(BIN)/python docs/make_desync.py
 	@test ! -e build/trials.json || $(BIN)/python docs/make_trials.py
 
-bench: $(VENV_BENCH)/.finished ## measure Everstep beside other systems, on this machine (QUICK=1: a glance)
+bench: $(VENV_BENCH)/.finished ## measure Everstep beside other systems, on SQLite and on PostgreSQL (QUICK=1: a glance)
 	$(SAY) "benchmarks"
 	@$(VENV_BENCH)/bin/python -m compileall -q src # as pip did with the other systems
-	@$(VENV_BENCH)/bin/python benchmarks $(if $(QUICK),--quick) $(BENCH_ARGS)
+	@$(VENV_BENCH)/bin/python benchmarks $(if $(QUICK),--quick) $(BENCH_ARGS); on_sqlite=$$?; \
+		$(MAKE) --no-print-directory bench-postgres && exit $$on_sqlite
+
+bench-postgres: $(VENV_BENCH)/.finished ## the same on PostgreSQL alone
+	$(SAY) "benchmarks on PostgreSQL"
+	@$(VENV_BENCH)/bin/python -m compileall -q src
+	@$(VENV_BENCH)/bin/python benchmarks --postgres $(if $(QUICK),--quick) $(BENCH_ARGS)
 
 $(VENV_BENCH)/.finished: pyproject.toml constraints-bench.txt
 	$(SAY) "setting up $(VENV_BENCH)"

@@ -1,168 +1,39 @@
-"""Everstep beside DBOS, LangGraph and bare SQLite commits, measured in one go: `make bench`.
+"""Everstep beside other systems and bare commits, measured in one go: `make bench`.
 
-    python benchmarks            everything, in less than twelve minutes
-    python benchmarks --quick    only W1, measured once each; nothing is kept
+    python benchmarks               on SQLite, everything, in less than twelve minutes
+    python benchmarks --postgres    on PostgreSQL, in less than ten minutes
+    python benchmarks --quick       only W1, measured once each; nothing is kept
 
 It ends with status 1 if a bar is not cleared. The quick figures are too few for that, so they only show.
 """
 
 import argparse
-import contextlib
 import json
-import shutil
-import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import halving
-import resuming
+from bench import Bench
 from chart import chart
-from judging import Findings, disturbances, judge
-from measuring import HERE, HISTORY_STEPS, ROOT, Failed, empty_folder, environment, measure, quick_folder
-from plan import HALVES, HALVES_ONCE, IMPORTS, RESUMES, ROWS, SMALL_STEPS
+from judging import disturbances, judge
+from measuring import HERE, ROOT
+from plan import SQLITE
 from report import page
 
-ROUNDS = 3
-SECONDS_MAX = 640.0
-"""No measurement begins later than this, so that the whole ends in time also on a slow machine."""
-IMPORT_TIMES = 10
-IMPORT = "import time; began = time.perf_counter(); import {}; print(time.perf_counter() - began)"
 
+@contextmanager
+def bench_on(postgres: bool, quick: bool) -> Iterator[Bench]:
+    """Give the bench of a database; PostgreSQL's server runs as long as that."""
+    if not postgres:
+        yield Bench(SQLITE, quick)
+        return
+    from bench_postgres import PostgresBench
+    from server import started
 
-class Bench:
-    """One run of everything. Its rounds take all systems in turn, so that a noisy minute hits all of them."""
-
-    def __init__(self, quick: bool) -> None:
-        self.quick = quick
-        self.findings = Findings()
-        self.began = time.monotonic()
-
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
-
-    def run(self) -> None:
-        if self.quick:
-            self.throughput("W1", 1)
-            return
-        with empty_folder() as folder:
-            self.imports()
-            self.kill_all(folder)
-            self.kill_half_way(folder)
-            self.idle_worker(folder)
-            self.conversation()
-            for number in range(1, ROUNDS + 1):
-                self.throughput("W1", number)
-                self.resumes(folder, number)
-                self.throughput("W2", number)
-                self.throughput("W3", number)
-                self.halves(folder, number)
-
-    def throughput(self, workload: str, number: int) -> None:
-        for row in ROWS:
-            if row.workload == workload and self.has_time(f"{row.key}, round {number}"):
-                with empty_folder() as folder, self.noted(row.key):
-                    found = measure(row.script, row.measurement, folder)
-                    self.findings.add_rate(row.key, row.system, found)
-                    self.say(
-                        f"round {number}  {row.workload} {row.system}, {row.variant}: {found['rate']:,.0f} steps/s"
-                    )
-
-    def imports(self) -> None:
-        """Time imports in fresh processes, after one that warms the disk's cache."""
-        for number in range(IMPORT_TIMES + 1):
-            for system, modules in IMPORTS.items():
-                if system == "Everstep" or number <= ROUNDS:
-                    command = [sys.executable, "-c", IMPORT.format(modules)]
-                    said = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True).stdout
-                    if number:
-                        self.findings.add(f"import {system}", float(said))
-        self.say(f"import everstep: {1000 * (self.findings.figure('import Everstep') or 0):.0f} ms")
-
-    def kill_all(self, folder: Path) -> None:
-        """Make what the resumes begin with: runs that were killed in a step."""
-        for system, script in RESUMES.items():
-            for steps in (SMALL_STEPS, HISTORY_STEPS):
-                with self.noted(f"{script} with {steps} steps"):
-                    resuming.kill_in_last_step(script, folder / f"{system}-{steps}", steps)
-                    self.say(f"{system} was killed in the step after {steps}")
-
-    def resumes(self, folder: Path, number: int) -> None:
-        for what, steps in (("resume", SMALL_STEPS), ("W5", HISTORY_STEPS)):
-            for system, script in RESUMES.items():
-                killed = folder / f"{system}-{steps}"
-                if killed.exists() and self.has_time(f"{what} {system}, round {number}"):
-                    with self.noted(f"{what} {system}"):
-                        again = resuming.seconds_to_next_body(script, killed, steps, folder / "again")
-                        self.findings.add(f"{what} {system}", again)
-                        self.say(f"round {number}  {what} {system}, after {steps} steps: {again:.3f} s")
-
-    def kill_half_way(self, folder: Path) -> None:
-        """Make what W4 begins with: many runs that were killed in the middle."""
-        for system, (script, *more) in HALVES.items():
-            with self.noted(f"{script} half-way"):
-                halving.kill_half_way(script, folder / f"{system}-half", *more)
-                self.say(f"{system} was killed half-way")
-
-    def halves(self, folder: Path, number: int) -> None:
-        for system, (script, *more) in HALVES.items():
-            killed = folder / f"{system}-half"
-            is_wanted = number == 1 or system not in HALVES_ONCE
-            if killed.exists() and is_wanted and self.has_time(f"W4 {system}, round {number}"):
-                with self.noted(f"W4 {system}"):
-                    seconds = halving.seconds_until_done(script, killed, folder / "again", *more)
-                    self.findings.add(f"W4 {system}", seconds)
-                    self.say(f"round {number}  W4 {system}, until all runs are done: {seconds:.2f} s")
-
-    def conversation(self) -> None:
-        """See what a long conversation takes on the disk."""
-        with empty_folder() as folder, self.noted("conversation"):
-            found = measure("with_everstep.py", "conversation", folder)
-            self.findings.add("conversation", found["megabytes"])
-            self.findings.add("conversation growth", found["megabytes"] / found["half_megabytes"])
-            self.say(f"a conversation of 500 turns: {found['megabytes']:.1f} MB")
-
-    def idle_worker(self, folder: Path) -> None:
-        """Compare a worker in a store full of waiting runs with one in an empty store."""
-        with self.noted("idle worker"):
-            found = {}
-            for name in ("empty", "full"):
-                if name == "full":
-                    self.fill(folder / name)
-                else:
-                    (folder / name).mkdir()
-                found[name] = measure("idle_worker.py", "idle", folder / name)
-                self.findings.add(f"{name} megabytes", found[name]["megabytes"])
-                self.findings.add(f"{name} cpu", found[name]["cpu_seconds"])
-            more = found["full"]["megabytes"] - found["empty"]["megabytes"]
-            self.findings.add("idle bytes", more * 1e6 / found["full"]["waiting"])
-            self.findings.add("idle cpu", found["full"]["cpu_seconds"])
-            self.say(f"idle worker with {found['full']['waiting']:,} waiting runs: {more:+.1f} MB")
-
-    def fill(self, folder: Path) -> None:
-        with quick_folder() as quick:
-            seconds = measure("idle_worker.py", "fill", quick, seconds_max=150.0)["seconds"]
-            self.say(f"a store full of waiting runs was made in {seconds:.0f} s")
-            shutil.copytree(quick, folder)
-
-    def has_time(self, what: str) -> bool:
-        if self.seconds() < SECONDS_MAX:
-            return True
-        self.findings.notes.append(f"no time was left for {what}.")
-        return False
-
-    @contextlib.contextmanager
-    def noted(self, what: str):  # type: ignore[no-untyped-def]
-        """A measurement that fails is noted in the report, and the others go on."""
-        try:
-            yield
-        except Failed as error:
-            self.findings.notes.append(f"{what}: {error}")
-            self.say(f"{what}: {error}")
-
-    def say(self, text: str) -> None:
-        print(f"{self.seconds():5.0f} s  {text}", file=sys.stderr, flush=True)
+    with started() as server:
+        yield PostgresBench(server, quick)
 
 
 def main() -> int:
@@ -171,17 +42,20 @@ def main() -> int:
         prog="benchmarks", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="only W1, once; nothing is kept")
-    bench = Bench(parser.parse_args().quick)
-    bench.run()
-    bench.findings.notes += disturbances(bench.findings)
-    verdicts = judge(bench.findings)
-    text = page(bench.findings, verdicts, bench.seconds() / 60)
+    parser.add_argument("--postgres", action="store_true", help="on PostgreSQL instead of SQLite")
+    given = parser.parse_args()
+    with bench_on(given.postgres, given.quick) as bench:
+        bench.run()
+    plan = bench.plan
+    bench.findings.notes += disturbances(bench.findings, plan)
+    verdicts = judge(bench.findings, plan)
+    text = page(bench.findings, verdicts, bench.seconds() / 60, plan)
     print(text)
     if not bench.quick:
-        write(HERE / "results" / "latest.md", text)
-        write(HERE / "results" / "latest.json", json.dumps(asdict(bench.findings), indent=1) + "\n")
-        if picture := chart(bench.findings):
-            write(ROOT / "docs" / "pictures" / "bench.svg", picture)
+        write(HERE / "results" / f"{plan.results}.md", text)
+        write(HERE / "results" / f"{plan.results}.json", json.dumps(asdict(bench.findings), indent=1) + "\n")
+        if picture := chart(bench.findings, plan):
+            write(ROOT / "docs" / "pictures" / f"{plan.picture}.svg", picture)
     return 0 if bench.quick or all(verdict.passed for verdict in verdicts) else 1
 
 

@@ -4,6 +4,7 @@ from html import escape
 from typing import NamedTuple
 
 from judging import Findings
+from plan import Plan
 
 WIDTH, PANEL_WIDTH, GAP = 880, 420, 40
 BAR_HEIGHT, BAR_STEP, TOP = 18, 28, 52
@@ -27,9 +28,9 @@ class Panel(NamedTuple):
     bars: list[Bar]
 
 
-def chart(findings: Findings) -> str:
+def chart(findings: Findings, plan: Plan) -> str:
     """Return the picture, or an empty text if there are not enough figures for it."""
-    panels = [panel for panel in panels_of(findings) if len(panel.bars) > 1]
+    panels = [panel for panel in panels_of(findings, plan.floors[0]) if len(panel.bars) > 1]
     if len(panels) < 4:
         return ""
     panel_height = TOP + BAR_STEP * max(len(panel.bars) for panel in panels) + 18
@@ -40,20 +41,20 @@ def chart(findings: Findings) -> str:
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        'role="img" aria-label="Everstep beside DBOS, LangGraph and bare SQLite commits" '
+        f'role="img" aria-label="{plan.title}: Everstep beside other systems and bare commits" '
         'font-family="system-ui, -apple-system, Segoe UI, Roboto, sans-serif" font-size="13">\n'
         + "\n".join(drawn)
         + "\n</svg>\n"
     )
 
 
-def panels_of(findings: Findings) -> list[Panel]:
+def panels_of(findings: Findings, floor: str) -> list[Panel]:
     """Return the six questions that a reader has first."""
     return [
         Panel(
             "One run, step after step",
             "1,000 steps, a durable commit for each; steps/s, more is better",
-            rates(findings, {"bare commits": ["sqlite w1"], "Everstep": ["everstep w1-repeat"], **peers("w1")}),
+            rates(findings, {"bare commits": [floor], "Everstep": ["everstep w1-repeat"], **peers("w1")}),
         ),
         Panel(
             "The same, with steps that only read",
@@ -71,7 +72,7 @@ def panels_of(findings: Findings) -> list[Panel]:
         Panel(
             "Large results",
             "200 steps that return 100 KB each; steps/s, more is better",
-            rates(findings, {"Everstep": ["everstep w3"], "DBOS": ["dbos w3-def", "dbos w3-async"]}),
+            rates(findings, {"Everstep": ["everstep w3"], **peers("w3")}),
         ),
         Panel(
             "A thousand runs, killed half-way",
@@ -95,10 +96,9 @@ def panels_of(findings: Findings) -> list[Panel]:
 
 
 def peers(workload: str) -> dict[str, list[str]]:
-    """Return the others' figures for a workload, both ways of calling each."""
-    return {
-        name: [f"{name.lower()} {workload}-def", f"{name.lower()} {workload}-async"] for name in ("LangGraph", "DBOS")
-    }
+    """Return the others' figures for a workload, all ways of calling each."""
+    ways = ("def", "async", "one", "several")
+    return {name: [f"{name.lower()} {workload}-{way}" for way in ways] for name in ("LangGraph", "Absurd", "DBOS")}
 
 
 def rates(findings: Findings, keys: dict[str, list[str]]) -> list[Bar]:

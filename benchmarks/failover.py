@@ -1,136 +1,83 @@
-"""How long nobody drives a run whose worker was killed, on PostgreSQL: until another one takes the next step.
+"""From the kill of a worker until another one does the next step of its run."""
 
-    python benchmarks/failover.py URL [TRIALS]
-
-Two workers look after one run that takes step after step. In each trial the one that drives it is killed, at a
-moment that has nothing to do with what the other one is just doing; a third takes its place. Prints one line of JSON.
-"""
-
-import asyncio
-import json
-import os
 import random
-import signal
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import everstep
+from measuring import HERE, Failed, environment
 
 TRIALS = 20
-STEP_SECONDS = 0.01
-PAUSE_SECONDS = 2.0
-"""A worker that has just begun is given so long, and up to a second more."""
-SECONDS_MAX = 30.0
+SECONDS_MAX = 10.0
+PACE_SECONDS = 1.2
+"""A worker is not killed before the one beside it has been there for a while."""
+
+Worker = subprocess.Popen[str]
 
 
-@everstep.step(effect="repeat")
-async def tick(place: int) -> int:
-    """Note who took this step, and when. The clock is the machine's, so all processes share it."""
-    with open(os.environ["TICKS"], "a") as stream:
-        stream.write(f"{os.getpid()} {time.monotonic()}\n")
-    await asyncio.sleep(STEP_SECONDS)
-    return place
+def failovers(folder: Path, trials: int = TRIALS, **variables: str) -> Iterator[float]:
+    """Kill the worker that drives the run again and again, and give the seconds until another one goes on with it."""
+    chance = random.Random(1)
+    started = command_of(folder, "start")
+    subprocess.run(started, env=environment(**variables), check=True, timeout=60)
+    with two_workers(folder, variables) as workers:
+        for _ in range(trials):
+            time.sleep(PACE_SECONDS + chance.random())
+            pid, _ = last_said(folder)
+            killed = next(worker for worker in workers if worker.pid == pid)
+            workers.remove(killed)
+            at = time.time_ns()
+            killed.kill()
+            killed.wait()
+            workers.append(new_worker(folder, variables))
+            yield (first_of_another(folder, pid) - at) / 1e9
 
 
-@everstep.workflow
-async def ticking(places: int) -> int:
-    """Take step after step, for as long as the trials last."""
-    for place in range(places):
-        await tick(place)
-        if place % 200 == 199:
-            await everstep.continue_as(places - place)
-    return places
+@contextmanager
+def two_workers(folder: Path, variables: dict[str, str]) -> Iterator[list[Worker]]:
+    workers = [new_worker(folder, variables), new_worker(folder, variables)]
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
 
 
-async def work(url: str) -> None:
-    """Be a worker."""
-    async with everstep.open(url, recover=True):
-        await asyncio.sleep(3600)
+def new_worker(folder: Path, variables: dict[str, str]) -> Worker:
+    return subprocess.Popen(command_of(folder), env=environment(**variables), stdout=subprocess.DEVNULL, text=True)
 
 
-class Trials:
-    """The workers and what they note."""
-
-    def __init__(self, url: str, folder: Path) -> None:
-        self._url = url
-        self._ticks = folder / "ticks"
-        self._ticks.touch()
-        self._workers: dict[int, subprocess.Popen[bytes]] = {}
-
-    def begin(self) -> None:
-        """Start a worker."""
-        environment = {**os.environ, "TICKS": str(self._ticks)}
-        process = subprocess.Popen([sys.executable, __file__, "--work", self._url], env=environment)
-        self._workers[process.pid] = process
-
-    def last(self) -> tuple[int, float]:
-        """Return who took the newest step, and when."""
-        lines = self._ticks.read_text().splitlines()
-        pid, at = lines[-1].split() if lines else ("0", "0")
-        return int(pid), float(at)
-
-    def one(self, randomness: random.Random) -> float:
-        """Kill the worker that drives the run, and return after how many seconds another one took a step."""
-        time.sleep(PAUSE_SECONDS + randomness.random())
-        pid, _ = self.last()
-        self._workers[pid].send_signal(signal.SIGKILL)
-        killed_at = time.monotonic()
-        self._workers.pop(pid).wait()
-        wait_for(lambda: self.last()[0] != pid)
-        took = self._first_of(self.last()[0], killed_at) - killed_at
-        self.begin()
-        return took
-
-    def _first_of(self, pid: int, after: float) -> float:
-        lines = (line.split() for line in self._ticks.read_text().splitlines())
-        return min(float(at) for who, at in lines if int(who) == pid and float(at) > after)
-
-    def close(self) -> None:
-        """End all workers."""
-        for process in self._workers.values():
-            process.kill()
-            process.wait()
+def command_of(folder: Path, *more: str) -> list[str]:
+    return [sys.executable, str(HERE / "failing_worker.py"), str(folder), *more]
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait, and say so if it takes too long."""
+def first_of_another(folder: Path, pid: int) -> int:
+    """Wait until another process than that says something, and return when it did."""
     until = time.monotonic() + SECONDS_MAX
-    while not condition():
-        if time.monotonic() > until:
-            raise TimeoutError("no other worker took over")
-        time.sleep(0.005)
+    while time.monotonic() < until:
+        said = [line.split() for line in lines_of(folder)]
+        after = next(number for number in range(len(said), 0, -1) if int(said[number - 1][0]) == pid)
+        if after < len(said):
+            return int(said[after][1])
+        time.sleep(0.01)
+    raise Failed(f"nobody has gone on with the run within {SECONDS_MAX:.0f} s")
 
 
-def measure(url: str, trials: int) -> list[float]:
-    """Return how long each takeover took, in seconds."""
-    with tempfile.TemporaryDirectory() as folder:
-        made = Trials(url, Path(folder))
-        try:
-            with everstep.connect(url) as client:
-                client.start("ticking", 1_000_000, id=f"failover-{os.getpid()}")
-            made.begin()
-            made.begin()
-            wait_for(lambda: made.last()[0] != 0)
-            randomness = random.Random(1)
-            return [made.one(randomness) for _ in range(trials)]
-        finally:
-            made.close()
+def last_said(folder: Path) -> tuple[int, int]:
+    """Return who has said something last, and when."""
+    until = time.monotonic() + SECONDS_MAX
+    while time.monotonic() < until:
+        if said := lines_of(folder):
+            pid, at = said[-1].split()
+            return int(pid), int(at)
+        time.sleep(0.05)
+    raise Failed("no worker has begun")
 
 
-def main() -> None:
-    """Measure, and print the figures."""
-    if sys.argv[1] == "--work":
-        asyncio.run(work(sys.argv[2]))
-        return
-    took = measure(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else TRIALS)
-    figures = {"median": statistics.median(took), "least": min(took), "most": max(took), "trials": len(took)}
-    print(json.dumps({name: round(figure, 3) for name, figure in figures.items()}))
-
-
-if __name__ == "__main__":
-    main()
+def lines_of(folder: Path) -> list[str]:
+    file = folder / "said"
+    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")] if file.exists() else []

@@ -8,10 +8,11 @@ from pathlib import Path
 from dbos import DBOS, DBOSConfig, SetWorkflowID
 from halving import HalfWay, all_are_done
 from measuring import HALF_RUN_STEPS, HALF_RUNS
+from place import POSTGRES, is_empty, url_of
 
 FOLDER, MARK = Path(sys.argv[1]), Path(sys.argv[2])
 HALF_WAY = HalfWay(FOLDER, MARK)
-COMPLETED = "SELECT count(*) FROM workflow_status WHERE status = 'SUCCESS'"
+COMPLETED = f"SELECT count(*) FROM {'dbos.' if POSTGRES else ''}workflow_status WHERE status = 'SUCCESS'"
 
 
 @DBOS.step()
@@ -45,8 +46,8 @@ async def acting_async() -> int:
 
 
 async def main(is_async: bool) -> None:
-    is_new = not (FOLDER / "dbos.db").exists()
-    settings: DBOSConfig = {"name": "bench", "system_database_url": f"sqlite:///{FOLDER}/dbos.db", "log_level": "ERROR"}
+    is_new = is_empty(FOLDER)
+    settings: DBOSConfig = {"name": "bench", "system_database_url": url_of(FOLDER, "dbos"), "log_level": "ERROR"}
     if is_new:
         settings["max_executor_threads"] = HALF_RUNS + 100  # so that all runs come half-way; later it is the default
     DBOS(config=settings)
@@ -57,7 +58,7 @@ async def main(is_async: bool) -> None:
                 await DBOS.start_workflow_async(acting_async)
             else:
                 await asyncio.to_thread(DBOS.start_workflow, acting)
-    await all_are_done(FOLDER / "dbos.db", COMPLETED, MARK)
+    await all_are_done(FOLDER, "dbos", COMPLETED, MARK)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from halving import HalfWay, all_are_done
 from measuring import HALF_RUN_STEPS, HALF_RUNS
+from place import POSTGRES, url_of
 
 import everstep
 
 FOLDER, MARK = Path(sys.argv[1]), Path(sys.argv[2])
 HALF_WAY = HalfWay(FOLDER, MARK)
-COMPLETED = "SELECT count(*) FROM runs WHERE status = 'completed'"
+COMPLETED = f"SELECT count(*) FROM {'everstep.' if POSTGRES else ''}runs WHERE status = 'completed'"
 
 
 @everstep.step
@@ -33,9 +34,9 @@ async def acting() -> int:
 
 
 async def main() -> None:
-    async with everstep.open(f"sqlite:///{FOLDER}/everstep.db") as app:
+    async with everstep.open(url_of(FOLDER, "everstep")) as app:
         await asyncio.gather(*(app.start(acting, id=f"run-{number}") for number in range(HALF_RUNS)))
-        await all_are_done(FOLDER / "everstep.db", COMPLETED, MARK)
+        await all_are_done(FOLDER, "everstep", COMPLETED, MARK)
 
 
 if __name__ == "__main__":

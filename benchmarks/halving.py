@@ -2,12 +2,12 @@
 
 import asyncio
 import shutil
-import sqlite3
 import threading
 import time
 from pathlib import Path
 
 from measuring import HALF_RUN_STEPS, HALF_RUNS, quick_folder
+from place import ask, is_empty
 from resuming import run_until_mark
 
 HALF_SECONDS_MAX = 120.0
@@ -20,7 +20,7 @@ class HalfWay:
 
     def __init__(self, folder: Path, mark: Path) -> None:
         self._left = HALF_RUNS
-        self._is_first = not any(folder.iterdir())
+        self._is_first = is_empty(folder)
         self._mark = mark
         self._lock = threading.Lock()
 
@@ -35,11 +35,10 @@ class HalfWay:
         return True
 
 
-async def all_are_done(store: Path, query: str, mark: Path) -> None:
+async def all_are_done(folder: Path, name: str, query: str, mark: Path) -> None:
     """Note the moment at which another connection sees that all runs are completed."""
-    with sqlite3.connect(f"file:{store}?mode=ro", uri=True, timeout=10) as connection:
-        while connection.execute(query).fetchone() != (HALF_RUNS,):
-            await asyncio.sleep(LOOK_SECONDS)
+    while ask(folder, name, query) != (HALF_RUNS,):
+        await asyncio.sleep(LOOK_SECONDS)
     mark.write_text(str(time.time_ns()))
     await asyncio.sleep(600)
 

@@ -4,7 +4,19 @@ import statistics
 from dataclasses import dataclass, field
 
 from measuring import Figures
-from plan import LIMITS, RATIOS
+from plan import Plan
+
+KEPT = (
+    "p50_milliseconds",
+    "p99_milliseconds",
+    "step_bytes",
+    "wal_bytes",
+    "step_commits",
+    "peak_megabytes",
+    "cpu_microseconds",
+    "server_microseconds",
+)
+"""What is kept of a measurement of throughput, beside its rate."""
 
 
 @dataclass
@@ -20,7 +32,7 @@ class Findings:
         self.rates.setdefault(key, []).append(found["rate"])
         if "settings" in found:
             self.settings.setdefault(system, found["settings"])
-        for name in ("p50_milliseconds", "p99_milliseconds", "step_bytes", "peak_megabytes"):
+        for name in KEPT:
             if name in found:
                 self.add(f"{key} {name}", found[name])
 
@@ -38,15 +50,14 @@ class Findings:
         return statistics.median(self.figures[key]) if key in self.figures else None
 
 
-FLOORS = ("sqlite w1", "sqlite w2")
 CALM_SPREAD = 1.5
 """Bare commits do the same work each time. If their rates differ by more than this, somebody else used the machine."""
 
 
-def disturbances(findings: Findings) -> list[str]:
+def disturbances(findings: Findings, plan: Plan) -> list[str]:
     """Return what makes the figures doubtful: floors that were not the same in all rounds."""
     found = []
-    for key in FLOORS:
+    for key in plan.floors:
         rates = findings.rates.get(key, [])
         if rates and max(rates) > CALM_SPREAD * min(rates):
             found.append(
@@ -67,16 +78,16 @@ class Verdict:
     passed: bool
 
 
-def judge(findings: Findings) -> list[Verdict]:
+def judge(findings: Findings, plan: Plan) -> list[Verdict]:
     """Compare with every bar for which there are figures."""
     verdicts = []
-    for bar in RATIOS:
+    for bar in plan.ratios:
         ours = findings.rate(bar.ours)
         theirs = [rate for key in bar.theirs if (rate := findings.rate(key)) is not None]
         if ours is not None and theirs:
             ratio = ours / max(theirs)
             verdicts.append(Verdict(bar.text, f"≥ {times(bar.at_least)}", times(ratio), ratio >= bar.at_least))
-    for limit in LIMITS:
+    for limit in plan.limits:
         value = findings.figure(limit.figure)
         if value is not None:
             found = value * limit.scale

@@ -1,6 +1,6 @@
-"""What is measured, and the bars that Everstep has to clear."""
+"""What is measured on SQLite, and the bars that Everstep has to clear. See plan_postgres.py for PostgreSQL."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -12,6 +12,8 @@ class Row:
     variant: str
     script: str
     measurement: str
+    is_once: bool = False
+    """Measured in the first round only: it takes long, and no bar depends on it."""
 
     @property
     def key(self) -> str:
@@ -113,4 +115,46 @@ LIMITS = (
     Limit("the whole conversation on the disk beside its first half", "conversation growth", 2.2, "×"),
     Limit("memory of an idle worker for each of 100,000 waiting runs", "idle bytes", 100, "bytes"),
     Limit("an idle worker's CPU with 100,000 waiting runs, in 10 s", "idle cpu", 0.2, "s"),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is measured on one database, and how the page about it is called."""
+
+    title: str
+    command: str
+    results: str
+    picture: str
+    rows: tuple[Row, ...]
+    resumes: dict[str, str]
+    halves: dict[str, tuple[str, ...]]
+    halves_once: tuple[str, ...]
+    stored: dict[str, tuple[str, str, str]]
+    ratios: tuple[Ratio, ...]
+    limits: tuple[Limit, ...]
+    floors: tuple[str, ...]
+    packages: tuple[str, ...]
+    seconds_max: float
+    """No measurement begins later than this, so that the whole ends in time also on a slow machine."""
+    workloads: dict[str, str] = field(default_factory=lambda: WORKLOADS)
+    notes: tuple[str, ...] = ()
+    """What a reader has to know of how it was measured."""
+
+
+SQLITE = Plan(
+    title="Benchmarks",
+    command="make bench",
+    results="latest",
+    picture="bench",
+    rows=ROWS,
+    resumes=RESUMES,
+    halves=HALVES,
+    halves_once=HALVES_ONCE,
+    stored=STORED,
+    ratios=RATIOS,
+    limits=LIMITS,
+    floors=("sqlite w1", "sqlite w2"),
+    packages=("everstep", "dbos", "langgraph"),
+    seconds_max=640.0,
 )

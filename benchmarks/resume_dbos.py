@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 
 from dbos import DBOS, SetWorkflowID
+from place import is_empty, url_of
 
-FOLDER, MARK, LAST = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+FOLDER, MARK, LAST = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 
 
 @DBOS.step()
@@ -26,8 +27,8 @@ def acting() -> int:
 
 
 if __name__ == "__main__":
-    is_new = not Path(FOLDER, "dbos.db").exists()
-    DBOS(config={"name": "bench", "system_database_url": f"sqlite:///{FOLDER}/dbos.db", "log_level": "ERROR"})
+    is_new = is_empty(FOLDER)
+    DBOS(config={"name": "bench", "system_database_url": url_of(FOLDER, "dbos"), "log_level": "ERROR"})
     DBOS.launch()
     if is_new:
         with SetWorkflowID("killed"):

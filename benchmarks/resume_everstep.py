@@ -8,9 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+from place import url_of
+
 import everstep
 
-FOLDER, MARK, LAST = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+FOLDER, MARK, LAST = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 
 
 @everstep.step
@@ -30,4 +32,4 @@ async def acting() -> int:
 
 
 if __name__ == "__main__":
-    everstep.run(acting, id="killed", url=f"sqlite:///{FOLDER}/everstep.db")
+    everstep.run(acting, id="killed", url=url_of(FOLDER, "everstep"))

@@ -29,13 +29,17 @@ def seconds_to_next_body(script: str, killed: Path, steps: int, folder: Path) ->
     return (reached - began) / 1e9
 
 
-def run_until_mark(script: str, folder: Path, mark: Path, seconds_max: float, *more: str) -> tuple[int, int]:
+def run_until_mark(
+    script: str, folder: Path, mark: Path, seconds_max: float, *more: str, **variables: str
+) -> tuple[int, int]:
     """Return when the process was started and when it wrote its mark, both in nanoseconds; then kill it."""
     command = [sys.executable, str(HERE / script), str(folder), str(mark), *more]
     complaints = folder.with_suffix(".stderr")
     with complaints.open("wb") as stderr:
         began = time.time_ns()
-        process = subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=stderr)
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment(**variables), stdout=subprocess.DEVNULL, stderr=stderr
+        )
         try:
             while not (mark.exists() and mark.read_text()):
                 if process.poll() is not None or time.time_ns() - began > seconds_max * 1e9:

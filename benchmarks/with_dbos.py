@@ -1,4 +1,4 @@
-"""DBOS on SQLite, with its own defaults."""
+"""DBOS on SQLite or PostgreSQL, with its own defaults."""
 
 import asyncio
 import logging
@@ -20,11 +20,11 @@ from measuring import (
     Figures,
     ManyRuns,
     Stopwatch,
-    bytes_in,
     expect,
     large_texts,
     main,
 )
+from place import POSTGRES, SETTINGS, Weight, ask, settings_text, url_of
 from with_sqlite import durability_text
 
 
@@ -56,7 +56,7 @@ async def acting_async(steps: int) -> int:
 
 @contextmanager
 def launched(folder: Path) -> Iterator[None]:
-    """Open DBOS on a file in this folder. Only the log is quieter than by default, which costs it nothing."""
+    """Open DBOS in its place. Only the log is quieter than by default, which costs it nothing."""
     DBOS(config=configuration(folder))
     DBOS.launch()
     try:
@@ -66,9 +66,9 @@ def launched(folder: Path) -> Iterator[None]:
 
 
 def configuration(folder: Path) -> DBOSConfig:
-    """Return a configuration without any choice but the file."""
+    """Return a configuration without any choice but the place."""
     logging.getLogger("dbos").setLevel(logging.ERROR)
-    return {"name": "bench", "system_database_url": f"sqlite:///{folder}/dbos.db", "log_level": "ERROR"}
+    return {"name": "bench", "system_database_url": url_of(folder, "dbos"), "log_level": "ERROR"}
 
 
 def settings() -> str:
@@ -76,6 +76,8 @@ def settings() -> str:
     import dbos._dbos
 
     with dbos._dbos._get_dbos_instance()._sys_db.engine.connect() as connection:
+        if POSTGRES:
+            return settings_text(*connection.exec_driver_sql(SETTINGS).one())
         journal_mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar()
         synchronous = connection.exec_driver_sql("PRAGMA synchronous").scalar()
     return durability_text(journal_mode, synchronous, sqlite3.sqlite_version)
@@ -83,21 +85,19 @@ def settings() -> str:
 
 def outcomes(folder: Path) -> int:
     """Return how many steps' outcomes a second connection sees."""
-    connection = sqlite3.connect(f"file:{folder}/dbos.db?mode=ro", uri=True)
-    (found,) = connection.execute("SELECT count(*) FROM operation_outputs").fetchone()
-    connection.close()
-    return int(found)
+    return int(ask(folder, "dbos", f"SELECT count(*) FROM {'dbos.' if POSTGRES else ''}operation_outputs")[0])
 
 
 # -- W1 ----------------------------------------------------------------------------------------------------------------
 def one_long_run(folder: Path) -> Figures:
     with launched(folder):
         acting(10)
+        weight = Weight(folder)
         with Stopwatch() as watch:
             result = acting(STEPS)
         expect((result, outcomes(folder)), (STEPS, STEPS + 10), "the result, and the outcomes in the database")
         found = {**watch.rate(STEPS), "settings": settings()}
-    return {**found, "step_bytes": bytes_in(folder) / (STEPS + 10)}
+    return {**found, **weight.figures(STEPS, 10)}
 
 
 def one_long_run_with_wal(folder: Path) -> Figures:
@@ -175,10 +175,11 @@ def large_results(folder: Path) -> Figures:
     TEXTS.extend(large_texts())
     with launched(folder):
         writing(2)
+        weight = Weight(folder)
         with Stopwatch() as watch:
             result = writing(LARGE_STEPS)
         expect((result, outcomes(folder)), (LARGE_STEPS * LARGE_BYTES, LARGE_STEPS + 2), "the result and the outcomes")
-    return {**watch.rate(LARGE_STEPS), "step_bytes": bytes_in(folder) / (LARGE_STEPS + 2)}
+    return {**watch.rate(LARGE_STEPS), **weight.figures(LARGE_STEPS, 2)}
 
 
 async def large_results_async(folder: Path) -> Figures:

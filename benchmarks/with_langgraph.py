@@ -1,18 +1,22 @@
-"""LangGraph with its SQLite savers, `durability="sync"`: each step is saved before the next one begins."""
+"""LangGraph with its savers, `durability="sync"`: each step is saved before the next one begins."""
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
 
-from langgraph.checkpoint.sqlite import SqliteSaver
-from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
-from measuring import AT_A_TIME, RUN_STEPS, RUNS, STEPS, Figures, ManyRuns, Stopwatch, bytes_in, expect, main
+from measuring import AT_A_TIME, RUN_STEPS, RUNS, STEPS, Figures, ManyRuns, Stopwatch, expect, main
+from place import POSTGRES, SETTINGS, Weight, ask, settings_text
+from psycopg.rows import dict_row
 from with_sqlite import durability_text
+
+CONNECTIONS = 10
+"""W2: those of the pool that its documentation advises for more than one thread."""
+POOLED: dict[str, Any] = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
 
 
 class State(TypedDict):
@@ -46,8 +50,24 @@ def begin(steps: int) -> State:
 
 
 @contextmanager
-def graph_in(folder: Path) -> Iterator[tuple[Any, str]]:
+def graph_in(folder: Path, *, connections: int = 1) -> Iterator[tuple[Any, str]]:
     """Give a graph with the blocking saver, and what decides about its durability."""
+    if POSTGRES:
+        from langgraph.checkpoint.postgres import PostgresSaver
+
+        with PostgresSaver.from_conn_string(POSTGRES) as saver:
+            saver.setup()
+            found = settings_text(*saver.conn.execute(SETTINGS).fetchone().values())
+            if connections == 1:
+                yield looping(act, saver), found
+                return
+        from psycopg_pool import ConnectionPool
+
+        with ConnectionPool(POSTGRES, min_size=connections, kwargs=POOLED) as pool:
+            yield looping(act, PostgresSaver(pool)), found
+        return
+    from langgraph.checkpoint.sqlite import SqliteSaver
+
     with SqliteSaver.from_conn_string(str(folder / "langgraph.db")) as saver:
         saver.setup()
         journal_mode = saver.conn.execute("PRAGMA journal_mode").fetchone()[0]
@@ -55,30 +75,48 @@ def graph_in(folder: Path) -> Iterator[tuple[Any, str]]:
         yield looping(act, saver), durability_text(journal_mode, synchronous, sqlite3.sqlite_version)
 
 
+@asynccontextmanager
+async def async_graph_in(folder: Path, *, connections: int = 1) -> AsyncIterator[Any]:
+    """Give a graph with the saver for asyncio."""
+    if POSTGRES:
+        from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+
+        async with AsyncPostgresSaver.from_conn_string(POSTGRES) as saver:
+            await saver.setup()
+            if connections == 1:
+                yield looping(act_async, saver)
+                return
+        from psycopg_pool import AsyncConnectionPool
+
+        async with AsyncConnectionPool(POSTGRES, min_size=connections, kwargs=POOLED) as pool:
+            yield looping(act_async, AsyncPostgresSaver(pool))
+        return
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+    async with AsyncSqliteSaver.from_conn_string(str(folder / "langgraph.db")) as saver:
+        yield looping(act_async, saver)
+
+
 def checkpoints(folder: Path) -> int:
     """Return how many checkpoints a second connection sees."""
-    connection = sqlite3.connect(f"file:{folder}/langgraph.db?mode=ro", uri=True)
-    (found,) = connection.execute("SELECT count(*) FROM checkpoints").fetchone()
-    connection.close()
-    return int(found)
+    return int(ask(folder, "langgraph", "SELECT count(*) FROM checkpoints")[0])
 
 
 # -- W1 ----------------------------------------------------------------------------------------------------------------
 def one_long_run(folder: Path) -> Figures:
     with graph_in(folder) as (graph, settings):
         graph.invoke(begin(10), run_of("warm", 10), durability="sync")
-        before = checkpoints(folder)
+        before, weight = checkpoints(folder), Weight(folder)
         with Stopwatch() as watch:
             result = graph.invoke(begin(STEPS), run_of("measured", STEPS), durability="sync")
         expect(result["x"], STEPS, "the result")
         expect(checkpoints(folder) - before >= STEPS, True, "a checkpoint for each step in the database")
         found = {**watch.rate(STEPS), "settings": settings}
-    return {**found, "step_bytes": bytes_in(folder) / (STEPS + 10)}
+    return {**found, **weight.figures(STEPS, 10)}
 
 
 async def one_long_run_async(folder: Path) -> Figures:
-    async with AsyncSqliteSaver.from_conn_string(str(folder / "langgraph.db")) as saver:
-        graph = looping(act_async, saver)
+    async with async_graph_in(folder) as graph:
         await graph.ainvoke(begin(10), run_of("warm", 10), durability="sync")
         before = checkpoints(folder)
         with Stopwatch() as watch:
@@ -90,7 +128,7 @@ async def one_long_run_async(folder: Path) -> Figures:
 
 # -- W2 ----------------------------------------------------------------------------------------------------------------
 def many_short_runs(folder: Path) -> Figures:
-    with graph_in(folder) as (graph, _), ThreadPoolExecutor(AT_A_TIME) as pool:
+    with graph_in(folder, connections=CONNECTIONS) as (graph, _), ThreadPoolExecutor(AT_A_TIME) as pool:
 
         def one(number: int) -> int | None:
             if not runs.may_begin():
@@ -108,8 +146,7 @@ def many_short_runs(folder: Path) -> Figures:
 
 
 async def many_short_runs_async(folder: Path) -> Figures:
-    async with AsyncSqliteSaver.from_conn_string(str(folder / "langgraph.db")) as saver:
-        graph = looping(act_async, saver)
+    async with async_graph_in(folder, connections=CONNECTIONS) as graph:
         gate = asyncio.Semaphore(AT_A_TIME)
 
         async def one(number: int) -> None:

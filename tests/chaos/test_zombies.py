@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from everstep.engine import presence, processes
+from everstep.stores.processes import machine_code
 from everstep.testing.ledger import Mode
 from tests.chaos.nursery import WorkerProcess
 from tests.chaos.trial import Trial
@@ -83,7 +84,7 @@ def test_a_process_has_ended_when_the_kernel_of_its_machine_says_so() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     mine = presence.worker_name("host", 1)
     theirs = mine.replace(f"-{os.getpid()}-", f"-{process.pid}-")
-    elsewhere = theirs.replace(presence.machine(), "000000")
+    elsewhere = theirs.replace(machine_code(), "000000")
     assert processes.is_of_this_process(mine)
     assert not any(map(processes.has_ended, (mine, theirs, elsewhere, "w", "a-b-c-d")))
     process.kill()

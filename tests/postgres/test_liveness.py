@@ -5,11 +5,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from everstep.errors import Misuse
 from everstep.stores.postgres import PostgresStore
+from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.protocol import Post, StartRun
 from tests.postgres.server import Server
 from tests.stores.kit import PostgresHarness, append_to, begin_python, new_run
@@ -17,6 +19,7 @@ from tests.stores.kit import PostgresHarness, append_to, begin_python, new_run
 WORKER = """
 import os, sys, time
 from everstep.stores.postgres import PostgresStore
+from everstep.stores.postgres.transaction import PostgresStatements
 store = PostgresStore(sys.argv[1])
 store.register_worker("w", os.getpid(), "host", store.now() + 3_000_000_000)
 if len(sys.argv) > 2:
@@ -72,6 +75,67 @@ def test_a_worker_that_was_killed_is_buried_in_about_a_second(
     worker.kill()
     assert until(lambda: watching.bury_dead(0) == ["w"], 5) < 2.0
     assert watching.workers() == []
+
+
+def test_whoever_begins_on_the_machine_of_a_killed_worker_buries_it_at_once(
+    postgres: PostgresHarness, worker: "subprocess.Popen[str]", server: Server
+) -> None:
+    worker.kill()
+    worker.wait()
+    server.wait_for_sessions_to_end(f"everstep {worker.pid} ")
+    beginning = PostgresStore(postgres.server.url(postgres.schema))
+    assert beginning.bury_dead(0) == ["w"]
+    beginning.close()
+
+
+def test_of_another_machine_nobody_knows_at_once_that_a_process_is_gone(
+    postgres: PostgresHarness, worker: "subprocess.Popen[str]", server: Server
+) -> None:
+    server.ask(f"UPDATE {postgres.schema}.workers SET machine = 'another'")
+    worker.kill()
+    worker.wait()
+    server.wait_for_sessions_to_end(f"everstep {worker.pid} ")
+    beginning = PostgresStore(postgres.server.url(postgres.schema))
+    stays(lambda: beginning.bury_dead(0) == [], 0.9)
+    assert until(lambda: beginning.bury_dead(0) == ["w"], 5) < 1.0
+    beginning.close()
+
+
+def test_a_worker_that_only_lost_its_session_is_not_gone_for_whoever_begins(
+    postgres: PostgresHarness, worker: "subprocess.Popen[str]", server: Server
+) -> None:
+    worker.send_signal(signal.SIGSTOP)
+    server.terminate(f"everstep {worker.pid} %")
+    server.wait_for_sessions_to_end(f"everstep {worker.pid} ")
+    beginning = PostgresStore(postgres.server.url(postgres.schema))
+    stays(lambda: beginning.bury_dead(0) == [], 0.8)
+    worker.send_signal(signal.SIGCONT)
+    stays(lambda: beginning.bury_dead(0) == [], 1.5)
+    beginning.close()
+
+
+def test_of_many_workers_each_looks_after_a_few_and_yet_all_that_are_dead_are_found(
+    postgres: PostgresHarness, watching: PostgresStore, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    ask = PostgresStatements.all
+    monkeypatch.setattr(
+        PostgresStatements, "all", lambda one, name, *values: asked.append((name, values)) or ask(one, name, *values)
+    )
+    columns = "(id, place, pid, host, started_at, lease_until)"
+    numbers = "generate_series(%s::int, %s::int) AS number"
+    dead = f"SELECT 'dead ' || number, number, 1, 'elsewhere', 0, 9000000000000000 FROM {numbers}"
+    server.ask(f"INSERT INTO {postgres.schema}.workers {columns} {dead}", 1, 25)
+    watching.register_worker("me", os.getpid(), "host", watching.now() + 10**9)
+    assert watching.bury_dead(0) == []
+    server.ask(f"INSERT INTO {postgres.schema}.workers {columns} {dead}", 27, 51)
+    found: list[str] = []
+    until(lambda: found.extend(watching.bury_dead(0)) or len(found) >= 50, 15)
+    assert sorted(found) == sorted(f"dead {number}" for number in range(1, 52) if number != 26)
+    counts = [values[2] for name, values in asked if name == "silent_workers"]
+    assert counts[0] is None
+    assert set(counts[1:]) == {16}
+    assert [row.id for row in watching.workers()] == ["me"]
 
 
 def test_a_stopped_worker_is_not_buried(watching: PostgresStore, worker: "subprocess.Popen[str]") -> None:

@@ -9,9 +9,11 @@ import psycopg
 import pytest
 
 import everstep
+from everstep.stores.postgres import PostgresStore
 from everstep.stores.postgres.connections import PLANS_OF_WRITER
+from everstep.stores.postgres.direct import Direct
 from everstep.stores.postgres.queries import statements
-from everstep.stores.protocol import Accepted, StartRun
+from everstep.stores.protocol import Accepted, Claim, Claimed, Existing, NotClaimed, RunFilter, StartRun
 from tests.stores.kit import PostgresHarness, append_to, new_run
 
 SECONDS = 6.0
@@ -37,6 +39,14 @@ class Counter:
             self.round_trips += 1
             return pipeline(connection)
 
+        changed = Direct.changed
+
+        def directly(statement: Direct, *args: Any) -> int:
+            self.statements.append("direct")
+            self.round_trips += 1
+            return changed(statement, *args)
+
+        patch.setattr(Direct, "changed", directly)
         patch.setattr(psycopg.Connection, "execute", counting)
         patch.setattr(psycopg.Connection, "pipeline", one_more)
 
@@ -80,8 +90,50 @@ def test_a_batch_of_appends_and_starts_is_one_round_trip(
     assert (len(counter.statements), counter.round_trips) == (1, 1)
 
 
+def test_claims_of_many_runs_are_one_round_trip_also_those_that_fail(
+    postgres: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [postgres.start(f"r{number}", status="running") for number in range(20)]
+    postgres.store.register_worker("other", 1, "host", 10**18)
+    postgres.store.register_worker("w", 2, "host", 10**18)
+    assert isinstance(postgres.one(Claim("r3", "other", 5, ("running",))), Claimed)
+    claims = [Claim(row.id, "w", 5 + place, ("running", "queued"), True) for place, row in enumerate(rows)]
+    counter = Counter(monkeypatch, watchers=False)
+    verdicts = postgres.do(*claims)
+    assert counter.round_trips == 1
+    taken = [verdict.row for verdict in verdicts if isinstance(verdict, Claimed)]
+    assert [(row.id, row.owner, row.epoch) for row in taken] == [
+        (row.id, "w", row.epoch + 1) for row in rows if row.id != "r3"
+    ]
+    assert isinstance(verdicts[3], NotClaimed)
+    assert verdicts[3].row is not None
+    assert verdicts[3].row.owner == "other"
+
+
+def test_starts_of_runs_that_exist_are_two_round_trips(
+    postgres: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(0, 20, 2):
+        postgres.start(f"r{number}", status="running")
+    counter = Counter(monkeypatch, watchers=False)
+    verdicts = postgres.do(*(StartRun(new_run(f"r{number}")) for number in range(20)))
+    assert counter.round_trips == 2
+    assert verdicts[1::2] == [Accepted()] * 10
+    assert [one.row.id for one in verdicts if isinstance(one, Existing)] == [f"r{number}" for number in range(0, 20, 2)]
+
+
 MAY_SCAN = re.compile(r"Seq Scan on (workers|meta|waiters|deletions)")
-BY_INDEX = ("append_simple", "append_one", "due", "next_wake", "pending_of_owner", "lock_runs", "events", "inbox")
+BY_INDEX = (
+    "append_simple",
+    "append_one",
+    "claim_simple",
+    "due",
+    "next_wake",
+    "pending_of_owner",
+    "lock_runs",
+    "events",
+    "inbox",
+)
 
 
 @pytest.mark.parametrize("name", BY_INDEX)
@@ -99,6 +151,7 @@ def test_what_is_asked_all_the_time_is_found_by_an_index_however_old_the_plan(
         plan = "\n".join(line for (line,) in connection.execute(f"EXPLAIN EXECUTE asked ({nothing})").fetchall())
     scanned = [line for line in re.findall(r"Seq Scan on \w+", plan) if not MAY_SCAN.match(line)]
     assert not scanned, plan
+    assert not (name == "append_simple" and "hashed" in plan), "it reads what concerns nobody in the batch"
     whole = [line for line in plan.split("\n") if "using runs_pkey" in line]
     assert all("Index Cond" in plan.split(line)[1].split("\n")[1] for line in whole), plan
 
@@ -112,10 +165,32 @@ def _parameter_kinds(postgres: PostgresHarness, text: str) -> list[str]:
     return kinds
 
 
+PLANS_MADE = """
+    SELECT sum(generic_plans)::int, sum(custom_plans)::int FROM pg_prepared_statements
+    WHERE position($1 IN statement) > 0
+"""
+
+
+@pytest.mark.parametrize(("name", "plans"), [("due", (4, 0)), ("runs", (0, 4))])
+def test_a_worker_asks_by_one_plan_and_a_person_by_one_for_each_question(
+    postgres: PostgresHarness, name: str, plans: tuple[int, int]
+) -> None:
+    store = PostgresStore(postgres.server.url(postgres.schema))
+    for _ in range(4):
+        if name == "due":
+            store.due(at=1, workflows=["w"], worker="me", everyone=True, limit=5)
+        else:
+            store.runs(RunFilter(parent="p"))
+    text = statements(postgres.schema)[name]
+    made = store._reader.ask(lambda asked: asked.connection.execute(PLANS_MADE, [text]).fetchall())
+    store.close()
+    assert made == [plans]
+
+
 def test_every_statement_is_one_that_the_server_understands(postgres: PostgresHarness) -> None:
     with psycopg.connect(postgres.server.uri, autocommit=True) as connection:
         for name, text in statements(postgres.schema).items():
-            if text.startswith(("LOCK", "CREATE")):
+            if text.startswith(("LOCK", "CREATE", "SET")):
                 continue
             try:
                 connection.execute(f"PREPARE {name} AS {text}")

@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -16,6 +15,7 @@ from everstep.engine.clock import microseconds
 from everstep.engine.workflow import DECLARED
 from everstep.errors import Misuse, StoreError
 from everstep.model.digests import digest_of
+from everstep.stores.processes import machine_code
 from everstep.stores.protocol import Release, RunRow
 
 if TYPE_CHECKING:
@@ -27,22 +27,9 @@ LEFT_MAX: Final = 1000
 """So many runs that a worker gave back, because its code is not theirs, are named in its row."""
 
 
-@cache
-def machine() -> str:
-    """Return a few letters for this machine since it was started; a container has its own."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            place = f"{file.read()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        import uuid
-
-        place = f"{uuid.getnode()}"
-    return digest_of(f"{socket.gethostname()} {place}".encode()).hex()[:6]
-
-
 def worker_name(host: str, bits: int) -> str:
     """Return a new name for this process among the workers: where it runs, its number, and 32 random bits."""
-    return f"{host[:40]}-{os.getpid()}-{machine()}-{bits:08x}"
+    return f"{host[:40]}-{os.getpid()}-{machine_code()}-{bits:08x}"
 
 
 class Presence:

@@ -207,6 +207,7 @@ class Pump:
         """Take up what is due. A run whose drivers keep dying is a suspect: it runs when nothing else does."""
         app = self.app
         suspects: list[str] = []
+        others: list[str] = []
         alive = {None, *(worker.id for worker in app.store.workers())} if due else set()
         for run in due:
             if run in app.drivers:
@@ -218,7 +219,11 @@ class Pump:
             if row.deaths + (row.owner not in alive) >= DEATHS_MAX - 1:  # its owner's death counts when it is claimed
                 suspects.append(run)
             else:
-                await app.take_up_run(run)
+                others.append(run)
+        # All at once, so that their claims share a commit.
+        for outcome in await asyncio.gather(*map(app.take_up_run, others), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
         if suspects and not app.is_busy():
             self._suspect = suspects[0]
             await app.take_up_run(self._suspect)

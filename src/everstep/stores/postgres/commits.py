@@ -16,6 +16,7 @@ they could have written; doing them again changes nothing.
 import hashlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -40,8 +41,20 @@ from everstep.stores.postgres.connections import (
 from everstep.stores.postgres.heads import Heads
 from everstep.stores.postgres.news import is_news
 from everstep.stores.postgres.transaction import PostgresStatements, Transaction, UnitFails
-from everstep.stores.protocol import Accepted, Append, Busy, Failed, Operation, Refused, StartRun, Verdict
-from everstep.stores.sql.batch import Batch
+from everstep.stores.protocol import (
+    Accepted,
+    Append,
+    Busy,
+    Claim,
+    Failed,
+    Operation,
+    Post,
+    Refused,
+    Release,
+    StartRun,
+    Verdict,
+)
+from everstep.stores.sql.batch import Batch, runs_mentioned
 from everstep.stores.sql.reading_back import is_there
 
 DEADLOCKS_MAX: Final = 20
@@ -211,13 +224,14 @@ class Writer:
         if batch.has_keys:
             # Whether a run that ends has waited for a key, and is told of it, is decided by the order of the batch.
             appends = [append for append in appends if append.row.status not in ENDED]
-        if not starts and not appends:
+        claims = _simple_claims(batch)
+        if not starts and not appends and not claims:
             return
         crash_point("store.commit.before")
-        together: list[Append | StartRun] = [*starts, *appends]
+        together: list[Append | StartRun | Claim] = [*starts, *appends, *claims]
         try:
             work.is_doubtful = True
-            accepted = self._transaction.simple(appends, starts)
+            verdicts = self._transaction.simple(appends, starts, claims)
             work.is_doubtful = False
         except psycopg.Error as error:
             self._raise_outage(error)
@@ -234,9 +248,8 @@ class Writer:
         except BaseException:
             self._drop()  # an interruption: what the session does is unknown
             raise
-        for number, operation in enumerate(together):
-            if number in accepted:
-                work.verdicts[places[id(operation)]] = Accepted()
+        for number, verdict in verdicts.items():
+            work.verdicts[places[id(together[number])]] = verdict
         crash_point("store.commit.after")
 
     def _write_in_order(self, work: Work, places: Sequence[int]) -> bool:
@@ -420,6 +433,21 @@ class Writer:
     def _row(self, name: str, *parameters: Any) -> tuple[Any, ...]:
         rows = self._statements.all(name, *parameters)
         return rows[0] if rows else ()
+
+
+def _simple_claims(batch: Batch) -> list[Claim]:
+    """Return the claims of a worker that concern no run which anything else in the batch mentions.
+
+    One of a run that is not in the queue `default` has no verdict then, and is done in order.
+    """
+    if not any(type(one) is Claim for _, one in batch.others):
+        return []
+    if not all(isinstance(one, Append | StartRun | Post | Release | Claim) for _, one in batch.others):
+        return []
+    everything = (*batch.appends, *batch.starts, *(one for _, one in batch.others))
+    mentioned = Counter(run for one in everything for run in runs_mentioned(one))
+    claims = [one for _, one in batch.others if isinstance(one, Claim) and mentioned[one.run] == 1 and one.queued]
+    return [one for one in claims if (one.worker, one.statuses) == (claims[0].worker, claims[0].statuses)]
 
 
 def _not_of(appends: Sequence[Append], all_starts: Sequence[StartRun], starts: Sequence[StartRun]) -> list[Append]:

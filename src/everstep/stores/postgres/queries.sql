@@ -60,6 +60,10 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- ---------------------------------------------------------------------------------------------------- appending
 
+-- name: plan_for_values
+-- Until the end of the transaction.
+SET LOCAL plan_cache_mode = force_custom_plan;
+
 -- name: lock_runs
 -- Everybody locks runs in this order, so that nobody waits in a circle. What is asked in later statements of the
 -- transaction is as of after the lock.
@@ -69,8 +73,9 @@ SELECT id FROM everstep.runs WHERE id = ANY ($1::text[]) ORDER BY id FOR UPDATE;
 -- Appends that change nothing but their own runs, all at once: a run's row is locked, compared with what is expected,
 -- and changed; the events and payloads of just those runs are written; their ids are returned. An end that concerns
 -- others, because the run is followed, has something in its inbox, or has keys whose effects are under way, is left
--- alone: whoever sends ends has locked the runs before. `fresh`: only if this transaction has made the run. The first 18
--- parameters are one array for each column of `new`.
+-- alone: whoever sends ends has locked the runs before. (EXISTS might become a table of all that is pending, made anew
+-- for each batch.) `fresh`: only if this transaction has made the run. The first 18 parameters are one array for each
+-- column of `new`.
 WITH new AS MATERIALIZED (
     SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[], $7::text[],
         $8::bytea[], $9::bigint[], $10::bytea[], $11::text[], $12::bigint[], $13::bytea[], $14::bigint[],
@@ -87,10 +92,10 @@ WITH new AS MATERIALIZED (
     WHERE runs.id = new.run AND runs.generation = new.generation AND runs.epoch = new.epoch
         AND runs.head_seq = new.expected_seq AND runs.head_digest = new.expected_digest
         AND (new.fresh = 0 OR runs.xmin = pg_current_xact_id()::xid)
-        AND (new.ended_at IS NULL OR NOT (
-            EXISTS (SELECT 1 FROM everstep.followers WHERE followers.run = new.run)
-            OR EXISTS (SELECT 1 FROM everstep.signals WHERE signals.run = new.run AND signals.state = 'pending')
-            OR EXISTS (SELECT 1 FROM everstep.effects WHERE effects.run = new.run AND effects.state = 'under-way')
+        AND (new.ended_at IS NULL OR (
+            (SELECT 1 FROM everstep.followers WHERE followers.run = new.run LIMIT 1) IS NULL
+            AND (SELECT 1 FROM everstep.signals WHERE signals.run = new.run AND signals.state = 'pending' LIMIT 1) IS NULL
+            AND (SELECT 1 FROM everstep.effects WHERE effects.run = new.run AND effects.state = 'under-way' LIMIT 1) IS NULL
         ))
     RETURNING runs.id
 ), appended AS (
@@ -455,6 +460,12 @@ SELECT run, generation, what, seq, row, why, at FROM everstep.archive WHERE run 
 -- Read back after an unknown commit: a repair always archives the row.
 SELECT count(*) FROM everstep.archive WHERE run = $1 AND what = 'run' AND at = $2;
 
+-- name: rows_of_runs
+-- Many at once, for starts of runs that exist.
+SELECT id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
+    tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
+FROM everstep.runs WHERE id = ANY ($1::text[]);
+
 -- name: run_head
 -- What decides whether an operation is accepted.
 SELECT generation, epoch, head_seq, head_digest, status FROM everstep.runs WHERE id = $1;
@@ -738,6 +749,30 @@ WHERE id = $1 AND status = ANY ($4::text[])
 RETURNING id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
     tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget;
 
+-- name: claim_simple
+-- The same for many runs of the queue `default`, which somebody else may want as well: those that were claimed, as 1 and
+-- the columns of `runs`, and those that were not, as 0. The runs are locked already. $1: runs, $2: times, $3: the
+-- worker, $4: statuses.
+WITH claimed AS (
+    UPDATE everstep.runs SET
+        epoch = epoch + 1,
+        owner = $3,
+        deaths = deaths + CASE WHEN owner IS NOT NULL AND owner <> $3 AND status IN ('running', 'queued')
+            AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner) THEN 1 ELSE 0 END
+    FROM unnest($1::text[], $2::bigint[]) AS new (run, at)
+    WHERE runs.id = new.run AND queue = 'default' AND status = ANY ($4::text[])
+        AND (owner IS NULL OR owner = $3
+            OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner AND workers.lease_until > new.at))
+    RETURNING id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
+        tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
+)
+SELECT 1::bigint, claimed.* FROM claimed
+UNION ALL
+SELECT 0, id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
+    tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
+FROM everstep.runs
+WHERE id = ANY ($1::text[]) AND queue = 'default' AND NOT EXISTS (SELECT 1 FROM claimed WHERE claimed.id = runs.id);
+
 -- name: release
 -- Without history: only who drives it, and its status. An ended run stays as it ended.
 UPDATE everstep.runs SET owner = NULL, status = CASE WHEN ended_at IS NULL THEN $3 ELSE status END WHERE id = $1 AND epoch = $2;
@@ -773,15 +808,21 @@ SELECT pg_advisory_unlock($1::int, $2::int);
 -- name: silent_workers
 -- Workers whose lock nobody has, and those whose lease has lapsed. A restart of the server frees all locks, so none is
 -- missed before everybody has had a while to take them again. (A lock that could be had is let go with the transaction.)
--- Of one that could never have a lock nobody knows; after an hour without a lease its row goes.
-SELECT id, place, is_lockless, is_lapsed FROM (
-    SELECT id, place,
+-- Of one that could never have a lock nobody knows; after an hour without a lease its row goes. $3: how many are looked
+-- at, those with the next places after $4 and then from the beginning; NULL for all.
+SELECT id, place, is_lockless, is_lapsed, pid, machine FROM (
+    SELECT id, place, pid, machine,
         CASE WHEN has_lock = 0 THEN lease_until <= extract(epoch FROM clock_timestamp() - interval '1 hour') * 1000000
             ELSE clock_timestamp() - pg_postmaster_start_time() >= make_interval(secs => $2::bigint / 1000000.0)
                 AND pg_try_advisory_xact_lock_shared($1::int, place::int)
         END AS is_lockless,
         lease_until <= extract(epoch FROM clock_timestamp()) * 1000000 AS is_lapsed
-    FROM everstep.workers
+    FROM (
+        (SELECT * FROM everstep.workers WHERE place > $4 ORDER BY place LIMIT $3)
+        UNION ALL
+        (SELECT * FROM everstep.workers WHERE place <= $4 ORDER BY place LIMIT $3)
+        LIMIT $3
+    ) AS next
 ) AS looked_at
 WHERE is_lockless OR is_lapsed ORDER BY place;
 
@@ -819,8 +860,8 @@ WITH noted AS (
     INSERT INTO everstep.meta (name, value) VALUES ('latest_time', $5::bigint::text)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE meta.value::bigint < excluded.value::bigint
 )
-INSERT INTO everstep.workers (id, place, pid, host, started_at, lease_until, targets, about, has_lock)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9);
+INSERT INTO everstep.workers (id, place, pid, host, started_at, lease_until, targets, about, has_lock, machine)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
 
 -- name: remove_worker
 -- By its place as well, so that a worker which came back under its id is not meant.

@@ -30,6 +30,9 @@ CONNECTIONS_MAX: Final = 4
 PATIENT_SECONDS: Final = 1.0
 """So long a reader waits out an outage. It may be the application's own loop that waits."""
 
+FOR_PEOPLE: Final = frozenset({"runs", "runs_of_status", "runs_tagged", "effects"})
+"""Lists with any mixture of conditions."""
+
 R = TypeVar("R")
 
 
@@ -102,6 +105,8 @@ class Reader(Reading):
             self._idle.append(statements)
 
     def _all(self, name: str, *parameters: Any) -> list[Row]:
+        if name in FOR_PEOPLE:
+            return self.ask(lambda statements: statements.all_with_plan_of_its_own(name, *parameters))
         return self.ask(lambda statements: statements.all(name, *parameters))
 
     def _list(self, name: str, *parameters: Any) -> list[Any]:

@@ -1,8 +1,8 @@
 """Operations inside an open transaction, and many simple ones at once in a single round trip.
 
 `Operations.one` does an operation by itself and is the specification; before it, `prepare` locks all runs, keys and
-queues that a batch may concern, in one order for everybody. `simple` does the appends and starts that concern no run
-but their own, for all runs at once, and says which of them were accepted; the others are then done one by one.
+queues that a batch may concern, in one order for everybody. `simple` does the appends, starts and claims that concern
+no run but their own, for all runs at once, and says which of them were accepted; the others are then done one by one.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -12,28 +12,38 @@ from everstep.errors import Damaged
 from everstep.model.status import ENDED, Status
 from everstep.stores.keys import SettleKey
 from everstep.stores.moving import ImportRuns
+from everstep.stores.postgres.arrays import Texts, arrays
 from everstep.stores.postgres.connections import Connection
+from everstep.stores.postgres.direct import Direct
 from everstep.stores.postgres.queries import statements
 from everstep.stores.protocol import (
     Append,
     Claim,
+    Claimed,
+    Existing,
     MarkRestored,
     NewRun,
+    NotClaimed,
     Operation,
     Refused,
     RestartRun,
     RunRow,
     StartRun,
+    Verdict,
 )
 from everstep.stores.queues import ChangeQueue, TakeSlot
 from everstep.stores.sql.batch import runs_mentioned
-from everstep.stores.sql.operations import Operations
-from everstep.stores.sql.rows import Row, change_values, run_values, tag_values
+from everstep.stores.sql.operations import ACCEPTED, Operations
+from everstep.stores.sql.rows import Row, change_values, run_row, run_values, tag_values
 
-EVENT_COLUMNS: Final = 8
-PAYLOAD_COLUMNS: Final = 3
-RUN_COLUMNS: Final = 25
 TAG_COLUMNS: Final = 4
+# What the columns of arrays are, see arrays.py.
+RUNS: Final = "tttntnnbntntnttttnnnntbbb"
+CHANGES: Final = "tnnnbntbnbtnbnnnbn"
+ONE: Final = "tnnnbntbnbtnnn"
+EVENTS: Final = "tnnttnbb"
+PAYLOADS: Final = "ttb"
+TAGS: Final = "ttnt"
 
 
 class PostgresStatements:
@@ -42,14 +52,32 @@ class PostgresStatements:
     def __init__(self, schema: str, connection: Connection) -> None:
         self.connection = connection
         self._texts = statements(schema)
+        self._append_one = Direct("append_one", self._texts["append_one"], ONE + EVENTS[2:].upper())
 
     def execute(self, name: str, parameters: Sequence[Any] = ()) -> Any:
         """Do a statement, and return the cursor."""
         return self.connection.execute(self._texts[name], parameters, prepare=self._prepares(), binary=True)
 
+    def append_one(self, append: Append) -> int:
+        """Do that statement, which most steps are, and return how many events it has written."""
+        values = [*one_values(append), *zip(*append.events, strict=True)]
+        if self.connection.prepare_threshold is None:
+            return self.run("append_one", *values[: len(ONE)], *arrays(EVENTS[2:], append.events))
+        return self._append_one.changed(self.connection, values)
+
     def all(self, name: str, *parameters: Any) -> list[Row]:
         """Do a statement and return its rows."""
         rows: list[Row] = self.execute(name, parameters).fetchall()
+        return rows
+
+    def all_with_plan_of_its_own(self, name: str, *parameters: Any) -> list[Row]:
+        """The same for a statement of which most conditions are left out in turn: its plan is made for these values."""
+        with self.connection.pipeline():
+            self.connection.execute("BEGIN")
+            self.execute("plan_for_values")
+            cursor = self.execute(name, parameters)
+            self.connection.execute("COMMIT")
+        rows: list[Row] = cursor.fetchall()
         return rows
 
     def run(self, name: str, *parameters: Any) -> int:
@@ -175,34 +203,47 @@ class Transaction(Operations):
         return refusal
 
     # -- at once ----------------------------------------------------------------------------------------------------
-    def simple(self, appends: Sequence[Append], starts: Sequence[StartRun]) -> set[int]:
-        """Do simple operations in one transaction and one round trip; return the places of those that were accepted.
+    def simple(
+        self, appends: Sequence[Append], starts: Sequence[StartRun], claims: Sequence[Claim] = ()
+    ) -> dict[int, Verdict]:
+        """Do simple operations in one transaction and one round trip; return the verdicts that were reached.
 
-        Places are counted through the starts, then the appends.
+        Their places are counted through the starts, the appends, then the claims.
         """
-        if not starts and len(appends) == 1 and _is_plain(appends[0]):
-            return {0} if self._statements.execute("append_one", _one_values(appends[0])).rowcount else set()
+        if not starts and not claims and len(appends) == 1 and _is_plain(appends[0]):
+            return {0: ACCEPTED} if self._statements.append_one(appends[0]) else {}
         do = self._statements.execute
-        made = moved = None
+        made = moved = taken = None
         connection = self._statements.connection
         with connection.pipeline():
             connection.execute("BEGIN")
             if starts:
                 made = do("start_simple", _start_values([start.new for start in starts]))
+            if claims or len(appends) > 1 or any(append.row.status in ENDED for append in appends):
+                do("lock_runs", (Texts([*(one.run for one in appends), *(one.run for one in claims)]),))
             if appends:
-                if len(appends) > 1 or any(append.row.status in ENDED for append in appends):
-                    do("lock_runs", ([append.run for append in appends],))
                 moved = do("append_simple", _append_values(appends, {start.new.row.id for start in starts}))
                 self._write_beside(appends)
+            if claims:
+                taken = do("claim_simple", _claim_values(claims))
             connection.execute("COMMIT")
-        accepted: set[int] = set()
-        if made is not None:
-            ids = {id for (id,) in made.fetchall()}
-            accepted |= {place for place, start in enumerate(starts) if start.new.row.id in ids}
-        if moved is not None:
-            ids = {id for (id,) in moved.fetchall()}
-            accepted |= {len(starts) + place for place, append in enumerate(appends) if append.run in ids}
-        return accepted
+        new, written = _ids(made), _ids(moved)
+        verdicts: dict[int, Verdict] = {place: ACCEPTED for place, one in enumerate(starts) if one.new.row.id in new}
+        if len(new) < len(starts):
+            verdicts |= self._existing(starts, {*new, *(append.run for append in appends)})
+        verdicts |= {place: ACCEPTED for place, one in enumerate(appends, len(starts)) if one.run in written}
+        if taken is not None:
+            answers = {row.id: answer for row, answer in map(_claim_answer, taken.fetchall())}
+            first = len(starts) + len(appends)
+            verdicts |= {place: answers[one.run] for place, one in enumerate(claims, first) if one.run in answers}
+        return verdicts
+
+    def _existing(self, starts: Sequence[StartRun], others: Set[str]) -> dict[int, Verdict]:
+        """Return the verdicts on starts of runs that exist, but for those that something else is to be said about."""
+        ids = Texts(one.new.row.id for one in starts if one.new.row.id not in others)
+        rows = {row.id: row for row in map(run_row, self._all("rows_of_runs", ids))} if ids else {}
+        found = ((place, rows.get(one.new.row.id)) for place, one in enumerate(starts))
+        return {place: Existing(row) for place, row in found if row is not None}
 
     def _write_beside(self, appends: Sequence[Append]) -> None:
         """Write what some appends have beside their events and payloads, if they were accepted."""
@@ -247,10 +288,10 @@ def _is_plain(append: Append) -> bool:
     return row.status not in ENDED and row.budget is None and row.outcome is None
 
 
-def _one_values(append: Append) -> list[Any]:
-    """Return the parameters of `append_one`."""
+def one_values(append: Append) -> Row:
+    """Return the parameters of `append_one`, but for the events."""
     values = change_values(append)
-    return [*values[:12], *values[14:], *columns(6, append.events)]
+    return (*values[:12], *values[14:])
 
 
 def _append_values(appends: Sequence[Append], made: Set[str]) -> list[Any]:
@@ -258,7 +299,22 @@ def _append_values(appends: Sequence[Append], made: Set[str]) -> list[Any]:
     rows = [(*change_values(a), a.row.budget, a.run in made) for a in appends]
     events = [(a.run, a.generation, *event) for a in appends for event in a.events]
     payloads = [(a.run, digest, value) for a in appends for digest, value in a.payloads]
-    return [*columns(18, rows), *columns(EVENT_COLUMNS, events), *columns(PAYLOAD_COLUMNS, payloads)]
+    return [*arrays(CHANGES, rows), *arrays(EVENTS, events), *arrays(PAYLOADS, payloads)]
+
+
+def _ids(cursor: Any) -> Set[str]:
+    return {id for (id,) in cursor.fetchall()} if cursor is not None else frozenset()
+
+
+def _claim_answer(values: Row) -> tuple[RunRow, Verdict]:
+    row = run_row(values[1:])
+    return row, Claimed(row) if values[0] else NotClaimed(row)
+
+
+def _claim_values(claims: Sequence[Claim]) -> list[Any]:
+    """Return the parameters of `claim_simple`. All are of one worker, and for the same statuses."""
+    rows = [(claim.run, claim.at) for claim in claims]
+    return [*arrays("tn", rows), claims[0].worker, Texts(claims[0].statuses)]
 
 
 def _start_values(news: Sequence[NewRun]) -> list[Any]:
@@ -268,10 +324,10 @@ def _start_values(news: Sequence[NewRun]) -> list[Any]:
     payloads = [(new.row.id, digest, value) for new in news for digest, value in new.payloads]
     tags = list(_tags(news))
     return [
-        *columns(RUN_COLUMNS, rows),
-        *columns(EVENT_COLUMNS, events),
-        *columns(PAYLOAD_COLUMNS, payloads),
-        *columns(TAG_COLUMNS, tags),
+        *arrays(RUNS, rows),
+        *arrays(EVENTS, events),
+        *arrays(PAYLOADS, payloads),
+        *arrays(TAGS, tags),
     ]
 
 

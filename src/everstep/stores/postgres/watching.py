@@ -3,7 +3,8 @@
 A thread of its own looks after it. When the connection dies with the process, the server frees the locks, and everybody
 else sees at once who is gone. When only the connection was lost, or the server was restarted, the thread makes it anew
 and takes the locks again, well within the time that others give it: a lock counts as missing only when it is missing
-twice, a little while apart, to somebody who has been connected for a second; for a restart drops the locks of all.
+twice, a little while apart, to somebody who has been connected for a second; for a restart drops the locks of all. Only
+if there is no such process any more, on the machine on which we are, it is gone at once.
 
 News travels by NOTIFY, which the same session sends after a commit and never in it, for a transaction with a NOTIFY
 keeps all others of the server from committing. Nothing depends on it: whoever hears nothing looks now and then.
@@ -25,6 +26,7 @@ from everstep.errors import StoreError
 from everstep.stores.postgres.addresses import Address
 from everstep.stores.postgres.connections import Connection, Durability, Outage, Patience, close_quietly, connect
 from everstep.stores.postgres.transaction import PostgresStatements
+from everstep.stores.processes import has_ended
 
 log = logging.getLogger("everstep.store")
 
@@ -35,6 +37,8 @@ TELL_SECONDS: Final = 0.02
 """News is sent no more often than this."""
 WATCH_SECONDS: Final = 0.8
 """So often it is asked who is gone, while anybody wants to know."""
+NEIGHBOURS: Final = 16
+"""So many others each worker looks after. When all of them are gone they are buried, and the next are looked after."""
 INTEREST_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.1
 ANSWER_SECONDS: Final = 15.0
@@ -112,12 +116,18 @@ class Watcher:
 
     def gone(self) -> list[tuple[str, int]]:
         """Return workers whose locks have been missing for long enough, and go on watching for a while."""
-        self._start()
         self._wanted_until = time.monotonic() + INTEREST_SECONDS
         if not self._watched_at:
-            self._wake()
+            self._look_at_once()
         gone, self._gone = self._gone, {}
         return list(gone.items())
+
+    def _look_at_once(self) -> None:
+        """Whoever begins wants to know: a program that was killed is often started again on the same machine."""
+        try:
+            self._ask(lambda: self._watch(time.monotonic()))
+        except StoreError:
+            pass  # the thread goes on trying
 
     def take(self, place: int) -> bool:
         """Take the lock of a place, and keep it; False if somebody has it."""
@@ -281,20 +291,30 @@ class Watcher:
         if self._missing:
             first = min(since for _, since in self._missing.values()) + self._grace_seconds
             return max(first, self._opened_at + self._settle_seconds)
+        if self._watched_at < self._opened_at:
+            return self._opened_at
         return max(self._watched_at + WATCH_SECONDS, self._opened_at + self._settle_seconds)
 
     def _watch(self, now: float) -> None:
-        rows = self._statements().all("silent_workers", self._places, round(self._settle_seconds * 1_000_000))
+        # Whoever begins, or is no worker, looks at all; in the long run everybody looks after those next to them.
+        count = NEIGHBOURS if self._held and self._watched_at else None
+        asked = (round(self._settle_seconds * 1_000_000), count, min(self._held, default=0))
+        rows = self._statements().all("silent_workers", self._places, *asked)
         self._watched_at = now
-        missing = {id: place for id, place, is_lockless, _ in rows if is_lockless and place not in self._held}
-        since = {id: (place, self._missing.get(id, (place, now))[1]) for id, place in missing.items()}
-        gone = {id: place for id, (place, first) in since.items() if now - first >= self._grace_seconds and first < now}
-        self._missing = {id: one for id, one in since.items() if id not in gone}
-        lapsed = {id for id, _, _, is_lapsed in rows if is_lapsed}
+        lockless = [row for row in rows if row[2] and row[1] not in self._held]
+        gone = {id: place for id, place, _, _, pid, where in lockless if has_ended(pid, where)}
+        if now >= self._opened_at + self._settle_seconds:
+            since = {id: (place, self._missing.get(id, (place, now))[1]) for id, place, *_ in lockless}
+            gone |= {id: place for id, (place, first) in since.items() if self._is_long_ago(first, now)}
+            self._missing = {id: one for id, one in since.items() if id not in gone}
+        lapsed = {id for id, _, _, is_lapsed, *_ in rows if is_lapsed}
         if gone or lapsed - self._lapsed:
             self._changed = True
         self._lapsed = lapsed
         self._gone = {**self._gone, **gone}
+
+    def _is_long_ago(self, first: float, now: float) -> bool:
+        return first < now and now - first >= self._grace_seconds
 
     def _take(self, place: int) -> bool:
         taken: bool = self._statements().all("take_place", self._places, place)[0][0]

@@ -1,5 +1,6 @@
 """Workers: entering with a liveness lock, prolonging the lease, leaving, and burying those whose session is gone."""
 
+import os
 from collections.abc import Sequence
 
 from everstep.errors import Misuse
@@ -7,6 +8,7 @@ from everstep.stores.postgres.commits import Writer
 from everstep.stores.postgres.reads import Reader
 from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.postgres.watching import Watcher
+from everstep.stores.processes import machine
 from everstep.stores.protocol import WorkerRow
 from everstep.stores.sql.rows import as_json, worker_row
 
@@ -41,7 +43,8 @@ class Workers:
                     place += 1
                 row = WorkerRow(worker, place, pid, host, at, lease_until, list(targets), about)
                 facts = (worker, place, pid, host, at, lease_until, as_json(row.targets), about)
-                statements.run("enter_worker", *facts, self._has_locks)
+                here = machine() if pid == os.getpid() else ""
+                statements.run("enter_worker", *facts, self._has_locks, here)
         except BaseException:
             if place and place not in self._held.values():
                 self._watcher.free(place)
@@ -83,8 +86,8 @@ class Workers:
         return buried
 
     def _missing_now(self) -> list[tuple[str, int]]:
-        rows = self._reader.ask(lambda statements: statements.all("silent_workers", self._places, 0))
-        return [(worker, place) for worker, place, is_lockless, _ in rows if is_lockless]
+        rows = self._reader.ask(lambda statements: statements.all("silent_workers", self._places, 0, None, 0))
+        return [(worker, place) for worker, place, is_lockless, *_ in rows if is_lockless]
 
     def are_any_alive(self, at: int) -> bool:
         """Tell whether anybody holds a lock on any place, whether or not there is a row for it."""

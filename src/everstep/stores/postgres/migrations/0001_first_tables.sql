@@ -256,7 +256,7 @@ CREATE INDEX notifications_claimed ON everstep.notifications (target, next_at)
 CREATE INDEX notifications_undelivered ON everstep.notifications (created_at) WHERE state IN ('pending', 'given up');
 
 -- `place` is the number of the worker's liveness lock. One whose session cannot keep a lock has `has_lock` 0: then only
--- its lease counts. `about` is JSON: what it serves, and how busy it is.
+-- its lease counts. `about` is JSON: what it serves, and how busy it is. `machine` says where its pid is one.
 CREATE TABLE everstep.workers (
     id text COLLATE "C" PRIMARY KEY,
     place bigint NOT NULL UNIQUE,
@@ -266,7 +266,8 @@ CREATE TABLE everstep.workers (
     lease_until bigint NOT NULL,
     targets text COLLATE "C" NOT NULL DEFAULT '[]',
     about bytea NOT NULL DEFAULT '\x7b7d',
-    has_lock bigint NOT NULL DEFAULT 1
+    has_lock bigint NOT NULL DEFAULT 1,
+    machine text COLLATE "C" NOT NULL DEFAULT ''
 );
 
 ALTER TABLE everstep.workers ALTER COLUMN about SET STORAGE EXTERNAL;
