@@ -95,7 +95,7 @@ def lease_of(store: PostgresStore) -> tuple[int, str]:
     """Return how often the run was claimed, and the process that has it."""
     row = store.run("t")
     assert row is not None
-    return row.epoch, (row.owner or "").split("-")[-2]
+    return row.epoch, (row.owner or "").split("-")[-3]
 
 
 def is_at_work(store: PostgresStore, worker: "subprocess.Popen[bytes]") -> bool:
