@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from measuring import HALF_RUN_STEPS, HALF_RUNS, quick_folder
-from place import ask, is_empty
+from place import is_empty, looking_into
 from resuming import run_until_mark
 
 HALF_SECONDS_MAX = 120.0
@@ -37,8 +37,10 @@ class HalfWay:
 
 async def all_are_done(folder: Path, name: str, query: str, mark: Path) -> None:
     """Note the moment at which another connection sees that all runs are completed."""
-    while ask(folder, name, query) != (HALF_RUNS,):
-        await asyncio.sleep(LOOK_SECONDS)
+    # One connection for all looks: closing a file drops what other libraries of the process have locked in it.
+    with looking_into(folder, name) as look:
+        while look(query) != (HALF_RUNS,):
+            await asyncio.sleep(LOOK_SECONDS)
     mark.write_text(str(time.time_ns()))
     await asyncio.sleep(600)
 

@@ -5,6 +5,8 @@ measured on both. Scripts whose start is measured import this, so it imports nex
 """
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,21 @@ def ask(folder: Path, name: str, query: str, *parameters: Any) -> tuple[Any, ...
     finally:
         connection.close()
     return answer
+
+
+@contextmanager
+def looking_into(folder: Path, name: str) -> Iterator[Callable[[str], Any]]:
+    """Give what returns the first row that a query gives, on a connection that stays open meanwhile."""
+    if POSTGRES:
+        import psycopg
+
+        with psycopg.connect(POSTGRES, autocommit=True) as postgres:
+            yield lambda query: postgres.execute(query).fetchone()
+        return
+    import sqlite3
+
+    with sqlite3.connect(f"file:{folder}/{name}.db?mode=ro", uri=True, timeout=10) as connection:
+        yield lambda query: connection.execute(query).fetchone()
 
 
 def settings_text(version: str, synchronous_commit: str, fsync: str, isolation: str) -> str:
