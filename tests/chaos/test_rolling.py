@@ -107,7 +107,11 @@ def test_two_releases_side_by_side_are_replaced_and_nothing_is_held_that_one_can
     trial.wait_for(lambda: trial.statuses()["waiting"] == 8)
     workers["new"] = trial.begin_worker(programs["new"])
     trial.wait_until_at_work(workers["new"])
-    trial.start(range(8, 24))
+    workers["old"].send(signal.SIGSTOP)  # one worker may claim all at once, and each release should have some
+    trial.start(range(8, 16))
+    trial.wait_for(lambda: trial.statuses()["waiting"] == 16)
+    workers["old"].send(signal.SIGCONT)
+    trial.start(range(16, 24))
     trial.wait_for(lambda: trial.statuses()["waiting"] == 24)
     trial.signal(range(0, 24, 3))
     for version in ("old", "new"):

@@ -10,7 +10,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.errors import Misuse, NotEncodable, StoreReadOnly, StoreUnusable, UnknownRun, UnknownWorkflow
+from everstep.errors import Misuse, NotEncodable, StoreError, StoreReadOnly, StoreUnusable, UnknownRun, UnknownWorkflow
 from tests.engine.resume_helpers import Machine, scenario
 
 
@@ -264,7 +264,7 @@ def test_a_store_of_a_newer_release_is_refused_and_left_as_it_is(tmp_path: Path)
     ("url", "error"),
     [
         ("sqlite:///no/such/folder/runs.db", StoreUnusable),
-        ("postgresql://127.0.0.1:1/x", StoreUnusable),
+        ("postgresql://127.0.0.1:1/x", StoreError),
         ("redis://localhost", Misuse),
         ("sqlite://", Misuse),
         ("sqlite:///", Misuse),

@@ -117,8 +117,9 @@ async def test_a_crash_is_reported_with_its_process_and_the_time_in_which_it_die
 @pytest.mark.parametrize(
     ("worker", "process"),
     [
-        ("box-12-0a0b0c0d", {"pid": 12, "host": "box"}),
-        ("a-long-name-7-00000000", {"pid": 7, "host": "a-long-name"}),
+        ("box-12-abcdef-0a0b0c0d", {"pid": 12, "host": "box"}),
+        ("a-long-name-7-123456-00000000", {"pid": 7, "host": "a-long-name"}),
+        ("a-long-name-00000000", {}),
         ("ghost", {}),
         ("", {}),
     ],

@@ -54,8 +54,8 @@ def told_by(events: Iterable[EventRow], call: int) -> dict[str, Any]:
 
 def process_of(worker: str) -> dict[str, Any]:
     """Return the process and the machine that a worker's id names."""
-    host, _, rest = worker.rpartition("-")[0].rpartition("-")
-    return {"pid": int(rest), "host": host} if host and rest.isdigit() else {}
+    parts = worker.rsplit("-", 3)
+    return {"pid": int(parts[1]), "host": parts[0]} if len(parts) == 4 and parts[1].isdigit() else {}
 
 
 def _error_text(body: Any) -> str:

@@ -456,9 +456,9 @@ class Driving(Parts):
         self.pump.nudge()
 
     def keys_changed(self, changes: "KeyChanges") -> None:
-        """A run has changed keys: whoever waits for them in this process has that in its inbox now."""
+        """A run has changed keys: whoever waits for them, here or left behind by others, has that in its inbox now."""
         ended = {end.claim.key for end in changes.ends} & self._awaited_keys
-        if changes.waits or ended:
+        if changes.waits or ended or (self.recover and changes.ends):
             self.pump.nudge()
         self._awaited_keys -= ended
         self._awaited_keys |= {wait.key for wait in changes.waits}
