@@ -263,7 +263,10 @@ class Driving(Parts):
                 row = verdict.row
                 if row is None or row.status in ENDED or (row.owner is None and self.queueing.expect(row)):
                     self.wanted.discard(run)
-            if self.is_lost(run) or not isinstance(verdict, Claimed) or self.draining:
+            if not isinstance(verdict, Claimed) or self.draining:
+                return False
+            if self.is_lost(run):
+                await self.committer.submit(Release(run, verdict.row.epoch, verdict.row.status))  # it is held first
                 return False
             return await self._take_up_claimed(verdict.row)
         except Damaged as error:

@@ -81,6 +81,7 @@ class Losses:
         try:
             if self._was_held(tail):
                 self.open.pop(run, None)
+                app.pump.nudge()  # it may be free to go on by now
                 return
             await app.become_worker()
             verdict = await app.committer.submit(Claim(run, app.worker, app.clock.now(), UNFINISHED))
