@@ -37,7 +37,6 @@ class HalfWay:
 
 async def all_are_done(folder: Path, name: str, query: str, mark: Path) -> None:
     """Note the moment at which another connection sees that all runs are completed."""
-    # One connection for all looks: closing a file drops what other libraries of the process have locked in it.
     with looking_into(folder, name) as look:
         while look(query) != (HALF_RUNS,):
             await asyncio.sleep(LOOK_SECONDS)

@@ -36,20 +36,35 @@ def is_empty(folder: Path) -> bool:
 
 
 def ask(folder: Path, name: str, query: str, *parameters: Any) -> tuple[Any, ...]:
-    """Return a row that another connection sees, on SQLite one of another library than Everstep's."""
+    """Return a row that another connection sees."""
     if POSTGRES:
         import psycopg
 
         with psycopg.connect(POSTGRES, autocommit=True) as postgres:
             return postgres.execute(query.replace("?", "%s"), parameters).fetchone() or ()
-    import sqlite3
-
-    connection = sqlite3.connect(f"file:{folder}/{name}.db?mode=ro", uri=True, timeout=10)
+    connection = _connected(folder, name)
     try:
         answer: tuple[Any, ...] = connection.execute(query, parameters).fetchone()
     finally:
         connection.close()
     return answer
+
+
+def _connected(folder: Path, name: str) -> Any:
+    """Return a connection to a SQLite file, of the library that the measured system uses.
+
+    Two SQLite libraries in one process do not see each other's locks: the second one to come takes the file's shared
+    memory for left behind, and cuts it off under the first.
+    """
+    if name == "everstep":
+        import apsw
+
+        connection = apsw.Connection(f"{folder}/{name}.db", flags=apsw.SQLITE_OPEN_READONLY)
+        connection.set_busy_timeout(10_000)
+        return connection
+    import sqlite3
+
+    return sqlite3.connect(f"file:{folder}/{name}.db?mode=ro", uri=True, timeout=10)
 
 
 @contextmanager
@@ -61,10 +76,11 @@ def looking_into(folder: Path, name: str) -> Iterator[Callable[[str], Any]]:
         with psycopg.connect(POSTGRES, autocommit=True) as postgres:
             yield lambda query: postgres.execute(query).fetchone()
         return
-    import sqlite3
-
-    with sqlite3.connect(f"file:{folder}/{name}.db?mode=ro", uri=True, timeout=10) as connection:
+    connection = _connected(folder, name)
+    try:
         yield lambda query: connection.execute(query).fetchone()
+    finally:
+        connection.close()
 
 
 def settings_text(version: str, synchronous_commit: str, fsync: str, isolation: str) -> str:

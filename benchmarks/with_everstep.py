@@ -99,7 +99,7 @@ async def one_long_run(flow: Any, folder: Path) -> Figures:
 
 
 def what_is_durable(folder: Path, run: str) -> tuple[Any, ...]:
-    """Ask the store on a connection of another library: the run's status, its steps begun and its outcomes."""
+    """Ask the store on another connection: the run's status, its steps begun and its outcomes."""
     count = f"(SELECT count(*) FROM {SCHEMA}events WHERE run = ? AND kind = '{{}}')"
     columns = f"status, {count.format('step_started')}, {count.format('step_completed')}"
     return ask(folder, "everstep", f"SELECT {columns} FROM {SCHEMA}runs WHERE id = ?", run, run, run)
@@ -144,7 +144,7 @@ async def many_short_runs(flow: Any, folder: Path) -> Figures:
 
 
 def ended(folder: Path) -> tuple[Any, ...]:
-    """Return how many runs are completed and how many outcomes recorded, by another library's connection."""
+    """Return how many runs are completed and how many outcomes recorded, as another connection sees it."""
     outcomes = f"(SELECT count(*) FROM {SCHEMA}events WHERE kind = 'step_completed')"
     return ask(folder, "everstep", f"SELECT count(*), {outcomes} FROM {SCHEMA}runs WHERE status = 'completed'")
 
