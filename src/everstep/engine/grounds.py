@@ -1,0 +1,151 @@
+"""What an adapter for a framework stands on: a store, a worker of its own, and the threads that it runs.
+
+A framework calls its saver from any thread and any loop, so the app of a ground has a loop and a thread of its own.
+What is written goes to the store on the caller's own thread: a hop to another one costs as much as a fast commit.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from everstep.errors import StoreError, ThreadActive
+from everstep.stores.protocol import Busy, Failed, Refused, Verdict
+from everstep.stores.saved import FreeThread, SavedOperation, SavedReads, Taken, TakeThread
+
+if TYPE_CHECKING:
+    from everstep.engine.app import App
+    from everstep.engine.blocking_app import BlockingApp
+
+log = logging.getLogger("everstep.adapters")
+
+R = TypeVar("R")
+
+QUICK_SECONDS: Final = 0.002
+"""What takes longer is not done on the loop of an application."""
+
+
+class Ground:
+    """A store that an adapter writes to, and the app that looks after it."""
+
+    def __init__(self, blocking: "BlockingApp", *, owned: bool) -> None:
+        self.blocking = blocking
+        self.app: App = blocking.inner
+        self.store = self.app.store
+        self.now: Callable[[], int] = self.app.clock.now
+        self.random_bits: Callable[[int], int] = self.app.randomness.getrandbits
+        self._owned = owned
+        self._lock = threading.Lock()
+        self._taken: dict[str, tuple[int, int]] = {}
+        """The threads that run here: their epochs, and how many calls run each."""
+        self._calm = threading.local()
+        self._seconds = 0.0
+
+    @property
+    def saved(self) -> SavedReads:
+        """What the store has of threads and items."""
+        return self.store.saved
+
+    @property
+    def worker(self) -> str:
+        """This process among the workers, or nothing if it is not one yet."""
+        return self.app.worker
+
+    def close(self) -> None:
+        """Give everything back. The app of somebody else stays open."""
+        if self._owned:
+            self._owned = False
+            self.blocking.close()
+
+    # -- writing --------------------------------------------------------------------------------------------------
+    def commit(self, operation: SavedOperation) -> Verdict:
+        """Do an operation; it is durable on return."""
+        (verdict,) = self.store.commit([operation], patient=getattr(self._calm, "patient", True))
+        if isinstance(verdict, Failed):
+            raise verdict.error
+        return verdict
+
+    async def soon(self, function: Callable[..., R], /, *args: Any) -> R:
+        """Call a function that reads or writes the store: right here while that is quick, else on another thread.
+
+        It may be begun twice: on the loop it gives up, before it has changed anything, when the store is busy.
+        """
+        if self._seconds < QUICK_SECONDS:
+            began = time.perf_counter()
+            self._calm.patient = False
+            try:
+                return function(*args)
+            except Busy:
+                pass
+            finally:
+                self._calm.patient = True
+                self._seconds += (time.perf_counter() - began - self._seconds) / 8
+        began = time.perf_counter()
+        result = await asyncio.to_thread(function, *args)
+        self._seconds += (time.perf_counter() - began - self._seconds) / 64
+        return result
+
+    # -- running threads ------------------------------------------------------------------------------------------
+    def take(self, thread: str) -> None:
+        """Take the right to run a thread. Raises `ThreadActive` while another process has it."""
+        if not self.worker:
+            self.blocking.wait(self.app.become_worker())
+        with self._lock:
+            verdict = self._try_to_take(thread)
+            if not isinstance(verdict, Taken):
+                self.store.bury_dead(self.now())
+                verdict = self._try_to_take(thread)
+            if isinstance(verdict, Taken):
+                self._taken[thread] = verdict.epoch, self._taken.get(thread, (0, 0))[1] + 1
+                return
+        raise self.active(thread)
+
+    def _try_to_take(self, thread: str) -> Verdict:
+        (verdict,) = self.store.commit([TakeThread(thread, self.worker, self.now())])
+        if isinstance(verdict, Failed):
+            raise verdict.error
+        return verdict
+
+    def free(self, thread: str) -> None:
+        """Give the right back, when nothing here runs the thread any more."""
+        with self._lock:
+            epoch, calls = self._taken.get(thread, (0, 0))
+            if calls > 1:
+                self._taken[thread] = epoch, calls - 1
+            elif calls:
+                del self._taken[thread]
+                try:
+                    self.store.commit([FreeThread(thread, self.worker, epoch)])
+                except StoreError as error:
+                    log.error("The thread %s cannot be given back just now: %s", thread, error)
+
+    def epoch_of(self, thread: str) -> int:
+        """Return the epoch at which this process runs a thread; 0 if it does not."""
+        return self._taken.get(thread, (0, 0))[0]
+
+    def active(self, thread: str, verdict: Refused | None = None) -> ThreadActive:
+        """Return what tells whoever wants a thread that it is another's."""
+        there = self.saved.owner(thread)
+        owner = (there.owner if there is not None else None) or "another process"
+        if verdict is not None and verdict.why == "fenced":
+            said = f"The thread {thread!r} was taken over by {owner}: this process was thought to be gone. Nothing"
+            return ThreadActive(f"{said} of it was written from here, and {owner} goes on with it.", owner)
+        return ThreadActive(
+            f"The thread {thread!r} is being run by {owner} in {self.store.url}. Wait until it has ended, or ask that "
+            "process: a thread is run by one process at a time.",
+            owner,
+        )
+
+
+def ground_of(where: Any, **options: Any) -> Ground:
+    """Return a ground: on an app that is open already, or on one of its own for a URL."""
+    from everstep.engine.blocking_app import BlockingApp
+    from everstep.engine.opening import open as open_app
+
+    if isinstance(where, Ground):
+        return where
+    if isinstance(where, BlockingApp):
+        return Ground(where, owned=False)
+    return Ground(BlockingApp(open_app(where, **options)._make), owned=True)

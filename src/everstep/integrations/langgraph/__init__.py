@@ -1,0 +1,5 @@
+"""Recovery under LangGraph: a checkpointer and a store, and nodes that do not redo their work."""
+
+from everstep.integrations.langgraph.saver import EverstepSaver
+
+__all__ = ["EverstepSaver"]
