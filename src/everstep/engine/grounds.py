@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from everstep.engine.lending import Lending
 from everstep.errors import StoreError, ThreadActive
 from everstep.stores.protocol import Busy, Failed, Refused, Verdict
 from everstep.stores.saved import FreeThread, SavedOperation, SavedReads, Taken, TakeThread
@@ -40,6 +41,8 @@ class Ground:
         self._lock = threading.Lock()
         self._taken: dict[str, tuple[int, int]] = {}
         """The threads that run here: their epochs, and how many calls run each."""
+        self.steps = Lending(blocking)
+        self._born: dict[str, int] = {}
         self._calm = threading.local()
         self._seconds = 0.0
 
@@ -99,6 +102,7 @@ class Ground:
                 verdict = self._try_to_take(thread)
             if isinstance(verdict, Taken):
                 self._taken[thread] = verdict.epoch, self._taken.get(thread, (0, 0))[1] + 1
+                self._born[thread] = verdict.born
                 return
         raise self.active(thread)
 
@@ -115,11 +119,15 @@ class Ground:
             if calls > 1:
                 self._taken[thread] = epoch, calls - 1
             elif calls:
-                del self._taken[thread]
+                del self._taken[thread], self._born[thread]
                 try:
                     self.store.commit([FreeThread(thread, self.worker, epoch)])
                 except StoreError as error:
                     log.error("The thread %s cannot be given back just now: %s", thread, error)
+
+    def born(self, thread: str) -> int:
+        """Return when a thread that runs here was begun: one of the same name that was deleted is another."""
+        return self._born.get(thread, 0)
 
     def epoch_of(self, thread: str) -> int:
         """Return the epoch at which this process runs a thread; 0 if it does not."""

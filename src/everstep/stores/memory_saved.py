@@ -52,15 +52,15 @@ class MemorySaved:
         return worker is not None and worker in self._workers and self._workers[worker].lease_until > at
 
     def _take(self, take: TakeThread) -> Verdict:
-        there = self._owners.get(take.thread, ThreadOwner(None, 0, 0))
+        there = self._owners.get(take.thread, ThreadOwner(None, 0, 0, take.at))
         if there.owner not in (None, take.worker) and self._lives(there.owner, take.at):
             return Refused("taken")
         epoch = there.epoch if there.owner == take.worker else there.epoch + 1
-        self._owners[take.thread] = ThreadOwner(take.worker, epoch, take.at)
-        return Taken(epoch)
+        self._owners[take.thread] = ThreadOwner(take.worker, epoch, take.at, there.born)
+        return Taken(epoch, there.born)
 
     def _refusal(self, change: ChangeThread) -> Refused | None:
-        there = self._owners.get(change.thread, ThreadOwner(None, 0, 0))
+        there = self._owners.get(change.thread, ThreadOwner(None, 0, 0, 0))
         if change.epoch:
             if (there.owner, there.epoch) != (change.worker, change.epoch):
                 return Refused("fenced")

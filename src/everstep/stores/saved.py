@@ -68,6 +68,8 @@ class ThreadOwner(NamedTuple):
     owner: str | None
     epoch: int
     since: int
+    born: int
+    """When it was first taken."""
 
 
 class ChangeThread(msgspec.Struct, gc=False):
@@ -123,9 +125,10 @@ class ChangeItems(msgspec.Struct, gc=False):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """The thread is the worker's, at this epoch."""
+    """The thread is the worker's, at this epoch. `born` is when it was first taken by anybody."""
 
     epoch: int
+    born: int
 
 
 SavedOperation = ChangeThread | TakeThread | FreeThread | ChangeItems

@@ -23,6 +23,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from everstep.adapters import CURRENT, SavedState, ground_of
 from everstep.errors import Damaged, Misuse
+from everstep.integrations.langgraph.nodes import Places
 from everstep.integrations.langgraph.serde import Allowed, StrictSerializer
 from everstep.integrations.langgraph.threads import Loaded, Threads, log
 
@@ -42,6 +43,9 @@ class EverstepSaver(BaseCheckpointSaver[int]):
     options: as for `everstep.open`.
     """
 
+    records_steps: Final = True
+    """Steps that a node calls are recorded. (Another checkpointer does not have this name.)"""
+
     def __init__(
         self,
         url: Any = None,
@@ -56,6 +60,7 @@ class EverstepSaver(BaseCheckpointSaver[int]):
             raise Misuse(f"keep={keep!r}: it is a number of checkpoints, at least 1.")
         self.ground = ground_of(url, **options)
         self.threads = Threads(self.ground)
+        self.places = Places()
         self.keep = keep
 
     def close(self) -> None:
@@ -127,8 +132,10 @@ class EverstepSaver(BaseCheckpointSaver[int]):
 
     def _get(self, config: RunnableConfig, loop: Any) -> CheckpointTuple | None:
         thread, namespace = _thread_of(config)
-        if loop is not None:
+        if loop is not None and not loop.is_nested:
             self._begin(thread, loop)
+        elif loop is not None:
+            self.places.note(thread, config)
         found = self.threads.find(thread, namespace, get_checkpoint_id(config) or "")
         return self._tuple(thread, found) if found is not None else None
 
@@ -143,7 +150,15 @@ class EverstepSaver(BaseCheckpointSaver[int]):
         ground.take(thread)
         end = weakref.finalize(loop, ground.free, thread)
         end.atexit = False
-        loop.stack.callback(end)
+
+        async def end_soon() -> None:
+            await ground.soon(end)
+
+        push_async = getattr(loop.stack, "push_async_callback", None)
+        if push_async is not None:
+            push_async(end_soon)
+        else:
+            loop.stack.callback(end)
 
     def _tuple(self, thread: str, found: Loaded, writes: Sequence[Any] | None = None) -> CheckpointTuple:
         row, load = found.row, self.serde.loads_typed
@@ -350,7 +365,7 @@ def _history(writes: Sequence[PendingWrite], channel: str, seeds: Mapping[str, A
 
 
 def _loop_of(frame: FrameType | None) -> Any:
-    """Return the outermost loop of a graph that is just beginning and asks for its checkpoint, or None.
+    """Return the loop of a graph that is just beginning and asks for its checkpoint, or None.
 
     LangGraph does not tell a saver where an invocation begins and ends. Its loop asks for the checkpoint when it is
     entered, and closes its stack when it is left.
@@ -360,7 +375,7 @@ def _loop_of(frame: FrameType | None) -> Any:
             return None
         if frame.f_code.co_name in ("__enter__", "__aenter__"):
             asking = frame.f_locals.get("self")
-            if hasattr(asking, "stack") and hasattr(asking, "checkpoint_config"):
-                return None if getattr(asking, "is_nested", False) else asking
+            if all(hasattr(asking, name) for name in ("stack", "checkpoint_config", "is_nested")):
+                return asking
         frame = frame.f_back
     return None

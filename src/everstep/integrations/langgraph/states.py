@@ -117,6 +117,11 @@ def joined(namespace: str, channel: str, ref: Ref, parts: Sequence[SavedPart]) -
     raise Damaged(f"The saved value of channel {channel!r} does not match its digest.")
 
 
+def is_array(data: bytes) -> bool:
+    """Tell whether the bytes of a value are a MessagePack array."""
+    return 0x90 <= data[0] <= 0x9F or data[0] in (0xDC, 0xDD)
+
+
 def elements(data: bytes) -> tuple[int, int]:
     """Return how many elements a MessagePack array has, and where the first of them begins."""
     first = data[0]

@@ -21,6 +21,7 @@ from everstep.integrations.langgraph.states import (
     body_of,
     elements,
     first_digest,
+    is_array,
     joined,
     moved,
     moved_write,
@@ -86,6 +87,7 @@ class Threads:
         before = self._refs_of((thread, namespace, parent)) if parent else {}
         for series in (id, f"{id}.{self.ground.random_bits(64):016x}"):
             parts: list[SavedPart] = []
+            grown: list[tuple[Any, bytes]] = []
             refs: dict[str, Ref] = {}
             for channel, version in versions.items():
                 old = before.get(channel)
@@ -93,46 +95,53 @@ class Threads:
                     refs[channel] = old
                 elif channel in values:
                     refs[channel] = self._stored(
-                        (thread, namespace, channel), series, version, values[channel], old, dump, parts
+                        (thread, namespace, channel), series, version, dump(values[channel]), old, parts, grown
                     )
             body = Body(checkpoint, metadata, refs)
             row = state_row(thread, namespace, id, parent, origin, body, self.ground.now())
             if self.change(thread, states=[row], parts=parts):
                 self._refs.put(place, refs, 200 * (len(refs) + 1))
+                for key, data in grown:
+                    self._values.put(key, data, len(data))
                 return
             before = {}  # somebody else went on from the same value: this state gets values of its own
         raise Damaged(f"The thread {thread!r} has parts of values that are not its own.")
 
     def _stored(
-        self, whose: Place, series: str, version: Any, value: Any, old: Ref | None, dump: Dump, parts: list[SavedPart]
+        self,
+        whose: Place,
+        series: str,
+        version: Any,
+        value: tuple[str, bytes],
+        old: Ref | None,
+        parts: list[SavedPart],
+        grown: list[tuple[Any, bytes]],
     ) -> Ref:
         """Return where a value is, after adding what has to be stored for it."""
-        kind, data = dump(value)
+        kind, data = value
         if len(data) <= INLINE_BYTES_MAX:
             return Ref(version, kind, bytes(data))
         _, namespace, channel = whose
-        if type(value) is not list or kind != "msgpack":
+        if kind != "msgpack" or not is_array(data):
             start = first_digest(namespace, channel, old.series) if old is not None and old.length == WHOLE else b""
             if old is not None and start and old.kind == kind and next_digest(start, data) == old.digest:
                 return old._replace(version=version)
             digest = next_digest(first_digest(namespace, channel, series), data)
             parts.append(SavedPart(namespace, channel, series, 0, bytes(data), digest))
             return Ref(version, kind, None, series, 0, WHOLE, digest)
-        count, begin = elements(data)
-        grown = memoryview(data)[begin:]
+        length, begin = elements(data)
         known = self._bytes_before(whose, old)
-        if old is not None and known is not None and grown[: len(known)] == known:
-            if len(grown) == len(known):
+        if old is not None and known is not None and data.startswith(known, begin):
+            tail = data[begin + len(known) :]
+            if not tail:
                 return old._replace(version=version)
-            tail = bytes(grown[len(known) :])
-            digest = next_digest(old.digest, tail)
-            ref = Ref(version, kind, None, old.series, old.number + 1, count, digest)
+            ref = Ref(version, kind, None, old.series, old.number + 1, length, next_digest(old.digest, tail))
         else:
-            tail = bytes(grown)
+            tail = data[begin:]
             digest = next_digest(first_digest(namespace, channel, series), tail)
-            ref = Ref(version, kind, None, series, 0, count, digest)
-        parts.append(SavedPart(namespace, channel, ref.series, ref.number, tail, digest))
-        self._values.put((*whose, ref.series, ref.number), bytes(grown), len(grown))
+            ref = Ref(version, kind, None, series, 0, length, digest)
+        parts.append(SavedPart(namespace, channel, ref.series, ref.number, tail, ref.digest))
+        grown.append(((*whose, ref.series, ref.number), data[begin:]))
         return ref
 
     def _bytes_before(self, whose: Place, ref: Ref | None) -> bytes | None:

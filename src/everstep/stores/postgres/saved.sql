@@ -2,12 +2,12 @@
 
 -- name: take_thread
 -- It is free if nobody has it, or a worker that is gone. Whoever has it keeps the epoch.
-INSERT INTO everstep.saved_threads (thread, owner, epoch, since) VALUES ($1, $2, 1, $3)
+INSERT INTO everstep.saved_threads (thread, owner, epoch, since, born) VALUES ($1, $2, 1, $3, $3)
 ON CONFLICT (thread) DO UPDATE SET
     owner = $2, epoch = saved_threads.epoch + (saved_threads.owner IS DISTINCT FROM $2)::int, since = $3
 WHERE saved_threads.owner IS NULL OR saved_threads.owner = $2
     OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = saved_threads.owner AND workers.lease_until > $3)
-RETURNING saved_threads.epoch;
+RETURNING saved_threads.epoch, saved_threads.born;
 
 -- name: free_thread
 -- The epoch stays: it never goes down.
@@ -20,7 +20,7 @@ FROM everstep.saved_threads WHERE thread = $1 FOR SHARE;
 
 -- name: thread_owner
 -- For whoever is told that it is not they.
-SELECT owner, epoch, since FROM everstep.saved_threads WHERE thread = $1;
+SELECT owner, epoch, since, born FROM everstep.saved_threads WHERE thread = $1;
 
 -- name: digest_of_part
 -- Whether a series went on otherwise.

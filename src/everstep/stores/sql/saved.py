@@ -36,7 +36,7 @@ class SavedTables:
                 return self._change(operation)
             case TakeThread():
                 rows = self._all("take_thread", operation.thread, operation.worker, operation.at)
-                return Taken(rows[0][0]) if rows else Refused("taken")
+                return Taken(*rows[0]) if rows else Refused("taken")
             case FreeThread():
                 freed = self._run("free_thread", operation.thread, operation.worker, operation.epoch)
                 return Accepted() if freed else Refused("fenced")

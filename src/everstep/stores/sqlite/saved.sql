@@ -2,11 +2,11 @@
 
 -- name: take_thread
 -- It is free if nobody has it, or a worker that is gone. Whoever has it keeps the epoch.
-INSERT INTO saved_threads (thread, owner, epoch, since) VALUES (?1, ?2, 1, ?3)
+INSERT INTO saved_threads (thread, owner, epoch, since, born) VALUES (?1, ?2, 1, ?3, ?3)
 ON CONFLICT (thread) DO UPDATE SET owner = ?2, epoch = epoch + (owner IS NOT ?2), since = ?3
 WHERE owner IS NULL OR owner = ?2
     OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = saved_threads.owner AND workers.lease_until > ?3)
-RETURNING epoch;
+RETURNING epoch, born;
 
 -- name: free_thread
 -- The epoch stays: it never goes down.
@@ -19,7 +19,7 @@ FROM saved_threads WHERE thread = ?1;
 
 -- name: thread_owner
 -- For whoever is told that it is not they.
-SELECT owner, epoch, since FROM saved_threads WHERE thread = ?;
+SELECT owner, epoch, since, born FROM saved_threads WHERE thread = ?;
 
 -- name: digest_of_part
 -- Whether a series went on otherwise.

@@ -357,7 +357,8 @@ CREATE TABLE everstep.saved_threads (
     thread text COLLATE "C" PRIMARY KEY,
     owner text COLLATE "C",
     epoch bigint NOT NULL,
-    since bigint NOT NULL
+    since bigint NOT NULL,
+    born bigint NOT NULL
 );
 
 -- The states of threads. `origin` is what the framework calls the run that made one.

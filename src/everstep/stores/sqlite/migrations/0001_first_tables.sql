@@ -388,10 +388,12 @@ CREATE TABLE saved_threads (
     thread TEXT NOT NULL PRIMARY KEY,
     owner TEXT,
     epoch INTEGER NOT NULL,
-    since INTEGER NOT NULL
+    since INTEGER NOT NULL,
+    born INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- The states of threads. `origin` is what the framework calls the run that made one.
+-- The states of threads; like the next two with a rowid, for rows of about a kilobyte would each take a page in the
+-- tree of a primary key. `origin` is what the framework calls the run that made one.
 CREATE TABLE saved_states (
     thread TEXT NOT NULL,
     namespace TEXT NOT NULL,
@@ -402,7 +404,7 @@ CREATE TABLE saved_states (
     digest BLOB NOT NULL,
     at INTEGER NOT NULL,
     PRIMARY KEY (thread, namespace, id)
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 CREATE INDEX saved_states_origin ON saved_states (origin) WHERE origin <> '';
 
@@ -416,7 +418,7 @@ CREATE TABLE saved_parts (
     value BLOB NOT NULL,
     digest BLOB NOT NULL,
     PRIMARY KEY (thread, namespace, channel, series, number)
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 -- What calls in a state came to. They may be here before their state.
 CREATE TABLE saved_writes (
@@ -430,7 +432,7 @@ CREATE TABLE saved_writes (
     body BLOB NOT NULL,
     digest BLOB NOT NULL,
     PRIMARY KEY (thread, namespace, state, call, place)
-) STRICT, WITHOUT ROWID;
+) STRICT;
 
 -- What frameworks remember apart from threads.
 CREATE TABLE saved_items (

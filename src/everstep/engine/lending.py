@@ -1,0 +1,232 @@
+"""Steps that are called outside of any workflow, in a framework whose calls are recorded here: each is a run of its own.
+
+The run has one step, and its id says where the call was made, so the same call made again finds it: contracts, fencing,
+holds and retries are those of any run. The body runs where the call was made, on the caller's own thread or loop: what
+it uses there, a client or a session, may be bound to it. The caller lends it while it waits.
+"""
+
+import asyncio
+import concurrent.futures
+import contextvars
+import inspect
+import queue
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from everstep.effects.step import Step
+from everstep.effects.surroundings import CURRENT
+from everstep.engine.workflow import DECLARED, Workflow
+from everstep.errors import IdConflict, Misuse
+
+if TYPE_CHECKING:
+    from everstep.engine.app import App
+    from everstep.engine.blocking_app import BlockingApp
+
+PREFIX: Final = "step:"
+"""Before the name of a step in the name of the workflow that its runs are of."""
+CALL: Final = "call"
+"""The tag that says which call of the framework a run was made by."""
+
+
+class Lender:
+    """A caller that waits, and runs the body meanwhile."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self._context = contextvars.copy_context()
+        self.work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def context(self) -> contextvars.Context:
+        """Return the caller's context, in which the step's body is what is running."""
+        context, body = self._context.copy(), CURRENT.get()
+        context.run(CURRENT.set, body)
+        return context
+
+    async def perform(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let the caller's thread run the body."""
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        context = self.context()
+
+        def work() -> None:
+            try:
+                done.set_result(context.run(self.function, *args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  # it is raised where the outcome is waited for
+                done.set_exception(error)
+
+        self.work.put(work)
+        return await _to_the_end(asyncio.wrap_future(done))
+
+
+class LoopLender(Lender):
+    """A coroutine that waits, and whose loop runs the body meanwhile."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._loop = asyncio.get_running_loop()
+
+    async def perform(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let the caller's loop run the body."""
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        context, begun = self.context(), list[asyncio.Task[Any]]()
+
+        def begin() -> None:
+            task = context.run(self._loop.create_task, self.function(*args, **kwargs), context=context)
+            begun.append(task)
+            task.add_done_callback(lambda task: _copy(task, done))
+
+        self._loop.call_soon_threadsafe(begin)
+        waiting = asyncio.wrap_future(done)
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            if not waiting.done() and begun:
+                self._loop.call_soon_threadsafe(begun[0].cancel)
+            await asyncio.wait([waiting])
+            raise
+
+
+def _copy(task: "asyncio.Task[Any]", done: "concurrent.futures.Future[Any]") -> None:
+    if task.cancelled():
+        done.set_exception(asyncio.CancelledError())
+    elif (error := task.exception()) is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(task.result())
+
+
+async def _to_the_end(future: "asyncio.Future[Any]") -> Any:
+    """Wait for what cannot be cancelled: an attempt is not over before its body is."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise
+
+
+class Lending:
+    """The runs of steps that a framework calls."""
+
+    def __init__(self, blocking: "BlockingApp") -> None:
+        self._blocking = blocking
+        self._app: App = blocking.inner
+        self._lenders: dict[str, Lender] = {}
+        self._workflows: dict[Any, Workflow] = {}
+
+    def call(
+        self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], place: str, call: str, tags: dict[str, str]
+    ) -> Any:
+        """Do what a call of a step at a place means: run it, or return what it came to before.
+
+        place: the id of the run. call: what made the call; made again with other arguments it is refused, and another
+        call at the same place with other arguments is another run.
+        """
+        workflow = self._workflow_of(step)
+        given = _positional(step, args, kwargs)
+        tags = {**tags, CALL: call}
+        if step.is_async:
+            return self._call_on_loop(workflow, step, given, place, tags)
+        lender = Lender(step.function)
+        done = self._begin(workflow, given, place, tags, lender)
+        done.add_done_callback(lambda _: lender.work.put(None))
+        try:
+            while (work := lender.work.get()) is not None:
+                work()
+        except BaseException:
+            done.cancel()
+            raise
+        return done.result()
+
+    async def _call_on_loop(
+        self, workflow: Workflow, step: Step, given: tuple[Any, ...], place: str, tags: dict[str, str]
+    ) -> Any:
+        lender = LoopLender(step.function)
+        return await asyncio.wrap_future(self._begin(workflow, given, place, tags, lender))
+
+    def _begin(
+        self, workflow: Workflow, given: tuple[Any, ...], place: str, tags: dict[str, str], lender: Lender
+    ) -> "concurrent.futures.Future[Any]":
+        doing: Coroutine[Any, Any, Any] = self._run(workflow, given, place, tags, lender)
+        return asyncio.run_coroutine_threadsafe(doing, self._blocking.loop)
+
+    async def _run(
+        self, workflow: Workflow, given: tuple[Any, ...], place: str, tags: dict[str, str], lender: Lender
+    ) -> Any:
+        DECLARED.add(workflow)  # another step may have the same name
+        try:
+            return await self._attend(workflow, given, place, tags, lender)
+        except IdConflict as conflict:
+            row = self._app.store.run(place)
+            if row is None or row.workflow != workflow.name or row.tags.get(CALL) == tags[CALL]:
+                raise IdConflict(
+                    f"{workflow.name.removeprefix(PREFIX)} is called with other arguments than before at the same "
+                    f"place ({place}), so it was not called again: what a node does before its effects must be the "
+                    "same whenever it is repeated. Let a step do what is different each time."
+                ) from conflict
+        # Another branch of the thread did something else here.
+        digest = self._app.codec.encode_arguments(workflow.signature, given, {}, workflow.name).digest
+        others = await self._app.list(tags={CALL: tags[CALL], "place": place})
+        if any(row.arguments != digest for row in others):
+            raise IdConflict(f"{workflow.name.removeprefix(PREFIX)} is called with other arguments than before.")
+        return await self._attend(workflow, given, f"{place}.{digest[:24]}", {**tags, "place": place}, lender)
+
+    async def _attend(
+        self, workflow: Workflow, given: tuple[Any, ...], run: str, tags: dict[str, str], lender: Lender
+    ) -> Any:
+        self._lenders[run] = lender
+        try:
+            handle = await self._app.start(workflow, *given, id=run, on_existing="retry", tags=tags)
+            return await handle.result()
+        finally:
+            if self._lenders.get(run) is lender:
+                del self._lenders[run]
+
+    # -- the workflow of a step -----------------------------------------------------------------------------------
+    def _workflow_of(self, step: Step) -> Workflow:
+        underlying = getattr(step.function, "__func__", step.function)
+        known = self._workflows.get(underlying)
+        if known is None:
+            known = self._workflows[underlying] = self._made_for(step)
+        return known
+
+    def _made_for(self, step: Step) -> Workflow:
+        if step.signature.has_live:
+            raise Misuse(
+                f"{step.name} has parameters that are handed through (everstep.Live). In a node of a graph let it take "
+                "what it needs from outside, or be a method."
+            )
+        lent = step
+        if type(step) is Step:
+            lent = object.__new__(Step)
+            lent.__dict__.update(step.__dict__)
+            lent.is_async = True
+            lent.function = self._body_of(step)
+
+        async def only(*args: Any) -> Any:
+            return await (lent(*args) if lent.is_async else asyncio.to_thread(lent, *args))
+
+        workflow = Workflow(only, name=PREFIX + step.name)
+        workflow.signature = step.signature
+        return workflow
+
+    def _body_of(self, step: Step) -> Callable[..., Any]:
+        async def body(*args: Any, **kwargs: Any) -> Any:
+            current: Any = CURRENT.get()
+            lender = self._lenders.get(current.run)
+            if lender is not None:
+                return await lender.perform(args, kwargs)
+            if step.is_async:
+                return await step.function(*args, **kwargs)
+            return await asyncio.to_thread(step.function, *args, **kwargs)
+
+        return body
+
+
+def _positional(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments of a call without names: those of a run have none."""
+    if not kwargs:
+        return args
+    bound = inspect.signature(step.function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    if bound.kwargs:
+        raise Misuse(f"{step.name} has parameters that are passed by name only: in a node of a graph it cannot.")
+    return bound.args
