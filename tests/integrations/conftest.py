@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from everstep.integrations.langgraph import EverstepSaver
 from tests.postgres.server import server
 
 
@@ -23,3 +24,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def file_url(tmp_path: Path) -> str:
     """A store in a file."""
     return f"sqlite:///{tmp_path}/everstep.db"
+
+
+@pytest.fixture(scope="module")
+def postgres_saver() -> Iterator[EverstepSaver]:
+    """A saver on PostgreSQL."""
+    schema = server().fresh_schema()
+    with EverstepSaver(server().url(schema)) as made:
+        yield made
+    server().drop(schema)

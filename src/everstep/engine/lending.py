@@ -1,4 +1,4 @@
-"""Steps that are called outside of any workflow, in a framework whose calls are recorded here: each is a run of its own.
+"""Steps called outside of any workflow, in a framework whose calls are recorded here: each is a run of its own.
 
 The run has one step, and its id says where the call was made, so the same call made again finds it: contracts, fencing,
 holds and retries are those of any run. The body runs where the call was made, on the caller's own thread or loop: what
