@@ -134,7 +134,9 @@ def failing(graph: Any, invoke: Any, config: dict[str, Any]) -> Any:
         made = StateGraph(State)
         made.add_node("good", note("good"))
         made.add_node(
-            "flaky", flaky, retry_policy=RetryPolicy(max_attempts=2, initial_interval=0.001, jitter=False, retry_on=ValueError)
+            "flaky",
+            flaky,
+            retry_policy=RetryPolicy(max_attempts=2, initial_interval=0.001, jitter=False, retry_on=ValueError),
         )
         made.add_edge(START, "good").add_edge(START, "flaky")
         return made.compile(checkpointer=saver)
