@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from everstep.integrations.langgraph import EverstepSaver
+from everstep.testing.ledger import Ledger
+from tests.integrations.nursery import Nursery
 from tests.postgres.server import server
 
 
@@ -33,3 +35,18 @@ def postgres_saver() -> Iterator[EverstepSaver]:
     with EverstepSaver(server().url(schema)) as made:
         yield made
     server().drop(schema)
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """Processes that run agents."""
+    made = Nursery()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
+    """The outside world."""
+    with Ledger.start(tmp_path_factory.mktemp("ledger")) as made:
+        yield made
