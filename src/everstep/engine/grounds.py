@@ -58,6 +58,8 @@ class Ground:
 
     def close(self) -> None:
         """Give everything back. The app of somebody else stays open."""
+        with self._lock:
+            self._taken.clear()  # a worker that leaves runs nothing
         if self._owned:
             self._owned = False
             self.blocking.close()
@@ -119,7 +121,8 @@ class Ground:
             if calls > 1:
                 self._taken[thread] = epoch, calls - 1
             elif calls:
-                del self._taken[thread], self._born[thread]
+                del self._taken[thread]
+                self._born.pop(thread, None)
                 try:
                     self.store.commit([FreeThread(thread, self.worker, epoch)])
                 except StoreError as error:
@@ -152,8 +155,6 @@ def ground_of(where: Any, **options: Any) -> Ground:
     from everstep.engine.blocking_app import BlockingApp
     from everstep.engine.opening import open as open_app
 
-    if isinstance(where, Ground):
-        return where
     if isinstance(where, BlockingApp):
         return Ground(where, owned=False)
     return Ground(BlockingApp(open_app(where, **options)._make), owned=True)

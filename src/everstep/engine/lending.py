@@ -13,6 +13,7 @@ import queue
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
+from everstep.codec import Signature
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT
 from everstep.engine.workflow import DECLARED, Workflow
@@ -110,7 +111,7 @@ class Lending:
         self._blocking = blocking
         self._app: App = blocking.inner
         self._lenders: dict[str, Lender] = {}
-        self._workflows: dict[Any, Workflow] = {}
+        self._workflows: dict[Any, tuple[Workflow, Shape]] = {}
 
     def call(
         self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], place: str, call: str, tags: dict[str, str]
@@ -120,8 +121,8 @@ class Lending:
         place: the id of the run. call: what made the call; made again with other arguments it is refused, and another
         call at the same place with other arguments is another run.
         """
-        workflow = self._workflow_of(step)
-        given = _positional(step, args, kwargs)
+        workflow, shape = self._workflow_of(step)
+        given = shape.flat(args, kwargs)
         tags = {**tags, CALL: call}
         if step.is_async:
             return self._call_on_loop(workflow, step, given, place, tags)
@@ -181,32 +182,36 @@ class Lending:
                 del self._lenders[run]
 
     # -- the workflow of a step -----------------------------------------------------------------------------------
-    def _workflow_of(self, step: Step) -> Workflow:
+    def _workflow_of(self, step: Step) -> "tuple[Workflow, Shape]":
         underlying = getattr(step.function, "__func__", step.function)
         known = self._workflows.get(underlying)
         if known is None:
             known = self._workflows[underlying] = self._made_for(step)
         return known
 
-    def _made_for(self, step: Step) -> Workflow:
+    def _made_for(self, step: Step) -> "tuple[Workflow, Shape]":
         if step.signature.has_live:
             raise Misuse(
                 f"{step.name} has parameters that are handed through (everstep.Live). In a node of a graph let it take "
                 "what it needs from outside, or be a method."
             )
         lent = step
-        if type(step) is Step:
-            lent = object.__new__(Step)
+        if step.effect != "atomic":  # that has a thread and a transaction of its own
+            lent = object.__new__(type(step))
             lent.__dict__.update(step.__dict__)
+            lent.__dict__["approval"] = False  # whoever lends has asked, if somebody has to be asked
             lent.is_async = True
             lent.function = self._body_of(step)
 
-        async def only(*args: Any) -> Any:
-            return await (lent(*args) if lent.is_async else asyncio.to_thread(lent, *args))
+        shape = Shape(step)
+
+        async def only(*given: Any) -> Any:
+            args, kwargs = shape.spread(given)
+            return await (lent(*args, **kwargs) if lent.is_async else asyncio.to_thread(lent, *args, **kwargs))
 
         workflow = Workflow(only, name=PREFIX + step.name)
-        workflow.signature = step.signature
-        return workflow
+        workflow.signature = shape.signature
+        return workflow, shape
 
     def _body_of(self, step: Step) -> Callable[..., Any]:
         async def body(*args: Any, **kwargs: Any) -> Any:
@@ -221,12 +226,49 @@ class Lending:
         return body
 
 
-def _positional(step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments of a call without names: those of a run have none."""
-    if not kwargs:
-        return args
-    bound = inspect.signature(step.function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    if bound.kwargs:
-        raise Misuse(f"{step.name} has parameters that are passed by name only: in a node of a graph it cannot.")
-    return bound.args
+class Shape:
+    """The parameters of a step, one behind the other: those of a run have no names."""
+
+    def __init__(self, step: Step) -> None:
+        self._parameters = inspect.signature(step.function)
+        kinds = {one.kind for one in self._parameters.parameters.values()}
+        if inspect.Parameter.VAR_KEYWORD in kinds:
+            raise Misuse(f"{step.name} takes any names (**): in a node of a graph it cannot be recorded.")
+        self._has_names = inspect.Parameter.KEYWORD_ONLY in kinds
+        if self._has_names and inspect.Parameter.VAR_POSITIONAL in kinds:
+            raise Misuse(
+                f"{step.name} takes any number of values and names: in a node of a graph it cannot be recorded."
+            )
+        self.signature = self._all_positional(step) if self._has_names else step.signature
+
+    def _all_positional(self, step: Step) -> Signature:
+        def flat(*given: Any) -> Any: ...
+
+        annotations = step.signature.annotations
+        flat.__annotations__ = dict(annotations)
+        flat.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=annotations.get(name, Any))
+                for name in self._parameters.parameters
+            ],
+            return_annotation=annotations["return"],
+        )
+        return Signature(flat)
+
+    def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments of a call without names."""
+        if not kwargs and not self._has_names:
+            return args
+        bound = self._parameters.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return tuple(bound.arguments.values()) if self._has_names else bound.args
+
+    def spread(self, given: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call as the step takes them."""
+        if not self._has_names:
+            return given, {}
+        bound = inspect.BoundArguments(
+            self._parameters,
+            dict(zip(self._parameters.parameters, given, strict=True)),
+        )
+        return bound.args, bound.kwargs

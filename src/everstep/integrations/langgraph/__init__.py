@@ -2,5 +2,6 @@
 
 from everstep.integrations.langgraph.items import EverstepStore
 from everstep.integrations.langgraph.saver import EverstepSaver
+from everstep.integrations.langgraph.tools import tools
 
-__all__ = ["EverstepSaver", "EverstepStore"]
+__all__ = ["EverstepSaver", "EverstepStore", "tools"]

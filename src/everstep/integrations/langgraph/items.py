@@ -68,7 +68,8 @@ class EverstepStore(BaseStore):
         serde: SerializerProtocol | None = None,
         **options: Any,
     ) -> None:
-        self._ground = ground_of(getattr(url, "ground", url), **options)
+        self._shares = hasattr(url, "ground")
+        self._ground = url.ground if self._shares else ground_of(url, **options)
         self._serde = serde or StrictSerializer(allowed)
         self.ttl_config = ttl
         self._embeddings = ensure_embeddings(index.get("embed")) if index else None
@@ -76,7 +77,8 @@ class EverstepStore(BaseStore):
 
     def close(self) -> None:
         """Close the store, if it was opened here."""
-        self._ground.close()
+        if not self._shares:
+            self._ground.close()
 
     def __enter__(self) -> "EverstepStore":
         return self

@@ -90,6 +90,12 @@ def call_in_node(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if config is None or not getattr(saver, "records_steps", False) or SCRATCHPAD not in configurable:
         return step.function(*args, **kwargs)
     assert saver is not None
+    needs = getattr(step, "needs_approval", None)
+    if needs is not None and needs(args, kwargs):
+        from everstep.integrations.langgraph.tools import approve  # which needs this module
+
+        number = CALLS.number(configurable, f"approval of {step.name}")
+        approve(step, args, kwargs, saver, config, f"approval {step.name} {number}")
     return recorded(saver, step, args, kwargs, config, "")
 
 

@@ -144,7 +144,7 @@ class EverstepSaver(BaseCheckpointSaver[int]):
         if CURRENT.get() is not None:
             raise Misuse(
                 "A graph that runs inside a workflow or a step needs no EverstepSaver: what it does is recorded in the "
-                "run. Compile it without a checkpointer, or with LangGraph's InMemorySaver if it uses interrupt()."
+                "run. Compile it without a checkpointer, and await everstep.receive() in a node, not interrupt()."
             )
         ground = self.ground
         ground.take(thread)
