@@ -13,6 +13,10 @@ SELECT 1 FROM pg_namespace WHERE nspname = $1;
 -- In the transaction of the first migration.
 CREATE SCHEMA IF NOT EXISTS everstep;
 
+-- name: session
+-- The server's process that answers.
+SELECT pg_backend_pid();
+
 -- name: has_meta
 -- Whether there is a store in it.
 SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = $1 AND relname = 'meta';
