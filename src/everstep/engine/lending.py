@@ -18,13 +18,14 @@ from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT
 from everstep.engine.workflow import DECLARED, Workflow
 from everstep.errors import IdConflict, Misuse
+from everstep.model.ids import STEP_PREFIX
 
 if TYPE_CHECKING:
     from everstep.engine.app import App
     from everstep.engine.blocking_app import BlockingApp
 
-PREFIX: Final = "step:"
-"""Before the name of a step in the name of the workflow that its runs are of."""
+THREAD: Final = "thread"
+"""The tag that says in which thread a step was called."""
 CALL: Final = "call"
 """The tag that says which call of the framework a run was made by."""
 
@@ -159,7 +160,7 @@ class Lending:
             row = self._app.store.run(place)
             if row is None or row.workflow != workflow.name or row.tags.get(CALL) == tags[CALL]:
                 raise IdConflict(
-                    f"{workflow.name.removeprefix(PREFIX)} is called with other arguments than before at the same "
+                    f"{workflow.name.removeprefix(STEP_PREFIX)} is called with other arguments than before at the same "
                     f"place ({place}), so it was not called again: what a node does before its effects must be the "
                     "same whenever it is repeated. Let a step do what is different each time."
                 ) from conflict
@@ -167,7 +168,7 @@ class Lending:
         digest = self._app.codec.encode_arguments(workflow.signature, given, {}, workflow.name).digest
         others = await self._app.list(tags={CALL: tags[CALL], "place": place})
         if any(row.arguments != digest for row in others):
-            raise IdConflict(f"{workflow.name.removeprefix(PREFIX)} is called with other arguments than before.")
+            raise IdConflict(f"{workflow.name.removeprefix(STEP_PREFIX)} is called with other arguments than before.")
         return await self._attend(workflow, given, f"{place}.{digest[:24]}", {**tags, "place": place}, lender)
 
     async def _attend(
@@ -209,7 +210,7 @@ class Lending:
             args, kwargs = shape.spread(given)
             return await (lent(*args, **kwargs) if lent.is_async else asyncio.to_thread(lent, *args, **kwargs))
 
-        workflow = Workflow(only, name=PREFIX + step.name)
+        workflow = Workflow(only, name=STEP_PREFIX + step.name)
         workflow.signature = shape.signature
         return workflow, shape
 

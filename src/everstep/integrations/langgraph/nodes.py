@@ -109,8 +109,9 @@ def recorded(
     where = name or CALLS.number(configurable, step.name)
     place = [thread, saver.ground.born(thread), saver.places.of(thread, namespace, metadata), step.name, where]
     node = str(metadata.get("langgraph_node", ""))
-    run = f"{_word(thread)}/{_word(node)}/{_word(step.name)}/{digest_of(repr(place).encode()).hex()[:20]}"
-    tags = {"thread": thread, "node": node}
+    last = step.name.rpartition(".")[2]
+    run = f"{_word(thread)}/{_word(node)}/{_word(last)}/{digest_of(repr(place).encode()).hex()[:20]}"
+    tags = {"thread": thread, "node": node}  # by the first the collector sees whether it may still be asked for
     return saver.ground.steps.call(step, args, kwargs, run, str(configurable.get(TASK, "")), tags)
 
 

@@ -2,6 +2,7 @@
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Final
@@ -30,6 +31,8 @@ from everstep.integrations.langgraph.threads import Loaded, Threads, log
 FRAMES_MAX: Final = 4
 """So far up the loop of a graph is looked for."""
 RANDOM_BITS: Final = 32
+KEEP_EACH: Final = 20
+"""With `keep`: at least so many checkpoints come before old ones go."""
 
 
 class EverstepSaver(BaseCheckpointSaver[int]):
@@ -62,6 +65,7 @@ class EverstepSaver(BaseCheckpointSaver[int]):
         self.threads = Threads(self.ground)
         self.places = Places()
         self.keep = keep
+        self._puts: Counter[str] = Counter()
 
     def close(self) -> None:
         """Close the store, if it was opened here."""
@@ -113,6 +117,11 @@ class EverstepSaver(BaseCheckpointSaver[int]):
             values,
             dump,
         )
+        if self.keep is not None:
+            self._puts[thread] += 1
+            if self._puts[thread] >= max(self.keep, KEEP_EACH):
+                del self._puts[thread]
+                self._keep_newest(thread, self.keep)
         return _config(thread, namespace, checkpoint["id"])
 
     def put_writes(
@@ -259,6 +268,19 @@ class EverstepSaver(BaseCheckpointSaver[int]):
                 self.threads.forget_thread(thread)
             else:
                 self._keep_newest(thread, 1)
+
+    def forget_threads(self, older_than: float) -> Sequence[str]:
+        """Delete the threads that nobody has changed for so many seconds, and return their ids.
+
+        What their steps came to goes with the retention of runs (`everstep gc`), which leaves that of other threads.
+        """
+        until = self.ground.now() - round(older_than * 1_000_000)
+        gone: Sequence[str] = []
+        while found := self.ground.saved.threads(gone[-1] if gone else "", 100, until):
+            for thread in found:
+                self.threads.forget_thread(thread)
+            gone = [*gone, *found]
+        return gone
 
     def _keep_newest(self, thread: str, count: int) -> None:
         """Forget all states but the newest of each namespace, and those that their delta channels are made from."""

@@ -63,9 +63,11 @@ class Threads:
     def change(self, thread: str, **changes: Any) -> bool:
         """Write to a thread; False if a series of parts went on otherwise. Raises `ThreadActive`."""
         ground = self.ground
-        epoch = ground.epoch_of(thread)
-        verdict = ground.commit(ChangeThread(thread, ground.now(), ground.worker, epoch, **changes))
-        why = getattr(verdict, "why", "")
+        epoch, why = -1, "fenced"
+        while why == "fenced" and epoch != ground.epoch_of(thread):
+            epoch = ground.epoch_of(thread)  # another call here may begin or end to run the thread meanwhile
+            verdict = ground.commit(ChangeThread(thread, ground.now(), ground.worker, epoch, **changes))
+            why = getattr(verdict, "why", "")
         if why in ("fenced", "taken"):
             raise ground.active(thread, verdict)  # type: ignore[arg-type]  # it is a refusal
         return why != "key"
