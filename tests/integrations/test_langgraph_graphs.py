@@ -3,7 +3,7 @@
 import asyncio
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, TypedDict
@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, StateGraph
@@ -185,8 +186,35 @@ def functional(graph: Any, invoke: Any, config: dict[str, Any]) -> Any:
     yield invoke(app, 2, config)
 
 
+def appended(state: list[Any], writes: Sequence[Any]) -> list[Any]:
+    return [*(state or []), *(one for write in writes for one in write)]
+
+
+class Deltas(TypedDict, total=False):
+    log: Annotated[list[Any], DeltaChannel(appended, snapshot_frequency=4)]
+    count: int
+
+
+def build_deltas(saver: Any) -> Any:
+    made = StateGraph(Deltas)
+    made.add_node("a", lambda state: {"log": ["a" * 100], "count": state.get("count", 0) + 1})
+    made.add_node("b", lambda state: {"log": [f"b{state['count']}"]})
+    made.add_edge(START, "a").add_edge(START, "b").add_edge("b", "a")
+    made.add_conditional_edges("a", lambda state: END if state["count"] % 7 == 0 else "b")
+    return made.compile(checkpointer=saver)
+
+
+def deltas(graph: Any, invoke: Any, config: dict[str, Any]) -> Any:
+    app = graph(build_deltas)
+    yield invoke(app, {"log": ["in"], "count": 0}, config)
+    past = list(app.get_state_history(config))
+    yield [(one.values, one.next) for one in past]
+    yield invoke(app, None, past[len(past) // 2].config)
+    yield invoke(app, {"log": ["again"]}, config)
+
+
 SCENARIOS: dict[str, Scenario] = {
-    one.__name__: one for one in (straight, interrupted, looping, sending, failing, travelling, functional)
+    one.__name__: one for one in (straight, interrupted, looping, sending, failing, travelling, functional, deltas)
 }
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{32}")
 
@@ -241,3 +269,18 @@ def test_so_it_does_on_postgresql(name: str, postgres_saver: EverstepSaver) -> N
     for durability in ("sync", "exit"):
         expected = told(InMemorySaver(), SCENARIOS[name], durability, False)
         assert told(postgres_saver, SCENARIOS[name], durability, False) == expected
+
+
+@pytest.mark.parametrize("count", range(7, 12))
+def test_pruning_leaves_what_delta_channels_are_made_from(count: int, saver: EverstepSaver) -> None:
+    config: Any = {"configurable": {"thread_id": f"pruned {count}"}}
+    app = build_deltas(saver)
+    app.invoke({"log": ["in"], "count": count}, {**config, "recursion_limit": 100})
+    whole, before = app.get_state(config).values, len(list(saver.list(config)))
+    saver.copy_thread(f"pruned {count}", f"copied {count}")
+    saver.prune([f"pruned {count}"])
+    assert app.get_state(config).values == whole
+    assert len(list(saver.list(config))) < before
+    app.invoke({"log": ["more"]}, config)
+    assert app.get_state(config).values["log"][: len(whole["log"])] == whole["log"]
+    assert app.get_state({"configurable": {"thread_id": f"copied {count}"}}).values == whole
