@@ -37,7 +37,7 @@ def postgres_saver() -> Iterator[EverstepSaver]:
     server().drop(schema)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
     """Processes that run agents."""
     made = Nursery()

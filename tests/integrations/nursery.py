@@ -12,7 +12,13 @@ import tempfile
 from importlib import import_module
 from typing import Any
 
-AHEAD = ("langgraph.graph", "langgraph.prebuilt", "everstep.integrations.langgraph", "tests.integrations.shop")
+AHEAD = (
+    "langgraph.graph",
+    "langgraph.prebuilt",
+    "everstep.integrations.langgraph",
+    "tests.integrations.shop",
+    "tests.integrations.example",
+)
 AHEAD_TOO = ("everstep.engine.opening", "everstep.engine.blocking_app", "everstep.engine.grounds")
 
 

@@ -14,7 +14,7 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 
 import everstep
 from everstep.errors import IdConflict, Misuse, RunHeld
-from everstep.integrations.langgraph import EverstepSaver, EverstepStore, tools
+from everstep.integrations.langgraph import EverstepSaver, EverstepStore, aask_model, ask_model, tools
 
 DONE: list[Any] = []
 
@@ -299,6 +299,72 @@ def test_a_call_in_doubt_interrupts_the_graph_and_is_never_told_to_the_model(sav
     said = app.invoke(Command(resume=True), thread())["messages"]
     assert [one.content for one in said] == ["", "it worked", "that is all"]
     assert DONE == [("risk", "it")]
+
+
+@everstep.tool(effect="once", approval=lambda amount: amount > 10)
+def pay(amount: int) -> str:
+    """Pay somebody.
+
+    Args:
+        amount: how much, in euros
+    """
+    DONE.append(("charge", amount))
+    return f"paid {amount}"
+
+
+@pytest.mark.parametrize(("answer", "said"), [(True, "paid 50"), (False, "refused"), ("too much", "too much")])
+def test_a_person_approves_just_the_arguments_that_a_tool_is_called_with(
+    answer: Any, said: str, saver: EverstepSaver
+) -> None:
+    calls = [call("pay", "1", amount=5), call("pay", "2", amount=50)]
+    app = agent(saver, calls, steps=[pay], handle_tool_errors=True)
+    (asked,) = app.invoke({"messages": []}, thread())["__interrupt__"]
+    assert asked.value == {"approve": "pay", "arguments": {"amount": 50}}
+    answered = app.invoke(Command(resume=answer), thread())["messages"]
+    assert said in answered[2].content
+    assert amounts() == ([5, 50] if answer is True else [5])
+
+
+def test_other_arguments_than_a_person_was_shown_are_not_approved(saver: EverstepSaver) -> None:
+    given = iter([50, 51])
+    app = one_node(lambda state: {"log": [pay(next(given))]}, saver)
+    assert app.invoke({"log": []}, thread())["__interrupt__"][0].value["arguments"] == {"amount": 50}
+    with pytest.raises(IdConflict, match="other arguments"):
+        app.invoke(Command(resume=True), thread())
+    assert amounts() == []
+
+
+def test_what_a_model_said_is_not_asked_for_again(saver: EverstepSaver) -> None:
+    asked: list[Any] = []
+
+    class Counting(Scripted):
+        def _generate(self, messages: Any, *args: Any, **options: Any) -> Any:
+            asked.append(len(messages))
+            return super()._generate(messages, *args, **options)
+
+    def script() -> Any:
+        calls = [call("charge", "1", amount=1)]
+        return iter([AIMessage("one", tool_calls=calls, id="a"), AIMessage("two", id="b")])
+
+    model = Counting(messages=script())
+
+    def node(state: State) -> State:
+        said = [ask_model(model, [("user", "hello")]), ask_model(model, [("user", "hello"), ("user", "more")])]
+        return {"log": [*said, interrupt("?")]}
+
+    async def async_node(state: State) -> State:
+        return {"log": [await aask_model(model, [("user", "hello")]), interrupt("?")]}
+
+    app = one_node(node, saver)
+    app.invoke({"log": []}, thread())
+    first, second, answer = app.invoke(Command(resume=1), thread())["log"]
+    assert (first.content, first.tool_calls[0]["args"], second.content, answer) == ("one", {"amount": 1}, "two", 1)
+    assert asked == [1, 2]
+    model.messages = script()
+    app = one_node(async_node, saver)
+    asyncio.run(app.ainvoke({"log": []}, thread("async")))
+    assert asyncio.run(app.ainvoke(Command(resume=2), thread("async")))["log"][0].content == "one"
+    assert asked == [1, 2, 1]
 
 
 def test_a_saver_and_a_store_share_one_place(saver: EverstepSaver) -> None:
