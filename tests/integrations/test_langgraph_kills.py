@@ -55,7 +55,7 @@ def boundaries(folder: Path, ledger: Ledger, nursery: Nursery, durability: str) 
 def test_an_agent_killed_at_any_boundary_does_each_effect_once(
     durability: str, tmp_path: Path, ledger: Ledger, nursery: Nursery
 ) -> None:
-    kill_everywhere(durability, tmp_path, ledger, nursery, each=10)
+    kill_everywhere(durability, tmp_path, ledger, nursery, each=13)
 
 
 @pytest.mark.soak
@@ -137,7 +137,7 @@ def test_a_process_that_was_stopped_for_longer_than_its_lease_writes_nothing_mor
     tmp_path: Path, ledger: Ledger, nursery: Nursery
 ) -> None:
     life = Life(tmp_path / "stopped", ledger, nursery, "sync")
-    stop = {"SHOP_LEASE": "1", "EVERSTEP_CRASH_AT": "body.before:3:stop"}
+    stop = {"SHOP_LEASE": "1", "EVERSTEP_CRASH_AT": "body.before:1:stop"}
     stopped = nursery.start(SHOP, *life.arguments, "run", **stop)
     until = time.monotonic() + 20
     status, said = 1, ""

@@ -28,6 +28,27 @@ QUICK_SECONDS: Final = 0.002
 """What takes longer is not done on the loop of an application."""
 
 
+class Offer:
+    """An operation that somebody wants to be done, and what became of it."""
+
+    def __init__(self, operation: SavedOperation) -> None:
+        self.operation = operation
+        self.settled = threading.Event()
+        self._verdict: Verdict | None = None
+
+    def settle(self, verdict: Verdict) -> None:
+        """It was done, or refused, or has failed."""
+        self._verdict = verdict
+        self.settled.set()
+
+    def result(self) -> Verdict:
+        """Return the verdict, or raise why there is none."""
+        assert self._verdict is not None
+        if isinstance(self._verdict, Failed):
+            raise self._verdict.error
+        return self._verdict
+
+
 class Ground:
     """A store that an adapter writes to, and the app that looks after it."""
 
@@ -39,6 +60,9 @@ class Ground:
         self.random_bits: Callable[[int], int] = self.app.randomness.getrandbits
         self._owned = owned
         self._lock = threading.Lock()
+        self._taking = threading.Lock()
+        self._committing = threading.Lock()
+        self._offers: list[Offer] = []
         self._taken: dict[str, tuple[int, int]] = {}
         """The threads that run here: their epochs, and how many calls run each."""
         self.steps = Lending(blocking)
@@ -58,19 +82,53 @@ class Ground:
 
     def close(self) -> None:
         """Give everything back. The app of somebody else stays open."""
-        with self._lock:
+        with self._taking:
             self._taken.clear()  # a worker that leaves runs nothing
         if self._owned:
             self._owned = False
             self.blocking.close()
 
     # -- writing --------------------------------------------------------------------------------------------------
-    def commit(self, operation: SavedOperation) -> Verdict:
-        """Do an operation; it is durable on return."""
-        (verdict,) = self.store.commit([operation], patient=getattr(self._calm, "patient", True))
-        if isinstance(verdict, Failed):
-            raise verdict.error
-        return verdict
+    def commit(self, operation: SavedOperation, linger_seconds: float = 0.0) -> Verdict:
+        """Do an operation; it is durable on return.
+
+        What several threads want to write at the same time goes into one transaction, by whoever of them comes first to
+        it. One that lingers lets another come first for a moment.
+        """
+        offer, is_patient = Offer(operation), getattr(self._calm, "patient", True)
+        with self._lock:
+            self._offers.append(offer)
+        if linger_seconds and is_patient and offer.settled.wait(linger_seconds):
+            return offer.result()
+        if not self._committing.acquire(blocking=is_patient):
+            self._withdraw(offer)
+            raise Busy
+        try:
+            if not offer.settled.is_set():
+                self._commit_offers(offer, is_patient)
+        finally:
+            self._committing.release()
+        return offer.result()
+
+    def _commit_offers(self, own: "Offer", is_patient: bool) -> None:
+        with self._lock:
+            offers, self._offers = self._offers, []
+        try:
+            verdicts = self.store.commit([offer.operation for offer in offers], patient=is_patient)
+        except Busy:
+            with self._lock:
+                self._offers[:0] = [offer for offer in offers if offer is not own]
+            raise
+        except BaseException as error:
+            for offer in offers:
+                offer.settle(Failed(error if isinstance(error, Exception) else StoreError("The commit was cut off.")))
+            raise
+        for offer, verdict in zip(offers, verdicts, strict=True):
+            offer.settle(verdict)
+
+    def _withdraw(self, own: "Offer") -> None:
+        with self._lock:
+            self._offers = [offer for offer in self._offers if offer is not own]
 
     async def soon(self, function: Callable[..., R], /, *args: Any) -> R:
         """Call a function that reads or writes the store: right here while that is quick, else on another thread.
@@ -97,7 +155,7 @@ class Ground:
         """Take the right to run a thread. Raises `ThreadActive` while another process has it."""
         if not self.worker:
             self.blocking.wait(self.app.become_worker())
-        with self._lock:
+        with self._taking:
             verdict = self._try_to_take(thread)
             if not isinstance(verdict, Taken):
                 self.store.bury_dead(self.now())
@@ -116,7 +174,7 @@ class Ground:
 
     def free(self, thread: str) -> None:
         """Give the right back, when nothing here runs the thread any more."""
-        with self._lock:
+        with self._taking:
             epoch, calls = self._taken.get(thread, (0, 0))
             if calls > 1:
                 self._taken[thread] = epoch, calls - 1

@@ -34,6 +34,7 @@ from everstep.integrations.langgraph.states import (
 log = logging.getLogger("everstep.langgraph")
 
 PAGE: Final = 50
+LINGER_SECONDS: Final = 0.002
 RECENT_BYTES_MAX: Final = 64 * 2**20
 RECENT_REFS_BYTES_MAX: Final = 8 * 2**20
 
@@ -60,13 +61,14 @@ class Threads:
         self._refs = Recent(RECENT_REFS_BYTES_MAX)
 
     # -- saving ---------------------------------------------------------------------------------------------------
-    def change(self, thread: str, **changes: Any) -> bool:
+    def change(self, thread: str, linger_seconds: float = 0.0, **changes: Any) -> bool:
         """Write to a thread; False if a series of parts went on otherwise. Raises `ThreadActive`."""
         ground = self.ground
         epoch, why = -1, "fenced"
         while why == "fenced" and epoch != ground.epoch_of(thread):
             epoch = ground.epoch_of(thread)  # another call here may begin or end to run the thread meanwhile
-            verdict = ground.commit(ChangeThread(thread, ground.now(), ground.worker, epoch, **changes))
+            change = ChangeThread(thread, ground.now(), ground.worker, epoch, **changes)
+            verdict = ground.commit(change, linger_seconds)
             why = getattr(verdict, "why", "")
         if why in ("fenced", "taken"):
             raise ground.active(thread, verdict)  # type: ignore[arg-type]  # it is a refusal
@@ -186,7 +188,8 @@ class Threads:
         thread, namespace, state = place
         rows = [write_row(thread, namespace, state, call, at, path, channel, value) for at, channel, value in writes]
         first, last = [row for row in rows if row.place >= 0], [row for row in rows if row.place < 0]
-        self.change(thread, writes=first, rewrites=last)
+        # Soon after what its nodes wrote, LangGraph saves the state that has it: they share a commit.
+        self.change(thread, LINGER_SECONDS, writes=first, rewrites=last)
 
     # -- loading --------------------------------------------------------------------------------------------------
     def load(self, thread: str, row: SavedState) -> Loaded:

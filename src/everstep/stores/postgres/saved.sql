@@ -31,6 +31,11 @@ SELECT digest FROM everstep.saved_parts WHERE thread = $1 AND namespace = $2 AND
 INSERT INTO everstep.saved_parts (thread, namespace, channel, series, number, value, digest)
 VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING;
 
+-- name: forget_part
+-- One that was added a moment ago, beside another that could not be.
+DELETE FROM everstep.saved_parts
+WHERE thread = $1 AND namespace = $2 AND channel = $3 AND series = $4 AND number = $5;
+
 -- name: save_state
 -- One with this id is replaced.
 INSERT INTO everstep.saved_states (thread, namespace, id, parent, origin, body, digest, at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)

@@ -56,15 +56,18 @@ class SavedTables:
             self._run("forget_writes_of_state", thread, *forgotten)
         for unneeded in change.unneeded:
             self._run("forget_series", thread, *unneeded)
-        if change.parts:
-            self._many("save_part", [(thread, *part) for part in change.parts])
-        if change.states:
-            self._many("save_state", [(thread, *state) for state in change.states])
-        if change.writes:
-            self._many("save_write", [(thread, *write) for write in change.writes])
-        if change.rewrites:
-            self._many("save_rewrite", [(thread, *write) for write in change.rewrites])
+        if change.everything:
+            self._save("save_part", thread, change.parts)
+        self._save("save_state", thread, change.states)
+        self._save("save_write", thread, change.writes)
+        self._save("save_rewrite", thread, change.rewrites)
         return Accepted()
+
+    def _save(self, name: str, thread: str, rows: Sequence[Row]) -> None:
+        if len(rows) == 1:
+            self._run(name, thread, *rows[0])
+        elif rows:
+            self._many(name, [(thread, *row) for row in rows])
 
     def _refusal(self, change: ChangeThread) -> Refused | None:
         rows = self._all("thread_guard", change.thread, change.at)
@@ -74,13 +77,21 @@ class SavedTables:
                 return Refused("fenced")
         elif owner is not None and owner != change.worker and lives:
             return Refused("taken")
-        if change.everything:
+        if change.everything or self._add_parts(change):
             return None
+        return Refused("key")
+
+    def _add_parts(self, change: ChangeThread) -> bool:
+        """Add parts, if each is new or the same as the one that is there: nearly always they are."""
+        added: list[SavedPart] = []
         for part in change.parts:
-            there = self._all("digest_of_part", change.thread, part.namespace, part.channel, part.series, part.number)
-            if there and there[0][0] != part.digest:
-                return Refused("key")
-        return None
+            if self._run("save_part", change.thread, *part):
+                added.append(part)
+            elif self._all("digest_of_part", change.thread, *part[:4]) != [(part.digest,)]:
+                for one in added:
+                    self._run("forget_part", change.thread, *one[:4])
+                return False
+        return True
 
     def _change_items(self, change: ChangeItems) -> Verdict:
         for item in change.items:

@@ -30,6 +30,11 @@ SELECT digest FROM saved_parts WHERE thread = ? AND namespace = ? AND channel = 
 INSERT INTO saved_parts (thread, namespace, channel, series, number, value, digest)
 VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
+-- name: forget_part
+-- One that was added a moment ago, beside another that could not be.
+DELETE FROM saved_parts
+WHERE thread = ? AND namespace = ? AND channel = ? AND series = ? AND number = ?;
+
 -- name: save_state
 -- One with this id is replaced.
 INSERT INTO saved_states (thread, namespace, id, parent, origin, body, digest, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
