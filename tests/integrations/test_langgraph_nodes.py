@@ -372,3 +372,30 @@ def test_a_saver_and_a_store_share_one_place(saver: EverstepSaver) -> None:
         store.put(("a",), "k", {"v": 1})
         assert store.get(("a",), "k").value == {"v": 1}  # type: ignore[union-attr]
     assert saver.get_tuple(thread()) is None
+
+
+def test_an_interrupt_inside_a_step_is_a_mistake_that_is_explained(saver: EverstepSaver) -> None:
+    @everstep.step(effect="once")
+    def asks() -> str:
+        return str(interrupt("in here?"))
+
+    app = one_node(lambda state: {"log": [asks()]}, saver)
+    with pytest.raises(everstep.Fatal, match=r"calls interrupt\(\)"):
+        app.invoke({"log": []}, thread())
+    assert saver.ground.blocking.holds() == []
+
+
+def test_whoever_is_interrupted_in_a_body_is_and_the_app_lives_on(saver: EverstepSaver) -> None:
+    tried: list[int] = []
+
+    @everstep.step
+    def body() -> str:
+        tried.append(1)
+        if len(tried) == 1:
+            raise KeyboardInterrupt
+        return "later"
+
+    app = one_node(lambda state: {"log": [body()]}, saver)
+    with pytest.raises(KeyboardInterrupt):
+        app.invoke({"log": []}, thread())
+    assert app.invoke(None, thread())["log"] == ["later"]

@@ -60,7 +60,7 @@ class Ground:
         self.random_bits: Callable[[int], int] = self.app.randomness.getrandbits
         self._owned = owned
         self._lock = threading.Lock()
-        self._taking = threading.Lock()
+        self._taking = [threading.Lock() for _ in range(64)]
         self._committing = threading.Lock()
         self._offers: list[Offer] = []
         self._taken: dict[str, tuple[int, int]] = {}
@@ -82,20 +82,19 @@ class Ground:
 
     def close(self) -> None:
         """Give everything back. The app of somebody else stays open."""
-        with self._taking:
-            self._taken.clear()  # a worker that leaves runs nothing
+        self._taken.clear()  # a worker that leaves runs nothing
         if self._owned:
             self._owned = False
             self.blocking.close()
 
     # -- writing --------------------------------------------------------------------------------------------------
-    def commit(self, operation: SavedOperation, linger_seconds: float = 0.0) -> Verdict:
-        """Do an operation; it is durable on return.
+    def commit(self, operation: SavedOperation, linger_seconds: float = 0.0, *, always: bool = False) -> Verdict:
+        """Do an operation; it is durable on return. `always`: it waits for a busy store also on a loop.
 
         What several threads want to write at the same time goes into one transaction, by whoever of them comes first to
         it. One that lingers lets another come first for a moment.
         """
-        offer, is_patient = Offer(operation), getattr(self._calm, "patient", True)
+        offer, is_patient = Offer(operation), always or getattr(self._calm, "patient", True)
         with self._lock:
             self._offers.append(offer)
         if linger_seconds and is_patient and offer.settled.wait(linger_seconds):
@@ -155,7 +154,7 @@ class Ground:
         """Take the right to run a thread. Raises `ThreadActive` while another process has it."""
         if not self.worker:
             self.blocking.wait(self.app.become_worker())
-        with self._taking:
+        with self._taking[hash(thread) % len(self._taking)]:
             verdict = self._try_to_take(thread)
             if not isinstance(verdict, Taken):
                 self.store.bury_dead(self.now())
@@ -167,14 +166,11 @@ class Ground:
         raise self.active(thread)
 
     def _try_to_take(self, thread: str) -> Verdict:
-        (verdict,) = self.store.commit([TakeThread(thread, self.worker, self.now())])
-        if isinstance(verdict, Failed):
-            raise verdict.error
-        return verdict
+        return self.commit(TakeThread(thread, self.worker, self.now()), always=True)
 
     def free(self, thread: str) -> None:
         """Give the right back, when nothing here runs the thread any more."""
-        with self._taking:
+        with self._taking[hash(thread) % len(self._taking)]:
             epoch, calls = self._taken.get(thread, (0, 0))
             if calls > 1:
                 self._taken[thread] = epoch, calls - 1
@@ -182,7 +178,7 @@ class Ground:
                 del self._taken[thread]
                 self._born.pop(thread, None)
                 try:
-                    self.store.commit([FreeThread(thread, self.worker, epoch)])
+                    self.commit(FreeThread(thread, self.worker, epoch), always=True)
                 except StoreError as error:
                     log.error("The thread %s cannot be given back just now: %s", thread, error)
 

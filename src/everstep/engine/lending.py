@@ -10,14 +10,16 @@ import concurrent.futures
 import contextvars
 import inspect
 import queue
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.codec import Signature
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT
 from everstep.engine.workflow import DECLARED, Workflow
-from everstep.errors import IdConflict, Misuse
+from everstep.errors import Fatal, IdConflict, Misuse, NotDone
 from everstep.model.ids import STEP_PREFIX
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 THREAD: Final = "thread"
 """The tag that says in which thread a step was called."""
+SETTLE_SECONDS: Final = 1.0
+"""So long a caller that is interrupted waits until that is recorded."""
 CALL: Final = "call"
 """The tag that says which call of the framework a run was made by."""
 
@@ -37,6 +41,9 @@ class Lender:
         self.function = function
         self._context = contextvars.copy_context()
         self.work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._wanted: concurrent.futures.Future[Any] | None = None
+        self._has_left = False
 
     def context(self) -> contextvars.Context:
         """Return the caller's context, in which the step's body is what is running."""
@@ -50,13 +57,37 @@ class Lender:
         context = self.context()
 
         def work() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
             try:
                 done.set_result(context.run(self.function, *args, **kwargs))
-            except BaseException as error:  # noqa: BLE001  # it is raised where the outcome is waited for
+            except Exception as error:  # noqa: BLE001  # it is raised where the outcome is waited for
                 done.set_exception(error)
+            except BaseException:  # it is meant for the caller, and would end the loop of the app
+                done.set_exception(InterruptedError("whoever called the step was interrupted in its body"))
+                raise
 
+        with self._lock:
+            if self._has_left:
+                raise NotDone("whoever called the step has left before it began")
+            self._wanted = done
         self.work.put(work)
-        return await _to_the_end(asyncio.wrap_future(done))
+        try:
+            return await _to_the_end(asyncio.wrap_future(done))
+        except concurrent.futures.CancelledError:
+            raise NotDone("whoever called the step has left before it began") from None
+
+    def wait(self) -> None:
+        """Run what is wanted until nothing is wanted any more."""
+        try:
+            while (work := self.work.get()) is not None:
+                work()
+        except BaseException:
+            with self._lock:
+                self._has_left = True
+                if self._wanted is not None:
+                    self._wanted.cancel()  # unless it runs, or has ended
+            raise
 
 
 class LoopLender(Lender):
@@ -115,33 +146,41 @@ class Lending:
         self._workflows: dict[Any, tuple[Workflow, Shape]] = {}
 
     def call(
-        self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], place: str, call: str, tags: dict[str, str]
+        self,
+        step: Step,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        place: str,
+        call: str,
+        tags: dict[str, str],
+        not_inside: Mapping[type[Exception], str] = MappingProxyType({}),
     ) -> Any:
         """Do what a call of a step at a place means: run it, or return what it came to before.
 
         place: the id of the run. call: what made the call; made again with other arguments it is refused, and another
         call at the same place with other arguments is another run.
+        not_inside: what a framework raises for itself, and no body may let pass; and what to say about it.
         """
         workflow, shape = self._workflow_of(step)
         given = shape.flat(args, kwargs)
         tags = {**tags, CALL: call}
         if step.is_async:
-            return self._call_on_loop(workflow, step, given, place, tags)
-        lender = Lender(step.function)
+            return self._call_on_loop(workflow, _guarded_async(step, not_inside), given, place, tags)
+        lender = Lender(_guarded(step, not_inside))
         done = self._begin(workflow, given, place, tags, lender)
         done.add_done_callback(lambda _: lender.work.put(None))
         try:
-            while (work := lender.work.get()) is not None:
-                work()
+            lender.wait()
         except BaseException:
+            concurrent.futures.wait([done], SETTLE_SECONDS)  # what became of the body is recorded first
             done.cancel()
             raise
         return done.result()
 
     async def _call_on_loop(
-        self, workflow: Workflow, step: Step, given: tuple[Any, ...], place: str, tags: dict[str, str]
+        self, workflow: Workflow, body: Callable[..., Any], given: tuple[Any, ...], place: str, tags: dict[str, str]
     ) -> Any:
-        lender = LoopLender(step.function)
+        lender = LoopLender(body)
         return await asyncio.wrap_future(self._begin(workflow, given, place, tags, lender))
 
     def _begin(
@@ -225,6 +264,31 @@ class Lending:
             return await asyncio.to_thread(step.function, *args, **kwargs)
 
         return body
+
+
+def _guarded(step: Step, not_inside: Mapping[type[Exception], str]) -> Callable[..., Any]:
+    def body(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return step.function(*args, **kwargs)
+        except tuple(not_inside) as error:
+            raise _forbidden(step, error, not_inside) from None
+
+    return body
+
+
+def _guarded_async(step: Step, not_inside: Mapping[type[Exception], str]) -> Callable[..., Any]:
+    async def body(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await step.function(*args, **kwargs)
+        except tuple(not_inside) as error:
+            raise _forbidden(step, error, not_inside) from None
+
+    return body
+
+
+def _forbidden(step: Step, error: Exception, not_inside: Mapping[type[Exception], str]) -> Fatal:
+    said = next(text for kind, text in not_inside.items() if isinstance(error, kind))
+    return Fatal(f"The step {step.name} {said}")
 
 
 class Shape:

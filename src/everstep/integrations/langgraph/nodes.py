@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from langchain_core.runnables.config import var_child_runnable_config
+from langgraph.errors import GraphBubbleUp
 
 from everstep.adapters import call_outside_with, digest_of
 
@@ -80,6 +81,9 @@ def _plain(value: Any) -> Any:
 
 
 CALLS: Final = Calls()
+NOT_INSIDE: Final[dict[type[Exception], str]] = {
+    GraphBubbleUp: "calls interrupt() or leaves its graph in another way: do that in the node, before or after it."
+}
 
 
 def call_in_node(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -112,7 +116,8 @@ def recorded(
     last = step.name.rpartition(".")[2]
     run = f"{_word(thread)}/{_word(node)}/{_word(last)}/{digest_of(repr(place).encode()).hex()[:20]}"
     tags = {"thread": thread, "node": node}  # by the first the collector sees whether it may still be asked for
-    return saver.ground.steps.call(step, args, kwargs, run, str(configurable.get(TASK, "")), tags)
+    call = str(configurable.get(TASK, ""))
+    return saver.ground.steps.call(step, args, kwargs, run, call, tags, NOT_INSIDE)
 
 
 def _word(text: str) -> str:
