@@ -276,6 +276,7 @@ NOT_NEEDED = (
     *(
         "answer",
         "archived",
+        "asking",
         "checkpoint",
         "children",
         "connect",
