@@ -49,6 +49,7 @@ METHODS: Final = (
     "register_worker",
     "renew",
     "restores",
+    "rows",
     "run",
     "runs",
     "schedules",

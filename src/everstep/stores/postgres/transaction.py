@@ -5,10 +5,12 @@ queues that a batch may concern, in one order for everybody. `simple` does the a
 no run but their own, for all runs at once, and says which of them were accepted; the others are then done one by one.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, Final
 
 from everstep.errors import Damaged
+from everstep.model.events import EventRow
 from everstep.model.status import ENDED, Status
 from everstep.stores.keys import SettleKey
 from everstep.stores.moving import ImportRuns
@@ -20,6 +22,8 @@ from everstep.stores.protocol import (
     Append,
     Claim,
     Claimed,
+    ClaimedPast,
+    Delivery,
     Existing,
     MarkRestored,
     NewRun,
@@ -37,6 +41,8 @@ from everstep.stores.sql.operations import ACCEPTED, Operations
 from everstep.stores.sql.rows import Row, change_values, run_row, run_values, tag_values
 
 TAG_COLUMNS: Final = 4
+FEW_EVENTS: Final = 16
+"""A history of so many is read with the claim of its run: that of a run which has not begun has one."""
 # What the columns of arrays are, see arrays.py.
 RUNS: Final = "tttntnnbntntnttttnnnntbbb"
 CHANGES: Final = "tnnnbntbnbtnbnnnbn"
@@ -213,7 +219,8 @@ class Transaction(Operations):
         if not starts and not claims and len(appends) == 1 and _is_plain(appends[0]):
             return {0: ACCEPTED} if self._statements.append_one(appends[0]) else {}
         do = self._statements.execute
-        made = moved = taken = None
+        made = moved = None
+        taken: list[Any] = []
         connection = self._statements.connection
         with connection.pipeline():
             connection.execute("BEGIN")
@@ -225,18 +232,24 @@ class Transaction(Operations):
                 moved = do("append_simple", _append_values(appends, {start.new.row.id for start in starts}))
                 self._write_beside(appends)
             if claims:
-                taken = do("claim_simple", _claim_values(claims))
+                taken = [do("claim_simple", _claim_values(claims)), *self._read_past(claims)]
             connection.execute("COMMIT")
         new, written = _ids(made), _ids(moved)
         verdicts: dict[int, Verdict] = {place: ACCEPTED for place, one in enumerate(starts) if one.new.row.id in new}
         if len(new) < len(starts):
             verdicts |= self._existing(starts, {*new, *(append.run for append in appends)})
         verdicts |= {place: ACCEPTED for place, one in enumerate(appends, len(starts)) if one.run in written}
-        if taken is not None:
-            answers = {row.id: answer for row, answer in map(_claim_answer, taken.fetchall())}
+        if taken:
+            answers = _claim_answers(*taken)
             first = len(starts) + len(appends)
             verdicts |= {place: answers[one.run] for place, one in enumerate(claims, first) if one.run in answers}
         return verdicts
+
+    def _read_past(self, claims: Sequence[Claim]) -> list[Any]:
+        """Ask for the short histories and the inboxes of runs that were just claimed."""
+        runs = Texts(claim.run for claim in claims)
+        events = self._statements.execute("events_of_claimed", (runs, claims[0].worker, FEW_EVENTS))
+        return [events, self._statements.execute("inboxes", (runs,))]
 
     def _existing(self, starts: Sequence[StartRun], others: Set[str]) -> dict[int, Verdict]:
         """Return the verdicts on starts of runs that exist, but for those that something else is to be said about."""
@@ -306,9 +319,20 @@ def _ids(cursor: Any) -> Set[str]:
     return {id for (id,) in cursor.fetchall()} if cursor is not None else frozenset()
 
 
-def _claim_answer(values: Row) -> tuple[RunRow, Verdict]:
-    row = run_row(values[1:])
-    return row, Claimed(row) if values[0] else NotClaimed(row)
+def _claim_answers(taken: Any, events: Any, inboxes: Any) -> dict[str, Verdict]:
+    """Return the verdicts on claims by their runs, from the answers to `claim_simple` and `_read_past`."""
+    histories: defaultdict[str, list[EventRow]] = defaultdict(list)
+    for run, *event in events.fetchall():
+        histories[run].append(EventRow(*event))
+    pending: defaultdict[str, list[Delivery]] = defaultdict(list)
+    for delivery in (Delivery(*row) for row in inboxes.fetchall()):
+        pending[delivery.run].append(delivery)
+    verdicts: dict[str, Verdict] = {}
+    for is_claimed, *values in taken.fetchall():
+        row = run_row(tuple(values))
+        past = ClaimedPast(histories[row.id], pending[row.id]) if row.id in histories else None
+        verdicts[row.id] = Claimed(row, past) if is_claimed else NotClaimed(row)
+    return verdicts
 
 
 def _claim_values(claims: Sequence[Claim]) -> list[Any]:
