@@ -11,7 +11,6 @@ from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.stores.moving import RunDump
 from everstep.stores.postgres.addresses import Address
-from everstep.stores.postgres.arrays import Texts
 from everstep.stores.postgres.connections import (
     Durability,
     Outage,
@@ -127,7 +126,7 @@ class Reader(Reading):
 
     def rows(self, ids: Sequence[str]) -> list[RunRow]:
         """Return the rows of the runs with these ids that there are, in any order, by one question."""
-        return list(map(run_row, self._all("rows_of_runs", Texts(ids)))) if ids else []
+        return list(map(run_row, self._all("rows_of_runs", list(ids)))) if ids else []
 
     def dump(self, run: str) -> RunDump | None:
         """Return everything of a run, read in one transaction."""
