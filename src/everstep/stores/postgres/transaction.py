@@ -67,7 +67,7 @@ class PostgresStatements:
         self.drop_checkpoints_of = self._direct("drop_checkpoints_of", "tnnnb")
         self.lock_runs = self._direct("lock_runs", "T")
         self.claim_simple = self._direct("claim_simple", "TNtT")
-        self.events_of_claimed = self._direct("events_of_claimed", "Ttn")
+        self.events_of_claimed = self._direct("events_of_claimed", "Tn")
         self.inboxes = self._direct("inboxes", "T")
 
     def _direct(self, name: str, kinds: str) -> Direct:
@@ -240,7 +240,7 @@ class Transaction(Operations):
         if claims:
             runs = [claim.run for claim in claims]
             asked.append((do.claim_simple, _claim_values(claims)))
-            asked.append((do.events_of_claimed, [runs, claims[0].worker, FEW_EVENTS]))
+            asked.append((do.events_of_claimed, [runs, FEW_EVENTS]))
             asked.append((do.inboxes, [runs]))
         results = done_together(do.connection, asked)
         found = {statement: result for (statement, _), result in zip(asked, results, strict=True)}
@@ -337,10 +337,10 @@ def _accepted(result: Any, runs: Sequence[str]) -> Sequence[int]:
 def _claim_answers(taken: Any, events: Any, inboxes: Any) -> dict[str, Verdict]:
     """Return the verdicts on claims by their runs, from the answers to `claim_simple` and `_read_past`."""
     histories: defaultdict[str, list[EventRow]] = defaultdict(list)
-    for run, *event in rows_of(events, EVENTS[0] + EVENTS[2:]):
+    for run, *event in sorted(rows_of(events, EVENTS[0] + EVENTS[2:])):
         histories[run].append(EventRow(*event))
     pending: defaultdict[str, list[Delivery]] = defaultdict(list)
-    for delivery in (Delivery(*row) for row in rows_of(inboxes, "nttttbnt")):
+    for delivery in (Delivery(*row) for row in sorted(rows_of(inboxes, "nttttbnt"))):
         pending[delivery.run].append(delivery)
     verdicts: dict[str, Verdict] = {}
     for is_claimed, *values in rows_of(taken, "n" + RUNS):
