@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from everstep.engine.schedules import Schedule
     from everstep.engine.streams import stream
     from everstep.engine.webhooks import Webhook, verify_webhook
+    from everstep.graph.graph import Graph
+    from everstep.graph.pipeline import pipeline
     from everstep.model.budgets import Budget
     from everstep.model.retention import Retention
 
@@ -59,6 +61,7 @@ __all__ = [
     "Error",
     "Evicted",
     "Fatal",
+    "Graph",
     "Live",
     "NotDone",
     "Retention",
@@ -82,6 +85,7 @@ __all__ = [
     "now",
     "open",
     "patched",
+    "pipeline",
     "publish",
     "random",
     "receive",
@@ -117,6 +121,7 @@ _INSIDE = (
 )
 _LATER = {
     "App": "everstep.engine.app",
+    "Graph": "everstep.graph.graph",
     "Budget": "everstep.model.budgets",
     "Retention": "everstep.model.retention",
     "Run": "everstep.engine.handles",
@@ -128,6 +133,7 @@ _LATER = {
     "charge": "everstep.effects.charging",
     "continue_as": "everstep.engine.continuing",
     "open": "everstep.engine.opening",
+    "pipeline": "everstep.graph.pipeline",
     "run": "everstep.engine.opening",
     "stream": "everstep.engine.streams",
     "transaction": "everstep.effects.transaction",

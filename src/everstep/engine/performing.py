@@ -52,6 +52,8 @@ def perform(driver: "Driver", command: Command) -> None:
         body = driver.journal.pack_into(body, "value")
     elif isinstance(command, TakeWitness):
         body = driver.journal.pack_into(body, "fact")
+    elif command.kind == "graph_moved":
+        body = driver.journal.pack_into(body, "items")
     seq = driver.record(command.kind, command.step, body)
     if isinstance(command, ChildCall):
         driver.saver.when_durable(seq, lambda: driver.app.adopt(command.run))

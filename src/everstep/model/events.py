@@ -7,7 +7,7 @@ never reaches workflow code.
     commands   step_started (first attempt)  key_taken (first time)  step_cancelled  timer_started
                signal_awaited  signal_rejected  child_started  child_cancelled  value_published  witness_taken
                witness_changed  witness_released  call_withheld (at first)  charged  budget_narrowed
-               checkpoint_taken  request_awaited  request_answered  stream_appended
+               checkpoint_taken  request_awaited  request_answered  stream_appended  graph_started  graph_moved
                compensation_started  run_continued  run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_shared  step_failed  timer_fired  signal_received  child_ended
                request_received  cancel_requested  rollback_requested
@@ -34,6 +34,8 @@ from everstep.model.exchange_events import (
 from everstep.model.run_events import (
     CancelRequested,
     CompensationStarted,
+    GraphMoved,
+    GraphStarted,
     RollbackRequested,
     RunCancelled,
     RunCompleted,
@@ -93,6 +95,8 @@ EventKind = Literal[
     "request_answered",
     "stream_appended",
     "stream_noted",
+    "graph_started",
+    "graph_moved",
     "call_withheld",
     "charged",
     "attempt_charged",
@@ -431,6 +435,8 @@ BODIES: Final[dict[str, type[Body]]] = {
     "request_answered": RequestAnswered,
     "stream_appended": StreamAppended,
     "stream_noted": StreamNoted,
+    "graph_started": GraphStarted,
+    "graph_moved": GraphMoved,
     "call_withheld": CallWithheld,
     "charged": Charged,
     "attempt_charged": AttemptCharged,

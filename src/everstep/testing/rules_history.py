@@ -449,6 +449,8 @@ _JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
     "request_received": HistoryJudge._request_received,
     "request_answered": HistoryJudge._request_answered,
     "stream_appended": HistoryJudge._other_command,
+    "graph_started": HistoryJudge._other_command,
+    "graph_moved": HistoryJudge._other_command,
     "child_started": HistoryJudge._child_started,
     "child_cancelled": HistoryJudge._other_command,
     "child_ended": HistoryJudge._child_ended,
