@@ -51,6 +51,7 @@ class Definition:
         self.nodes = dict(nodes)
         self.edges = list(edges)
         self.max_concurrency = max_concurrency
+        self._ahead: dict[tuple[str, frozenset[str]], frozenset[str]] = {}
         self._check_ends()
         entries = self.following(START)
         if not entries:
@@ -89,24 +90,26 @@ class Definition:
                 del on_the_way[node]
         return frozenset(found)
 
-    @cached_property
-    def before(self) -> dict[str, frozenset[str]]:
-        """For each node those from which a way leads to it without going round a cycle. A join waits for them."""
-        sources: dict[str, list[str]] = {node: [] for node in (*self.nodes, END)}
-        for edge in self.edges:
-            if (edge.source, edge.target) not in self.back_edges:
-                sources[edge.target].append(edge.source)
-        found: dict[str, frozenset[str]] = {}
-        for node in self.nodes:
+    def ahead(self, node: str, closed: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Return the nodes to which ways lead from here without going round a cycle, or through one that is closed."""
+        found = self._ahead.get((node, closed))
+        if found is None:
             reached: set[str] = set()
-            ahead = list(sources[node])
-            while ahead:
-                one = ahead.pop()
-                if one not in reached and one != START:
-                    reached.add(one)
-                    ahead += sources[one]
-            found[node] = frozenset(reached)
+            following = [node]
+            while following:
+                for edge in self.leaving[following.pop()]:
+                    target = edge.target
+                    is_back = (edge.source, target) in self.back_edges
+                    if target != END and target not in reached and target not in closed and not is_back:
+                        reached.add(target)
+                        following.append(target)
+            found = self._ahead[node, closed] = frozenset(reached)
         return found
+
+    @cached_property
+    def firsts(self) -> tuple[str, ...]:
+        """The nodes with `join="any"`."""
+        return tuple(node for node, rule in self.nodes.items() if rule.join == "any")
 
     # -- what is wrong with it ----------------------------------------------------------------------------------------
     def _check_ends(self) -> None:

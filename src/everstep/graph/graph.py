@@ -14,7 +14,7 @@ from everstep.errors import Misuse
 from everstep.graph.body import drive
 from everstep.graph.definition import END, JOINS, START, Definition, Edge, Join, NodeRule
 from everstep.graph.form import Form
-from everstep.graph.nodes import Node, NodeKind, arguments_taken, step_node
+from everstep.graph.nodes import Node, NodeKind, arguments_taken, step_node, widen
 from everstep.graph.state import Reducer, Shape
 from everstep.model import events as ev
 from everstep.model.budgets import Budget
@@ -233,7 +233,10 @@ class Graph(Workflow, Generic[S]):
                 node.has_item = node.name in fanned
                 node.takes = arguments_taken(node.name, node.work, has_item=node.has_item)
             self._signature.arguments = self._signature.result = self.types
-            _ = self.definition.before
+            for node in self.nodes.values():
+                if node.kind == "step":
+                    widen(node.work, self.types)
+            _ = self.definition.back_edges
         except BaseException:
             self._is_sealed = False
             self.__dict__.pop("definition", None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from everstep.codec import Signature
 from everstep.effects.step import Step
 from everstep.engine.execution import Execution
 from everstep.engine.inside import random, sleep
@@ -50,8 +51,6 @@ class Node(msgspec.Struct, kw_only=True):
 
     def types(self) -> "Types":
         """Return the classes that it may be given and may return."""
-        from everstep.codec import Signature
-
         signature = self.work.signature if isinstance(self.work, (Step, Workflow)) else Signature(self.work)
         return signature.arguments | signature.result
 
@@ -74,10 +73,17 @@ def step_node(work: Any, name: str, effect: Any, retry: Retry | None, timeout: f
     return made
 
 
+def widen(step: Step, types: "Types") -> None:
+    """Let a node's step take and return whatever the graph knows, also where its function is not annotated."""
+    known = step.signature
+    both = known.arguments | types, known.result | types  # and so it has been looked at
+    step.signature = object.__new__(Signature)
+    step.signature.__dict__.update(known.__dict__)
+    step.signature.arguments, step.signature.result = both
+
+
 def arguments_taken(name: str, work: Any, *, has_item: bool) -> int:
     """Return how many arguments a node takes: none, one (the state; in a fan-out the item), or both."""
-    from everstep.codec import Signature
-
     signature = work.signature if isinstance(work, (Step, Workflow)) else Signature(work)
     if signature.least > (2 if has_item else 1):
         wanted = "the state and an item" if has_item else "the state"

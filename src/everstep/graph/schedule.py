@@ -119,11 +119,19 @@ class _Advance:
 
     def _let_joins_go(self) -> None:
         """Whatever waits for other branches begins, unless something that is not finished can still lead to it."""
-        unfinished = {visit.node for visit in (*self.running, *self.queued)} | set(self.waiting)
-        ready = [node for node in self.waiting if unfinished.isdisjoint(self.definition.before[node] - {node})]
-        for node in sorted(ready, key=list(self.definition.nodes).index):
-            self._count_round(node)
-            self.queued.append(self._next_visit(node, self.waiting.pop(node)))
+        unfinished = [(visit.node, visit.passed) for visit in (*self.running, *self.queued)]
+        for node in [node for node in self.definition.nodes if node in self.waiting]:
+            others = [*unfinished, *((one, passed) for one, passed in self.waiting.items() if one != node)]
+            if not any(node in self._ahead_of(one, passed) for one, passed in others):
+                self._count_round(node)
+                visit = self._next_visit(node, self.waiting.pop(node))
+                self.queued.append(visit)
+                unfinished.append((node, visit.passed))
+
+    def _ahead_of(self, node: str, passed: dict[str, int]) -> frozenset[str]:
+        """Return where something that is not finished can lead to: not past a node that has begun with the first."""
+        late = [one for one in self.definition.firsts if passed.get(one, 0) < self.visits.get(one, 0) and one != node]
+        return self.definition.ahead(node, frozenset(late))
 
     def _next_visit(self, node: str, passed: dict[str, int], item: int = 0) -> Visit:
         self.visits[node] = number = self.visits.get(node, 0) + 1
