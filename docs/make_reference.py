@@ -59,6 +59,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Telling of holds": ("Webhook", "verify_webhook"),
     "Inside a workflow": (
         "receive",
+        "approval",
         "requests",
         "sleep",
         "publish",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from everstep.effects.databases import STORE
     from everstep.effects.transaction import transaction
     from everstep.engine.app import App
+    from everstep.engine.approvals import approval
     from everstep.engine.client import Client, connect
     from everstep.engine.continuing import continue_as
     from everstep.engine.handles import Run
@@ -70,6 +71,7 @@ __all__ = [
     "Schedule",
     "Unknown",
     "Webhook",
+    "approval",
     "blocking",
     "budget",
     "charge",
@@ -129,6 +131,7 @@ _LATER = {
     "Schedule": "everstep.engine.schedules",
     **dict.fromkeys(("Done", "Unknown"), "everstep.effects.answers"),
     **dict.fromkeys(("Client", "connect"), "everstep.engine.client"),
+    "approval": "everstep.engine.approvals",
     "budget": "everstep.engine.narrowing",
     "charge": "everstep.effects.charging",
     "continue_as": "everstep.engine.continuing",

@@ -27,7 +27,7 @@ from everstep.files import UNCHECKED, Path
 
 T = TypeVar("T")
 
-__all__ = ["Child", "checkpoint", "expect", "files", "gather", "receive", "requests", "sleep", "start"]
+__all__ = ["Child", "approval", "checkpoint", "expect", "files", "gather", "receive", "requests", "sleep", "start"]
 
 
 def _wait(what: str, awaitable: Any) -> Any:
@@ -51,6 +51,23 @@ def receive(name: str, type: Any = ..., *, timeout: float | None = ...) -> Any: 
 def receive(name: str, type: Any = Any, *, timeout: float | None = None) -> Any:
     """Wait for the next signal of this name. With `timeout=` (seconds): `TimeoutError` after it."""
     return _wait("receive", inside.receive(name, type, timeout=timeout))
+
+
+@overload
+def approval(
+    what: str, arguments: object, *, answer: type[T], timeout: float | None = ..., secret: bool = ...
+) -> T: ...
+@overload
+def approval(
+    what: str, arguments: object, *, answer: Any = ..., timeout: float | None = ..., secret: bool = ...
+) -> Any: ...
+def approval(
+    what: str, arguments: object, *, answer: Any = Any, timeout: float | None = None, secret: bool = False
+) -> Any:
+    """Wait for a person's answer about just these arguments: see `everstep.approval`."""
+    from everstep.engine.approvals import approval
+
+    return _wait("approval", approval(what, arguments, answer=answer, timeout=timeout, secret=secret))
 
 
 @overload

@@ -317,6 +317,12 @@ class HoldConflict(Misuse):
     code: ClassVar[str] = "everstep.hold.conflict"
 
 
+class ApprovalConflict(Misuse):
+    """An approval is unknown, answered already, expired, about other arguments, or one of several that may be meant."""
+
+    code: ClassVar[str] = "everstep.approval.conflict"
+
+
 class CompensationBegun(Misuse):
     """What the run did is being undone, or has been, so it cannot be retried, nor rolled back once more."""
 

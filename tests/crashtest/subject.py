@@ -21,3 +21,18 @@ def post_once(text: str) -> str:
 async def wait_for_word() -> str:
     await asyncio.sleep(86400)
     return await everstep.receive("word", str)
+
+
+@workflow
+async def post_if_approved(text: str) -> str:
+    try:
+        if await everstep.approval("post", {"text": text}, answer=bool, timeout=86400):
+            return await asyncio.to_thread(post, text)
+    except TimeoutError:
+        return "nobody answered"
+    return "refused"
+
+
+@workflow
+async def wait_for_approval() -> object:
+    return await everstep.approval("post", None)

@@ -43,3 +43,16 @@ def test_without_a_limit_all_boundaries_are_chosen_and_with_one_so_many_of_each_
     assert [one.count for one in chosen(passed, 2, 100)] == [1, 10, 1]
     assert len(chosen(passed, None, 6)) == 6
     assert [one.count for one in spread(boundaries("rest", 9), 3)] == [1, 5, 9]
+
+
+@pytest.mark.parametrize("answer", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_an_approved_effect_happens_once_wherever_the_process_is_killed(answer: bool) -> None:
+    workflow = load_workflow(f"{SUBJECT}:post_if_approved")
+    report = crash_everywhere(workflow, "hello", approvals={"post": answer}, most=1, orders=0)
+    assert report.holds, report.text()
+    assert report.count("kept") > 15
+
+
+def test_an_approval_that_nobody_gives_is_asked_for() -> None:
+    with pytest.raises(Misuse, match="--approve post=JSON"):
+        crash_everywhere(load_workflow(f"{SUBJECT}:wait_for_approval"), seconds=20)

@@ -10,6 +10,7 @@ import operator
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -193,6 +194,31 @@ def fanning() -> everstep.Graph[State]:
     return graph
 
 
+def was_done(key: str, state: State) -> Any:
+    """Ask the outside whether the approved work was done."""
+    done = (FOLDER / "done.txt").read_text().splitlines() if (FOLDER / "done.txt").exists() else []
+    return everstep.Done({"words": ["act"]}) if key in done else everstep.NotDone()
+
+
+def approving() -> everstep.Graph[State]:
+    """A person approves what is done once."""
+    graph = new_graph("approving")
+    graph.node(adding("draft"), name="draft")
+    graph.approval("approve", lambda s: {"words": s.words}, into="answer", answer=bool)
+
+    @graph.node(name="act")
+    @step(effect="once", probe=was_done)
+    async def act(state: State) -> dict[str, Any]:
+        append("done.txt", everstep.key())
+        note(state)
+        return {"words": ["act"]}
+
+    graph.edge("draft", "approve")
+    graph.edge("approve", "act", when=lambda s: s.answer)
+    graph.edge("approve", graph.end, when=lambda s: not s.answer)
+    return graph
+
+
 CASES: dict[str, Callable[[], everstep.Graph[State]]] = {
     "skipping": skipping,
     "skipped": skipping,
@@ -205,6 +231,7 @@ CASES: dict[str, Callable[[], everstep.Graph[State]]] = {
     "looping": looping,
     "nesting": nesting,
     "fanning": fanning,
+    "approving": approving,
 }
 
 
@@ -212,8 +239,22 @@ def main() -> None:
     case = sys.argv[1]
     state = State(skip=case == "skipped")
     url = os.environ.get("STORE_URL") or str(FOLDER / "everstep.db")
-    ended = everstep.run(CASES[case](), state, id="g", url=url)
+    if case == "approving":
+        ended = run_and_approve(CASES[case](), state, url)
+    else:
+        ended = everstep.run(CASES[case](), state, id="g", url=url)
     print(json.dumps(asdict(ended)))
+
+
+def run_and_approve(graph: everstep.Graph[State], state: State, url: str) -> State:
+    """Run a graph, and say yes to whatever it asks."""
+    with everstep.open(url) as app:
+        run = app.start(graph, state, id="g")
+        while run.status() in ("queued", "running", "waiting"):
+            for asked in run.approvals():
+                run.approve(True, id=asked.id)
+            time.sleep(0.01)
+        return run.result(timeout=30)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ POINTS = {
     "renaming": ("draft", ["draft", "check"], "goes on with the same definition"),
     "looping": ("lap#2", ["lap#2", "check#2", "lap#3", "check#3"], "lap 2 goes on in lap 2"),
     "nesting": ("second", ["second", "after"], "inner progress is kept"),
+    "approving": ("act", [], "what a person approved is done once"),
     "fanning": ("look#3", ["look#3", "look#4", "sum"], "items that are done stay done"),
 }
 """For each case: where it is killed, what runs after that, and what it shows."""
@@ -114,6 +115,16 @@ def test_a_failure_that_was_overcome_is_still_in_the_history_of_the_completed_ru
     assert kinds.count("attempt_failed") == 1
     assert kinds[-1] == "run_completed"
     assert trial.visits() == ["shaky", "shaky", "after", "after"]
+
+
+def test_approved_work_that_was_cut_off_is_done_once_and_nobody_is_asked_again(tmp_path: Path) -> None:
+    trial = Trial("approving", tmp_path)
+    assert trial.live(KILL_IN="act") == KILLED
+    assert trial.live() == 0, trial.output
+    assert len((tmp_path / "done.txt").read_text().splitlines()) == 1
+    kinds = [event.kind for event in trial.histories()["g"]]
+    assert kinds.count("approval_asked") == 1
+    assert kinds.count("signal_received") == 1
 
 
 def test_a_completed_run_that_is_called_again_by_another_process_does_no_work(

@@ -2,7 +2,8 @@
 
 import asyncio
 import operator
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -454,6 +455,59 @@ def test_a_cancelled_graph_cleans_up_and_is_cancelled(app: BlockingApp) -> None:
     with pytest.raises(everstep.errors.RunCancelled):
         run.result(timeout=20)
     assert cleaned == ["up"]
+
+
+# -- approvals --------------------------------------------------------------------------------------------------------
+def asking(name: str, **options: Any) -> everstep.Graph[Notes]:
+    graph = everstep.Graph(name, state=Notes, reduce={"words": operator.add})
+    graph.approval("approve", lambda s: {"topic": s.topic}, into="count", answer=int, **options)
+    graph.node(adding("act"), name="act")
+    graph.edge("approve", "act", when=lambda s: s.count > 0)
+    graph.edge("approve", graph.end, when=lambda s: s.count <= 0)
+    return graph
+
+
+def test_a_person_approves_a_part_of_the_state_and_the_answer_is_put_into_a_field(app: BlockingApp) -> None:
+    graph = asking("asking")
+    for id, answer, words in (("yes", 3, ["act"]), ("no", 0, [])):
+        run = app.start(graph, Notes(), id=id)
+        (asked,) = until(lambda run=id: app.approvals(run))
+        assert asked.what == "approve"
+        run.approve(answer, id=asked.id)
+        assert run.result(timeout=20) == Notes(count=answer, words=words)
+
+
+def test_an_approval_that_expires_fails_its_node_or_gives_what_was_said(app: BlockingApp) -> None:
+    with pytest.raises(TimeoutError):
+        app.run(asking("expiring", timeout=0.05), Notes())
+    assert app.run(asking("expiring-2", timeout=0.05, expired=-1), Notes()) == Notes(count=-1)
+
+
+def test_an_answer_about_what_has_changed_since_does_not_count(app: BlockingApp) -> None:
+    graph = asking("changing")
+
+    @graph.node
+    async def change(state: Notes) -> dict[str, Any]:
+        return {"topic": await everstep.receive("topic", str)}
+
+    graph.edge(graph.start, "approve")
+    graph.edge(graph.start, "change")
+    run = app.start(graph, Notes(), id="c")
+    (asked,) = until(lambda: app.approvals("c"))
+    run.signal("topic", "moon")
+    until(lambda: [event for event in run.history() if event.kind == "graph_moved" and event.body.get("after")])
+    run.approve(1, id=asked.id)
+    with pytest.raises(GraphStuck, match="has changed since"):
+        run.result(timeout=20)
+
+
+def until(find: Callable[[], Any]) -> Any:
+    """Wait until there is something to find."""
+    deadline = time.monotonic() + 20
+    while not (found := find()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
 
 
 # -- ended runs -------------------------------------------------------------------------------------------------------

@@ -63,14 +63,15 @@ def append_to(row: RunRow, count: int = 1, status: str = "running", at: int = 10
     """Return an append that fits a run's row. Fields of `Append` and of its `RowChange` may be given."""
     names = ("wake_at", "current_step", "published", "outcome", "progress", "budget", "stays")
     change = {name: fields.pop(name) for name in names if name in fields}
-    body = fields.pop("body", b"{}")
+    body, kind = fields.pop("body", b"{}"), fields.pop("kind", None)
+    events = events_after(row.head_seq, row.head_digest, count, body)
     expected: dict[str, Any] = {
         "run": row.id,
         "generation": row.generation,
         "epoch": row.epoch,
         "expected_seq": row.head_seq,
         "expected_digest": row.head_digest,
-        "events": events_after(row.head_seq, row.head_digest, count, body),
+        "events": events if kind is None else [event._replace(kind=kind) for event in events],
         "row": RowChange(status, at, **change),  # type: ignore[arg-type]
     }
     return Append(**(expected | fields))

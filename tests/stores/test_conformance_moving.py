@@ -300,3 +300,12 @@ def test_the_index_of_tags_is_what_the_rows_say(tmp_path: Path) -> None:
     assert found(other, tags={"team": "green"}) == ["d"]
     harness.close()
     other.close()
+
+
+def test_runs_that_ask_for_an_approval_are_found_until_they_have_ended(harness: Harness) -> None:
+    for run in ("a", "b", "c", "d"):
+        harness.start(run, status="running")
+    for run in ("c", "a", "d"):
+        harness.one(append_to(harness.row(run), 2, kind="approval_asked", status="waiting"))
+    harness.one(append_to(harness.row("d"), status="completed"))
+    assert harness.store.asking() == ["a", "c"]

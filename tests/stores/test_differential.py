@@ -358,6 +358,7 @@ def everything(store: Store) -> dict[str, Any]:
     told["schedules"] = [store.schedules(), store.schedules(name="s")]
     told["due schedules"] = [store.due_schedules(at=at, workflows=["order"], limit=1) for at in (5, 20, 40)]
     told["next schedule"] = [store.next_schedule(workflows=names) for names in ([], ["order"], ["order", "other"])]
+    told["asking"] = store.asking()
     told["diverged"] = store.diverged(["order", "other"], 2)
     told["keys"] = [(store.effect(key), store.waiters(key)) for key in KEYS]
     told["old keys"] = [store.old_keys(at) for at in (5, 20, 40)]

@@ -36,6 +36,7 @@ MAY_SCAN = {
     "runs": "a list for people, by the index of its order",
     "ties": "few rows of waiters, asked for an export",
     "deletions": "few rows",
+    "asking": "a list for people, by the index of such events",
     "counts": "a figure for people, from an index alone",
     "workers": "few rows",
     "schedules": "a list for people",

@@ -33,6 +33,7 @@ PROMISES_SHOWN_MAX = 5
 @click.option(
     "--signal", "signals", multiple=True, metavar="NAME=JSON", help="Delivered whenever the run waits for it."
 )
+@click.option("--approve", "approvals", multiple=True, metavar="WHAT=JSON", help="The answer to an approval.")
 @click.option("--given", metavar="FOLDER", help="A folder whose content each trial begins with.")
 @click.option("--env", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the processes.")
 @click.option("--most", type=click.IntRange(1), metavar="N", help="Kill at so many boundaries of each kind, at most.")
@@ -46,6 +47,7 @@ def crashtest_command(
     target: str,
     arguments: tuple[str, ...],
     signals: tuple[str, ...],
+    approvals: tuple[str, ...],
     settings: tuple[str, ...],
     html: str | None,
     in_json: bool,
@@ -64,6 +66,9 @@ def crashtest_command(
     workflow = load_workflow(target)
     values = decoded_arguments(workflow, arguments)
     options["signals"] = {name: decoded_json(text, f"--signal {name}") for name, text in _pairs(signals, "--signal")}
+    options["approvals"] = {
+        what: decoded_json(text, f"--approve {what}") for what, text in _pairs(approvals, "--approve")
+    }
     options["environment"] = dict(_pairs(settings, "--env"))
     with ProgressLine(silent=in_json) as progress:
         report = crash_everywhere(workflow, *values, progress=progress, **options)

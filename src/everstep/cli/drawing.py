@@ -28,6 +28,7 @@ _FIRST_TEXT: Final = re.compile(r'\[\["((?:[^"\\]|\\.)*)"')
 WAITING: Final = {
     "timer": ("◷", "blue"),
     "signal": ("✉", "magenta"),
+    "approval": ("☐", "magenta"),
     "request": ("?", "magenta"),
     "child": ("▸", "cyan"),
 }
@@ -119,9 +120,14 @@ def cells_of(row: Row, scale: Scale, now: int) -> list["Text"]:
     mark, style = ("↩", "yellow") if row.undone == "compensated" else MARKS[row.state]
     if row.state == "open" and row.kind in WAITING:
         mark, style = WAITING[row.kind]
-    kind = {"timer": "timer", "signal": "signal", "request": "request", "child": "child", "note": ""}.get(
-        row.kind, row.effect
-    )
+    kind = {
+        "timer": "timer",
+        "signal": "signal",
+        "request": "request",
+        "approval": "approval",
+        "child": "child",
+        "note": "",
+    }.get(row.kind, row.effect)
     name_style = "" if row.kind == "step" else "bold" if row.kind == "note" else "dim"
     took = "" if row.kind == "note" else between(row.started_at, row.ended_at or now)
     name = styled(shortened(row.name, NAME_CHARACTERS_MAX), name_style)

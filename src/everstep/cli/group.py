@@ -23,6 +23,8 @@ SECTIONS: Final[tuple[tuple[str, dict[str, str]], ...]] = (
             "show": "showing",
             "holds": "holds",
             "resolve": "resolving",
+            "approvals": "approving",
+            "approve": "approving",
         },
     ),
     ("Looking closer", {"history": "listing", "top": "watching", "effects": "effects", "stream": "exchanging"}),

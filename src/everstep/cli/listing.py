@@ -69,6 +69,9 @@ def ls_command(
             _print_rows(rows, now, counts, place_of(store), url)
             if lonely:
                 _say_unserved(rows, lonely)
+            if not {row.id for row in rows if row.status == "waiting"}.isdisjoint(store.asking()):
+                line = line_to_paste("approvals", url=url)
+                console().print(styled(f"Some wait for an approval: {line}", "yellow"), soft_wrap=True)
 
 
 def _say_unserved(rows: list[RunRow], lonely: set[str]) -> None:

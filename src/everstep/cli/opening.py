@@ -92,6 +92,12 @@ def user_name() -> str:
         return ""
 
 
+def approve_words(run: str, id: str, type_text: str) -> list[str]:
+    """Return the words of the command that answers an approval: one that says yes, where that is an answer."""
+    example = "true" if type_text == "Any" else example_value(type_text)
+    return ["approve", run, example, "--id", id]
+
+
 def example_value(type_text: str) -> str:
     """Return JSON that shows what a signal of a type looks like on a command line."""
     simple = {"bool": "true", "int": "1", "float": "1.0", "str": '"text"', "None": "null"}

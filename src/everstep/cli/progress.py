@@ -4,7 +4,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from everstep.cli.drawing import MARKS
-from everstep.cli.opening import example_value, line_to_paste
+from everstep.cli.opening import approve_words, example_value, line_to_paste
 from everstep.cli.terminal import (
     arguments_text,
     between,
@@ -20,6 +20,7 @@ from everstep.cli.timeline import NO_BUDGET, NO_SLOT, Timeline, error_line
 from everstep.cli.timeline_rows import Row
 from everstep.engine.due import FALLBACK, NEVER
 from everstep.model.events import EventRow, decode_body
+from everstep.model.exchange_events import APPROVAL
 from everstep.model.secrets import HIDDEN
 from everstep.stores.protocol import RunRow, Store
 
@@ -140,6 +141,8 @@ def _under_way(row: Row, now: int) -> "Text":
         return styled(f"◷ timer, {duration(max(0, row.deadline - now) / 1e6)} left", "blue")
     if row.kind == "signal":
         return styled(f"✉ waits for the signal {row.name}", "magenta")
+    if row.kind == "approval":
+        return styled(f"☐ waits for the approval {row.name}", "magenta")
     if row.kind == "request":
         return styled(f"? takes requests {row.name}", "magenta")
     return styled(f"{frame} child run {row.name}  {between(row.started_at, now)}", "cyan")
@@ -203,6 +206,12 @@ class Watcher:
                 self._said.add(key)
                 line = line_to_paste("signal", self._run, awaited.name, example_value(awaited.type), url=self._url)
                 self._progress.say("✉", f"waits for the signal {awaited.name} ({awaited.type}):", "magenta")
+                self._progress.say(" ", f"  {line}", "bold")
+        for awaited in self.timeline.awaited_approvals():
+            if (key := f"approval {awaited.id}") not in self._said:
+                self._said.add(key)
+                line = line_to_paste(*approve_words(self._run, awaited.id, awaited.type), url=self._url)
+                self._progress.say("☐", f"waits for the approval {awaited.name} {awaited.arguments}:", "magenta")
                 self._progress.say(" ", f"  {line}", "bold")
         for awaited in self.timeline.awaited_requests():
             if (key := f"request {awaited.name}") not in self._said:
@@ -294,7 +303,11 @@ _LINES: dict[str, Any] = {
     "child_ended": _child_ended,
     "checkpoint_taken": lambda event, body, _: ("◆", f"checkpoint {body.number}", "dim"),
     "checkpoint_damaged": _checkpoint_damaged,
-    "signal_received": lambda event, body, _: ("✉", f"signal {body.name} arrived", "magenta"),
+    "signal_received": lambda event, body, _: (
+        ("☑", f"answer to {body.name} arrived", "magenta")
+        if body.name.startswith(APPROVAL)
+        else ("✉", f"signal {body.name} arrived", "magenta")
+    ),
     "signal_rejected": lambda event, body, _: ("✗", f"signal {body.name} was rejected: {body.why}", "red"),
     "request_received": lambda event, body, _: ("?", f"request {body.name} arrived", "magenta"),
     "request_answered": lambda event, body, _: (

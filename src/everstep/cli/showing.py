@@ -11,7 +11,15 @@ from everstep.cli.holds import draw_hold
 from everstep.cli.listing import published_of, row_facts
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
 from everstep.cli.money import amounts_text, budget_text, standing_of
-from everstep.cli.opening import example_value, existing_run, line_to_paste, place_of, reading, store_options
+from everstep.cli.opening import (
+    approve_words,
+    example_value,
+    existing_run,
+    line_to_paste,
+    place_of,
+    reading,
+    store_options,
+)
 from everstep.cli.terminal import (
     arguments_text,
     between,
@@ -149,6 +157,17 @@ def _waits(row: RunRow, timeline: Timeline, url: str | None) -> list[dict[str, A
             "command": line_to_paste("signal", row.id, one.name, example_value(one.type), url=url),
         }
         for one in timeline.awaited_signals()
+    ]
+    waits += [
+        {
+            "approval": one.name,
+            "id": one.id,
+            "type": one.type,
+            "arguments": one.arguments,
+            "expires_at": one.deadline,
+            "command": line_to_paste(*approve_words(row.id, one.id, one.type), url=url),
+        }
+        for one in timeline.awaited_approvals()
     ]
     waits += [
         {
@@ -313,6 +332,10 @@ def _draw_wait(wait: dict[str, Any], now: int) -> list[Any]:
     if "signal" in wait:
         text = styled("✉ ", "magenta").append(f"waits for the signal {clean(wait['signal'])} ({clean(wait['type'])}):")
         return [text, styled(f"  {wait['command']}", "bold")]
+    if "approval" in wait:
+        text = styled("☐ ", "magenta").append(f"waits for the approval {clean(wait['approval'])}:")
+        arguments = styled(f"  {clean(wait['arguments'])}")
+        return [text, arguments, styled(f"  {wait['command']}", "bold")]
     if "request" in wait:
         text = styled("? ", "magenta").append(f"takes requests {clean(wait['request'])} ({clean(wait['type'])}):")
         return [text, styled(f"  {wait['command']}", "bold")]

@@ -16,6 +16,7 @@ from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged
 from everstep.model.accounts import Accounts, accounts_of
 from everstep.model.events import EventRow, decode_body
+from everstep.model.exchange_events import APPROVAL
 from everstep.model.forked import Forked
 from everstep.model.secrets import HIDDEN, shown_error
 from everstep.stores.protocol import Store
@@ -61,6 +62,8 @@ class Timeline:
         self._carried: list[Row] = []
         """Steps of older generations that can be undone."""
         self._said_done: set[int] = set()
+        self._answered: dict[str, Row] = {}
+        """Approvals that have their answers, by the names of the signals."""
 
     # -- what it says --------------------------------------------------------------------------------------------------
     @property
@@ -84,6 +87,10 @@ class Timeline:
     def awaited_requests(self) -> list[Row]:
         """Return the requests that the code waits for."""
         return [row for row in self.rows if row.kind == "request" and row.state == "open"]
+
+    def awaited_approvals(self) -> list[Row]:
+        """Return the approvals that the code waits for."""
+        return [row for row in self.rows if row.kind == "approval" and row.state == "open"]
 
     # -- what it is told -----------------------------------------------------------------------------------------------
     def add(self, event: EventRow) -> None:
@@ -281,16 +288,31 @@ class Timeline:
             return
         row = self._awaited[body.name].popleft()
         row.state, row.ended_at, row.value = "completed", event.at, value
+        if row.kind == "approval":
+            self._answered[body.name] = row
         timer = self._timers_of.get(row.seq)
         if timer is not None and timer.state == "open":
             timer.state, timer.ended_at = "dropped", event.at
 
     def _take_signal_rejected(self, event: EventRow, body: Any) -> None:
-        row = self._calls.get(body.call)
+        row = self._answered.get(body.name) or self._calls.get(body.call)
         self._note(event, f"signal {body.name}", f"rejected: {body.why}", "failed")
-        if row is not None and row.kind == "signal" and row.state == "completed":
+        if row is not None and row.kind in ("signal", "approval") and row.state == "completed":
             row.state, row.ended_at, row.value = "open", None, ""
-            self._awaited[row.name].appendleft(row)
+            self._awaited[body.name].appendleft(row)
+
+    def _take_approval_asked(self, event: EventRow, body: Any) -> None:
+        row = Row(kind="approval", name=body.what, seq=event.seq, started_at=event.at)
+        row.type, row.source, row.id = body.type, body.source, body.id
+        row.arguments = HIDDEN if body.secret else self._value(body)
+        row.deadline = None if body.timeout is None else event.at + body.timeout
+        self._new(row, body.call)
+        self._awaited[APPROVAL + body.id].append(row)
+
+    def _take_approval_withdrawn(self, event: EventRow, body: Any) -> None:
+        for row in self._awaited.pop(APPROVAL + body.id, ()):
+            is_late = row.deadline is not None and row.deadline <= event.at
+            row.state, row.ended_at, row.note = "dropped", event.at, "expired" if is_late else "withdrawn"
 
     def _take_request_awaited(self, event: EventRow, body: Any) -> None:
         row = Row(kind="request", name=body.name, seq=event.seq, started_at=event.at)

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-RowKind = Literal["step", "timer", "signal", "request", "child", "note"]
+RowKind = Literal["step", "timer", "signal", "request", "approval", "child", "note"]
 State = Literal["open", "completed", "failed", "cancelled", "dropped"]
 
 
@@ -35,6 +35,8 @@ class Row(msgspec.Struct, kw_only=True):
     note: str = ""
     source: str = ""
     type: str = ""
+    id: str = ""
+    """Of an approval."""
     deadline: int | None = None
     attempts: list[AttemptView] = []
     error: dict[str, Any] | None = None

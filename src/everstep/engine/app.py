@@ -1,7 +1,7 @@
 """An App: what an application may ask of Everstep. How runs are driven stands in `driving.py`."""
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, overload
 
 from everstep.codec import ANY
 from everstep.engine import later
@@ -19,6 +19,9 @@ from everstep.model.ids import checked_name, checked_run_id
 from everstep.model.status import STATUSES
 from everstep.stores.protocol import Existing, RunFilter, RunRow, StartRun
 from everstep.stores.queues import DEFAULT_QUEUE
+
+if TYPE_CHECKING:
+    from everstep.engine.approving import Approval
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -232,3 +235,35 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
         from everstep.engine import asking
 
         return await asking.ask(self, run, name, value, id=id, answer=answer, timeout=timeout)
+
+    async def approvals(self, run: str | None = None) -> "Sequence[Approval]":
+        """Return what waits for a person's answer (`everstep.approval`), in one run or in all, the oldest first."""
+        from everstep.engine import approving
+
+        return await approving.approvals(self, run)
+
+    async def approve(
+        self,
+        run: str,
+        answer: Any = True,
+        *,
+        what: str | None = None,
+        id: str | None = None,
+        arguments: Any = ...,
+        by: str = "",
+        note: str = "",
+    ) -> "Approval":
+        """Answer what a run waits for with `everstep.approval`, and return what was asked. It is durable on return.
+
+        answer: any JSON value; `True` by default.
+        what, id: which one is meant, if the run waits for more than one. An id is bound to the arguments that it was
+            shown with.
+        arguments: those that you have seen: if the run asks about others, nothing is answered.
+        by, note: who says so, and why, for the history.
+
+        Raises `ApprovalConflict` if there is no such approval, more than one, if it has its answer or has expired, or
+        if it is about other arguments; `RunEnded` or `UnknownRun`.
+        """
+        from everstep.engine import approving
+
+        return await approving.approve(self, run, answer, what=what, id=id, arguments=arguments, by=by, note=note)

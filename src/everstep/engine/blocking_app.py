@@ -4,7 +4,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from typing import Any, Generic, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, overload
 
 from everstep.engine.app import App
 from everstep.engine.collecting import Collected
@@ -19,6 +19,9 @@ from everstep.model.status import Status
 from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow, RunRow
 from everstep.stores.queues import QueueRow
+
+if TYPE_CHECKING:
+    from everstep.engine.approving import Approval
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -121,6 +124,14 @@ class BlockingApp:
         """See `App.signal`."""
         wait = self.wait if transaction is None else self.wait_here
         wait(self._app.signal(run, name, value, id=id, transaction=transaction))
+
+    def approvals(self, run: str | None = None) -> "Sequence[Approval]":
+        """See `App.approvals`."""
+        return self.wait(self._app.approvals(run))
+
+    def approve(self, run: str, answer: Any = True, **options: Any) -> "Approval":
+        """See `App.approve`."""
+        return self.wait(self._app.approve(run, answer, **options))
 
     def schedule(self, workflow: Any, /, *args: Any, **options: Any) -> "BlockingSchedule":
         """See `App.schedule`."""
@@ -242,6 +253,14 @@ class BlockingRun(Generic[T]):
     def ask(self, name: str, value: Any = None, **options: Any) -> Any:
         """See `Run.ask`."""
         return self._app.wait(self._run.ask(name, value, **options))
+
+    def approvals(self) -> "Sequence[Approval]":
+        """See `Run.approvals`."""
+        return self._app.wait(self._run.approvals())
+
+    def approve(self, answer: Any = True, **options: Any) -> "Approval":
+        """See `Run.approve`."""
+        return self._app.wait(self._run.approve(answer, **options))
 
     def stream(self, name: str, *, after: int = 0) -> Iterator[Entry]:
         """See `Run.stream`."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from everstep.engine import opening
 from everstep.engine.app import App
@@ -14,6 +14,9 @@ from everstep.engine.opening import Opening
 from everstep.engine.outbox import start_in, start_named
 from everstep.model.chains import ChainKeyOption
 from everstep.stores.protocol import RunRow
+
+if TYPE_CHECKING:
+    from everstep.engine.approving import Approval
 
 Existing = Literal["attach", "fail"]
 
@@ -75,6 +78,14 @@ class Client:
         """Ask a run something and wait for its answer: see `App.ask`."""
         return await self._app.ask(run, name, value, **options)
 
+    async def approvals(self, run: str | None = None) -> "Sequence[Approval]":
+        """Return what waits for a person's answer: see `App.approvals`."""
+        return await self._app.approvals(run)
+
+    async def approve(self, run: str, answer: Any = True, **options: Any) -> "Approval":
+        """Answer what a run waits for: see `App.approve`."""
+        return await self._app.approve(run, answer, **options)
+
     async def cancel(self, run: str, reason: str = "", **options: Any) -> None:
         """Ask a run to stop: see `App.cancel`."""
         await self._app.cancel(run, reason, **options)
@@ -107,6 +118,14 @@ class BlockingClient:
     def ask(self, run: str, name: str, value: Any = None, **options: Any) -> Any:
         """See `Client.ask`."""
         return self._app.ask(run, name, value, **options)
+
+    def approvals(self, run: str | None = None) -> "Sequence[Approval]":
+        """See `Client.approvals`."""
+        return self._app.approvals(run)
+
+    def approve(self, run: str, answer: Any = True, **options: Any) -> "Approval":
+        """See `Client.approve`."""
+        return self._app.approve(run, answer, **options)
 
     def cancel(self, run: str, reason: str = "", **options: Any) -> None:
         """See `Client.cancel`."""

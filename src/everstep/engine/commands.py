@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from everstep.codec import Arguments
+from everstep.codec import Arguments, Codec
 from everstep.effects.step import Step
 from everstep.engine.loop import Timer, WorkflowFuture, WorkflowLoop
 from everstep.engine.workflow import Workflow
@@ -238,7 +238,13 @@ class AwaitSignal(Command):
         self.future = future
         self.source = source
 
-    def body(self) -> ev.SignalAwaited:
+    def decode(self, codec: Codec, payload: bytes) -> Any:
+        """Return the value of a signal. Raises `NotDecodable` if it is not of the type that the code asked for."""
+        from everstep.engine.receiving import decode_signal
+
+        return decode_signal(codec, payload, *self.types)
+
+    def body(self) -> ev.Body:
         return ev.SignalAwaited(self.call, self.name, self.type_text, self.source)
 
     def text(self) -> str:

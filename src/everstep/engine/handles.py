@@ -23,6 +23,7 @@ from everstep.stores.protocol import HoldRow, RunRow
 
 if TYPE_CHECKING:
     from everstep.engine.app import App
+    from everstep.engine.approving import Approval
     from everstep.engine.history import Event, Recorded
     from everstep.engine.streams import Entry
 
@@ -141,6 +142,14 @@ class Run(Generic[T]):
     ) -> Any:
         """Ask the run something and wait for its answer: see `App.ask`."""
         return await self._app.ask(self.id, name, value, id=id, answer=answer, timeout=timeout)
+
+    async def approvals(self) -> "Sequence[Approval]":
+        """Return what the run waits for a person to answer."""
+        return await self._app.approvals(self.id)
+
+    async def approve(self, answer: Any = True, **options: Any) -> "Approval":
+        """Answer what the run waits for with `everstep.approval`: see `App.approve`."""
+        return await self._app.approve(self.id, answer, **options)
 
     def stream(self, name: str, *, after: int = 0) -> "AsyncIterator[Entry]":
         """Give the entries of a stream, each as soon as it is durable, until the run has ended.

@@ -49,7 +49,7 @@ def perform(driver: "Driver", command: Command) -> None:
         driver.attempts.bodies.streams_of_run().append(command)
         return
     body = command.body()
-    if isinstance(command, PublishValue):
+    if isinstance(command, PublishValue) or command.kind == "approval_asked":
         body = driver.journal.pack_into(body, "value")
     elif isinstance(command, TakeWitness):
         body = driver.journal.pack_into(body, "fact")

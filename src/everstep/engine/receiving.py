@@ -53,11 +53,16 @@ class Receiving:
         future = execution.loop.create_future()
         types: Types = ANY if annotation in (Any, object) else types_of(annotation)
         text = types_text(annotation)
-        command = AwaitSignal(execution.next_call(), name, text, (types, annotation), future, source)
-        self._waiting.setdefault(name, deque()).append(command)
+        return self.wait_for(
+            execution, AwaitSignal(execution.next_call(), name, text, (types, annotation), future, source)
+        )
+
+    def wait_for(self, execution: "Execution", command: AwaitSignal) -> "WorkflowFuture":
+        """Ask for a signal, and return the future of its value."""
+        self._waiting.setdefault(command.name, deque()).append(command)
         execution.issue(command)
-        self._hand_over(execution, name)
-        return future
+        self._hand_over(execution, command.name)
+        return command.future
 
     def _hand_over(self, execution: "Execution", name: str) -> None:
         """Hand signals to waiting receives, the first to the first."""
@@ -69,7 +74,7 @@ class Receiving:
                 continue
             number, payload = signals.popleft()
             try:
-                value = decode_signal(execution.codec, payload, *command.types)
+                value = command.decode(execution.codec, payload)
             except NotDecodable as refused:
                 execution.issue(RejectSignal(execution.next_call(), name, number, str(refused)))
                 continue
@@ -105,7 +110,11 @@ class Receiving:
 
 def decode_signal(codec: Codec, payload: bytes, types: Types, annotation: Any) -> Any:
     """Decode a signal's value and check that it is of the type that the code asked for."""
-    value = codec.decode(payload, types)
+    return fitting(codec.decode(payload, types), annotation)
+
+
+def fitting(value: Any, annotation: Any) -> Any:
+    """Return a decoded value as the type that the code asked for. Raises `NotDecodable` if it is of another."""
     if annotation in (Any, object):
         return value
     try:

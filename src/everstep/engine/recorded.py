@@ -24,6 +24,8 @@ COMMANDS: Final = frozenset(
         "checkpoint_taken",
         "request_awaited",
         "request_answered",
+        "approval_asked",
+        "approval_withdrawn",
         "stream_appended",
         "graph_started",
         "graph_moved",
@@ -68,6 +70,8 @@ def recorded_text(event: Recorded) -> str:
         return f"requests {body.name!r} as {body.type}"
     if kind == "request_answered":
         return f"{'refusal' if body.refused else 'answer'} of request {body.name!r}"
+    if kind == "approval_asked":
+        return f"approval of {body.what!r}"
     if kind == "stream_appended":
         return f"entry of stream {body.name!r}"
     if kind == "child_started":

@@ -19,6 +19,8 @@ import everstep.effects.statement_guard
 import everstep.effects.transaction
 import everstep.effects.witnesses
 import everstep.engine.accounts
+import everstep.engine.approvals
+import everstep.engine.approving
 import everstep.engine.asking
 import everstep.engine.blocking_app
 import everstep.engine.books

@@ -20,7 +20,7 @@ from everstep.engine.execution import Execution, current_execution
 from everstep.errors import GraphStuck
 from everstep.graph.commands import MoveGraph, StartGraph
 from everstep.graph.definition import START, Edge
-from everstep.graph.nodes import Node, start_visit
+from everstep.graph.nodes import Approval, Node, start_visit
 from everstep.graph.schedule import NO_FAN, Progress, Taken, Visit, advance
 from everstep.graph.state import Changes
 from everstep.model import events as ev
@@ -143,6 +143,11 @@ class Drive:
             self.state = returned
             return
         changes = graph.changes_by(node, given, returned)
+        if isinstance(node.work, Approval) and node.work.about(given) != node.work.about(self.state):
+            raise GraphStuck(
+                f"What {visit.text} asked a person about has changed since: the answer is not about what it is now. "
+                "Put the approval where no other branch changes that."
+            )
         self._changes.note(visit.text, changes, graph.shape.values(self.state), graph.shape.reduce)
         self.state = graph.shape.updated(self.state, changes)
 

@@ -6,6 +6,8 @@ from functools import cached_property
 from types import FrameType, FunctionType
 from typing import Any, Generic, Literal, TypeVar, overload
 
+from msgspec import UNSET
+
 from everstep.codec import Signature, Types
 from everstep.effects.step import Step, declared_name
 from everstep.effects.surroundings import CURRENT, where_is
@@ -14,7 +16,7 @@ from everstep.errors import Misuse
 from everstep.graph.body import drive
 from everstep.graph.definition import END, JOINS, START, Definition, Edge, Join, NodeRule
 from everstep.graph.form import Form
-from everstep.graph.nodes import Node, NodeKind, arguments_taken, step_node, widen
+from everstep.graph.nodes import Approval, Node, NodeKind, arguments_taken, step_node, widen
 from everstep.graph.state import Reducer, Shape
 from everstep.model import events as ev
 from everstep.model.budgets import Budget
@@ -140,8 +142,6 @@ class Graph(Workflow, Generic[S]):
         if not callable(work):
             raise Misuse(f"A node is a function, a step or a graph, not a {type(work).__name__}.")
         name = checked_name(name or name_of(work), "node")
-        if name in self.nodes:
-            raise Misuse(f"The graph {self.name} has a node {name!r} already. Give this one another `name=`.")
         kind: NodeKind = "graph" if isinstance(work, Workflow) else "code"
         if isinstance(work, Step) or effect is not None:
             work, kind = step_node(work, name, effect, retry, timeout), "step"
@@ -149,15 +149,61 @@ class Graph(Workflow, Generic[S]):
             raise Misuse(f'Retry(then="hold") is for steps, and the node {name} is none.')
         if budget is not None and self.budget is None:
             self.budget = Budget()  # without limits of its own: what its nodes use is counted from the start
-        self.nodes[name] = Node(
-            name=name,
-            kind=kind,
-            work=work,
-            rule=NodeRule(checked_choice("join", join, JOINS), limit or self.limit),  # type: ignore[arg-type]
-            retry=retry,
-            timeout=timeout,
-            budget=budget,
-            source=source,
+        self._add(
+            Node(
+                name=name,
+                kind=kind,
+                work=work,
+                rule=NodeRule(checked_choice("join", join, JOINS), limit or self.limit),  # type: ignore[arg-type]
+                retry=retry,
+                timeout=timeout,
+                budget=budget,
+                source=source,
+            )
+        )
+
+    def _add(self, node: Node) -> None:
+        if node.name in self.nodes:
+            raise Misuse(f"The graph {self.name} has a node {node.name!r} already. Give this one another `name=`.")
+        self.nodes[node.name] = node
+
+    def approval(
+        self,
+        name: str,
+        about: Callable[[S], Any],
+        *,
+        into: str,
+        answer: Any = bool,
+        what: str | None = None,
+        timeout: float | None = None,
+        expired: Any = UNSET,
+        join: Join = "all",
+    ) -> None:
+        """Add a node that waits for a person's answer about a part of the state, and puts it into a field.
+
+            graph.approval("approve", lambda s: {"to": s.reader, "text": s.text}, into="approved", timeout=86400)
+
+        The person sees just what `about` returns (`everstep approvals`), and the answer is bound to it: if it has
+        changed when the answer comes, because another branch changed the state, the graph fails instead.
+
+        into: the field that takes the answer.
+        answer: the type that it must have (default: `bool`).
+        what: what is to be approved, in words (default: the node's name).
+        timeout: seconds after which nobody can answer. Then `expired` takes the answer's place; without it the node
+            fails with `TimeoutError`.
+        """
+        self._refuse_when_sealed()
+        if self.shape.fields is not None and into not in self.shape.fields:
+            raise Misuse(f"into={into!r} is no field of {self.shape.name}: {', '.join(self.shape.fields)}.")
+        self._add(
+            Node(
+                name=checked_name(name, "node"),
+                kind="approval",
+                work=Approval(what=what or name, about=about, into=into, answer=answer, expired=expired),
+                rule=NodeRule(checked_choice("join", join, JOINS), self.limit),  # type: ignore[arg-type]
+                timeout=timeout,
+                source=where_is(_callers_frame()),
+            )
         )
 
     def edge(self, source: str, target: str, *, when: Callable[[S], Any] | None = None) -> None:

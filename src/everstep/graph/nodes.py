@@ -3,12 +3,12 @@
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from everstep.codec import Signature
+from everstep.codec import Signature, types_of
 from everstep.effects.step import Step
 from everstep.engine.execution import Execution
 from everstep.engine.inside import random, sleep
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from everstep.model.budgets import Budget
 
 NodeKind = Literal["step", "code", "graph", "approval"]
+
+
+class Approval(msgspec.Struct, kw_only=True):
+    """The work of a node that waits for a person's answer about a part of the state."""
+
+    what: str
+    about: Callable[[Any], Any]
+    into: str
+    answer: Any = Any
+    expired: Any = msgspec.UNSET
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -51,6 +61,8 @@ class Node(msgspec.Struct, kw_only=True):
 
     def types(self) -> "Types":
         """Return the classes that it may be given and may return."""
+        if isinstance(self.work, Approval):
+            return types_of(self.work.answer)
         signature = self.work.signature if isinstance(self.work, (Step, Workflow)) else Signature(self.work)
         return signature.arguments | signature.result
 
@@ -84,6 +96,8 @@ def widen(step: Step, types: "Types") -> None:
 
 def arguments_taken(name: str, work: Any, *, has_item: bool) -> int:
     """Return how many arguments a node takes: none, one (the state; in a fan-out the item), or both."""
+    if isinstance(work, Approval):
+        return 1
     signature = work.signature if isinstance(work, (Step, Workflow)) else Signature(work)
     if signature.least > (2 if has_item else 1):
         wanted = "the state and an item" if has_item else "the state"
@@ -97,6 +111,8 @@ def start_visit(execution: Execution, node: Node, text: str, args: tuple[Any, ..
     """Begin a visit, and return the future of what it returns."""
     if node.kind == "step" and node.budget is None:
         return execution.issue_step(node.work, args, {}, node.source)
+    if node.kind == "approval":
+        return execution.loop.create_task(_approved(execution, node, *args), name=text)
     if node.kind == "graph" and node.budget is None and node.timeout is None and node.retry is None:
         return execution.issue_child(node.work, args, {}, None, node.source)
     return execution.loop.create_task(_guarded(execution, node, args), name=text)
@@ -127,6 +143,21 @@ async def _tried(execution: Execution, node: Node, args: tuple[Any, ...]) -> Any
                 raise
             delay = node.retry.delay(failures, error, random())
         await sleep(delay)
+
+
+async def _approved(execution: Execution, node: Node, state: Any) -> dict[str, Any]:
+    """Wait for a person's answer about just this part of the state."""
+    from everstep.engine.approvals import ask
+
+    work: Approval = node.work
+    try:
+        about = work.about(state)
+        answer = await ask(execution, work.what, about, work.answer, node.timeout, node.source, secret=False)
+    except TimeoutError:
+        if work.expired is msgspec.UNSET:
+            raise
+        answer = work.expired
+    return {work.into: answer}
 
 
 def work_of(execution: Execution, node: Node, args: tuple[Any, ...]) -> Awaitable[Any]:

@@ -7,7 +7,8 @@ never reaches workflow code.
     commands   step_started (first attempt)  key_taken (first time)  step_cancelled  timer_started
                signal_awaited  signal_rejected  child_started  child_cancelled  value_published  witness_taken
                witness_changed  witness_released  call_withheld (at first)  charged  budget_narrowed
-               checkpoint_taken  request_awaited  request_answered  stream_appended  graph_started  graph_moved
+               checkpoint_taken  request_awaited  request_answered  stream_appended
+               approval_asked  approval_withdrawn  graph_started  graph_moved
                compensation_started  run_continued  run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_shared  step_failed  timer_fired  signal_received  child_ended
                request_received  cancel_requested  rollback_requested
@@ -25,6 +26,8 @@ from everstep.model.budget_events import AttemptCharged, BudgetNarrowed, CallWit
 from everstep.model.budgets import Allotment, Amounts, Charge
 from everstep.model.event_base import NO_PAYLOAD, Body, EventRow, Outcome
 from everstep.model.exchange_events import (
+    ApprovalAsked,
+    ApprovalWithdrawn,
     RequestAnswered,
     RequestAwaited,
     RequestReceived,
@@ -93,6 +96,8 @@ EventKind = Literal[
     "request_awaited",
     "request_received",
     "request_answered",
+    "approval_asked",
+    "approval_withdrawn",
     "stream_appended",
     "stream_noted",
     "graph_started",
@@ -433,6 +438,8 @@ BODIES: Final[dict[str, type[Body]]] = {
     "request_awaited": RequestAwaited,
     "request_received": RequestReceived,
     "request_answered": RequestAnswered,
+    "approval_asked": ApprovalAsked,
+    "approval_withdrawn": ApprovalWithdrawn,
     "stream_appended": StreamAppended,
     "stream_noted": StreamNoted,
     "graph_started": GraphStarted,

@@ -1,8 +1,13 @@
-"""The bodies of events about what a run exchanges while it runs: requests and their answers, and streams."""
+"""The bodies of events about what a run exchanges while it runs: requests and their answers, approvals, and streams."""
+
+from typing import Final
 
 import msgspec
 
 from everstep.model.event_base import NO_PAYLOAD, Body, Outcome
+
+APPROVAL: Final = "approval:"
+"""The names of signals that answer approvals begin with it."""
 
 
 class RequestAwaited(Body):
@@ -43,6 +48,37 @@ class RequestAnswered(Body):
     refused: str = ""
     secret: bool = False
     source: str = ""
+
+
+class ApprovalAsked(Body):
+    """Workflow code waits for a person's answer about just these arguments.
+
+    The answer is a signal whose name is `approval:` and this id, which derives from the arguments' digest. So an answer
+    to other arguments is an answer to something else.
+    """
+
+    call: int
+    id: str
+    what: str
+    arguments: str
+    """The digest of the arguments."""
+    type: str = "Any"
+    """The type that the answer must have."""
+    timeout: int | None = None
+    """In microseconds: after that it has expired."""
+    value: msgspec.Raw = NO_PAYLOAD
+    """The arguments themselves, unless they are secret."""
+    ref: str = ""
+    secret: bool = False
+    source: str = ""
+
+
+class ApprovalWithdrawn(Body):
+    """Workflow code waits no longer for an answer: the time is over, or it was cancelled."""
+
+    call: int
+    id: str
+    what: str = ""
 
 
 class StreamAppended(Body):

@@ -3,7 +3,7 @@
 Both are written in the transaction of the append that they belong to, so a worker that lost its lease writes none.
 """
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -49,3 +49,11 @@ class Beside(msgspec.Struct, gc=False):
 
     answers: list[AnswerRow] = []
     entries: list[EntryRow] = []
+
+
+class ApprovalStore(Protocol):
+    """What lists of approvals need of a store."""
+
+    def asking(self) -> list[str]:
+        """Return the unfinished runs whose newest histories ask for an approval, answered or not, by their ids."""
+        ...

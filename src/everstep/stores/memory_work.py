@@ -7,6 +7,7 @@ from copy import deepcopy
 from everstep.errors import Misuse
 from everstep.model.chains import ChainKeys
 from everstep.model.events import EventRow
+from everstep.model.status import ENDED
 from everstep.stores.memory_beside import MemoryBeside
 from everstep.stores.memory_notifications import MemoryNotifications
 from everstep.stores.memory_queues import MemoryQueues
@@ -52,6 +53,16 @@ class MemoryWork(MemoryBeside, MemorySchedules):
         if row.owner is None or row.owner not in self._workers:
             return True
         return self._workers[row.owner].lease_until <= at
+
+    def asking(self) -> list[str]:
+        """Return the unfinished runs whose newest histories ask for an approval, answered or not, by their ids."""
+        with self._lock:
+            open_runs = [row for row in self._runs.values() if row.status not in ENDED]
+            asking = (row.id for row in open_runs if self._has_asked(row))
+            return sorted(asking)
+
+    def _has_asked(self, row: RunRow) -> bool:
+        return any(event.kind == "approval_asked" for event in self._events.get((row.id, row.generation), ()))
 
     def holds(self, *, run: str | None = None, open_only: bool = True) -> list[HoldRow]:
         """Return holds, oldest first."""

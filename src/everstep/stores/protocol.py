@@ -22,7 +22,7 @@ from everstep.model.chains import ChainKeys
 from everstep.model.events import EventRow
 from everstep.model.status import Status
 from everstep.stores.archive import ArchiveRow
-from everstep.stores.beside import AnswerRow, Beside, EntryRow
+from everstep.stores.beside import AnswerRow, ApprovalStore, Beside, EntryRow
 from everstep.stores.keys import ForgetKeys, Forgotten, KeyChanges, KeyStore, SettleKey
 from everstep.stores.moving import Deleted, DeletePart, ImportRuns, RunDump
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
@@ -259,7 +259,7 @@ Verdict = (
 )
 
 
-class Store(Schedules, QueueStore, KeyStore, Protocol):
+class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
     """What the engine needs of a database. Methods may be called from any thread, one at a time per method family:
     `commit` only from the committer; the reading methods from anywhere (they use a connection of their own).
     """

@@ -23,10 +23,12 @@ import msgspec
 
 from everstep.engine import starting
 from everstep.engine.app import App
+from everstep.engine.approving import open_approvals
 from everstep.engine.bodies import Bodies
 from everstep.engine.loop import WorkflowLoop
 from everstep.errors import Error
 from everstep.model.events import decode_body
+from everstep.model.exchange_events import APPROVAL
 from everstep.model.status import ENDED
 from everstep.stores.opening import open_store
 from everstep.stores.protocol import RunFilter
@@ -65,6 +67,8 @@ class Ask(msgspec.Struct):
     at: str = ""
     """The boundary at which it is killed."""
     signals: dict[str, Any] = {}
+    approvals: dict[str, Any] = {}
+    """Answers, by what is to be approved."""
     order: int = 0
     pace: float = 1.0
     seconds: float = 30.0
@@ -129,7 +133,9 @@ class Life:
             if await self._deliver() or self._leap():
                 rested = 0
             elif rested > STUCK_TURNS:
-                return {"awaited": sorted({name for _, name in self._awaited()})}
+                names = {name for _, name in self._awaited() if not name.startswith(APPROVAL)}
+                names |= {APPROVAL + one.what for one in open_approvals(self._app.store)}
+                return {"awaited": sorted(names)}
 
     def _is_quiet(self, *, patient: bool) -> bool:
         app = self._app
@@ -165,7 +171,7 @@ class Life:
 
     async def _deliver(self) -> bool:
         """Deliver the signals that are waited for. The id is the same in every life, so each arrives once."""
-        delivered = False
+        delivered = await self._approve()
         for run, name in self._awaited():
             if name in self._ask.signals:
                 signals = self._app.store.signals(run)
@@ -173,6 +179,13 @@ class Life:
                 await self._app.signal(run, name, self._ask.signals[name], id=f"crashtest-{name}-{number}")
                 delivered = True
         return delivered
+
+    async def _approve(self) -> bool:
+        """Answer the approvals that are waited for. What is answered is no longer among them."""
+        wanted = [one for one in open_approvals(self._app.store) if one.what in self._ask.approvals]
+        for one in wanted:
+            await self._app.approve(one.run, self._ask.approvals[one.what], id=one.id, by="crashtest")
+        return bool(wanted)
 
     def _leap(self) -> bool:
         times = (self._clock.next(), self._app.store.next_wake(worker=self._app.worker, everyone=True))

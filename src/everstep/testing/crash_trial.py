@@ -37,6 +37,7 @@ class Setting(msgspec.Struct):
     file: str
     arguments: str
     signals: dict[str, Any] = {}
+    approvals: dict[str, Any] = {}
     files: tuple[str, ...] = ()
     given: str = ""
     environment: dict[str, str] = {}
@@ -104,6 +105,7 @@ class Trial:
             environment={**setting.environment, LEDGER_SETTING: self._book.url},
             at=at.id if at is not None else "",
             signals=setting.signals,
+            approvals=setting.approvals,
             order=self.order,
             pace=setting.pace,
             seconds=setting.seconds,

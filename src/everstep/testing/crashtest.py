@@ -23,6 +23,7 @@ import msgspec
 from everstep.codec import Codec
 from everstep.engine.workflow import Workflow, workflow_of
 from everstep.errors import Misuse
+from everstep.model.exchange_events import APPROVAL
 from everstep.testing.causes import Causes
 from everstep.testing.crash_boundaries import Boundary, chosen, is_durable_write, spread
 from everstep.testing.crash_nursery import Nursery
@@ -115,6 +116,7 @@ def crash_everywhere(
     *args: Any,
     files: Sequence[str] = (),
     signals: Mapping[str, Any] | None = None,
+    approvals: Mapping[str, Any] | None = None,
     given: str | os.PathLike[str] | None = None,
     environment: Mapping[str, str] | None = None,
     most: int | None = None,
@@ -129,6 +131,7 @@ def crash_everywhere(
     workflow: a declared workflow of a file that can be imported; args: its arguments.
     files: patterns, such as `"out/*.txt"`, of the files that must be the same. Each trial has a folder of its own.
     signals: values by name; each is delivered whenever the run waits for it.
+    approvals: answers, by what is to be approved (`everstep.approval`).
     given: a folder whose content each trial begins with.
     environment: settings of the processes.
     most: kill at so many boundaries of each kind (default: at all, if there are not more than some hundred).
@@ -150,6 +153,7 @@ def crash_everywhere(
         file=file,
         arguments=_payload(target, args),
         signals=dict(signals or {}),
+        approvals=dict(approvals or {}),
         files=tuple(files),
         given=os.path.abspath(given) if given is not None else "",
         environment=dict(environment or {}),
@@ -263,9 +267,15 @@ class CrashTest:
         if status is None:
             raise Misuse(f"The workflow did not come to its end within {self._setting.seconds:g} s, undisturbed.")
         if account.awaited:
-            names = ", ".join(account.awaited)
+            names, first = ", ".join(account.awaited), account.awaited[0]
+            if first.startswith(APPROVAL):
+                what = first.removeprefix(APPROVAL)
+                raise Misuse(
+                    f"The workflow waits for the approval {what}. Give its answer: --approve {what}=JSON, "
+                    "or approvals= in Python."
+                )
             raise Misuse(
-                f"The workflow waits for the signal {names}. Give its value: --signal {account.awaited[0]}=JSON, "
+                f"The workflow waits for the signal {names}. Give its value: --signal {first}=JSON, "
                 "or signals= in Python."
             )
         if status != 0 or account.status in ("not started", "waiting", "running", "queued"):

@@ -15,6 +15,7 @@ from everstep.stores.protocol import Busy, Store
 
 METHODS: Final = (
     "archived",
+    "asking",
     "bury_dead",
     "changed",
     "checkpoint",

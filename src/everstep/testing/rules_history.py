@@ -448,6 +448,8 @@ _JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
     "request_awaited": HistoryJudge._other_command,
     "request_received": HistoryJudge._request_received,
     "request_answered": HistoryJudge._request_answered,
+    "approval_asked": HistoryJudge._other_command,
+    "approval_withdrawn": HistoryJudge._other_command,
     "stream_appended": HistoryJudge._other_command,
     "graph_started": HistoryJudge._other_command,
     "graph_moved": HistoryJudge._other_command,

@@ -444,6 +444,13 @@ UNION SELECT waiters.run FROM everstep.effects JOIN everstep.waiters ON waiters.
     WHERE effects.run = $1 AND waiters.run <> $1
 ORDER BY 1;
 
+-- name: asking
+-- Unfinished runs that have asked for an approval.
+SELECT DISTINCT events.run FROM everstep.events
+    JOIN everstep.runs ON runs.id = events.run AND runs.generation = events.generation
+WHERE events.kind = 'approval_asked' AND runs.status NOT IN ('completed', 'failed', 'cancelled')
+ORDER BY 1;
+
 -- name: deletions
 -- Runs of which a part was deleted and a part is there.
 SELECT run, generation FROM everstep.deletions ORDER BY at, run;

@@ -159,6 +159,10 @@ class Reading(ABC):
         """Return the runs that an unfinished run is tied to."""
         return [one for (one,) in self._all("ties", run)]
 
+    def asking(self) -> list[str]:
+        """Return unfinished runs that have asked for an approval."""
+        return [one for (one,) in self._all("asking")]
+
     def deletions(self) -> list[tuple[str, int]]:
         """Return runs whose deletion has begun and not ended."""
         return [(run, generation) for run, generation in self._all("deletions")]

@@ -91,6 +91,10 @@ class SqlStore(ABC):
         """Return the runs that an unfinished run is tied to: by following, or by waiting for a key."""
         return self._reader.ties(run)
 
+    def asking(self) -> list[str]:
+        """Return the unfinished runs whose newest histories ask for an approval, answered or not, by their ids."""
+        return self._reader.asking()
+
     def deletions(self) -> list[tuple[str, int]]:
         """Return runs whose deletion has begun and not ended, with the last generation that it is about."""
         return self._reader.deletions()

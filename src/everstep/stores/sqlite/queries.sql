@@ -261,6 +261,13 @@ UNION SELECT effects.run FROM waiters JOIN effects ON effects.key = waiters.key 
 UNION SELECT waiters.run FROM effects JOIN waiters ON waiters.key = effects.key WHERE effects.run = ?1 AND waiters.run <> ?1
 ORDER BY 1;
 
+-- name: asking
+-- Unfinished runs that have asked for an approval.
+SELECT DISTINCT events.run FROM events INDEXED BY events_asking
+    JOIN runs ON runs.id = events.run AND runs.generation = events.generation
+WHERE events.kind = 'approval_asked' AND runs.status NOT IN ('completed', 'failed', 'cancelled')
+ORDER BY 1;
+
 -- name: deletions
 -- Runs of which a part was deleted and a part is there.
 SELECT run, generation FROM deletions ORDER BY at, run;

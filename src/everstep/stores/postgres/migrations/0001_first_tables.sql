@@ -78,6 +78,9 @@ CREATE TABLE everstep.events (
     PRIMARY KEY (run, generation, seq)
 );
 
+-- For lists of approvals: few events are of this kind.
+CREATE INDEX events_asking ON everstep.events (run, generation) WHERE kind = 'approval_asked';
+
 ALTER TABLE everstep.events ALTER COLUMN body SET STORAGE EXTERNAL;
 
 CREATE TABLE everstep.payloads (

@@ -73,6 +73,9 @@ CREATE TABLE events (
     PRIMARY KEY (run, generation, seq)
 ) STRICT;
 
+-- For lists of approvals: few events are of this kind.
+CREATE INDEX events_asking ON events (run, generation) WHERE kind = 'approval_asked';
+
 -- What most transactions of a program with one run at a time do, as one statement, which is a transaction by itself: the
 -- row that is inserted here moves the head of a run and appends its next one or two events. If the run is not as
 -- expected, the statement is undone. Without a status the run stays `running` under the same owner: that leaves alone
