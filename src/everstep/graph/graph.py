@@ -248,6 +248,16 @@ class Graph(Workflow, Generic[S]):
         self._refuse_when_sealed()
         self.renames.append((name, dict(nodes)))
 
+    def draw(self, form: Literal["mermaid", "svg"] = "mermaid") -> str:
+        """Return a picture of the graph: as Mermaid text, or as an SVG."""
+        from everstep.graph import drawing
+        from everstep.graph.story import Story
+
+        story = Story(Form(self.name, self.nodes, self._defined(), self.source, None, ()).started)
+        if checked_choice("form", form, ("mermaid", "svg")) == "svg":
+            return drawing.svg(f"The graph {self.name}", story.nodes(), story.edges())
+        return drawing.mermaid(story.nodes(), story.edges())
+
     # -- being run ----------------------------------------------------------------------------------------------------
     def __call__(self, state: S, /) -> Coroutine[Any, Any, S]:
         current = CURRENT.get()
@@ -304,6 +314,9 @@ class Graph(Workflow, Generic[S]):
     @cached_property
     def definition(self) -> Definition:
         """The shape that its schedule follows."""
+        return self._defined()
+
+    def _defined(self) -> Definition:
         rules = {name: node.rule for name, node in self.nodes.items()}
         return Definition(rules, self.edges, name=self.name, max_concurrency=self.max_concurrency)
 
