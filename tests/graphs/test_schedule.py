@@ -36,14 +36,14 @@ class Play:
 
     def finish(self, text: str, *targets: str, items: int | None = None) -> list[str]:
         """Finish a visit; without targets all its edges are taken. Return what begins."""
-        visit = next(one for one in self.progress.running if one.text == text)
+        visit = next(one for one in self.progress.running.values() if one.text == text)
         wanted = targets or [edge.target for edge in self.definition.leaving[visit.node]]
         self._advance(visit, [Taken(visit.node, one, -1 if items is None else items) for one in wanted])
         return self.begun
 
     @property
     def running(self) -> list[str]:
-        return [one.text for one in self.progress.running]
+        return list(self.progress.running)
 
 
 def test_a_way_that_was_not_taken_is_not_waited_for() -> None:
@@ -115,7 +115,7 @@ def test_a_cycle_comes_to_its_limit() -> None:
 def test_items_of_a_list_are_visits_of_one_round_and_what_follows_waits_for_all() -> None:
     play = Play(shape("a>w w>j", limit=1))
     assert play.finish("a", "w", items=3) == ["w", "w#2", "w#3"]
-    assert [one.item for one in play.progress.running] == [1, 2, 3]
+    assert [one.item for one in play.progress.running.values()] == [1, 2, 3]
     assert play.finish("w#2") == []
     assert play.finish("w") == []
     assert play.finish("w#3") == ["j"]
@@ -167,7 +167,7 @@ def graphs(draw: st.DrawFn) -> Definition:
 def blockers(definition: Definition, progress: Progress, node: str) -> list[str]:
     """Return what is not finished and can still lead to a node, found by following every way by hand."""
     found = []
-    unfinished = [(one.node, one.passed) for one in (*progress.running, *progress.queued)]
+    unfinished = [(one.node, one.passed) for one in (*progress.running.values(), *progress.queued)]
     for start, passed in [*unfinished, *((one, two) for one, two in progress.waiting.items() if one != node)]:
         ways = [start]
         seen = set()
@@ -194,7 +194,7 @@ def test_any_graph_in_any_order_is_scheduled_by_the_rules(definition: Definition
         if play.progress.is_over:
             break
         assert play.progress.running, "nothing is under way, and something waits for ever"
-        visit = data.draw(st.sampled_from(play.progress.running))
+        visit = data.draw(st.sampled_from(list(play.progress.running.values())))
         leaving = [edge.target for edge in definition.leaving[visit.node]]
         chosen = data.draw(st.lists(st.sampled_from(leaving), unique=True)) if leaving else []
         before = play.progress
@@ -221,7 +221,7 @@ def test_the_same_events_lead_to_the_same_schedule_wherever_one_begins(
     for _ in range(25):
         if not play.progress.running:
             break
-        visit = data.draw(st.sampled_from(play.progress.running))
+        visit = data.draw(st.sampled_from(list(play.progress.running.values())))
         leaving = [edge.target for edge in definition.leaving[visit.node]]
         taken = [
             Taken(visit.node, one)

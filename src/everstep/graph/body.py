@@ -11,7 +11,7 @@ goes on from that step, and the others are not done again.
 import asyncio
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -27,6 +27,8 @@ from everstep.model import events as ev
 
 if TYPE_CHECKING:
     from everstep.graph.graph import Graph
+
+ITEMS_PER_REST: Final = 20
 
 
 async def drive(graph: "Graph[Any]", state: Any) -> Any:
@@ -47,6 +49,9 @@ class Drive:
         self.under_way: dict[Visit, asyncio.Future[Any]] = {}
         self._given: dict[Visit, Any] = {}
         """The states that they began with."""
+        self._to_begin: deque[Visit] = deque()
+        self._quiet = 0
+        """How often nothing was under way since the last checkpoint."""
         self._finished: deque[Visit] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._changes = Changes()
@@ -66,26 +71,32 @@ class Drive:
         self._move(None)
         while not self.progress.is_over:
             if not self.under_way:
-                self._rest()
-            for visit in self.progress.running:
-                if visit not in self.under_way:
-                    self._begin(visit)
+                self._quiet += 1
+                if self._quiet > len(self.items) // ITEMS_PER_REST:
+                    self._rest()
+            while self._to_begin:
+                self._begin(self._to_begin.popleft())
             await self._something_finished()
             while self._finished:
                 await self._finish(self._finished.popleft())
         return self.state
 
     def _rest(self) -> None:
-        """Nothing is under way: all that is needed to go on is here. A run that goes on comes here first."""
+        """Nothing is under way: all that is needed to go on is here. A run that goes on comes here first.
+
+        The items that still wait are in each checkpoint, so with many of them this is done only now and then.
+        """
         kept = {
             "state": self.state,
             "items": [[number, item] for number, item in self.items.items()],
             "progress": msgspec.to_builtins(self.progress),
         }
         kept = take_checkpoint(self.execution, kept, None, KEPT_MIN, sys._getframe())
+        self._quiet = 0
         self.state = kept["state"]
         self.items = dict(kept["items"])
         self.progress = msgspec.convert(kept["progress"], Progress)
+        self._to_begin = deque(self.progress.running.values())
         self._changes = Changes()
 
     # -- a visit ------------------------------------------------------------------------------------------------------
@@ -180,7 +191,7 @@ class Drive:
             taken, lists, payload = self._recorded(recorded)
         else:
             taken, lists, payload = self._decided(visit.node if visit is not None else START, after)
-        first = self.progress.items
+        first, queued = self.progress.items, len(self.progress.queued)
         self.progress, begun = advance(self.form.definition, self.progress, visit, taken)
         for item in (item for one in lists for item in one):
             first += 1
@@ -190,13 +201,14 @@ class Drive:
             after,
             [[one.source, one.target, *([str(one.items)] if one.items != NO_FAN else [])] for one in taken],
             [one.text for one in begun],
-            [one.text for one in self.progress.queued],
+            [one.text for one in self.progress.queued[max(0, queued - len(begun)) :]],
             list(self.progress.waiting),
             msgspec.Raw(payload) if payload else ev.NO_PAYLOAD,
             source=self.form.node(visit.node).source if visit is not None else self.form.started.source,
         )
         self.execution.require_live()
         self.execution.issue(MoveGraph(moved))
+        self._to_begin.extend(begun)
 
     def _recorded(self, moved: ev.GraphMoved) -> tuple[list[Taken], list[list[Any]], bytes]:
         """Return the edges that the history says were taken. What their conditions would say now does not matter."""

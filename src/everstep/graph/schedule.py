@@ -9,7 +9,7 @@ a cycle does not count). So it waits for the branches that were taken, and not f
 from that visit itself, round a cycle, is a new round.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -18,6 +18,7 @@ from everstep.errors import GraphStuck
 from everstep.graph.definition import END, Definition
 
 NO_FAN: Final = -1
+_NOWHERE: Final[frozenset[str]] = frozenset()
 
 
 class Visit(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,7 +55,8 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     """How many visits each node has had, with those that are queued."""
     rounds: dict[str, int] = {}
     """How often each node was reached; all items of a fan-out are one round."""
-    running: tuple[Visit, ...] = ()
+    running: dict[str, Visit] = {}
+    """The visits that are under way, by their texts."""
     queued: tuple[Visit, ...] = ()
     waiting: dict[str, dict[str, int]] = {}
     """Nodes that were reached and wait for other branches, with the visits that those have passed."""
@@ -81,7 +83,7 @@ class _Advance:
         self.definition = definition
         self.visits = dict(progress.visits)
         self.rounds = dict(progress.rounds)
-        self.running = list(progress.running)
+        self.running = dict(progress.running)
         self.queued = list(progress.queued)
         self.waiting = dict(progress.waiting)
         self.items = progress.items
@@ -89,7 +91,7 @@ class _Advance:
     def go(self, finished: Visit | None, taken: Iterable[Taken]) -> tuple[Progress, list[Visit]]:
         passed: dict[str, int] = {}
         if finished is not None:
-            self.running.remove(finished)
+            del self.running[finished.text]
             passed = dict(finished.passed)
             if self.definition.nodes[finished.node].join == "any":
                 passed[finished.node] = max(passed.get(finished.node, 0), finished.number)
@@ -98,7 +100,7 @@ class _Advance:
                 self._reach(one, passed)
         self._let_joins_go()
         begun = self._begin()
-        progress = Progress(self.visits, self.rounds, tuple(self.running), tuple(self.queued), self.waiting, self.items)
+        progress = Progress(self.visits, self.rounds, self.running, tuple(self.queued), self.waiting, self.items)
         return progress, begun
 
     def _reach(self, taken: Taken, passed: dict[str, int]) -> None:
@@ -119,19 +121,27 @@ class _Advance:
 
     def _let_joins_go(self) -> None:
         """Whatever waits for other branches begins, unless something that is not finished can still lead to it."""
-        unfinished = [(visit.node, visit.passed) for visit in (*self.running, *self.queued)]
         for node in [node for node in self.definition.nodes if node in self.waiting]:
-            others = [*unfinished, *((one, passed) for one, passed in self.waiting.items() if one != node)]
-            if not any(node in self._ahead_of(one, passed) for one, passed in others):
+            if not any(node in self.definition.ahead(*way) for way in self._unfinished(node)):
                 self._count_round(node)
-                visit = self._next_visit(node, self.waiting.pop(node))
-                self.queued.append(visit)
-                unfinished.append((node, visit.passed))
+                self.queued.append(self._next_visit(node, self.waiting.pop(node)))
 
-    def _ahead_of(self, node: str, passed: dict[str, int]) -> frozenset[str]:
-        """Return where something that is not finished can lead to: not past a node that has begun with the first."""
+    def _unfinished(self, node: str) -> Iterator[tuple[str, frozenset[str]]]:
+        """Give where everything else is that is not finished."""
+        for visit in self.running.values():
+            yield self._way_of(visit.node, visit.passed)
+        for visit in self.queued:
+            yield self._way_of(visit.node, visit.passed)
+        for other, passed in self.waiting.items():
+            if other != node:
+                yield self._way_of(other, passed)
+
+    def _way_of(self, node: str, passed: dict[str, int]) -> tuple[str, frozenset[str]]:
+        """Return where something that is not finished is, and past which nodes it does not lead: they have begun."""
+        if not self.definition.firsts:
+            return node, _NOWHERE
         late = [one for one in self.definition.firsts if passed.get(one, 0) < self.visits.get(one, 0) and one != node]
-        return self.definition.ahead(node, frozenset(late))
+        return node, frozenset(late)
 
     def _next_visit(self, node: str, passed: dict[str, int], item: int = 0) -> Visit:
         self.visits[node] = number = self.visits.get(node, 0) + 1
@@ -150,5 +160,5 @@ class _Advance:
         most = self.definition.max_concurrency
         room = len(self.queued) if most is None else max(0, most - len(self.running))
         begun, self.queued = self.queued[:room], self.queued[room:]
-        self.running += begun
+        self.running |= {visit.text: visit for visit in begun}
         return begun

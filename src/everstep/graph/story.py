@@ -83,7 +83,8 @@ class Story:
             story.state = "done" if story.finished else ""
         for node in last.awaits:
             _of(stories, node).state = "joins"
-        for visit in last.queued:
+        begun = {visit for _, move in self._moves for visit in move.begins}
+        for visit in (visit for _, move in self._moves for visit in move.queued if visit not in begun):
             _of(stories, visit).state = "queued"
         for visit in self.under_way:
             story = _of(stories, visit)

@@ -220,7 +220,7 @@ class GraphMoved(Body):
     """Source and target of each edge; in a fan-out over a list also how many items it had."""
     begins: list[str] = []
     queued: list[str] = []
-    """What could begin, and waits for a place (`max_concurrency`)."""
+    """What could begin from now on, and waits for a place (`max_concurrency`)."""
     awaits: list[str] = []
     """The nodes that have been reached, and wait for other branches before they begin."""
     items: msgspec.Raw = NO_PAYLOAD
