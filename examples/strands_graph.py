@@ -41,11 +41,11 @@ graph = built()
 
 
 @everstep.workflow
-async def report(topic: str) -> list[str]:
+async def write_together(topic: str) -> list[str]:
     result = await durable(graph).invoke_async(f"Write about {topic}.")
     order = [node.node_id for node in result.execution_order]
     return [*order, str(result.results["write"].result).strip()]
 
 
 if __name__ == "__main__":
-    print(everstep.run(report, "tides", id="report-1"))
+    print(everstep.run(write_together, "tides", id="together-1"))

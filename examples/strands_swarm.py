@@ -44,10 +44,10 @@ swarm = Swarm([researcher, writer], entry_point=researcher)
 
 
 @everstep.workflow
-async def report(topic: str) -> list[str]:
+async def hand_over(topic: str) -> list[str]:
     result = await durable(swarm).invoke_async(f"Write about {topic}.")
     return [*(node.node_id for node in result.node_history), str(result.results["writer"].result).strip()]
 
 
 if __name__ == "__main__":
-    print(everstep.run(report, "tides", id="report-1"))
+    print(everstep.run(hand_over, "tides", id="over-1"))

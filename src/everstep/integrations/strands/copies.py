@@ -6,6 +6,7 @@ own.
 """
 
 import copy
+import inspect
 import threading
 from typing import Any
 
@@ -100,8 +101,8 @@ def _is_of(callback: Any, owner: Any) -> bool:
     """Tell whether a callback belongs to an object, by being its method or by having it in its closure."""
     if owner is None:
         return False
-    cells = getattr(callback, "__closure__", None) or ()
-    return getattr(callback, "__self__", None) is owner or any(cell.cell_contents is owner for cell in cells)
+    closed_over = inspect.getclosurevars(callback).nonlocals.values() if inspect.isfunction(callback) else ()
+    return getattr(callback, "__self__", None) is owner or any(one is owner for one in closed_over)
 
 
 def _tools(registry: ToolRegistry, options: Options) -> ToolRegistry:

@@ -6,11 +6,11 @@ is called in a workflow, and the real module everywhere else.
 """
 
 import asyncio
+import functools
 import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
@@ -84,7 +84,7 @@ _PLACES: Final = {
 }
 
 
-@cache
+@functools.cache
 def install() -> None:
     """Put the stand-ins in place, once in a process."""
     stand_ins = {
@@ -97,3 +97,19 @@ def install() -> None:
             module = sys.modules.get(place)
             if module is not None and hasattr(module, name):
                 setattr(module, name, stand_ins[name])
+    _let_states_begin_at_the_runs_time()
+
+
+def _let_states_begin_at_the_runs_time() -> None:
+    """A swarm's state has taken `time.time` for its start before there was a stand-in."""
+    from strands.multiagent.swarm import SwarmState
+
+    begin = SwarmState.__init__
+
+    @functools.wraps(begin)
+    def __init__(self: SwarmState, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # it takes that place
+        if in_workflow():
+            kwargs.setdefault("start_time", _time())
+        begin(self, *args, **kwargs)
+
+    SwarmState.__init__ = __init__  # type: ignore[method-assign]
