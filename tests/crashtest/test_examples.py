@@ -14,8 +14,12 @@ CASES = {
     "approval": ["approval.py", '"chair"', "--signal", "approved=true", "--files", "*.txt"],
     "approval without an answer": ["approval.py", '"desk"'],  # nobody answers for a week, which takes no time
     "crawler": ["crawler.py", '"/"'],
+    "graph": ["graph_review.py", '{"topic": "tides"}', "--approve", "approve=true", "--files", "*.md"],
     "order": ["order.py", '"lamp"', '"ann"', "120"],
     "order that is refunded": ["order.py", '"piano"', '"ann"', "120"],
+    "strands agent": ["strands_agent.py", '"tides"', "--files", "*.txt"],
+    "strands graph": ["strands_graph.py", '"tides"'],
+    "strands swarm": ["strands_swarm.py", '"tides"', "--files", "*.txt"],
     "three steps": ["three_steps.py", '"numbers.csv"', "--given", "given", "--files", "*.txt"],
     "tool loop": ["tool_loop.py", '"tides"', "--files", "*.txt"],
     "trip": ["trip.py", '"Oslo"'],

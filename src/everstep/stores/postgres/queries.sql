@@ -784,6 +784,19 @@ SELECT 0, id, workflow, version, semantics, status, generation, head_seq, head_d
 FROM everstep.runs
 WHERE id = ANY ($1::text[]) AND queue = 'default' AND NOT EXISTS (SELECT 1 FROM claimed WHERE claimed.id = runs.id);
 
+-- name: events_of_claimed
+-- The histories of the runs that this transaction has claimed, as far as they are short: whoever claims a run goes on
+-- from there. Nothing else in the transaction has changed them. $1: runs, $2: how many events are few. In no order: a
+-- plan that was made while there were few might walk all events to have one.
+SELECT events.run, seq, kind, step, at, body, digest
+FROM everstep.runs JOIN everstep.events ON events.run = runs.id AND events.generation = runs.generation
+WHERE runs.id = ANY ($1::text[]) AND head_seq <= $2 AND runs.xmin = pg_current_xact_id()::xid;
+
+-- name: inboxes
+-- What is pending for runs, in no order. They are locked, so that nobody delivers meanwhile.
+SELECT number, run, kind, name, id, value, at, state FROM everstep.signals
+WHERE run = ANY ($1::text[]) AND state = 'pending';
+
 -- name: release
 -- Without history: only who drives it, and its status. An ended run stays as it ended.
 UPDATE everstep.runs SET owner = NULL, status = CASE WHEN ended_at IS NULL THEN $3 ELSE status END WHERE id = $1 AND epoch = $2;
