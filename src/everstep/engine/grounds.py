@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from everstep.engine.lending import Lending
-from everstep.errors import StoreError, ThreadActive
+from everstep.errors import Misuse, StoreError, ThreadActive
 from everstep.stores.protocol import Busy, Failed, Refused, Verdict
 from everstep.stores.saved import FreeThread, SavedOperation, SavedReads, Taken, TakeThread
 
@@ -211,4 +211,9 @@ def ground_of(where: Any, **options: Any) -> Ground:
 
     if isinstance(where, BlockingApp):
         return Ground(where, owned=False)
+    if where is not None and not isinstance(where, str):
+        raise Misuse(
+            f"A {type(where).__name__} cannot be shared: give the URL of the store, or the app of "
+            "`with everstep.open() as app:`, which has a thread of its own."
+        )
     return Ground(BlockingApp(open_app(where, **options)._make), owned=True)
