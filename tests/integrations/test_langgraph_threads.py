@@ -1,4 +1,4 @@
-"""A thread is run by one process at a time, and given back however its graph ends. Two savers are like two processes."""
+"""A thread is run by one process at a time, and given back however its graph ends. Two savers act as two processes."""
 
 import asyncio
 import operator
