@@ -52,7 +52,7 @@ DECORATORS: Final[dict[str, type]] = {"step": Step, "transaction": TransactionSt
 """Their own signature says only `**options`; the class behind each has the options one by one."""
 
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "Declaring": ("workflow", "step", "transaction", "STORE", "Retry", "Budget", "register", "Live"),
+    "Declaring": ("workflow", "step", "tool", "transaction", "STORE", "Retry", "Budget", "register", "Live"),
     "Graphs": ("Graph", "pipeline"),
     "Running": ("run", "open", "App", "Run", "Retention"),
     "Starting from elsewhere": ("connect", "Client", "Schedule"),

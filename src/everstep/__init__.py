@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from everstep.engine.opening import open, run  # noqa: A004  # everstep.open, as users type it
     from everstep.engine.schedules import Schedule
     from everstep.engine.streams import stream
+    from everstep.engine.tools import tool
     from everstep.engine.webhooks import Webhook, verify_webhook
     from everstep.graph.graph import Graph
     from everstep.graph.pipeline import pipeline
@@ -99,6 +100,7 @@ __all__ = [
     "start",
     "step",
     "stream",
+    "tool",
     "transaction",
     "uuid",
     "verify_webhook",
@@ -139,6 +141,7 @@ _LATER = {
     "pipeline": "everstep.graph.pipeline",
     "run": "everstep.engine.opening",
     "stream": "everstep.engine.streams",
+    "tool": "everstep.engine.tools",
     "transaction": "everstep.effects.transaction",
     **dict.fromkeys(("Webhook", "verify_webhook"), "everstep.engine.webhooks"),
     **dict.fromkeys(_INSIDE, "everstep.engine.inside"),

@@ -323,6 +323,12 @@ class ApprovalConflict(Misuse):
     code: ClassVar[str] = "everstep.approval.conflict"
 
 
+class Refused(Error):
+    """A person has refused what was to be approved, so it was not done."""
+
+    code: ClassVar[str] = "everstep.approval.refused"
+
+
 class CompensationBegun(Misuse):
     """What the run did is being undone, or has been, so it cannot be retried, nor rolled back once more."""
 

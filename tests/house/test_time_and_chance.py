@@ -10,6 +10,7 @@ from tests.house.sources import Source, modules, report
 ALLOWED: dict[str, str] = {
     "engine/clock.py": "the one place where the engine's default clock is made",
     "engine/chance.py": "the default of the randomness that an app is opened with",
+    "integrations/strands/standins.py": "outside a run, Strands gets the time and the ids that it asks for",
     "stores/memory.py": "the default of the clock that a store is opened with",
     "stores/postgres/store.py": "the default of the clock, and a name for its connections",
     "stores/sqlite/": "the default of the clock that a store is opened with",

@@ -104,6 +104,7 @@ def report_facts(report: Report) -> dict[str, Any]:
         "writes": report.writes,
         "trials": {verdict: report.count(verdict) for verdict in ("kept", "held", "broken", "missed")},
         "seconds": round(report.seconds, 1),
+        "model_calls": {"undisturbed": report.model_calls, "again": report.models_again},
         "matrix": matrix,
         "broken": [msgspec.to_builtins(one) for one in report.broken],
         "notes": report.notes,
@@ -153,6 +154,8 @@ def print_report(report: Report, html: str | None) -> None:
     about = f"{report.summary()}, {duration(report.seconds)}"
     if report.holds:
         out.print(styled("✓ ", "bold green").append(f"{clean(report.workflow)}: all promises hold ({about})"))
+        if report.model_calls:
+            out.print(styled(f"  {report.proof()}"), soft_wrap=True)
     else:
         what = f"{len(report.broken)} promises broken" if len(report.broken) > 1 else "a promise is broken"
         out.print(styled("✗ ", "bold red").append(f"{clean(report.workflow)}: {what} ({about})"))

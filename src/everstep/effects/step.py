@@ -27,6 +27,8 @@ class Step:
     effects: ClassVar[tuple[Effect, ...]] = ("read", "repeat", "once")
     database: Any = None
     """Where an atomic step writes."""
+    asks: ClassVar[bool] = False
+    """Whether a person may have to approve a call: that of a tool."""
 
     def __init__(
         self,

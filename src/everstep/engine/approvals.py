@@ -34,7 +34,7 @@ class AskApproval(AwaitSignal):
     """The code waits for a person's answer."""
 
     kind = "approval_asked"
-    __slots__ = ("arguments", "id", "payload", "secret", "timeout", "what")
+    __slots__ = ("arguments", "id", "payload", "secret", "timeout", "what", "whole")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class AskApproval(AwaitSignal):
         *,
         timeout: float | None,
         secret: bool,
+        whole: bool,
     ) -> None:
         types: Types = ANY if answer in (Any, object) else types_of(answer)
         super().__init__(call, APPROVAL + id, types_text(answer), (types, answer), future, source)
@@ -57,13 +58,15 @@ class AskApproval(AwaitSignal):
         self.arguments = digest_of(payload).hex()
         self.timeout = None if timeout is None else round(timeout * 1e6)
         self.secret = secret
+        self.whole = whole
 
     def decode(self, codec: Codec, payload: bytes) -> Any:
         types, annotation = self.types
         given = codec.decode(payload, types)
         if not isinstance(given, dict) or "answer" not in given:
             raise NotDecodable("not an answer to an approval: `everstep approve` sends one")
-        return fitting(given["answer"], annotation)
+        answer = fitting(given["answer"], annotation)
+        return {**given, "answer": answer} if self.whole else answer
 
     def body(self) -> ev.ApprovalAsked:
         body = ev.ApprovalAsked(self.call, self.id, self.what, self.arguments, self.type_text, self.timeout)
@@ -166,8 +169,9 @@ async def ask(
     source: str,
     *,
     secret: bool,
+    whole: bool = False,
 ) -> Any:
-    """Ask for an approval, and wait."""
+    """Ask for an approval, wait, and return the answer; or the `whole`: also who gave it, and why."""
     execution.require_live()
     if timeout is not None and timeout < 0:
         raise Misuse(f"timeout={timeout!r}: it is a number of seconds.")
@@ -176,7 +180,9 @@ async def ask(
     name = f"{APPROVAL}{execution.generation}\0{call}\0{what}\0{digest_of(payload).hex()}"
     id = f"{call}-{derived_key(execution.entropy, name)[:ID_DIGITS]}"
     future = execution.loop.create_future()
-    command = AskApproval(call, id, checked_what(what), payload, answer, future, source, timeout=timeout, secret=secret)
+    command = AskApproval(
+        call, id, checked_what(what), payload, answer, future, source, timeout=timeout, secret=secret, whole=whole
+    )
     execution.receiving.wait_for(execution, command)
     try:
         if timeout is None:

@@ -383,6 +383,8 @@ class Execution:
         function, args, kwargs = unwrap_to_thread(function, args)
         line = persons_line(sys._getframe(2))
         if isinstance(function, Step) and not function.is_async:
+            if function.asks:
+                return later.ask_and_call(self, function, args, kwargs)
             return self.issue_step(function, args, kwargs, line or "asyncio.to_thread")
         if isinstance(function, Workflow) and not function.is_async:
             return self.issue_child(function, args, kwargs, None, line or "asyncio.to_thread")

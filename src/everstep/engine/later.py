@@ -165,6 +165,11 @@ def undecided(error: BaseException) -> Any:
     return error if isinstance(error, Undecided) else None
 
 
+def ask_and_call(execution: "Execution", tool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Let a person approve a call of a tool, and make it."""
+    return execution.loop.create_task(tool.approved(execution, args, kwargs))
+
+
 # -- generations and checkpoints -----------------------------------------------------------------------------------
 def take_along(execution: "Execution", carried: "Carried") -> None:
     """Give a new generation what the one before had."""

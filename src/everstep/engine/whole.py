@@ -73,6 +73,7 @@ import everstep.engine.streaming
 import everstep.engine.streams
 import everstep.engine.surrounding
 import everstep.engine.telling
+import everstep.engine.tools
 import everstep.engine.transacting
 import everstep.engine.unwinding
 import everstep.engine.webhooks

@@ -19,7 +19,7 @@ from everstep.testing.checker import RunHistory, check, export_histories
 from everstep.testing.crash_boundaries import Boundary, read_passes
 from everstep.testing.crash_child import LAST_LINES, RUN, STORE, Ask
 from everstep.testing.crash_nursery import OUTPUT, Nursery
-from everstep.testing.ledger import LEDGER_SETTING, Ledger
+from everstep.testing.ledger import LEDGER_SETTING, MODEL, Ledger
 
 KILLED: Final = -signal.SIGKILL
 SHAPE: Final = frozenset(
@@ -66,6 +66,10 @@ class Account(msgspec.Struct):
     contracts: dict[str, str] = {}
     keyless: list[str] = []
     """Steps whose body never asked for its key."""
+    model_calls: int = 0
+    """How often a model was called, as far as bodies tell the ledger."""
+    models_at_once: int = 0
+    """How many steps that call a model were under way at the same time, at most."""
 
     @property
     def end(self) -> tuple[str, str, str]:
@@ -122,6 +126,7 @@ class Trial:
         account = Account(files=self._files(), entries=self._book.entries())
         applied = [entry for entry in account.entries if entry["kind"] == "applied"]
         account.effects = dict(Counter((entry["effect"], entry["digest"]) for entry in applied))
+        account.model_calls = sum(1 for one in account.entries if (one["kind"], one["effect"]) == ("request", MODEL))
         end = self.folder / LAST_LINES
         if end.exists():
             account.awaited = msgspec.json.decode(end.read_bytes())["awaited"]
@@ -156,8 +161,14 @@ class Trial:
         if row.id == RUN:
             _take_end(account, row)
         shape = Counter(account.shape)
+        asking: set[int] = set()
         for event in history.events:
             body = decode_body(event.kind, event.body)
+            if event.kind == "step_started" and body.effect == "read":
+                asking.add(body.call)
+                account.models_at_once = max(account.models_at_once, len(asking))
+            elif event.kind in ("step_completed", "step_failed"):
+                asking.discard(body.call)
             if event.kind == "step_started":
                 account.contracts[event.step] = body.effect
                 if body.because == "crash":

@@ -81,6 +81,12 @@ class Judge:
         doubled, lost = self._effects(account)
         if doubled:
             return self._doubled(account, killed, doubled)
+        most = first.model_calls + len(killed) * first.models_at_once
+        if account.model_calls > most and not self._expected.differs("model_calls"):
+            found = f"{account.model_calls} model calls, and at most {most} may be: {first.model_calls} undisturbed"
+            return Broken(
+                "a model is called again only if its call was under way", found=[f"{found}, and those under way"]
+            )
         is_kept = any(hold.reason in KEPT for hold in account.holds)
         if is_kept:
             return None

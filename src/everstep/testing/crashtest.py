@@ -64,6 +64,10 @@ class Report(msgspec.Struct):
     """One for each broken promise and place, the first boundary first."""
     notes: list[str] = []
     seconds: float = 0.0
+    model_calls: int = 0
+    """How often an undisturbed run calls a model, as far as bodies tell the ledger."""
+    models_again: int = 0
+    """How many model calls were made again because they were under way when their process was killed."""
 
     @property
     def holds(self) -> bool:
@@ -75,6 +79,15 @@ class Report(msgspec.Struct):
         kills = len(self.outcomes) - self.count("missed")
         held = f", {self.count('held')} of them held for a person" if self.count("held") else ""
         return f"{self.counted} boundaries around {self.writes} durable writes, {kills} trials{held}"
+
+    def proof(self) -> str:
+        """Return what was proved, in one line, where model calls are known."""
+        killed = sum(1 for one in self.outcomes if one.sort == "kill" and one.verdict != "missed")
+        tried = sum(1 for one in self.outcomes if one.sort == "kill")
+        return (
+            f"boundaries {tried} killed {killed} · model calls = undisturbed {self.model_calls} + under way "
+            f"(in all trials {self.models_again}) · effects as contracted"
+        )
 
     def count(self, verdict: str) -> int:
         """Return how many trials went so."""
@@ -103,7 +116,8 @@ class Report(msgspec.Struct):
             lines += [f"  found: {found}" for found in one.found]
             lines += ["  history:", *(f"    {event}" for event in one.history)]
         lines += [f"note: {note}" for note in self.notes]
-        return "\n".join(lines if self.broken else [*lines, "All promises hold."])
+        proved = [self.proof()] if self.model_calls else []
+        return "\n".join(lines if self.broken else [*lines, "All promises hold.", *proved])
 
 
 Progress = Callable[[str, int, int], None]
@@ -182,8 +196,14 @@ def _payload(workflow: Workflow, args: tuple[Any, ...]) -> str:
 
 
 def _ahead(workflow: Workflow) -> tuple[str, ...]:
-    """A workflow in a file of tests imports pytest, and that takes longer than all the rest of a trial."""
-    return ("pytest",) if "pytest" in workflow.function.__globals__ else ()
+    """A workflow in a file of tests imports pytest, and that takes longer than all the rest of a trial.
+
+    So do the frameworks that it works with.
+    """
+    names = workflow.function.__globals__
+    modules = {str(getattr(one, "__module__", None)) for one in names.values()}
+    adapters = {".".join(one.split(".")[:3]) for one in modules if one.startswith("everstep.integrations.")}
+    return (*(["pytest"] if "pytest" in names else []), *sorted(adapters))
 
 
 @contextmanager
@@ -232,6 +252,7 @@ class CrashTest:
                 report.broken = [broken]
                 return report
         report.notes = _notes(expected)
+        report.model_calls = expected.first.model_calls
         report.counted, report.writes = len(passed), sum(is_durable_write(one) for one in passed)
         kills = chosen(passed, most, IN_ALL)
         second = spread(kills, SECOND_KILLS if most is None else min(SECOND_KILLS, 4 * most))
@@ -324,6 +345,7 @@ class CrashTest:
             outcome.verdict = "missed"
         if broken is None:
             broken = self._judge.judge(account, killed)
+        self._report.models_again += max(0, account.model_calls - self._report.model_calls)
         if broken is not None:
             outcome.verdict = "broken"
             broken.boundaries = [str(one) for one in killed]

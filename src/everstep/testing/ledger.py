@@ -21,6 +21,9 @@ from typing import Any, Final, Self
 LEDGER_SETTING: Final = "EVERSTEP_LEDGER"
 """Where a crash test puts the address of its ledger."""
 
+MODEL: Final = "model"
+"""Under this name a body asks the ledger when it calls a model: a crash test counts these."""
+
 
 class LedgerFailed(Exception):
     """The ledger answered with an error. Whether it applied the effect is not said, as in life."""

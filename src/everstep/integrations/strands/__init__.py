@@ -1,0 +1,10 @@
+"""Strands Agents that survive anything: each model call and each tool call of an agent, graph or swarm is a step.
+
+In a workflow, `await durable(agent).invoke_async(prompt)`; in a plain script, `durable(agent, id="…")(prompt)`.
+"""
+
+from everstep.integrations.strands.copies import Options
+from everstep.integrations.strands.running import Durable, durable
+from everstep.integrations.strands.scripted import ScriptedModel
+
+__all__ = ["Durable", "Options", "ScriptedModel", "durable"]

@@ -1,0 +1,234 @@
+"""A model call and a tool call as steps.
+
+Both are put in through Strands' middleware: the model, or the tool, of one call is replaced by one that makes the call
+in a step's body, records what came of it, and emits the same events from the record, live and in a replay.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Final
+
+from strands.interrupt import Interrupt, InterruptException
+from strands.middleware.stages import ExecuteToolContext, InvokeModelContext
+from strands.models.model import Model
+from strands.tools.decorator import DecoratedFunctionTool
+from strands.types._events import ToolInterruptEvent, ToolResultEvent, ToolStreamEvent
+from strands.types.exceptions import (
+    ContextWindowOverflowException,
+    MaxTokensReachedException,
+    ModelThrottledException,
+)
+from strands.types.tools import AgentTool, ToolSpec, ToolUse
+
+import everstep
+from everstep.integrations.strands.standins import STEP
+from everstep.testing import ledger
+
+for _error in (ContextWindowOverflowException, MaxTokensReachedException, ModelThrottledException):
+    everstep.register(_error)  # Strands' own retries look at their types
+
+CONTROL: Final = ("strands.multiagent.", "strands.agent.", "strands.event_loop.", "strands.vended_tools.stop")
+"""Where functions of tools lie that steer the agent itself: they change memory only, and follow from the log."""
+CONTROL_CLASSES: Final = ("StructuredOutputTool", "_AgentAsTool")
+
+Price = Callable[[dict[str, Any]], float]
+
+
+class DurableModel(Model):
+    """A model of which each call is a `read` step. What else is asked of it, the real one answers."""
+
+    def __init__(
+        self, model: Model, name: str, price: Price | None, stream: str | None, effect: dict[str, Any]
+    ) -> None:
+        self._model = model
+        self._price = price
+        self._stream = stream
+        self._step = everstep.step(self._ask, name=name, **{"effect": "read", **effect})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def update_config(self, **model_config: Any) -> None:
+        self._model.update_config(**model_config)
+
+    def get_config(self) -> Any:
+        return self._model.get_config()
+
+    @property
+    def stateful(self) -> bool:
+        """Whether the provider keeps the conversation."""
+        return bool(self._model.stateful)
+
+    def structured_output(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model.structured_output(*args, **kwargs)
+
+    async def stream(
+        self,
+        messages: Any,
+        tool_specs: Any = None,
+        system_prompt: Any = None,
+        *,
+        tool_choice: Any = None,
+        system_prompt_content: Any = None,
+        model_state: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> AsyncGenerator[Any, None]:
+        """Ask the model in a step, and give the chunks that were recorded."""
+        request = {"messages": messages, "tools": tool_specs, "system": system_prompt_content or system_prompt}
+        request |= {"tool_choice": tool_choice, "model_state": model_state or None}
+        live = {"tool_choice": tool_choice, "system_prompt_content": system_prompt_content, **kwargs}
+        answer = await self._step(storable(request), (messages, tool_specs, system_prompt, model_state, live))
+        if model_state is not None and answer["model_state"] is not None:
+            model_state.clear()
+            model_state.update(answer["model_state"])
+        for chunk in answer["chunks"]:
+            yield chunk
+
+    async def _ask(self, request: dict[str, Any], call: everstep.Live[Any]) -> dict[str, Any]:
+        messages, tool_specs, system_prompt, model_state, live = call
+        if (url := ledger.offered()) != "":
+            await asyncio.to_thread(ledger.ask, url, ledger.MODEL, everstep.key(), {})  # a crash test counts the calls
+        state = dict(model_state or {})
+        chunks: list[Any] = []
+        tokens = everstep.stream(self._stream) if self._stream is not None else None
+        async for chunk in self._model.stream(messages, tool_specs, system_prompt, model_state=state, **live):
+            chunks.append(storable(chunk))
+            text = chunk.get("contentBlockDelta", {}).get("delta", {}).get("text")
+            if tokens is not None and text:
+                tokens.append(text)
+            if usage := chunk.get("metadata", {}).get("usage"):
+                usd = self._price(dict(usage)) if self._price is not None else None
+                everstep.charge(usd=usd, tokens=int(usage.get("totalTokens", 0)))
+        return {"chunks": chunks, "model_state": storable(state) if model_state is not None else None}
+
+
+class DurableTool(AgentTool):
+    """A tool of which each call is a step. The call's id is part of its arguments, and so of its `everstep.key()`."""
+
+    def __init__(self, tool: AgentTool, agent: Any, contract: dict[str, Any]) -> None:
+        super().__init__()
+        self._tool = tool
+        self._agent = agent
+        self._raises = contract.get("effect") == "once" or "retry" in contract
+        self._step = everstep.step(self._do, name=name_of(tool.tool_name), **contract)
+
+    @property
+    def tool_name(self) -> str:
+        return self._tool.tool_name
+
+    @property
+    def tool_spec(self) -> ToolSpec:
+        return self._tool.tool_spec
+
+    @property
+    def tool_type(self) -> str:
+        return self._tool.tool_type
+
+    async def stream(
+        self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Do it in a step, and emit what was recorded."""
+        live = (tool_use, invocation_state, kwargs)
+        done = await self._step(str(tool_use.get("toolUseId")), storable(tool_use.get("input")), live)
+        self._restore(done["state"])
+        for data in done["streamed"]:
+            yield ToolStreamEvent(tool_use, data)
+        if done["interrupts"]:
+            yield ToolInterruptEvent(tool_use, [Interrupt(**one) for one in done["interrupts"]])
+        elif done["result"] is not None:
+            yield ToolResultEvent(done["result"])
+
+    async def _do(self, id: str, input: Any, call: everstep.Live[Any]) -> dict[str, Any]:
+        tool_use, invocation_state, kwargs = call
+        before = self._state()
+        done: dict[str, Any] = {"result": None, "streamed": [], "interrupts": [], "state": None}
+        try:
+            async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
+                self._take(event, done)
+        except InterruptException as asked:
+            done["interrupts"] = [_question(asked.interrupt)]
+        if done["result"] is None and not done["interrupts"] and done["streamed"]:
+            done["result"] = done["streamed"][-1]  # of a tool that is not Strands' own, the last value is the result
+        after = self._state()
+        if after != before:
+            done["state"] = storable(after)
+        return done
+
+    def _take(self, event: Any, done: dict[str, Any]) -> None:
+        if isinstance(event, ToolInterruptEvent):
+            done["interrupts"] = [_question(one) for one in event.interrupts]
+        elif isinstance(event, ToolResultEvent):
+            if event.exception is not None and self._raises:
+                raise event.exception  # what that means for the effect, its contract says
+            done["result"] = storable(event.tool_result)
+        elif isinstance(event, ToolStreamEvent):
+            done["streamed"].append(storable(event.get("tool_stream_event", {}).get("data")))
+        else:
+            done["streamed"].append(storable(event))
+
+    def _state(self) -> dict[str, Any]:
+        return dict(self._agent.state.get())
+
+    def _restore(self, state: dict[str, Any] | None) -> None:
+        """Give the agent's state what the tool wrote to it: in a replay the tool does not run."""
+        if state is None:
+            return
+        for name in set(self._state()) - set(state):
+            self._agent.state.delete(name)
+        for name, value in state.items():
+            self._agent.state.set(name, value)
+
+
+def _question(interrupt: Interrupt) -> dict[str, Any]:
+    return {"id": interrupt.id, "name": interrupt.name, "reason": storable(interrupt.reason)}
+
+
+def is_control(tool: AgentTool) -> bool:
+    """Tell whether a tool steers the agent itself, or is a step already: it is called as it is, by workflow code."""
+    function = getattr(tool, "__wrapped__", None)
+    if isinstance(function, STEP):
+        return True
+    if isinstance(tool, DecoratedFunctionTool):
+        return str(getattr(function, "__module__", "")).startswith(CONTROL)
+    return type(tool).__name__ in CONTROL_CLASSES
+
+
+def model_middleware(name: str, price: Price | None, stream: str | None, contract: dict[str, Any]) -> Any:
+    """Return what lets each model call be a step."""
+
+    async def call_model(context: InvokeModelContext, go_on: Any) -> AsyncGenerator[Any, None]:
+        model = DurableModel(context.model, name, price, stream, contract)
+        async for event in go_on(context.replace(model=model)):
+            yield event
+
+    return call_model
+
+
+def tool_middleware(contracts: dict[str, dict[str, Any]]) -> Any:
+    """Return what lets each tool call be a step."""
+
+    async def call_tool(context: ExecuteToolContext, go_on: Any) -> AsyncGenerator[Any, None]:
+        tool = context.tool
+        if tool is not None and not is_control(tool):
+            contract = contracts.get(tool.tool_name, {})
+            context = context.replace(tool=DurableTool(tool, context.agent, contract))
+        async for event in go_on(context):
+            yield event
+
+    return call_tool
+
+
+def name_of(text: str) -> str:
+    """Return a text as a name of a step."""
+    return "-".join(text.replace("#", " ").split())[:150] or "unnamed"
+
+
+def storable(value: Any) -> Any:
+    """Return a value as plain data. What is none becomes its text: an effect that happened is never lost over it."""
+    if value is None or isinstance(value, str | int | float | bool | bytes):
+        return value
+    if isinstance(value, dict):
+        return {str(name): storable(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [storable(one) for one in value]
+    return str(value)

@@ -1,0 +1,187 @@
+"""`durable(…)`: in a workflow an agent whose calls are steps of the run, and outside of one a run around each call."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from strands.agent import Agent
+from strands.agent.agent_result import AgentResult
+from strands.types.exceptions import EventLoopException
+
+import everstep
+from everstep.errors import Misuse
+from everstep.integrations.strands import standins
+from everstep.integrations.strands.calls import Price, storable
+from everstep.integrations.strands.copies import Options, own_copy
+
+_DECLARED: dict[str, tuple[Any, Options]] = {}
+"""What `durable(…, id=…)` has been given in this process, by name: a run finds its agent here."""
+
+
+class Durable:
+    """An agent, a graph or a swarm whose calls are durable. Everything else is as it is in Strands."""
+
+    def __init__(self, subject: Any, options: Options, id: str | None, url: str | None) -> None:
+        self._subject = subject
+        self._options = options
+        self._id = id
+        self._url = url
+        self._turn = 0
+        self._before: dict[str, Any] | None = None
+        self._own: Any = None
+        if id is not None:
+            _DECLARED[_name(subject)] = (subject, options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inside() if standins.in_workflow() else self._subject, name)
+
+    def _inside(self) -> Any:
+        if self._own is None:
+            self._own = own_copy(self._subject, self._options)
+        return self._own
+
+    # -- in a workflow -----------------------------------------------------------------------------------------------
+    async def invoke_async(self, prompt: Any = None, **options: Any) -> Any:
+        """Do what it does in Strands, in the run of the workflow that calls it.
+
+        Interrupts become approvals: the run waits for a person, and goes on with the answer.
+        """
+        if not standins.in_workflow():
+            if self._id is None:
+                raise _outside()
+            return await self._turn_async(prompt, options)
+        own = self._inside()
+        result = await _unwrapped(own.invoke_async(prompt, **options))
+        while interrupts := list(getattr(result, "interrupts", None) or ()):
+            answers = await asyncio.gather(*(_asked(one) for one in interrupts))
+            given = [
+                {"interruptResponse": {"interruptId": one.id, "response": answer}}
+                for one, answer in zip(interrupts, answers, strict=True)
+            ]
+            result = await _unwrapped(own.invoke_async(given, **options))
+        return result
+
+    async def stream_async(self, prompt: Any = None, **options: Any) -> AsyncIterator[Any]:
+        """Give the events of one call, from the record. An interrupt is the last event's, as in Strands."""
+        if not standins.in_workflow():
+            raise _outside()
+        async for event in self._inside().stream_async(prompt, **options):
+            yield event
+
+    # -- outside of one ----------------------------------------------------------------------------------------------
+    def __call__(self, prompt: Any = None, **options: Any) -> Any:
+        """Make one call as a run of its own, and wait. Run the script again after a crash, and it goes on."""
+        if standins.in_workflow():
+            raise Misuse("In a workflow, write `await durable(agent).invoke_async(prompt)`.")
+        arguments = self._next(prompt, options)
+        with everstep.open(self._url) as app:
+            done = app.run(strands_turn, *arguments, id=f"{self._id}.{self._turn}")
+        return self._took(done)
+
+    async def _turn_async(self, prompt: Any, options: dict[str, Any]) -> Any:
+        arguments = self._next(prompt, options)
+        async with everstep.open(self._url) as app:
+            done = await app.run(strands_turn, *arguments, id=f"{self._id}.{self._turn}")
+        return self._took(done)
+
+    def _next(self, prompt: Any, options: dict[str, Any]) -> tuple[str, Any, dict[str, Any] | None]:
+        if self._id is None:
+            raise _outside()
+        if options:
+            raise Misuse(f"Outside a workflow durable() takes the prompt alone, not {', '.join(options)}.")
+        self._turn += 1
+        return _name(self._subject), storable(prompt), self._before
+
+    def _took(self, done: dict[str, Any]) -> Any:
+        self._before = done["after"]
+        result = done["result"]
+        if result.get("type") != "agent_result":
+            return type(self._subject).__name__ and _multi_result(result)
+        if isinstance(self._subject, Agent) and self._before is not None:
+            self._subject.messages[:] = self._before["messages"]
+            for name, value in self._before["state"].items():
+                self._subject.state.set(name, value)
+        return AgentResult.from_dict(result)
+
+
+def _multi_result(result: dict[str, Any]) -> Any:
+    from strands.multiagent.base import MultiAgentResult
+
+    return MultiAgentResult.from_dict(result)
+
+
+@everstep.workflow(name="strands_turn")
+async def strands_turn(name: str, prompt: Any, before: dict[str, Any] | None) -> dict[str, Any]:
+    """One call of a declared agent, graph or swarm, as a run of its own."""
+    if name not in _DECLARED:
+        raise Misuse(f"There is no agent {name!r} in this process: durable(agent, id=…) declares one.")
+    subject, options = _DECLARED[name]
+    called = Durable(subject, options, None, None)
+    own = called._inside()
+    if before is not None and isinstance(own, Agent):
+        own.messages[:] = before["messages"]
+        for key, value in before["state"].items():
+            own.state.set(key, value)
+    result = await called.invoke_async(prompt)
+    after = None
+    if isinstance(own, Agent):
+        after = {"messages": storable(own.messages), "state": storable(own.state.get())}
+    return {"result": storable(result.to_dict()), "after": after}
+
+
+async def _unwrapped(call: Any) -> Any:
+    """Strands wraps what is raised in its loop. What the engine has to say comes through as itself."""
+    try:
+        return await call
+    except EventLoopException as error:
+        if isinstance(error.original_exception, everstep.Error):
+            raise error.original_exception from None
+        raise
+
+
+async def _asked(interrupt: Any) -> Any:
+    return await everstep.approval(str(interrupt.name), storable(interrupt.reason))
+
+
+def _name(subject: Any) -> str:
+    name = getattr(subject, "name", None) or getattr(subject, "id", None) or type(subject).__name__
+    return str(name)
+
+
+def _outside() -> Misuse:
+    return Misuse(
+        'durable() was called outside a workflow. Give it an id there: `durable(agent, id="report-17")(prompt)` makes '
+        "a run around the call; or call it in an @everstep.workflow."
+    )
+
+
+def durable(
+    subject: Any,
+    *,
+    id: str | None = None,
+    url: str | None = None,
+    contracts: dict[str, dict[str, Any]] | None = None,
+    price: Price | None = None,
+    stream: str | None = None,
+    model: dict[str, Any] | None = None,
+) -> Durable:
+    """Make the calls of an agent, a graph or a swarm of Strands durable: each model call and each tool call is a step.
+
+        @everstep.workflow
+        async def report(topic: str) -> str:
+            return str(await durable(agent).invoke_async(f"Write about {topic}"))
+
+    In a workflow the calls are steps of its run. Outside of one, with an `id`, each call is a run of its own, and a
+    script that is run again after a crash goes on where it was: `durable(agent, id="report-17")("Write about tides")`.
+
+    A tool that is an `@everstep.tool` or `@everstep.step` under Strands' `@tool` has its own contract; others are
+    `repeat`, unless `contracts` says otherwise.
+
+    contracts: options of `@step` by the names of tools, such as `{"send_mail": {"effect": "once"}}`.
+    price: what a usage costs in dollars: a function of Strands' usage. Tokens are charged anyway.
+    stream: the name of a stream that tokens are appended to as they arrive.
+    model: options of `@step` for model calls, such as `{"timeout": 60, "limit": "llm"}`.
+    """
+    standins.install()
+    options = Options(contracts or {}, price, stream, model or {})
+    return Durable(subject, options, id, url)
