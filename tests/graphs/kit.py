@@ -13,6 +13,7 @@ from typing import Any
 
 import everstep
 from everstep.engine.history import Event
+from everstep.testing.checker import check, export_histories
 from tests.crash.figures import FIGURES
 from tests.forked import Program
 
@@ -62,6 +63,7 @@ class Trial:
         with everstep.open(self.settings.get("STORE_URL") or str(file)) as app:
             rows = app.list()
             assert all(app.get(row.id).verify().sound for row in rows)
+            assert not (broken := check(export_histories(app._app.store), settled=False)), broken
             return {row.id: app.get(row.id).history() for row in rows}
 
     def told(self) -> tuple[set[str], set[str]]:
