@@ -38,6 +38,9 @@ class Surroundings(Protocol):
 
 
 CURRENT: ContextVar[Surroundings | None] = ContextVar("everstep_surroundings", default=None)
+current: Final = CURRENT.get
+"""What is running now: a step asks with each call, and an attribute of an imported name costs twice that."""
+set_current: Final = CURRENT.set
 
 
 def where_is(frame: FrameType) -> str:

@@ -20,7 +20,7 @@ from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged, NewerHistory, UnknownRun
 from everstep.model.chains import ChainKeys
 from everstep.model.collector import paused_collector
-from everstep.model.digests import chain_next, chain_start, chain_state
+from everstep.model.digests import DECIMALS, chain_next, chain_start, chain_state
 from everstep.model.events import BODIES, BODY_DECODERS, EventRow, decode_body
 from everstep.stores.protocol import RunRow, Store
 
@@ -224,15 +224,16 @@ def chained(
     """
     recorded: list[Recorded] = []
     append, new_tuple, decoders, last_at = recorded.append, tuple.__new__, BODY_DECODERS, 0
-    expected, new_state = first, chain_state(key)
+    expected, new_state, decimals = first, chain_state(key), DECIMALS
     try:
         for expected, (seq, kind, step, at, body, own) in enumerate(events, first):
             if seq != expected:
                 raise Damaged(
                     f"Event {expected} of run {row.id} is missing: {seq} follows {expected - 1}.", expected - 1
                 )
-            state = new_state()  # this and the next two lines are what chain_next does
-            state.update(digest + f"{seq} {at} {len(kind)} {len(step)} {kind}{step}".encode() + body)
+            state = new_state()  # this and the next three lines are what chain_next does
+            header = f"{seq} {at} {decimals[len(kind)]} {decimals[len(step)]} {kind}{step}"
+            state.update(digest + header.encode() + body)
             digest = state.digest()
             if digest != own or at < last_at:
                 raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
