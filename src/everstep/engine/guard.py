@@ -31,7 +31,7 @@ _LOOP: Final = os.path.join(os.path.dirname(__file__), "loop.py")
 
 @functools.cache
 def install() -> None:
-    """Watch the loops of runs that are `is_guarded`. Audit hooks cannot be taken off again, so there is one, from the first run on."""
+    """Watch loops that are `is_guarded`. Audit hooks cannot be taken off again: there is one, from the first run on."""
     sys.addaudithook(_audit)
     _stand_in_for_missing_events()
 

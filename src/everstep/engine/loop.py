@@ -161,12 +161,18 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def create_task(  # type: ignore[override]
         self, coroutine: Any, *, name: str | None = None, context: Context | None = None, **_: Any
     ) -> WorkflowTask:
-        task = WorkflowTask(coroutine, loop=self, name=name, context=context)
-        self.tasks[task.number] = task  # held strongly: asyncio itself only keeps weak references
-        task.add_done_callback(self._forget_task)
+        task = self.create_main(coroutine, name, context)
+        task.add_done_callback(self.forget_task)
         return task
 
-    def _forget_task(self, task: Any) -> None:
+    def create_main(self, coroutine: Any, name: str | None, context: Context | None) -> WorkflowTask:
+        """Create a task whose end is looked for by whoever has it made, and who then lets it be forgotten."""
+        task = WorkflowTask(coroutine, loop=self, name=name, context=context)
+        self.tasks[task.number] = task  # held strongly: asyncio itself only keeps weak references
+        return task
+
+    def forget_task(self, task: Any) -> None:
+        """A task has ended."""
         self.tasks.pop(task.number, None)
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
