@@ -37,14 +37,7 @@ from everstep.engine.ending import Failure, end_of
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
 from everstep.engine.receiving import Receiving
 from everstep.engine.workflow import Workflow
-from everstep.errors import (
-    Evicted,
-    IdConflict,
-    Misuse,
-    NotDecodable,
-    OutsideInWorkflow,
-    RunCancelled,
-)
+from everstep.errors import Evicted, IdConflict, Misuse, NotDecodable, OutsideInWorkflow, RunCancelled
 from everstep.model import events as ev
 from everstep.model import mistakes
 from everstep.model.digests import derived_key
