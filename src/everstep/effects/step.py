@@ -8,7 +8,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 from everstep.codec import Signature, register
-from everstep.effects.surroundings import CURRENT
+from everstep.effects.surroundings import CURRENT, OUTSIDE
 from everstep.errors import Misuse
 from everstep.model.contracts import Effect, may_run_again, needs_intent
 from everstep.model.ids import checked_name
@@ -102,7 +102,7 @@ class Step:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         current = CURRENT.get()
         if current is None:
-            return self.function(*args, **kwargs)
+            return OUTSIDE[-1](self, args, kwargs) if OUTSIDE else self.function(*args, **kwargs)
         return current.call_step(self, args, kwargs, sys._getframe(1) if current.wants_places else None)
 
     def __get__(self, instance: Any, owner: type | None = None) -> "Step":

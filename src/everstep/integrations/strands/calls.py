@@ -30,6 +30,8 @@ for _error in (ContextWindowOverflowException, MaxTokensReachedException, ModelT
 CONTROL: Final = ("strands.multiagent.", "strands.agent.", "strands.event_loop.", "strands.vended_tools.stop")
 """Where functions of tools lie that steer the agent itself: they change memory only, and follow from the log."""
 CONTROL_CLASSES: Final = ("StructuredOutputTool", "_AgentAsTool")
+MODEL_CONTRACT: Final[dict[str, Any]] = {"effect": "read", "cost": {"tokens": 1}}
+"""With a cost, an answer is durable before anything is done with it, however quickly it came."""
 
 Price = Callable[[dict[str, Any]], float]
 
@@ -38,12 +40,12 @@ class DurableModel(Model):
     """A model of which each call is a `read` step. What else is asked of it, the real one answers."""
 
     def __init__(
-        self, model: Model, name: str, price: Price | None, stream: str | None, effect: dict[str, Any]
+        self, model: Model, name: str, price: Price | None, stream: str | None, contract: dict[str, Any]
     ) -> None:
         self._model = model
         self._price = price
         self._stream = stream
-        self._step = everstep.step(self._ask, name=name, **{"effect": "read", **effect})
+        self._step = everstep.step(self._ask, name=name, **{**MODEL_CONTRACT, **contract})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)

@@ -30,7 +30,7 @@ class Reader(Reading):
         self.where = path
         self._cursor = connection.cursor()
         self._statements = SqliteStatements(connection)
-        self._sql = Texts("queries.sql", "queues.sql")
+        self._sql = Texts("queries.sql", "queues.sql", "saved.sql")
         self._lock = threading.Lock()
 
     def close(self) -> None:
