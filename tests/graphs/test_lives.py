@@ -1,5 +1,6 @@
 """Graphs of any shape: once undisturbed, and again from every prefix of their histories, as after a crash there."""
 
+import asyncio
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 
 import everstep
 from everstep import step
-from tests.engine.lives import prove_life
+from everstep.testing.clock import FakeClock
+from tests.engine.checkpoint_helpers import KeepingStore
+from tests.engine.lives import live, prove_life
+from tests.engine.test_checkpoints_property import compare_replays
 
 NAMES = "abcde"
 KINDS = ("read", "repeat", "once", "code", "timer")
@@ -82,6 +86,19 @@ def test_a_graph_of_any_shape_is_the_same_from_every_prefix_of_its_history(graph
         assert len(begun) == len(life.value.visits)
     else:
         assert isinstance(life.error, everstep.errors.GraphStuck)
+
+
+@settings(max_examples=12)
+@given(graphs())
+def test_from_its_checkpoints_a_graph_of_any_shape_comes_to_the_same_place_as_from_its_events(
+    graph: everstep.Graph[Seen],
+) -> None:
+    async def main() -> int:
+        store = KeepingStore()
+        first = await live(store, FakeClock(), graph, (Seen(),))
+        return max(compare_replays(store, count, graph) for count in range(1, len(first.events)))
+
+    asyncio.run(main())
 
 
 def test_a_race_that_was_decided_stays_decided_from_every_prefix() -> None:
