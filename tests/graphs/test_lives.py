@@ -127,3 +127,33 @@ def test_items_and_failures_are_the_same_from_every_prefix() -> None:
     graph.edge("look", "z")
     life = prove_life(graph, Seen(), same_commands=False)
     assert life.value.visits == ["a", "item 0", "item 1", "item 2", "item 3", "z"]
+
+
+def test_budgets_and_time_limits_of_nodes_are_the_same_from_every_prefix_and_from_every_checkpoint() -> None:
+    graph = everstep.Graph("spending", state=Seen, reduce={"visits": put_together})
+
+    @step(effect="repeat", cost={"usd": 0.4})
+    async def ask(name: str) -> str:
+        everstep.charge(usd=0.3)
+        return name
+
+    def spending(name: str) -> Any:
+        async def spend(state: Seen) -> dict[str, Any]:
+            await everstep.sleep(1.0)
+            return {"visits": [await ask(name), await ask(name)]}
+
+        return spend
+
+    for name in ("a", "b", "c"):
+        graph.node(spending(name), name=name, budget=everstep.Budget(usd=2.0, then="fail"), timeout=60)
+    graph.edge("a", "b")
+    graph.edge("a", "c")
+    assert prove_life(graph, Seen(), same_commands=False).value.visits == ["a", "a", "b", "b", "c", "c"]
+
+    async def main() -> None:
+        store = KeepingStore()
+        first = await live(store, FakeClock(), graph, (Seen(),))
+        left_out = [compare_replays(store, count, graph) for count in range(1, len(first.events))]
+        assert max(left_out) > 5
+
+    asyncio.run(main())
