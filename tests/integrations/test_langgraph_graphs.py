@@ -284,3 +284,35 @@ def test_pruning_leaves_what_delta_channels_are_made_from(count: int, saver: Eve
     app.invoke({"log": ["more"]}, config)
     assert app.get_state(config).values["log"][: len(whole["log"])] == whole["log"]
     assert app.get_state({"configurable": {"thread_id": f"copied {count}"}}).values == whole
+
+
+class Numbering(InMemorySaver):
+    """One that counts versions, as those do which leave that to LangGraph."""
+
+    def get_next_version(self, current: Any, channel: None) -> Any:
+        return (current or 0) + 1
+
+
+@pytest.mark.parametrize("stock", [InMemorySaver, Numbering])
+def test_a_thread_that_another_saver_began_is_copied_and_goes_on(
+    stock: type[InMemorySaver], saver: EverstepSaver
+) -> None:
+    made = StateGraph(State)
+    made.add_node("a", note("a")).add_node("b", note("b"))
+    made.add_edge(START, "a").add_edge("a", "b")
+    theirs = stock()
+    config: Any = {"configurable": {"thread_id": uuid4().hex}}
+    made.compile(checkpointer=theirs, interrupt_before=["b"]).invoke({"log": ["in"]}, config)
+
+    for one in reversed(list(theirs.list(config))):
+        versions = one.checkpoint["channel_versions"]
+        saver.put(
+            one.parent_config or {"configurable": {**config["configurable"], "checkpoint_ns": ""}},
+            one.checkpoint,
+            one.metadata,
+            versions,
+        )
+
+    graph = made.compile(checkpointer=saver)
+    assert graph.invoke(None, config)["log"] == ["in", "a", "b"]
+    assert graph.invoke({"log": ["again"]}, config)["log"] == ["in", "a", "b", "again", "a", "b"]

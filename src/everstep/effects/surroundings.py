@@ -39,6 +39,9 @@ class Surroundings(Protocol):
 
 
 CURRENT: ContextVar[Surroundings | None] = ContextVar("everstep_surroundings", default=None)
+current: Final = CURRENT.get
+"""What is running now: a step asks with each call, and an attribute of an imported name costs twice that."""
+set_current: Final = CURRENT.set
 
 Outside = Callable[["Step", tuple[Any, ...], dict[str, Any]], Any]
 """What a call of a step means outside of any run, where an adapter has something to say about it."""

@@ -35,7 +35,7 @@ KEEP_EACH: Final = 20
 """With `keep`: at least so many checkpoints come before old ones go."""
 
 
-class EverstepSaver(BaseCheckpointSaver[int]):
+class EverstepSaver(BaseCheckpointSaver[Any]):
     """A checkpointer for LangGraph on SQLite or PostgreSQL.
 
     url: as for `everstep.open`; or an app that `with everstep.open() as app:` gave.
@@ -87,10 +87,17 @@ class EverstepSaver(BaseCheckpointSaver[int]):
     ) -> None:
         self.close()
 
-    def get_next_version(self, current: int | None, channel: None) -> int:
-        """Return a version after another: no two forks of a thread have the same."""
-        number = int(str(current).partition(".")[0]) >> RANDOM_BITS if current else 0
-        return (number + 1) << RANDOM_BITS | self.ground.random_bits(RANDOM_BITS)
+    def get_next_version(self, current: int | str | None, channel: None) -> int | str:
+        """Return a version after another: no two forks of a thread have the same.
+
+        They have the form that LangGraph's own checkpointers give them, so threads that come from those go on; after a
+        number, which others give, comes a number.
+        """
+        chance = self.ground.random_bits(RANDOM_BITS)
+        if isinstance(current, int):
+            return current + 1 + chance
+        number = int(current.partition(".")[0]) if current else 0
+        return f"{number + 1:032}.{chance:016}"
 
     # -- saving ---------------------------------------------------------------------------------------------------
     def put(
