@@ -403,6 +403,33 @@ def test_one_function_may_be_several_steps_and_methods_are_steps(saver: Everstep
     assert {"step:one", "step:other"} < kinds
 
 
+def test_what_is_handed_through_reaches_the_body_and_is_not_stored(saver: EverstepSaver) -> None:
+    class Client:
+        pass
+
+    @everstep.step
+    def send_by(client: everstep.Live[Client], to: str, *, times: int = 1) -> str:
+        DONE.append((client, to, times))
+        return to
+
+    @everstep.step
+    async def send_soon(to: str, client: everstep.Live[Client]) -> str:
+        DONE.append((client, to, 0))
+        return to
+
+    client = Client()
+
+    async def node(state: State) -> State:
+        return {"log": [send_by(client, "ann", times=2), await send_soon("bob", client=client), interrupt("?")]}
+
+    app = one_node(node, saver)
+    asyncio.run(app.ainvoke({"log": []}, thread()))
+    client = Client()
+    assert asyncio.run(app.ainvoke(Command(resume=1), thread()))["log"] == ["ann", "bob", 1]
+    assert [one[1:] for one in DONE] == [("ann", 2), ("bob", 0)]
+    assert all(isinstance(one[0], Client) for one in DONE)
+
+
 def test_an_interrupt_inside_a_step_is_a_mistake_that_is_explained(saver: EverstepSaver) -> None:
     @everstep.step(effect="once")
     def asks() -> str:

@@ -166,9 +166,11 @@ class Lending:
         workflow, shape = self._workflow_of(step)
         given = shape.flat(args, kwargs)
         tags = {**tags, CALL: call}
+        guarded = _guarded_async(step, not_inside) if step.is_async else _guarded(step, not_inside)
+        body = shape.handing_through(guarded, args, kwargs)
         if step.is_async:
-            return self._call_on_loop(workflow, _guarded_async(step, not_inside), given, place, tags)
-        lender = Lender(_guarded(step, not_inside))
+            return self._call_on_loop(workflow, body, given, place, tags)
+        lender = Lender(body)
         done = self._begin(workflow, given, place, tags, lender)
         done.add_done_callback(lambda _: lender.work.put(None))
         try:
@@ -236,11 +238,6 @@ class Lending:
         return known
 
     def _made_for(self, step: Step) -> "tuple[Workflow, Shape]":
-        if step.signature.has_live:
-            raise Misuse(
-                f"{step.name} has parameters that are handed through (everstep.Live). In a node of a graph let it take "
-                "what it needs from outside, or be a method."
-            )
         lent = step
         if step.effect != "atomic":  # that has a thread and a transaction of its own
             lent = object.__new__(type(step))
@@ -310,7 +307,13 @@ class Shape:
             raise Misuse(
                 f"{step.name} takes any number of values and names: in a node of a graph it cannot be recorded."
             )
-        self.signature = self._all_positional(step) if self._has_names else step.signature
+        self._live = step.signature.live
+        if self._live and (inspect.Parameter.VAR_POSITIONAL in kinds or step.effect == "atomic"):
+            raise Misuse(
+                f"{step.name} has parameters that are handed through: in a node of a graph it cannot be recorded."
+            )
+        self._is_same = not self._has_names and not self._live
+        self.signature = step.signature if self._is_same else self._all_positional(step)
 
     def _all_positional(self, step: Step) -> Signature:
         def flat(*given: Any) -> Any: ...
@@ -321,6 +324,7 @@ class Shape:
             [
                 inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=annotations.get(name, Any))
                 for name in self._parameters.parameters
+                if name not in self._live
             ],
             return_annotation=annotations["return"],
         )
@@ -328,18 +332,37 @@ class Shape:
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call without names."""
-        if not kwargs and not self._has_names:
+        if not kwargs and self._is_same:
             return args
         bound = self._parameters.bind(*args, **kwargs)
         bound.apply_defaults()
-        return tuple(bound.arguments.values()) if self._has_names else bound.args
+        if self._is_same:
+            return bound.args
+        return tuple(value for name, value in bound.arguments.items() if name not in self._live)
 
     def spread(self, given: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call as the step takes them."""
-        if not self._has_names:
+        if self._is_same:
             return given, {}
+        stored = iter(given)
+        names = self._parameters.parameters
         bound = inspect.BoundArguments(
-            self._parameters,
-            dict(zip(self._parameters.parameters, given, strict=True)),
+            self._parameters, {name: None if name in self._live else next(stored) for name in names}
         )
         return bound.args, bound.kwargs
+
+    def handing_through(
+        self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[..., Any]:
+        """Return a body that gets what is not stored from the caller itself."""
+        if not self._live:
+            return body
+        own = self._parameters.bind(*args, **kwargs)
+        own.apply_defaults()
+
+        def with_live(*args: Any, **kwargs: Any) -> Any:
+            bound = self._parameters.bind(*args, **kwargs)
+            bound.arguments |= {name: own.arguments[name] for name in self._live}
+            return body(*bound.args, **bound.kwargs)
+
+        return with_live
