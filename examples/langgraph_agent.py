@@ -52,19 +52,22 @@ def search(city: str) -> str:
     return f"In {city}: Aurora, Bela Vista."
 
 
-# A booking must never happen twice. The receiver here is a file for each key, so a probe can look whether it did.
+# A booking must never happen twice. The receiver keeps the key of each, so a probe can look whether it has happened.
+BOOKINGS = Path("bookings.log")
+
+
 def find_booking(key: str, hotel: str, nights: int) -> everstep.Done | everstep.NotDone:
-    path = Path(f"booking-{key[:8]}.txt")
-    return everstep.Done(path.read_text()) if path.exists() else everstep.NotDone()
+    lines = BOOKINGS.read_text().splitlines() if BOOKINGS.exists() else []
+    found = [line.partition(" ")[2] for line in lines if line.startswith(key)]
+    return everstep.Done(found[0]) if found else everstep.NotDone()
 
 
 @everstep.step(effect="once", probe=find_booking)
 def book(hotel: str, nights: int) -> str:
     """Book a hotel."""
     booked = f"{hotel}, {nights} nights"
-    with open("bookings.log", "a") as log:
-        log.write(f"{booked}\n")
-    Path(f"booking-{everstep.key()[:8]}.txt").write_text(booked)
+    with BOOKINGS.open("a") as log:
+        log.write(f"{everstep.key()} {booked}\n")
     return booked
 
 
