@@ -3,8 +3,10 @@
 import asyncio
 import operator
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+import apsw
 import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
@@ -428,6 +430,25 @@ def test_what_is_handed_through_reaches_the_body_and_is_not_stored(saver: Everst
     assert asyncio.run(app.ainvoke(Command(resume=1), thread()))["log"] == ["ann", "bob", 1]
     assert [one[1:] for one in DONE] == [("ann", 2), ("bob", 0)]
     assert all(isinstance(one[0], Client) for one in DONE)
+
+
+def test_a_transaction_in_a_node_is_committed_once(saver: EverstepSaver, tmp_path: Path) -> None:
+    @everstep.transaction(f"sqlite:///{tmp_path}/other.db")
+    def add(connection: Any, name: str) -> str:
+        connection.execute("CREATE TABLE IF NOT EXISTS names (name TEXT)")
+        connection.execute("INSERT INTO names VALUES (?)", (name,))
+        return name
+
+    def node(state: State) -> State:
+        added: Any = add("ann")  # type: ignore[call-arg,arg-type]  # the connection is not the caller's to give
+        return {"log": [added, interrupt("?")]}
+
+    app = one_node(node, saver)
+    app.invoke({"log": []}, thread())
+    assert app.invoke(Command(resume=1), thread())["log"] == ["ann", 1]
+    connection = apsw.Connection(f"{tmp_path}/other.db")
+    assert list(connection.execute("SELECT name FROM names")) == [("ann",)]
+    connection.close()
 
 
 def test_an_interrupt_inside_a_step_is_a_mistake_that_is_explained(saver: EverstepSaver) -> None:
