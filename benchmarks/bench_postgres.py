@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from bench import ROUNDS, Bench
@@ -84,16 +85,20 @@ class PostgresBench(Bench):
 
     # -- workers -------------------------------------------------------------------------------------------------------
     def claims(self) -> None:
-        """Measure claims beside more and more finished runs."""
-        with self.server.database() as database, empty_folder() as folder, self.noted("claims"):
-            for count in FINISHED:
+        """Measure claims beside no, many and very many finished runs, in turn."""
+        with ExitStack() as made, empty_folder() as folder, self.noted("claims"):
+            databases = [made.enter_context(self.server.database()) for _ in FINISHED]
+            for database, count in zip(databases, FINISHED, strict=True):
                 filled = self.measure_in(database, "claiming.py", f"fill-{count}", folder)
-                found = self.measure_in(database, "claiming.py", "claim", folder)
-                self.findings.add(f"claim {count}", found["claim_seconds"])
-                self.findings.add(f"body {count}", found["body_seconds"])
+                self.say(f"{count:,} finished runs, made in {filled['seconds']:.0f} s")
+            stores = " ".join(map(self.server.uri, databases))
+            found = measure("claiming.py", "claim", folder, BENCH_POSTGRES=stores.split()[0], BENCH_CLAIMS=stores)
+            for count, claim, body in zip(FINISHED, found["claim_seconds"], found["body_seconds"], strict=True):
+                self.findings.add(f"claim {count}", claim)
+                self.findings.add(f"body {count}", body)
                 self.say(
-                    f"beside {count:,} finished runs (made in {filled['seconds']:.0f} s): claimed in "
-                    f"{1000 * found['claim_seconds']:.2f} ms, first body after {1000 * found['body_seconds']:.1f} ms"
+                    f"beside {count:,} finished runs: claimed in {1000 * claim:.2f} ms, "
+                    f"first body after {1000 * body:.1f} ms"
                 )
 
     def idle_statements(self) -> None:

@@ -1,13 +1,15 @@
 """What it takes to find and claim a run on PostgreSQL, however many finished ones lie beside it; and a worker at rest.
 
 `claiming.py fill-100000 FOLDER` puts finished runs into the store until there are so many; `claiming.py claim FOLDER`
-measures; `claiming.py idle FOLDER` is a worker that has nothing to do.
+measures in the stores that BENCH_CLAIMS names; `claiming.py idle FOLDER` is a worker that has nothing to do.
 """
 
 import asyncio
 import os
 import statistics
 import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import psycopg
@@ -19,8 +21,10 @@ import everstep
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.protocol import Claim, Claimed
 
-CLAIMS = 200
-STARTS = 100
+CLAIMS = 400
+CLAIMS_BEFORE = 20
+"""So many are not measured: until then plans are made, and pages are read for the first time."""
+STARTS = 60
 IDLE_SECONDS = 29.0
 STATUSES = ("queued", "running", "waiting")
 
@@ -68,40 +72,67 @@ def fill(folder: Path, count: int) -> Figures:
 
 
 async def claim(folder: Path) -> Figures:
-    """Find and claim runs one at a time; then start runs for a worker, and wait for their bodies."""
-    async with everstep.connect(POSTGRES) as client:
-        found = await claims_of(client)
-        async with everstep.open(POSTGRES, recover=True):
-            seconds = []
-            for number in range(STARTS):
-                name = f"started-{os.getpid()}-{number}"
-                BODIES[name] = asyncio.Event()
-                began = time.perf_counter()
-                await client.start("moving", name, id=name)
-                await BODIES[name].wait()
-                seconds.append(BEGUN_AT[name] - began)
-                await client.get(name).result()
-        return {"claim_seconds": found, "body_seconds": statistics.median(seconds)}
+    """Claim runs in several stores by turns; then start runs for a worker of each, and wait for their bodies."""
+    stores = os.environ["BENCH_CLAIMS"].split()
+    return {"claim_seconds": await claims_in(stores), "body_seconds": [await seconds_to_bodies(url) for url in stores]}
 
 
-async def claims_of(client: everstep.Client) -> float:
-    """Return the median of the seconds from the question what is due until the claim is durable."""
-    store = PostgresStore(POSTGRES)
-    worker = f"claiming-{os.getpid()}"
-    store.register_worker(worker, os.getpid(), "here", store.now() + 10**9)
-    seconds = []
-    for number in range(CLAIMS):
-        name = f"claimed-{os.getpid()}-{number}"
-        await client.start("moving", name, id=name)
+async def claims_in(stores: Sequence[str]) -> list[float]:
+    """Return the median, for each store, of the seconds from the question what is due until the claim is durable.
+
+    They take turns claim by claim, and who is first changes: whatever else the machine does, it does to all of them.
+    """
+    async with AsyncExitStack() as open_ones:
+        claiming = [Claiming(url, await open_ones.enter_async_context(everstep.connect(url))) for url in stores]
+        for number in range(CLAIMS + CLAIMS_BEFORE):
+            first = number % len(claiming)
+            for one in claiming[first:] + claiming[:first]:
+                await one.claim(number)
+        return [statistics.median(one.close()[CLAIMS_BEFORE:]) for one in claiming]
+
+
+class Claiming:
+    """One that finds and claims runs of a store, one at a time."""
+
+    def __init__(self, url: str, client: everstep.Client) -> None:
+        self._url = url
+        self._client = client
+        self._store = PostgresStore(url)
+        self._worker = f"claiming-{os.getpid()}"
+        self._seconds: list[float] = []
+        self._store.register_worker(self._worker, os.getpid(), "here", self._store.now() + 10**9)
+
+    async def claim(self, number: int) -> None:
+        name, store = f"claimed-{os.getpid()}-{number}", self._store
+        await self._client.start("moving", name, id=name)
         began = time.perf_counter()
-        due = store.due(at=store.now(), workflows=["moving"], worker=worker, everyone=True, limit=100)
-        (verdict,) = store.commit([Claim(due[0], worker, store.now(), STATUSES, True)])
-        seconds.append(time.perf_counter() - began)
+        due = store.due(at=store.now(), workflows=["moving"], worker=self._worker, everyone=True, limit=100)
+        (verdict,) = store.commit([Claim(due[0], self._worker, store.now(), STATUSES, True)])
+        self._seconds.append(time.perf_counter() - began)
         expect((due, type(verdict)), ([name], Claimed), "the run that is due, and the claim")
-    with psycopg.connect(POSTGRES, autocommit=True) as connection:
-        connection.execute("UPDATE everstep.runs SET status = 'cancelled', owner = NULL WHERE owner = %s", (worker,))
-    store.leave(worker)
-    store.close()
+
+    def close(self) -> list[float]:
+        """Let nobody go on with what was claimed, and return the seconds of all claims."""
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            ended = "UPDATE everstep.runs SET status = 'cancelled', owner = NULL WHERE owner = %s"
+            connection.execute(ended, (self._worker,))
+        self._store.leave(self._worker)
+        self._store.close()
+        return self._seconds
+
+
+async def seconds_to_bodies(url: str) -> float:
+    """Return the median of the seconds from the start of a run, by a client, until a worker's body runs."""
+    seconds = []
+    async with everstep.connect(url) as client, everstep.open(url, recover=True):
+        for number in range(STARTS):
+            name = f"started-{os.getpid()}-{number}"
+            BODIES[name] = asyncio.Event()
+            began = time.perf_counter()
+            await client.start("moving", name, id=name)
+            await BODIES[name].wait()
+            seconds.append(BEGUN_AT[name] - began)
+            await client.get(name).result()
     return statistics.median(seconds)
 
 

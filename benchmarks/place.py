@@ -90,8 +90,13 @@ def settings_text(version: str, synchronous_commit: str, fsync: str, isolation: 
 
 def server_seconds(connection: Any) -> float:
     """Return the CPU time that the server has used for a connection, where that can be seen from here, else nothing."""
+    return process_seconds(connection.info.backend_pid)
+
+
+def process_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used, where that can be seen from here, else nothing."""
     try:
-        fields = Path(f"/proc/{connection.info.backend_pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -25,7 +25,7 @@ from measuring import (
     large_texts,
     main,
 )
-from place import POSTGRES, SETTINGS, Weight, ask, settings_text
+from place import POSTGRES, SETTINGS, Weight, ask, looking_into, settings_text
 
 WORKERS = 4
 LOOK_SECONDS = 0.02
@@ -187,11 +187,12 @@ def spawn_all(client: Absurd) -> None:
 def wait_for_all(folder: Path) -> int:
     """Wait until all are completed, or the time is over, and return how many are."""
     until = time.perf_counter() + W2_SECONDS_MAX
-    while True:
-        (done,) = ask(folder, "", COMPLETED)
-        if done == RUNS + 1 or time.perf_counter() > until:
-            return int(done) - 1
-        time.sleep(LOOK_SECONDS)
+    with looking_into(folder, "") as first_row:
+        while True:
+            (done,) = first_row(COMPLETED)
+            if done == RUNS + 1 or time.perf_counter() > until:
+                return int(done) - 1
+            time.sleep(LOOK_SECONDS)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from measuring import (
     large_texts,
     main,
 )
-from place import POSTGRES, SETTINGS, Weight, ask, server_seconds, settings_text, url_of
+from place import POSTGRES, SETTINGS, Weight, ask, looking_into, process_seconds, server_seconds, settings_text, url_of
 from with_sqlite import durability_text, percentiles
 
 import everstep
@@ -162,21 +162,37 @@ async def by_workers(folder: Path, count: int) -> Figures:
             worker.stdout.readline()
         async with everstep.connect(url_of(folder, "everstep")) as client:
             await asyncio.gather(*(client.start("acting", RUN_STEPS, id=f"run-{number}") for number in range(RUNS)))
-        with Stopwatch() as watch:
+        completed = f"SELECT count(*) FROM {SCHEMA}runs WHERE status = 'completed'"
+        before = sum(process_seconds(worker.pid) for worker in workers)
+        with looking_into(folder, "everstep") as first_row, Stopwatch() as watch:
             (folder / "go").touch()
-            while (done := ended(folder)) != (RUNS + 1, RUNS * RUN_STEPS + 10):
+            while (done := first_row(completed)[0]) < RUNS + 1:
                 if worker_ended := [worker for worker in workers if worker.poll() is not None]:
-                    raise Failed(f"{len(worker_ended)} workers have ended; {done[0]} runs are done")
+                    raise Failed(f"{len(worker_ended)} workers have ended; {done} runs are done")
                 await asyncio.sleep(LOOK_SECONDS)
+        watch.cpu_seconds = sum(process_seconds(worker.pid) for worker in workers) - before
+        server = sum(server_cpu_for(folder, worker.pid) for worker in workers)
+        expect(ended(folder), (RUNS + 1, RUNS * RUN_STEPS + 10), "runs and outcomes in the store")
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
-    return watch.rate(RUNS * RUN_STEPS)
+    return {**watch.rate(RUNS * RUN_STEPS), **server_figures(server, RUNS * RUN_STEPS)}
+
+
+def server_cpu_for(folder: Path, pid: int) -> float:
+    """Return the CPU time that PostgreSQL has used for the connections of a worker."""
+    if not POSTGRES:
+        return 0.0
+    query = "SELECT array_agg(pid) FROM pg_stat_activity WHERE starts_with(application_name, ?)"
+    (backends,) = ask(folder, "everstep", query, f"everstep {pid} ")
+    return sum(map(process_seconds, backends or ()))
 
 
 async def be_worker(folder: Path) -> Figures:
-    """One of these workers: it begins when there is a file `go`."""
+    """One of these workers: it begins when there is a file `go`. By then it has loaded all that a worker needs."""
+    async with everstep.open(url_of(folder, "everstep"), recover=True):
+        pass
     print("ready", flush=True)
     while not (folder / "go").exists():
         await asyncio.sleep(0.005)

@@ -11,7 +11,9 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
+from subprocess import DEVNULL
 from tempfile import TemporaryDirectory
 from typing import Final
 
@@ -60,6 +62,19 @@ def main() -> None:
     with TemporaryDirectory() as name:
         said = everstep(Path(name), "crashtest", *ORDER, "--most", "4")
         take("crashtest", """$ everstep crashtest order.py '"lamp"' '"ann"' 120""", said)
+    with TemporaryDirectory() as name:
+        draw_graph(Path(name), DOCS / "pictures" / "graph.svg")
+
+
+def draw_graph(folder: Path, picture: Path) -> None:
+    """Let the example of a graph run, say yes when it asks, and draw what happened."""
+    words = [sys.executable, "-m", "everstep", "run", str(EXAMPLES / "graph_review.py"), '{"topic": "tides"}']
+    with subprocess.Popen([*words, "--id", "review-1"], cwd=folder, stdout=DEVNULL, stderr=DEVNULL) as process:
+        while '"what"' not in everstep(folder, "approvals", "--json"):
+            time.sleep(0.1)
+        everstep(folder, "approve", "review-1", "true")
+        process.wait()
+    everstep(folder, "show", "review-1", "--svg", str(picture))
 
 
 def everstep(folder: Path, *words: str, **settings: str) -> str:

@@ -53,6 +53,7 @@ DECORATORS: Final[dict[str, type]] = {"step": Step, "transaction": TransactionSt
 
 GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Declaring": ("workflow", "step", "tool", "transaction", "STORE", "Retry", "Budget", "register", "Live"),
+    "Graphs": ("Graph", "pipeline"),
     "Running": ("run", "open", "App", "Run", "Retention"),
     "Starting from elsewhere": ("connect", "Client", "Schedule"),
     "Telling of holds": ("Webhook", "verify_webhook"),

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from everstep.engine.streams import stream
     from everstep.engine.tools import tool
     from everstep.engine.webhooks import Webhook, verify_webhook
+    from everstep.graph.graph import Graph
+    from everstep.graph.pipeline import pipeline
     from everstep.model.budgets import Budget
     from everstep.model.retention import Retention
 
@@ -61,6 +63,7 @@ __all__ = [
     "Error",
     "Evicted",
     "Fatal",
+    "Graph",
     "Live",
     "NotDone",
     "Retention",
@@ -85,6 +88,7 @@ __all__ = [
     "now",
     "open",
     "patched",
+    "pipeline",
     "publish",
     "random",
     "receive",
@@ -121,6 +125,7 @@ _INSIDE = (
 )
 _LATER = {
     "App": "everstep.engine.app",
+    "Graph": "everstep.graph.graph",
     "Budget": "everstep.model.budgets",
     "Retention": "everstep.model.retention",
     "Run": "everstep.engine.handles",
@@ -133,6 +138,7 @@ _LATER = {
     "charge": "everstep.effects.charging",
     "continue_as": "everstep.engine.continuing",
     "open": "everstep.engine.opening",
+    "pipeline": "everstep.graph.pipeline",
     "run": "everstep.engine.opening",
     "stream": "everstep.engine.streams",
     "tool": "everstep.engine.tools",

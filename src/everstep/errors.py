@@ -32,6 +32,7 @@
     ├── FileChanged             a file is not as a file effect expects it; it was left alone
     ├── Drift                   the outside is not as the run remembers it, and the run was to fail then
     ├── NotGenuine              a request to a webhook's receiver is not signed with its secret, or is too old
+    ├── GraphStuck              a graph cannot go on: no edge holds, a limit is reached, or two nodes disagree
     ├── BudgetExceeded          the run's budget has no room for a step, and it was to fail then
     └── StoreError              the database
         ├── StoreFull           no room on the disk: work pauses and goes on when there is room
@@ -285,6 +286,12 @@ class NotGenuine(Error):
     """A request to the receiver of a webhook is not signed with its secret, or is too old: do not believe it."""
 
     code: ClassVar[str] = "everstep.webhook.not_genuine"
+
+
+class GraphStuck(Error):
+    """A graph cannot go on: no edge holds, a node was reached too often, or two nodes changed one field at once."""
+
+    code: ClassVar[str] = "everstep.graph.stuck"
 
 
 class BudgetExceeded(Error):

@@ -10,6 +10,7 @@ from everstep.testing.ledger import Ledger, Mode
 from tests.crash.hooks import Hooks
 from tests.crash.nursery import KILLED, Nursery
 from tests.crash.trial import Expected, Trial
+from tests.graphs.kit import points_passed as graph_points_passed
 from tests.schedules.passing import points_passed
 
 READ_SECONDS = 0.2
@@ -115,6 +116,12 @@ def exchanged(place: Path, ledger: Ledger, nursery: Nursery) -> Expected:
 def scheduling(place: Path) -> "Counter[str]":
     """The points that a schedule passes, and whoever starts a run in a transaction of their own."""
     return points_passed(place / "scheduling")
+
+
+@pytest.fixture(scope="session")
+def moving(place: Path) -> "Counter[str]":
+    """The points that a graph passes."""
+    return graph_points_passed(place / "moving")
 
 
 @pytest.fixture(scope="session")

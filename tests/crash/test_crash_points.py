@@ -148,11 +148,12 @@ def test_every_crash_point_of_the_table_is_passed_by_a_workload(
     spending: dict[str, Trial],
     exchanged: Expected,
     scheduling: Counter[str],
+    moving: Counter[str],
 ) -> None:
     passed = set(undisturbed.points) | set(refused.points) | set(looping.points) | set(undone.points)
     passed |= set(exchanged.points) | set(forked.points) | set(continued.points)
     passed |= set(notified.points) | set(spending["fallback"].passed())
-    passed |= set(scheduling)
+    passed |= set(scheduling) | set(moving)
     never = POINTS - passed - set(recovering) - set(mending)
     assert not never, f"no workload passes {sorted(never)}"
 

@@ -1189,6 +1189,7 @@ NOT_KEPT = {
     "begun": "none is open",
     "children": "none is open",
     "copied_children": "it is about the replay",
+    "followed": "it is about the replay",
     "new_patches": "they are recorded before",
     "failures": "errors that the code still holds come from before the first checkpoint",
     "replaying": "it is about the replay",

@@ -1,39 +1,44 @@
-"""Large payloads: compressed when that is worth its time, and always what they were."""
+"""How large payloads are kept beside the events."""
 
 import random
 
-import pytest
+from everstep.engine.journal import UNSAMPLED, Journal, restore_payload
 
-from everstep.engine.journal import packed, restore_payload, store_payload
-
-NOISE = random.Random(1).randbytes(50_000)
-WORDS = b" ".join(b"%x" % random.Random(number).randrange(2000) for number in range(20_000))
+SAME = b'"' + b"the same words again " * 1_000 + b'"'
 
 
-@pytest.mark.parametrize(
-    ("payload", "kind"),
-    [
-        (b"", b"r"),
-        (b"x", b"r"),
-        (b"x" * 100_000, b"z"),
-        (b'{"name": "ann", "city": "Oslo"},' * 3000, b"z"),
-        (NOISE, b"r"),
-        (WORDS, b"r"),
-        (NOISE[:45_000] + b"\0" * 4000 + NOISE[:45_000], b"z"),  # the sample shrinks much, the rest does not
-    ],
-    ids=["nothing", "a byte", "one letter", "records", "noise", "words", "a quiet middle"],
-)
-def test_a_payload_is_compressed_if_that_makes_it_much_shorter(payload: bytes, kind: bytes) -> None:
-    stored, digest = store_payload(payload)
-    assert stored[:1] == kind
-    assert len(stored) <= len(payload) + 1, "never longer, but for the letter that says how it is kept"
-    assert restore_payload(stored, digest) == payload
-    assert packed(payload) == stored
+def noise(seed: int) -> bytes:
+    return b'"' + random.Random(seed).randbytes(12_000).hex().encode() + b'"'
 
 
-@pytest.mark.parametrize("length", range(200))
-def test_short_ones_do_not_become_longer(length: int) -> None:
-    for payload in (b"x" * length, NOISE[:length], (b"ab" * length)[:length]):
-        stored, digest = store_payload(payload)
-        assert len(stored) <= length + 1
-        assert restore_payload(stored, digest) == payload
+def kept_by(journal: Journal, payload: bytes) -> bytes:
+    """Return how a journal keeps a payload, which must come back as it was."""
+    _, ref = journal.pack(payload)
+    found, stored = journal.and_more().payloads[-1]
+    assert found == ref
+    assert restore_payload(stored, ref) == payload
+    return stored
+
+
+def test_a_payload_that_becomes_much_shorter_is_kept_compressed() -> None:
+    stored = kept_by(Journal("r", 1, 0, b"", 0, b""), SAME)
+
+    assert stored[:1] == b"z"
+    assert len(stored) < len(SAME) / 10
+
+
+def test_after_noise_a_few_payloads_are_kept_as_they_are_and_then_one_is_tried_again() -> None:
+    journal = Journal("r", 1, 0, b"", 0, b"")
+
+    assert kept_by(journal, noise(0))[:1] == b"r"
+    kinds = [kept_by(journal, SAME + str(number).encode())[:1] for number in range(UNSAMPLED + 2)]
+
+    assert kinds == [b"r"] * UNSAMPLED + [b"z", b"z"]
+
+
+def test_what_is_always_short_is_sampled_every_time() -> None:
+    journal = Journal("r", 1, 0, b"", 0, b"")
+
+    kinds = {kept_by(journal, SAME + str(number).encode())[:1] for number in range(2 * UNSAMPLED)}
+
+    assert kinds == {b"z"}

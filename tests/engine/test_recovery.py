@@ -276,6 +276,7 @@ NOT_NEEDED = (
     *(
         "answer",
         "archived",
+        "asking",
         "checkpoint",
         "children",
         "connect",
@@ -289,7 +290,7 @@ NOT_NEEDED = (
         "leave",
         "payload",
     ),
-    *("run", "runs", "signals", "strays", *KEYS, "due_notifications", "next_notification", "notifications"),
+    *("rows", "run", "runs", "signals", "strays", *KEYS, "due_notifications", "next_notification", "notifications"),
     *("schedules", "write_in", "queue_counts", "queued", "queues", "slots"),
 )
 """What nobody asks for in this scenario."""
@@ -329,7 +330,7 @@ async def test_a_failing_read_or_lease_is_tried_again_and_the_run_goes_on_by_its
         "next_wake",
         "payload",
         "pending",
-        "run",
+        "rows",
         "workers",
     ],
 )

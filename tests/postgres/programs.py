@@ -59,7 +59,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "run":
         print(everstep.run(journey, int(sys.argv[3]), id="j", url=sys.argv[2]))
     elif sys.argv[1] == "walk":
-        print(everstep.run(walk, int(sys.argv[3]), id="w", url=sys.argv[2]))
+        with everstep.open(sys.argv[2], lease=float(os.environ.get("LEASE", "30"))) as app:
+            print(app.run(walk, int(sys.argv[3]), id="w"))
     elif sys.argv[1] == "greet":
         print(everstep.run(greeting, id="g", url=sys.argv[2]))
     else:

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 import everstep
-from everstep.stores.postgres import PostgresStore
+from everstep.stores.postgres import PostgresStore, transaction
 from everstep.stores.postgres.connections import PLANS_OF_WRITER
 from everstep.stores.postgres.direct import Direct
 from everstep.stores.postgres.queries import statements
@@ -46,6 +46,14 @@ class Counter:
             self.round_trips += 1
             return changed(statement, *args)
 
+        together = transaction.done_together
+
+        def together_directly(connection: Any, asked: Any) -> Any:
+            self.statements += ["direct"] * len(asked)
+            self.round_trips += 1
+            return together(connection, asked)
+
+        patch.setattr(transaction, "done_together", together_directly)
         patch.setattr(Direct, "changed", directly)
         patch.setattr(psycopg.Connection, "execute", counting)
         patch.setattr(psycopg.Connection, "pipeline", one_more)
@@ -127,6 +135,9 @@ BY_INDEX = (
     "append_simple",
     "append_one",
     "claim_simple",
+    "events_of_claimed",
+    "inboxes",
+    "rows_of_runs",
     "due",
     "next_wake",
     "pending_of_owner",
@@ -152,7 +163,7 @@ def test_what_is_asked_all_the_time_is_found_by_an_index_however_old_the_plan(
     scanned = [line for line in re.findall(r"Seq Scan on \w+", plan) if not MAY_SCAN.match(line)]
     assert not scanned, plan
     assert not (name == "append_simple" and "hashed" in plan), "it reads what concerns nobody in the batch"
-    whole = [line for line in plan.split("\n") if "using runs_pkey" in line]
+    whole = [line for line in plan.split("\n") if re.search(r"using (runs|events|signals)_pkey", line)]
     assert all("Index Cond" in plan.split(line)[1].split("\n")[1] for line in whole), plan
 
 

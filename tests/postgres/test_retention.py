@@ -15,8 +15,9 @@ from tests.stores.kit import append_to, new_run
 
 RUNS, EVENTS = 300, 60
 TABLE_LOCKS = """
-    SELECT DISTINCT mode FROM pg_locks JOIN pg_class ON pg_class.oid = relation
+    SELECT DISTINCT mode FROM pg_locks JOIN pg_class ON pg_class.oid = relation JOIN pg_stat_activity USING (pid)
     WHERE locktype = 'relation' AND relnamespace = %s::regnamespace AND relkind = 'r'
+        AND backend_type = 'client backend'
 """
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s AND wait_event_type = 'Lock'"
 HARMLESS = {"AccessShareLock", "RowShareLock", "RowExclusiveLock"}

@@ -12,9 +12,10 @@ from everstep.stores.protocol import (
     Post,
     Refused,
     Release,
+    StartRun,
     WorkerRow,
 )
-from tests.stores.kit import Harness, append_to, claimed
+from tests.stores.kit import Harness, PostgresHarness, append_to, claimed, new_run, with_history
 
 UNFINISHED: tuple[Status, ...] = ("queued", "running", "waiting")
 
@@ -34,6 +35,41 @@ def test_a_claim_of_a_free_run_raises_its_epoch_and_sets_its_owner(harness: Harn
     assert (verdict.row.epoch, verdict.row.owner, verdict.row.deaths) == (4, "me", 0)
     before.epoch, before.owner = 4, "me"
     assert verdict.row == before
+
+
+def test_what_a_claim_has_read_is_what_there_is(harness: Harness) -> None:
+    """A store may leave it out; the engine reads it then."""
+    for run, events in (("new", 0), ("short", 5), ("long", 40)):
+        new = new_run(run, status="queued")
+        assert harness.one(StartRun(with_history(new, events) if events else new)) == Accepted()
+    posted = harness.do(Post("short", "signal", "s", value=b"1", at=5), Post("new", "signal", "s", value=b"2", at=5))
+    harness.one(append_to(harness.row("new"), consumed=[posted[1].number]))  # type: ignore[union-attr]
+    verdicts = harness.do(*(Claim(run, "me", 1_000, UNFINISHED, queued=True) for run in ("new", "short", "long")))
+    for verdict in verdicts:
+        row = claimed(verdict)
+        assert isinstance(verdict, Claimed)
+        if verdict.past is not None:
+            assert verdict.past.events == harness.store.events(row.id, 1)
+            assert verdict.past.inbox == harness.store.inbox(row.id)
+    if isinstance(harness, PostgresHarness):
+        read = [verdict.past is not None for verdict in verdicts]  # type: ignore[union-attr]
+        assert read == [True, True, False], "what is short is read with the claim"
+
+
+def test_a_claim_has_not_read_an_inbox_into_which_its_own_batch_delivers(harness: Harness) -> None:
+    harness.start("parent", status="waiting")
+    child = harness.start("child", status="running", owner="me", epoch=1, follower="parent", follower_call=3)
+    end = append_to(child, status="completed", outcome=b"1")
+    verdict, ended = harness.do(Claim("parent", "me", 1_000, UNFINISHED, queued=True), end)
+    assert (isinstance(verdict, Claimed), ended) == (True, Accepted())
+    assert [delivery.kind for delivery in harness.store.inbox("parent")] == ["child"]
+    assert verdict.past is None or verdict.past.inbox == harness.store.inbox("parent")  # type: ignore[union-attr]
+
+
+def test_many_rows_are_read_at_once(harness: Harness) -> None:
+    rows = [harness.start(run, priority=number) for number, run in enumerate(("a", "b", "c"))]
+    assert sorted(harness.store.rows(["c", "none", "a"]), key=lambda row: row.id) == [rows[0], rows[2]]
+    assert harness.store.rows([]) == []
 
 
 def test_whoever_was_fenced_writes_nothing_more(harness: Harness) -> None:

@@ -208,7 +208,7 @@ def _print_events(store: Store, row: RunRow, generation: int) -> None:
 
 
 _NOT_WORTH_A_LINE = frozenset(
-    {"carried", "entropy", "arguments", "whole", "semantics", "python", "call", "number", "early"}
+    {"carried", "entropy", "arguments", "whole", "semantics", "python", "call", "number", "early", "edges", "items"}
 )
 
 
@@ -233,6 +233,15 @@ def _gist(body: dict[str, Any]) -> str:
             parts.insert(0, f"forked from {value.get('run')}@{value.get('seq')}")
         elif name == "seconds":
             parts.append(duration(float(value)))
+        elif name in ("took", "begins", "queued", "awaits", "nodes"):
+            listed = ", ".join(one if isinstance(one, str) else _way(one) for one in value)
+            parts.append(f"{name} {listed}" if name != "nodes" else listed)
         else:
             parts.append(f"{name}={value}")
     return clean(shortened("  ".join(parts), 240))
+
+
+def _way(edge: list[str]) -> str:
+    """Return an edge that a graph took: from where to where, and for how many items."""
+    source, target, *items = (one.strip("<>") for one in edge)
+    return f"{source} → {target}" + (f" ×{items[0]}" if items else "")

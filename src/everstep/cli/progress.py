@@ -290,7 +290,15 @@ def _child_ended(event: EventRow, body: Any, timeline: Timeline) -> Said:
     return mark, f"child run {body.run} {body.status}", "green" if mark == "✓" else "red"
 
 
+def _graph_moved(event: EventRow, body: Any, timeline: Timeline) -> Said | None:
+    """Steps and children say themselves that they begin."""
+    kinds = {node.name: node.kind for node in timeline.graph.nodes()} if timeline.graph is not None else {}
+    begins = [visit for visit in body.begins if kinds.get(visit.partition("#")[0]) in ("code", "approval")]
+    return ("→", f"{', '.join(begins)} begins", "dim") if begins else None
+
+
 _LINES: dict[str, Any] = {
+    "graph_moved": _graph_moved,
     "step_started": _step_started,
     "step_completed": _step_ended,
     "step_failed": _step_ended,

@@ -38,7 +38,7 @@ from everstep.cli.timeline import Timeline, error_line, timeline_of
 from everstep.cli.timeline_rows import Row
 from everstep.engine.history import verify_now
 from everstep.engine.telling import hold_facts
-from everstep.errors import Damaged, NotReadable
+from everstep.errors import Damaged, Misuse, NotReadable
 from everstep.model.accounts import ROOT, as_facts
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store
@@ -53,8 +53,9 @@ OURS = str(Path(__file__).parents[1])
 @click.command("show")
 @click.argument("run")
 @click.option("--watch", is_flag=True, help="Go on showing until it has ended or is held; the exit status says how.")
+@click.option("--svg", metavar="FILE", help="Of a run of a graph: write a picture of the graph, with what happened.")
 @store_options
-def show_command(run: str, watch: bool, url: str | None, in_json: bool) -> int:
+def show_command(run: str, watch: bool, svg: str | None, url: str | None, in_json: bool) -> int:
     """Show a run: its steps over time, attempts, crashes, what it waits for, holds and errors."""
     with reading(url) as store:
         existing_run(store, run)
@@ -62,7 +63,9 @@ def show_command(run: str, watch: bool, url: str | None, in_json: bool) -> int:
             return _watch(store, run, url, in_json=in_json)
         row = existing_run(store, run)
         timeline = timeline_of(store, run, row.generation)
-        if in_json:
+        if svg is not None:
+            _write_picture(timeline, run, svg)
+        elif in_json:
             say_json(run_facts(store, row, timeline, url))
         else:
             out = console()
@@ -113,6 +116,7 @@ def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
     facts["holds"] = [hold_facts(hold, url) for hold in store.holds(run=row.id)]
     facts["children"] = [{"id": child.id, "status": child.status} for child in store.children(row.id)]
     facts["patches"] = timeline.patches
+    facts["graph"] = _graph_facts(row, timeline)
     facts["streams"] = dict(store.streams(row.id, row.generation))
     facts["checkpoints"] = timeline.checkpoints
     facts["rolled_back"] = timeline.rolled_back
@@ -123,6 +127,33 @@ def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
     facts["result"] = payload_json(row.outcome or b"[null]") if row.status == "completed" else None
     facts["error"] = timeline.error
     return facts
+
+
+def _graph_facts(row: RunRow, timeline: Timeline) -> dict[str, Any] | None:
+    """Return what happened in the run's graph, if it is one of a graph."""
+    if timeline.graph is None:
+        return None
+    from everstep.cli.graphs import graph_facts
+
+    return graph_facts(timeline.graph, row.status)
+
+
+def _draw_graph(row: RunRow, timeline: Timeline, width: int) -> list[Any]:
+    if timeline.graph is None:
+        return []
+    from everstep.cli.graphs import draw_graph
+
+    return [draw_graph(timeline.graph, row.status, width), ""]
+
+
+def _write_picture(timeline: Timeline, run: str, file: str) -> None:
+    """Write a picture of a run's graph, with what happened."""
+    if timeline.graph is None:
+        raise Misuse(f"{run} is not a run of a graph, so there is none to draw.")
+    from everstep.graph.drawing import svg
+
+    picture = svg(f"The graph {timeline.graph.name} in run {run}", timeline.graph.nodes(), timeline.graph.edges())
+    Path(file).write_text(picture, "utf-8")
 
 
 def _forked_facts(timeline: Timeline) -> dict[str, Any] | None:
@@ -196,6 +227,7 @@ def draw_run(
     now = store.now()
     end = row.ended_at or (timeline.last_at if row.status == "held" else now)
     parts: list[Any] = [_heading(row, timeline, now, place_of(store)), ""]
+    parts += _draw_graph(row, timeline, width)
     if timeline.rows:
         parts += [draw_timeline(timeline, now=end, width=width, most=most), ""]
     parts += _crashes(timeline)

@@ -5,7 +5,7 @@ prints, and nothing fails on a damaged history: what cannot be read is left out.
 """
 
 from collections import defaultdict, deque
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -20,6 +20,9 @@ from everstep.model.exchange_events import APPROVAL
 from everstep.model.forked import Forked
 from everstep.model.secrets import HIDDEN, shown_error
 from everstep.stores.protocol import Store
+
+if TYPE_CHECKING:
+    from everstep.graph.story import Story
 
 VALUE_CHARACTERS_MAX = 200
 NO_BUDGET = "no room in the budget"
@@ -62,6 +65,8 @@ class Timeline:
         self._carried: list[Row] = []
         """Steps of older generations that can be undone."""
         self._said_done: set[int] = set()
+        self.graph: Story | None = None
+        """What happened in its graph, if the run is one of a graph."""
         self._answered: dict[str, Row] = {}
         """Approvals that have their answers, by the names of the signals."""
 
@@ -105,6 +110,8 @@ class Timeline:
         take = getattr(self, f"_take_{event.kind}", None)
         if take is not None:
             take(event, body)
+        if self.graph is not None:
+            self.graph.take(event.seq, event.kind, event.step, body)
         if not (event.kind == "step_started" and body.because == "crash"):
             self._last_sign_at = event.at
 
@@ -381,6 +388,11 @@ class Timeline:
 
     def _take_checkpoint_damaged(self, event: EventRow, body: Any) -> None:
         self._note(event, "checkpoint", f"the one at event {body.checkpoint} was passed over: {body.why}", "failed")
+
+    def _take_graph_started(self, event: EventRow, body: Any) -> None:
+        from everstep.graph.story import Story
+
+        self.graph = Story(body)
 
     def _take_patched(self, event: EventRow, body: Any) -> None:
         self.patches[body.name] = body.value

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from everstep.engine.past import DamagedCheckpoint
     from everstep.engine.surrounding import Surrounding
     from everstep.model.budgets import Allotment
+    from everstep.stores.protocol import Delivery
 
 log = logging.getLogger("everstep.run")
 
@@ -153,11 +154,11 @@ class Driver:
         return bool(self.stopped or self.ending or self.hold)
 
     # -- going on after a replay -----------------------------------------------------------------------------------
-    def go_on(self, *, is_new: bool = False) -> None:
+    def go_on(self, *, is_new: bool = False, arrived: "Sequence[Delivery] | None" = None) -> None:
         """Settle the steps that are open by their contracts, then do what the code asks for beyond its history.
 
         Unless the run is new, the inbox comes next, before any deadline: whatever arrived before a timer was due comes
-        first.
+        first. `arrived` is what is in it, if the claim has read it.
         """
         self._applying = True
         if not is_new:
@@ -171,7 +172,7 @@ class Driver:
         if is_new or self.hold_wanted is not None or self.failure is not None:
             self.come_to_rest()
         else:
-            self.ring()
+            self.ring(arrived)
 
     def _settle_open(self) -> None:
         if self.damaged_checkpoints:
@@ -267,7 +268,7 @@ class Driver:
                 later.perform(self, command)
 
     # -- deadlines -------------------------------------------------------------------------------------------------
-    def ring(self) -> None:
+    def ring(self, arrived: "Sequence[Delivery] | None" = None) -> None:
         """Do what is due by now; but what arrived before that comes first."""
         if self._alarm is not None:
             self._alarm.cancel()
@@ -275,7 +276,8 @@ class Driver:
         if self.is_over:
             return
         try:
-            self.inbox.take(self.app.store.inbox(self.run))
+            if deliveries := self.app.store.inbox(self.run) if arrived is None else arrived:
+                self.inbox.take(deliveries)
         except StoreError as error:
             log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
             self._alarm = self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.ring)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from everstep.engine.notifying import OnHold
     from everstep.model.retention import Retention
     from everstep.stores.keys import KeyChanges
-    from everstep.stores.protocol import HoldRow, Operation, Store
+    from everstep.stores.protocol import Delivery, HoldRow, Operation, Store
 
 log = logging.getLogger("everstep.app")
 
@@ -104,6 +104,8 @@ class Driving(Parts):
         self.queueing = Queueing(self, queues)
         self.presence = Presence(self)
         self._taking_up: set[str] = set()
+        self._woken: set[str] = set()
+        """Those of them for which something has arrived since they were claimed."""
         self._comparing: set[str] = set()
         """Those of them whose outside is being compared."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -207,13 +209,13 @@ class Driving(Parts):
         else:
             self.spawn(self.hold_claimed(new.row, begun))
 
-    def _go_on(self, driver: Driver, *, is_new: bool = False) -> None:
+    def _go_on(self, driver: Driver, *, is_new: bool = False, arrived: "Sequence[Delivery] | None" = None) -> None:
         self.drivers[driver.run] = driver
         self.pump.look_after()
         self.wanted.discard(driver.run)
         crash_point("run.replayed")
         try:
-            driver.go_on(is_new=is_new)
+            driver.go_on(is_new=is_new, arrived=arrived)
         except StoreError as error:  # what its code asks for cannot be done just now, and nothing of that is written
             log.error("Run %s cannot go on just now, and is taken up again: %s", driver.run, error)
             self.take_again(driver)
@@ -268,7 +270,7 @@ class Driving(Parts):
             if self.is_lost(run):
                 await self.committer.submit(Release(run, verdict.row.epoch, verdict.row.status))  # it is held first
                 return False
-            return await self._take_up_claimed(verdict.row)
+            return await self._take_up_claimed(verdict)
         except Damaged as error:
             log.error("Run %s cannot be taken up: %s", run, error)
             self._is_untakeable(run)
@@ -277,10 +279,12 @@ class Driving(Parts):
             self.want(run)  # it may be ours by now, and nobody else would look for it
             raise
         finally:
+            self._woken.discard(run)
             if run not in self._comparing:
                 self._taking_up.discard(run)
 
-    async def _take_up_claimed(self, row: RunRow) -> bool:
+    async def _take_up_claimed(self, claimed: Claimed) -> bool:
+        row, past = claimed.row, claimed.past
         try:
             workflow = DECLARED.named(row.workflow)
         except (UnknownWorkflow, Misuse) as error:
@@ -296,7 +300,7 @@ class Driving(Parts):
             await self._look_at_delayed(row)
             return False
         try:
-            taken = take_up(self, row, workflow)
+            taken = take_up(self, row, workflow, past.events if past is not None else ())
         except NotReadable as error:
             log.warning("Run %s is left for a worker that can read it: %s", row.id, error)
             await self._leave_alone(row)
@@ -308,7 +312,7 @@ class Driving(Parts):
             self._comparing.add(row.id)
             self.spawn(self._compare_and_go_on(taken))
         else:
-            self._go_on(taken)
+            self._go_on(taken, arrived=None if past is None or row.id in self._woken else past.inbox)
         return row.id in self.drivers
 
     async def _leave_alone(self, row: RunRow) -> None:
@@ -383,6 +387,8 @@ class Driving(Parts):
         driver = self.drivers.get(run)
         if driver is not None:
             driver.ring()
+        elif run in self._taking_up:
+            self._woken.add(run)
 
     def is_busy(self) -> bool:
         """Tell whether any run is being driven here just now."""
@@ -435,6 +441,7 @@ class Driving(Parts):
         self.resting.forget(driver)
         if self.drivers.get(driver.run) is driver:
             del self.drivers[driver.run]
+            self.pump.has_left()
         status, outcome, hold = driver.ended_as(), driver.outcome, driver.hold
         if status in ENDED and driver.row.parent is not None and driver.budgets is None:
             self.recent_ends.note(driver.run, status, outcome, driver.ends_secretly)

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from everstep.engine.books import Books
     from everstep.engine.checkpoints import Checkpoints
     from everstep.engine.crossing import Kept
+    from everstep.engine.replayed import Followed
     from everstep.engine.saga import Saga
 
 _NONE: frozenset[Any] = frozenset()
@@ -78,6 +79,8 @@ class Execution:
     """Who began steps in a part of the history that was archived."""
     copied_children: Mapping[int, str] = MappingProxyType({})
     """In a fork: the ids that the other run gave them."""
+    followed: "Followed | None" = None
+    """In the replay of a graph: its recorded definition, and the edges that it took."""
     _random: random.Random | None = None
     _cancel_came_too_late: bool = False
 

@@ -64,11 +64,14 @@ def without_collections(events: int) -> Generator[None]:
         yield
 
 
-def load_verified(store: Store, row: RunRow) -> list[Recorded]:
-    """Return the run's history, or raise `Damaged` with the number of the last event that can be believed."""
+def load_verified(store: Store, row: RunRow, whole: Sequence[EventRow] = ()) -> list[Recorded]:
+    """Return the run's history, or raise `Damaged` with the number of the last event that can be believed.
+
+    whole: the history as it is stored, if it was read already.
+    """
     refuse_unreadable(row)
     with without_collections(row.head_seq):
-        history = verified(store.events(row.id, row.generation), row, store.chain)
+        history = verified(whole or store.events(row.id, row.generation), row, store.chain)
     compare_with_row(store, row, history)
     compare_published(row, published_by(history), history[-1].seq)
     compare_budget(row, _standing_at(history), history[-1].seq)

@@ -19,6 +19,8 @@ SAMPLE_BYTES: Final = 2 * 1024
 """So much of a large payload is compressed first, to see how much shorter the whole would be."""
 WORTH_IT: Final = 0.4
 """What does not shrink to this share of itself is kept as it is: compressing it takes longer than writing it."""
+UNSAMPLED: Final = 3
+"""After a payload that is kept as it is, so many more of the run are too: most steps return one sort of thing."""
 PAYLOAD_BYTES_MAX: Final = 1 << 30
 _new_tuple = tuple.__new__  # what EventRow(…) comes down to, in a third of the time
 
@@ -61,6 +63,9 @@ class More:
 
 class Journal:
     """The head of a history and what follows it but is not saved yet."""
+
+    unsampled = 0
+    """So many of the coming large payloads are kept as they are."""
 
     def __init__(self, run: str, generation: int, seq: int, digest: bytes, at: int, key: bytes) -> None:
         self.run = run
@@ -138,7 +143,12 @@ class Journal:
         """Return a payload as it stands in a body: itself, or the digest under which it is kept."""
         if len(payload) <= INLINE_BYTES_MAX:
             return msgspec.Raw(payload) if payload else NO_PAYLOAD, ""
-        stored, ref = store_payload(payload)
+        if self.unsampled:
+            self.unsampled -= 1
+            stored, ref = b"r" + payload, digest_of(payload).hex()
+        else:
+            stored, ref = store_payload(payload)
+            self.unsampled = UNSAMPLED if stored[:1] == b"r" else 0
         self.and_more().payloads.append((ref, stored))
         self.undurable[ref] = payload
         return NO_PAYLOAD, ref

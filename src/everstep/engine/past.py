@@ -79,8 +79,11 @@ def verify_checkpoints(store: Store, row: RunRow, history: Sequence[Recorded]) -
         raise Damaged(f"The checkpoint at event {seq} of run {row.id} is damaged: {why}.", row.head_seq)
 
 
-def load_past(store: Store, row: RunRow) -> Past:
-    """Return what a run's code is to be replayed against, verified; raise `Damaged` if nothing is sound enough."""
+def load_past(store: Store, row: RunRow, whole: Sequence[EventRow] = ()) -> Past:
+    """Return what a run's code is to be replayed against, verified; raise `Damaged` if nothing is sound enough.
+
+    whole: the history, if it was read already.
+    """
     refuse_unreadable(row)
     passed_over: dict[int, DamagedCheckpoint | None] = {}
     for found in _checkpoints_of(store, row) if row.head_seq > 1 else ():
@@ -91,7 +94,7 @@ def load_past(store: Store, row: RunRow) -> Past:
             continue
         kinds = kinds_of(events)
         return Past(events, checkpoint, _all_damaged(events, kinds, checkpoint.seq, passed_over), kinds)
-    events = load_verified(store, row)
+    events = load_verified(store, row, whole)
     kinds = kinds_of(events)
     return Past(events, None, _all_damaged(events, kinds, 0, passed_over), kinds)
 

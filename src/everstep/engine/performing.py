@@ -16,6 +16,7 @@ from everstep.engine.requests import AnswerRequest
 from everstep.engine.streaming import AppendEntry
 from everstep.engine.witnessing import TakeWitness
 from everstep.model import events as ev
+from everstep.model.crash_points import crash_point
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
@@ -52,7 +53,11 @@ def perform(driver: "Driver", command: Command) -> None:
         body = driver.journal.pack_into(body, "value")
     elif isinstance(command, TakeWitness):
         body = driver.journal.pack_into(body, "fact")
+    elif command.kind == "graph_moved":
+        body = driver.journal.pack_into(body, "items")
     seq = driver.record(command.kind, command.step, body)
+    if command.kind == "graph_moved":
+        crash_point("graph.moved")
     if isinstance(command, ChildCall):
         driver.saver.when_durable(seq, lambda: driver.app.adopt(command.run))
     else:

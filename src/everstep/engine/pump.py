@@ -24,6 +24,8 @@ log = logging.getLogger("everstep.worker")
 POLL_SECONDS: Final = 0.05
 SWEEP_SECONDS: Final = 0.5
 """How often owners are checked for life."""
+ROOM_SHARE: Final = 4
+"""When more runs are due than there was room for, it is looked again as soon as a fourth of all places is free."""
 
 
 class Pump:
@@ -43,6 +45,8 @@ class Pump:
         self._diverged_tried = False
         self._has_more = False
         """Whether the last look found more than there was room for: then the next turn looks again."""
+        self._left = 0
+        """How many runs have ended or left since that."""
         self._suspect = ""
         self._is_idle = False
         self._left_alone: set[str] = set()
@@ -66,6 +70,15 @@ class Pump:
         """There is something to look after from now on: do not sleep as if there were nothing."""
         if self._is_idle:
             self.nudge()
+
+    def has_left(self) -> None:
+        """A run has ended or left: when there is room for several, the next ones are not kept waiting for a poll."""
+        self._left += 1
+        if self._has_more and self._has_room_again():
+            self._end_pause()
+
+    def _has_room_again(self) -> bool:
+        return self._left * ROOM_SHARE >= self.app.concurrency
 
     async def stop(self) -> None:
         """End."""
@@ -92,7 +105,7 @@ class Pump:
         idle = not (app.recover or busy)
         self._is_idle = idle
         seconds = app.lease / 3 if idle else POLL_SECONDS
-        if self._nudged:
+        if self._nudged or (self._has_more and self._has_room_again()):
             return
         self._pausing = app.loop.create_future()
         timer = app.loop.call_later(seconds, self._end_pause)
@@ -122,9 +135,12 @@ class Pump:
         wake = self._next_wake is not None and at >= self._next_wake
         expects = app.recover or app.wanted or app.queueing.has_own
         looks = sweep and expects and (buried or at >= self._next_look)
-        if nudged or changed or wake or looks or (self._has_more and self._room() > 0):
+        if nudged or changed or wake or looks:
             self._next_look = at + microseconds(app.store.look_seconds)
             await self._look(at)
+        elif self._has_more and (room := self._room()) > 0:
+            await self._take_more(at, room)
+            self._expect_queues()
         if changed or nudged or sweep:
             app.notifier.look()
             if app.has_limits:
@@ -169,9 +185,24 @@ class Pump:
         if app.wanted:
             await self._take_wanted(at)
         await self._retry_diverged()
+        room = self._room()
+        found = await self._take_more(at, room)
+        self._next_wake = app.store.next_wake(worker=app.worker, everyone=app.recover)
+        if self._next_wake is not None and self._next_wake <= at and room > 0 and not found:
+            self._next_wake = at + microseconds(SWEEP_SECONDS)  # one that this worker cannot take up
+        self._expect_queues()
+
+    def _expect_queues(self) -> None:
+        """Look again when a queue will have room."""
+        if (room_at := self.app.queueing.next_at) is not None:
+            self._next_wake = min(room_at, self._next_wake or room_at)
+
+    async def _take_more(self, at: int, room: int) -> bool:
+        """Take up what is due, as far as there is room, and tell whether anything was."""
+        app = self.app
         due: list[str] = []
         more = False
-        room = self._room()
+        self._left = 0
         if room > 0 and not app.draining and not self._runs_alone():
             names = app.workflows()
             served = app.queueing.served
@@ -181,11 +212,7 @@ class Pump:
             await self._take_due(due)
             more = await app.queueing.take(at, room - len(due)) if app.recover or app.queueing.has_own else False
         self._has_more = more or len(due) >= room  # without room, perhaps
-        self._next_wake = app.store.next_wake(worker=app.worker, everyone=app.recover)
-        if self._next_wake is not None and self._next_wake <= at and room > 0 and not due:
-            self._next_wake = at + microseconds(SWEEP_SECONDS)  # one that this worker cannot take up
-        if app.queueing.next_at is not None:
-            self._next_wake = min(app.queueing.next_at, self._next_wake or app.queueing.next_at)
+        return bool(due)
 
     def _room(self) -> int:
         """Return how many more runs may be driven here at the same time."""
@@ -206,14 +233,17 @@ class Pump:
     async def _take_due(self, due: "Sequence[str]") -> None:
         """Take up what is due. A run whose drivers keep dying is a suspect: it runs when nothing else does."""
         app = self.app
+        if not due:
+            return
         suspects: list[str] = []
         others: list[str] = []
-        alive = {None, *(worker.id for worker in app.store.workers())} if due else set()
+        alive = {None, *(worker.id for worker in app.store.workers())}
+        rows = {row.id: row for row in app.store.rows([run for run in due if run not in app.drivers])}
         for run in due:
             if run in app.drivers:
                 app.wake_driver(run)
                 continue
-            row = app.store.run(run)
+            row = rows.get(run)
             if row is None or self._is_left_alone(row):
                 continue
             if row.deaths + (row.owner not in alive) >= DEATHS_MAX - 1:  # its owner's death counts when it is claimed

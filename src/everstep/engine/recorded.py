@@ -27,6 +27,8 @@ COMMANDS: Final = frozenset(
         "approval_asked",
         "approval_withdrawn",
         "stream_appended",
+        "graph_started",
+        "graph_moved",
     }
 )
 """Events that record what the code asked for, beside steps and ends."""
@@ -78,6 +80,10 @@ def recorded_text(event: Recorded) -> str:
         return f"publish {body.name!r}"
     if kind == "checkpoint_taken":
         return f"checkpoint {body.number}"
+    if kind == "graph_started":
+        return f"graph {body.graph} of {', '.join(body.nodes)}"
+    if kind == "graph_moved":
+        return f"move of the graph after {body.after or 'its start'} to {', '.join(body.begins) or 'nothing new'}"
     if kind == "compensation_started":
         return "raise an error, and compensate"
     if kind in ENDS:

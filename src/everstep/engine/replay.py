@@ -20,7 +20,7 @@ from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded, kinds_of
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.recorded import COMMANDS, FIRST, asks_for_something, recorded_text, stands_for
-from everstep.engine.replayed import Replayed
+from everstep.engine.replayed import LOOKED_FOR, Replayed, followed_by
 from everstep.errors import NotDecodable
 from everstep.model.contracts import UNSEEN, may_run_again
 from everstep.model.events import ENDS
@@ -107,7 +107,7 @@ class Replay:
         if checkpoint is not None:
             self.execution.patches.update(checkpoint.part.patches)
             self._accepted.update(checkpoint.part.accepted)
-        if kinds_of(self.history).isdisjoint(("patched", "run_resolved", "run_retried", "checkpoint_taken")):
+        if kinds_of(self.history).isdisjoint(LOOKED_FOR):
             return
         for event in self.history:
             if event.kind == "patched":
@@ -123,6 +123,7 @@ class Replay:
         if taken := [event for event in taken if event.seq not in self._void]:
             self._first_checkpoint = self._first_checkpoint or taken[0].seq
             self.execution.checkpoints = later.checkpoints_of({event.body.number for event in taken}, checkpoint)
+        self.execution.followed = followed_by(self.history, self._void)
 
     def _place(self, seq: int) -> int:
         """Return where an event stands in the history that is here."""

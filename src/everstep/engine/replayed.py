@@ -1,6 +1,7 @@
-"""What a replay comes to: the code at its last rest, and what is known of the run by then."""
+"""What a replay is told ahead of a graph; and what it comes to: the code at its last rest, what is known by then."""
 
-from typing import Any
+from collections.abc import Sequence, Set
+from typing import Any, Final
 
 import msgspec
 
@@ -10,6 +11,10 @@ from everstep.engine.due import Attempts
 from everstep.engine.execution import Execution
 from everstep.engine.history import Recorded
 from everstep.engine.loop import SpinningWorkflow
+from everstep.model import events as ev
+
+LOOKED_FOR: Final = frozenset({"patched", "run_resolved", "run_retried", "checkpoint_taken", "graph_started"})
+"""Events that say something about earlier ones, or that the code is told before it comes there."""
 
 
 class Replayed(msgspec.Struct):
@@ -40,3 +45,22 @@ def first_run(execution: Execution, started: Recorded) -> Replayed:
     except SpinningWorkflow:
         return Replayed(execution, [], [], {}, {}, spins=True)
     return Replayed(execution, [], execution.take_commands(), {}, published_before(started))
+
+
+class Followed:
+    """The recorded definition of a run's graph, and its recorded moves by the visits that they came after."""
+
+    def __init__(self, started: ev.GraphStarted) -> None:
+        self.started = started
+        self.moves: dict[str, ev.GraphMoved] = {}
+
+
+def followed_by(history: Sequence[Recorded], void: Set[int]) -> Followed | None:
+    """Return what a history says of its graph, without what no longer counts; None if it has none."""
+    found: Followed | None = None
+    for seq, kind, _, _, body in history:
+        if kind == "graph_started":
+            found = Followed(body)
+        elif kind == "graph_moved" and found is not None and seq not in void:
+            found.moves[body.after] = body
+    return found

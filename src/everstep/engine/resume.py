@@ -21,6 +21,7 @@ from everstep.engine.replayed import Replayed, first_run
 from everstep.errors import Damaged, NotDecodable, NotReadable
 from everstep.model import events as ev
 from everstep.model.budgets import Limits
+from everstep.model.events import EventRow
 from everstep.model.semantics import SUPPORTED
 from everstep.model.status import Status, may_become
 from everstep.stores.protocol import Append, HoldRow, Post, RowChange, RunRow, Store
@@ -75,14 +76,19 @@ def begin(app: "Surrounding", row: RunRow, workflow: "Workflow", started: Record
     return driver
 
 
-def take_up(app: "Surrounding", row: RunRow, workflow: "Workflow") -> "Driver | HoldReport":
-    """Bring a claimed run to the point from which it goes on; or say why a person must look at it."""
+def take_up(
+    app: "Surrounding", row: RunRow, workflow: "Workflow", whole: Sequence[EventRow] = ()
+) -> "Driver | HoldReport":
+    """Bring a claimed run to the point from which it goes on; or say why a person must look at it.
+
+    whole: its history, if the claim has read it.
+    """
     if row.deaths >= DEATHS_MAX:
         return later.poisoned_report(row.deaths)
     from everstep.engine.past import load_past  # a program that starts runs and takes none up does without
 
     try:
-        past = load_past(app.store, row)
+        past = load_past(app.store, row, whole)
         replayed = replay(app.store, app.codec, row, workflow, past.events, past.checkpoint)
     except Damaged as error:
         return later.damaged_report(error, app.store, row)

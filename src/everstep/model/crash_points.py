@@ -63,6 +63,7 @@ TABLE: Final[dict[str, str]] = {
     "outcome.applied": "the code has seen an outcome; what it asks for now is not recorded",
     "checkpoint.recorded": "a checkpoint and its event are in memory; neither is durable",
     "checkpoint.archived": "a damaged checkpoint was found and is about to be archived, with the note that says so",
+    "graph.moved": "a graph's move is in the history in memory; it is not durable, and what it begins has not begun",
     "unit.durable": "what a run wrote is durable; whatever waited for that has not begun",
     "delivery.posted": "a signal or cancel is in an inbox, and its sender does not know yet",
     "request.posted": "a request is in an inbox, and whoever asks does not know yet",

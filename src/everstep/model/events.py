@@ -8,7 +8,7 @@ never reaches workflow code.
                signal_awaited  signal_rejected  child_started  child_cancelled  value_published  witness_taken
                witness_changed  witness_released  call_withheld (at first)  charged  budget_narrowed
                checkpoint_taken  request_awaited  request_answered  stream_appended
-               approval_asked  approval_withdrawn
+               approval_asked  approval_withdrawn  graph_started  graph_moved
                compensation_started  run_continued  run_completed  run_failed  run_cancelled
     outcomes   run_started  step_completed  step_shared  step_failed  timer_fired  signal_received  child_ended
                request_received  cancel_requested  rollback_requested
@@ -37,6 +37,8 @@ from everstep.model.exchange_events import (
 from everstep.model.run_events import (
     CancelRequested,
     CompensationStarted,
+    GraphMoved,
+    GraphStarted,
     RollbackRequested,
     RunCancelled,
     RunCompleted,
@@ -98,6 +100,8 @@ EventKind = Literal[
     "approval_withdrawn",
     "stream_appended",
     "stream_noted",
+    "graph_started",
+    "graph_moved",
     "call_withheld",
     "charged",
     "attempt_charged",
@@ -438,6 +442,8 @@ BODIES: Final[dict[str, type[Body]]] = {
     "approval_withdrawn": ApprovalWithdrawn,
     "stream_appended": StreamAppended,
     "stream_noted": StreamNoted,
+    "graph_started": GraphStarted,
+    "graph_moved": GraphMoved,
     "call_withheld": CallWithheld,
     "charged": Charged,
     "attempt_charged": AttemptCharged,

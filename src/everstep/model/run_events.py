@@ -190,3 +190,40 @@ class RunCancelled(Body):
 
     forced: bool = False
     rolled_back: bool = False
+
+
+class GraphStarted(Body):
+    """A run of a graph begins, with this definition: its nodes, their contracts and its edges.
+
+    A run that goes on is compared with it, so that a changed graph is noticed before anything is done.
+    """
+
+    call: int
+    graph: str
+    nodes: dict[str, dict[str, str]]
+    """What each node is: its `kind`, and where it says so its `effect` and its `join`."""
+    edges: list[list[str]]
+    """Source, target, and how it is taken: `if`, `each`, or nothing."""
+    source: str = ""
+
+
+class GraphMoved(Body):
+    """A visit of a node has finished, and its graph goes on: the edges that were taken, and the visits that begin.
+
+    This is durable before any of them begins. A run that goes on takes the recorded edges, and asks no condition again.
+    """
+
+    call: int
+    after: str = ""
+    """The finished visit, such as `check#2`. Nothing at the start."""
+    took: list[list[str]] = []
+    """Source and target of each edge; in a fan-out over a list also how many items it had."""
+    begins: list[str] = []
+    queued: list[str] = []
+    """What could begin from now on, and waits for a place (`max_concurrency`)."""
+    awaits: list[str] = []
+    """The nodes that have been reached, and wait for other branches before they begin."""
+    items: msgspec.Raw = NO_PAYLOAD
+    """The items of a fan-out over a list, by the node that is visited for each of them."""
+    ref: str = ""
+    source: str = ""

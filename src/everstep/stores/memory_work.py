@@ -64,6 +64,11 @@ class MemoryWork(MemoryBeside, MemorySchedules):
     def _has_asked(self, row: RunRow) -> bool:
         return any(event.kind == "approval_asked" for event in self._events.get((row.id, row.generation), ()))
 
+    def rows(self, ids: Sequence[str]) -> list[RunRow]:
+        """Return the rows of the runs with these ids that there are, in any order."""
+        with self._lock:
+            return deepcopy([self._runs[id] for id in ids if id in self._runs])
+
     def holds(self, *, run: str | None = None, open_only: bool = True) -> list[HoldRow]:
         """Return holds, oldest first."""
         with self._lock:

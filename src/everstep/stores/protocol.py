@@ -29,6 +29,7 @@ from everstep.stores.notifications import NotificationRow, SettleNotification, T
 from everstep.stores.queues import ChangeQueue, FreeSlot, NoSlot, QueueStore, TakeSlot
 from everstep.stores.rows import (
     CheckpointRow,
+    ClaimedPast,
     Delivery,
     HoldRow,
     LostTail,
@@ -141,10 +142,7 @@ class Claim(msgspec.Struct, gc=False):
 
 
 class Release(msgspec.Struct, gc=False):
-    """Give a run back without writing history. Refused("fenced") if the epoch is another.
-
-    Its status becomes `status`, unless it has ended.
-    """
+    """Give a run back without history, with `status` unless it has ended. Refused("fenced") if the epoch is another."""
 
     run: str
     epoch: int
@@ -240,6 +238,7 @@ class Claimed(msgspec.Struct, frozen=True):
     """The run is ours; `row` is the row after the claim."""
 
     row: RunRow
+    past: ClaimedPast | None = None
 
 
 class NotClaimed(msgspec.Struct, frozen=True):
@@ -313,6 +312,10 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
 
     # -- reading ---------------------------------------------------------------------------------------------------
     def run(self, id: str) -> RunRow | None: ...
+
+    def rows(self, ids: Sequence[str]) -> list[RunRow]:
+        """Return the rows of those runs that there are, in any order."""
+        ...
 
     def runs(self, filter: RunFilter) -> list[RunRow]: ...
 

@@ -114,6 +114,16 @@ class Delivery(msgspec.Struct):
     state: Literal["pending", "consumed", "undelivered"] = "pending"
 
 
+class ClaimedPast(NamedTuple):
+    """What a claim has read of its run, as of its transaction: nobody has to ask for it then.
+
+    A store may leave it out, and does so if the history is long.
+    """
+
+    events: Sequence[EventRow]
+    inbox: Sequence[Delivery]
+
+
 class CheckpointRow(NamedTuple):
     """A checkpoint as it is stored: whoever reads it verifies it. `seq` is that of its event, which has its digest."""
 

@@ -50,6 +50,7 @@ METHODS: Final = (
     "register_worker",
     "renew",
     "restores",
+    "rows",
     "run",
     "runs",
     "schedules",

@@ -451,6 +451,8 @@ _JUDGE: Final[dict[str, Callable[[HistoryJudge, Any], None]]] = {
     "approval_asked": HistoryJudge._other_command,
     "approval_withdrawn": HistoryJudge._other_command,
     "stream_appended": HistoryJudge._other_command,
+    "graph_started": HistoryJudge._other_command,
+    "graph_moved": HistoryJudge._other_command,
     "child_started": HistoryJudge._child_started,
     "child_cancelled": HistoryJudge._other_command,
     "child_ended": HistoryJudge._child_ended,

@@ -1,6 +1,6 @@
 """How values go to PostgreSQL and come back.
 
-Texts are escaped (see stores/sql/nul.py), and whole columns are written at once (see arrays.py).
+Texts are escaped (see stores/sql/nul.py). What is written all the time goes another way (see direct.py).
 Numbers and truth values are always 8 bytes: a statement is then prepared once, whatever its values.
 """
 
@@ -12,7 +12,6 @@ from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import BytesBinaryDumper, StrBinaryDumper, TextBinaryLoader, TextLoader
 
-from everstep.stores.postgres.arrays import Blobs, BlobsDumper, Numbers, NumbersDumper, Texts, TextsDumper
 from everstep.stores.sql.nul import escaped, unescaped
 
 
@@ -41,8 +40,6 @@ def adapt(context: "psycopg.Connection[Any] | psycopg.RawCursor[Any]") -> None:
         adapters.register_dumper(kind, dumper)
     adapters.register_dumper(bytes, BytesBinaryDumper)
     adapters.register_dumper(list, ListBinaryDumper)
-    for array, writer in ((Numbers, NumbersDumper), (Texts, TextsDumper), (Blobs, BlobsDumper)):
-        adapters.register_dumper(array, writer)
     adapters.register_loader("text", _BinaryText)
     adapters.register_loader("text", _PlainText)
 

@@ -46,6 +46,7 @@ from everstep.stores.protocol import (
     Append,
     Busy,
     Claim,
+    Claimed,
     Failed,
     Operation,
     Post,
@@ -208,6 +209,10 @@ class Writer:
             self._write_simple(work)
             work.has_tried_simple = True
         left = work.left()
+        if left:
+            # These may deliver to runs that were claimed before them: what the claims have read is older then.
+            claims = {place: one.row for place, one in work.verdicts.items() if isinstance(one, Claimed)}
+            work.verdicts |= {place: Claimed(row) for place, row in claims.items()}
         if left and not self._write_in_order(work, left):
             for place in left:
                 self._write_in_order(work, [place])

@@ -1,12 +1,14 @@
-"""The commonest statement of all, sent without what psycopg does around one: that costs more than the rest of a step.
+"""What steps are made of, sent without what psycopg does around a statement: that costs more than the rest of a step.
 
-It is prepared once on each connection, with types that do not depend on its values, which come as bytes. Nothing else
-is different: it is sent, waited for and answered on the same connection, and its errors are psycopg's.
+A statement is prepared once on each connection, with types that do not depend on its values, which come as bytes.
+Several are sent at once: then they are one transaction, which commits when the last of them is done, or does nothing.
+Nothing else is different: they are sent, waited for and answered on the same connection, and errors are psycopg's.
 """
 
 import select
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import psycopg
@@ -14,10 +16,21 @@ from psycopg import errors, pq
 
 from everstep.stores.postgres.arrays import OID_OF_ARRAY, OID_OF_ELEMENT, array_bytes
 from everstep.stores.postgres.connections import Connection
-from everstep.stores.sql.nul import escaped
+from everstep.stores.sql.nul import escaped, unescaped
+from everstep.stores.sql.rows import Row
 
 NUMBER: Final = struct.Struct(">q").pack
+READ_NUMBER: Final = struct.Struct(">q").unpack
 FINE: Final = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
+BINARY: Final = pq.Format.BINARY
+
+
+_WRITERS: Final[dict[str, Callable[[Any], bytes | None]]] = {
+    "n": lambda value: None if value is None else NUMBER(value),
+    "t": lambda value: None if value is None else escaped(value).encode(),
+    "b": lambda value: None if value is None else bytes(value),
+    **{kind.upper(): partial(array_bytes, kind) for kind in "ntb"},
+}
 
 
 class Direct:
@@ -26,56 +39,127 @@ class Direct:
     def __init__(self, name: str, text: str, kinds: str) -> None:
         self._name = f"everstep_{name}".encode()
         self._text = text.encode()
-        self._kinds = kinds
+        self._writers = [_WRITERS[one] for one in kinds]
         self._types = [OID_OF_ARRAY[one.lower()] if one.isupper() else OID_OF_ELEMENT[one] for one in kinds]
-        self._formats = [pq.Format.BINARY] * len(kinds)
+        self._formats = [BINARY] * len(kinds)
         self._connection: Connection | None = None
 
     def changed(self, connection: Connection, values: Sequence[Any]) -> int:
         """Do the statement, and return how many rows it has changed. No other thread may use the connection then."""
+        written = self.written(values)
         pgconn = connection.pgconn
-        written = list(map(_written, self._kinds, values))
-        try:
-            if self._connection is not connection:
-                pgconn.send_prepare(self._name, self._text, self._types)
-                _answer(pgconn)
-                self._connection = connection
-            pgconn.send_query_prepared(self._name, written, self._formats)
+        with _LostIsLost():
+            self.prepare(connection)
+            self.send(connection, written)
             return _answer(pgconn).command_tuples or 0
-        except psycopg.OperationalError as error:
-            if error.sqlstate is None:  # it is not the server that says so
-                raise errors.ConnectionException(str(error)) from error
-            raise
+
+    def written(self, values: Sequence[Any]) -> list[bytes | None]:
+        """Return the parameters as they are sent."""
+        return [write(value) for write, value in zip(self._writers, values, strict=True)]
+
+    def prepare(self, connection: Connection) -> None:
+        """Let the server know the statement, if it does not. Behind a pooler it may be another one each time."""
+        if self._connection is not connection and connection.prepare_threshold is not None:
+            connection.pgconn.send_prepare(self._name, self._text, self._types)
+            _answer(connection.pgconn)
+            self._connection = connection
+
+    def send(self, connection: Connection, written: Sequence[bytes | None]) -> None:
+        """Send it."""
+        if connection.prepare_threshold is None:
+            connection.pgconn.send_query_params(self._text, written, self._types, self._formats, BINARY)
+        else:
+            connection.pgconn.send_query_prepared(self._name, written, self._formats, BINARY)
 
 
-def _written(kind: str, value: Any) -> bytes | None:
-    if value is None:
-        return None
-    if kind == "n":
-        return NUMBER(value)
-    if kind == "t":
-        return escaped(value).encode()
-    return bytes(value) if kind == "b" else array_bytes(kind.lower(), value)
+def done_together(connection: Connection, asked: Sequence[tuple[Direct, Sequence[Any]]]) -> list[pq.abc.PGresult]:
+    """Do statements in one transaction and one round trip, and return their results. The first error is raised."""
+    written = [statement.written(values) for statement, values in asked]
+    pgconn = connection.pgconn
+    with _LostIsLost():
+        for statement, _ in asked:
+            statement.prepare(connection)
+        pgconn.enter_pipeline_mode()
+        for (statement, _), parameters in zip(asked, written, strict=True):
+            statement.send(connection, parameters)
+        pgconn.pipeline_sync()
+        _send_all(pgconn)
+        results = [_result(pgconn) for _ in asked]
+        end = _next_result(pgconn)
+        if end is None or end.status != pq.ExecStatus.PIPELINE_SYNC:
+            raise psycopg.OperationalError("whether the transaction was committed is unknown")
+        pgconn.exit_pipeline_mode()
+        for result in results:
+            if result.status not in FINE:
+                raise errors.error_from_result(result)
+        return results
+
+
+def rows_of(result: pq.abc.PGresult, kinds: str) -> list[Row]:
+    """Return the rows of a result. `kinds`: a letter for each column."""
+    readers = list(enumerate(map(_READERS.__getitem__, kinds)))
+    value = result.get_value
+    return [tuple([read(value(row, column)) for column, read in readers]) for row in range(result.ntuples)]
+
+
+def _number(value: bytes | None) -> int | None:
+    return None if value is None else READ_NUMBER(value)[0]
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else unescaped(value.decode())
+
+
+def _blob(value: bytes | None) -> bytes | None:
+    return value
+
+
+_READERS: Final[dict[str, Callable[[bytes | None], Any]]] = {"n": _number, "t": _text, "b": _blob}
+
+
+class _LostIsLost:
+    """Within it, what libpq says of a lost connection is told as that."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:  # it is not the server that says so
+            raise errors.ConnectionException(str(error)) from error
 
 
 def _answer(pgconn: pq.abc.PGconn) -> pq.abc.PGresult:
     """Send what is not sent yet, and wait for the answer; a signal may interrupt that. An error is raised."""
-    while pgconn.flush():
-        _wait(pgconn.socket, writing=True)
-        pgconn.consume_input()
-    _wait(pgconn.socket)
-    pgconn.consume_input()
-    while pgconn.is_busy():
-        _wait(pgconn.socket)
-        pgconn.consume_input()
-    result = pgconn.get_result()
-    if result is None:
-        raise psycopg.OperationalError("the connection is lost")
-    while pgconn.get_result() is not None:
-        pass
+    _send_all(pgconn)
+    result = _result(pgconn)
     if result.status not in FINE:
         raise errors.error_from_result(result)
     return result
+
+
+def _send_all(pgconn: pq.abc.PGconn) -> None:
+    while pgconn.flush():
+        _wait(pgconn.socket, writing=True)
+        pgconn.consume_input()
+
+
+def _result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult:
+    """Wait for the result of a statement."""
+    result = _next_result(pgconn)
+    if result is None:
+        raise psycopg.OperationalError("the connection is lost")
+    while _next_result(pgconn) is not None:
+        pass
+    return result
+
+
+def _next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
+    while pgconn.is_busy():
+        _wait(pgconn.socket)
+        pgconn.consume_input()
+    return pgconn.get_result()
 
 
 if hasattr(select, "poll"):

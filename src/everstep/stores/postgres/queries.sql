@@ -13,6 +13,10 @@ SELECT 1 FROM pg_namespace WHERE nspname = $1;
 -- In the transaction of the first migration.
 CREATE SCHEMA IF NOT EXISTS everstep;
 
+-- name: session
+-- The server's process that answers.
+SELECT pg_backend_pid();
+
 -- name: has_meta
 -- Whether there is a store in it.
 SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = $1 AND relname = 'meta';
@@ -779,6 +783,19 @@ SELECT 0, id, workflow, version, semantics, status, generation, head_seq, head_d
     tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
 FROM everstep.runs
 WHERE id = ANY ($1::text[]) AND queue = 'default' AND NOT EXISTS (SELECT 1 FROM claimed WHERE claimed.id = runs.id);
+
+-- name: events_of_claimed
+-- The histories of the runs that this transaction has claimed, as far as they are short: whoever claims a run goes on
+-- from there. Nothing else in the transaction has changed them. $1: runs, $2: how many events are few. In no order: a
+-- plan that was made while there were few might walk all events to have one.
+SELECT events.run, seq, kind, step, at, body, digest
+FROM everstep.runs JOIN everstep.events ON events.run = runs.id AND events.generation = runs.generation
+WHERE runs.id = ANY ($1::text[]) AND head_seq <= $2 AND runs.xmin = pg_current_xact_id()::xid;
+
+-- name: inboxes
+-- What is pending for runs, in no order. They are locked, so that nobody delivers meanwhile.
+SELECT number, run, kind, name, id, value, at, state FROM everstep.signals
+WHERE run = ANY ($1::text[]) AND state = 'pending';
 
 -- name: release
 -- Without history: only who drives it, and its status. An ended run stays as it ended.

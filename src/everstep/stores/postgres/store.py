@@ -24,6 +24,7 @@ from everstep.stores.postgres.connections import (
 )
 from everstep.stores.postgres.opening import check_server, migrate, places_of
 from everstep.stores.postgres.outbox import write_in
+from everstep.stores.postgres.poolers import REFUSAL, refuse_unsaid_pooler, unsaid
 from everstep.stores.postgres.reads import Reader
 from everstep.stores.postgres.watching import Watcher
 from everstep.stores.postgres.workers import Workers
@@ -102,11 +103,14 @@ class PostgresStore(SqlStore):
         try:
             connection = connect(self.address, name, durability=self.durability, writing=True)
         except Outage as outage:
+            if REFUSAL in str(outage):
+                raise StoreUnusable(unsaid(self.address)) from outage
             raise StoreError(f"{self.url} cannot be reached: {outage}.") from outage
         except psycopg.ProgrammingError as error:
             raise StoreUnusable(f"{self.url} is not the URL of a database: {error}") from error
         try:
             check_server(connection, self.address)
+            refuse_unsaid_pooler(connection, self.address)
             self.is_new = migrate(connection, self.address, create=create, may_migrate=may_migrate)
         except psycopg.Error as error:
             is_lost = is_outage(error, connection)

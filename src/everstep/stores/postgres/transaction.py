@@ -5,21 +5,24 @@ queues that a batch may concern, in one order for everybody. `simple` does the a
 no run but their own, for all runs at once, and says which of them were accepted; the others are then done one by one.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, Final
 
 from everstep.errors import Damaged
+from everstep.model.events import EventRow
 from everstep.model.status import ENDED, Status
 from everstep.stores.keys import SettleKey
 from everstep.stores.moving import ImportRuns
-from everstep.stores.postgres.arrays import Texts, arrays
 from everstep.stores.postgres.connections import Connection
-from everstep.stores.postgres.direct import Direct
+from everstep.stores.postgres.direct import Direct, done_together, rows_of
 from everstep.stores.postgres.queries import statements
 from everstep.stores.protocol import (
     Append,
     Claim,
     Claimed,
+    ClaimedPast,
+    Delivery,
     Existing,
     MarkRestored,
     NewRun,
@@ -37,13 +40,18 @@ from everstep.stores.sql.operations import ACCEPTED, Operations
 from everstep.stores.sql.rows import Row, change_values, run_row, run_values, tag_values
 
 TAG_COLUMNS: Final = 4
-# What the columns of arrays are, see arrays.py.
+FEW_EVENTS: Final = 16
+"""A history of so many is read with the claim of its run: that of a run which has not begun has one."""
+# What the columns of arrays are, see direct.py.
 RUNS: Final = "tttntnnbntntnttttnnnntbbb"
 CHANGES: Final = "tnnnbntbnbtnbnnnbn"
 ONE: Final = "tnnnbntbnbtnnn"
 EVENTS: Final = "tnnttnbb"
 PAYLOADS: Final = "ttb"
 TAGS: Final = "ttnt"
+HEADS: Final = "tnb"
+BESIDE: Final = "tn" + "tnnn" + "tntnntnnnnbb" + "tnnbbbbn"
+"""Consumed deliveries, answers, entries of streams, checkpoints."""
 
 
 class PostgresStatements:
@@ -52,7 +60,18 @@ class PostgresStatements:
     def __init__(self, schema: str, connection: Connection) -> None:
         self.connection = connection
         self._texts = statements(schema)
-        self._append_one = Direct("append_one", self._texts["append_one"], ONE + EVENTS[2:].upper())
+        self._append_one = self._direct("append_one", ONE + EVENTS[2:].upper())
+        self.start_simple = self._direct("start_simple", (RUNS + EVENTS + PAYLOADS + TAGS).upper())
+        self.append_simple = self._direct("append_simple", (CHANGES + EVENTS + PAYLOADS).upper())
+        self.beside_simple = self._direct("beside_simple", (HEADS + BESIDE).upper())
+        self.drop_checkpoints_of = self._direct("drop_checkpoints_of", "tnnnb")
+        self.lock_runs = self._direct("lock_runs", "T")
+        self.claim_simple = self._direct("claim_simple", "TNtT")
+        self.events_of_claimed = self._direct("events_of_claimed", "Tn")
+        self.inboxes = self._direct("inboxes", "T")
+
+    def _direct(self, name: str, kinds: str) -> Direct:
+        return Direct(name, self._texts[name], kinds)
 
     def execute(self, name: str, parameters: Sequence[Any] = ()) -> Any:
         """Do a statement, and return the cursor."""
@@ -60,10 +79,7 @@ class PostgresStatements:
 
     def append_one(self, append: Append) -> int:
         """Do that statement, which most steps are, and return how many events it has written."""
-        values = [*one_values(append), *zip(*append.events, strict=True)]
-        if self.connection.prepare_threshold is None:
-            return self.run("append_one", *values[: len(ONE)], *arrays(EVENTS[2:], append.events))
-        return self._append_one.changed(self.connection, values)
+        return self._append_one.changed(self.connection, [*one_values(append), *zip(*append.events, strict=True)])
 
     def all(self, name: str, *parameters: Any) -> list[Row]:
         """Do a statement and return its rows."""
@@ -118,7 +134,7 @@ class PostgresStatements:
 
 def columns(width: int, rows: Sequence[Row]) -> list[list[Any]]:
     """Return rows as one list for each of their columns."""
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
+    return list(map(list, zip(*rows, strict=True))) if rows else [[] for _ in range(width)]
 
 
 class UnitFails(Exception):
@@ -212,54 +228,60 @@ class Transaction(Operations):
         """
         if not starts and not claims and len(appends) == 1 and _is_plain(appends[0]):
             return {0: ACCEPTED} if self._statements.append_one(appends[0]) else {}
-        do = self._statements.execute
-        made = moved = taken = None
-        connection = self._statements.connection
-        with connection.pipeline():
-            connection.execute("BEGIN")
-            if starts:
-                made = do("start_simple", _start_values([start.new for start in starts]))
-            if claims or len(appends) > 1 or any(append.row.status in ENDED for append in appends):
-                do("lock_runs", (Texts([*(one.run for one in appends), *(one.run for one in claims)]),))
-            if appends:
-                moved = do("append_simple", _append_values(appends, {start.new.row.id for start in starts}))
-                self._write_beside(appends)
-            if claims:
-                taken = do("claim_simple", _claim_values(claims))
-            connection.execute("COMMIT")
-        new, written = _ids(made), _ids(moved)
-        verdicts: dict[int, Verdict] = {place: ACCEPTED for place, one in enumerate(starts) if one.new.row.id in new}
+        do = self._statements
+        asked: list[tuple[Direct, Sequence[Any]]] = []
+        if starts:
+            asked.append((do.start_simple, _start_values([start.new for start in starts])))
+        if claims or len(appends) > 1 or any(append.row.status in ENDED for append in appends):
+            asked.append((do.lock_runs, [[*(one.run for one in appends), *(one.run for one in claims)]]))
+        if appends:
+            asked.append((do.append_simple, _append_values(appends, {start.new.row.id for start in starts})))
+            asked += self._beside(appends)
+        if claims:
+            runs = [claim.run for claim in claims]
+            asked.append((do.claim_simple, _claim_values(claims)))
+            asked.append((do.events_of_claimed, [runs, FEW_EVENTS]))
+            asked.append((do.inboxes, [runs]))
+        results = done_together(do.connection, asked)
+        found = {statement: result for (statement, _), result in zip(asked, results, strict=True)}
+        new = _accepted(found.get(do.start_simple), [start.new.row.id for start in starts])
+        verdicts: dict[int, Verdict] = dict.fromkeys(new, ACCEPTED)
         if len(new) < len(starts):
-            verdicts |= self._existing(starts, {*new, *(append.run for append in appends)})
-        verdicts |= {place: ACCEPTED for place, one in enumerate(appends, len(starts)) if one.run in written}
-        if taken is not None:
-            answers = {row.id: answer for row, answer in map(_claim_answer, taken.fetchall())}
+            made = {starts[place].new.row.id for place in new}
+            verdicts |= self._existing(starts, {*made, *(append.run for append in appends)})
+        written = _accepted(found.get(do.append_simple), [append.run for append in appends])
+        verdicts |= dict.fromkeys([len(starts) + place for place in written], ACCEPTED)
+        if claims:
+            answers = _claim_answers(*results[-3:])
             first = len(starts) + len(appends)
             verdicts |= {place: answers[one.run] for place, one in enumerate(claims, first) if one.run in answers}
         return verdicts
 
     def _existing(self, starts: Sequence[StartRun], others: Set[str]) -> dict[int, Verdict]:
         """Return the verdicts on starts of runs that exist, but for those that something else is to be said about."""
-        ids = Texts(one.new.row.id for one in starts if one.new.row.id not in others)
+        ids = [one.new.row.id for one in starts if one.new.row.id not in others]
         rows = {row.id: row for row in map(run_row, self._all("rows_of_runs", ids))} if ids else {}
         found = ((place, rows.get(one.new.row.id)) for place, one in enumerate(starts))
         return {place: Existing(row) for place, row in found if row is not None}
 
-    def _write_beside(self, appends: Sequence[Append]) -> None:
-        """Write what some appends have beside their events and payloads, if they were accepted."""
-        more = [a for a in appends if a.consumed or a.beside is not None or a.checkpoints]
+    def _beside(self, appends: Sequence[Append]) -> list[tuple[Direct, Sequence[Any]]]:
+        """Return what writes what some appends have beside their events and payloads, if they were accepted."""
+        more = [a for a in appends if not a.plain and (a.consumed or a.beside is not None or a.checkpoints)]
         if not more:
-            return
+            return []
         heads = columns(3, [(a.run, a.epoch, a.events[-1].digest) for a in more])
         consumed = columns(2, [(a.run, number) for a in more for number in a.consumed])
         answers = columns(4, [row for a in more if a.beside is not None for row in a.beside.answers])
         entries = columns(12, [row for a in more if a.beside is not None for row in a.beside.entries])
         checkpoints = columns(8, [row for a in more for row in a.checkpoints])
-        self._statements.execute("beside_simple", [*heads, *consumed, *answers, *entries, *checkpoints])
+        asked: list[tuple[Direct, Sequence[Any]]] = [
+            (self._statements.beside_simple, [*heads, *consumed, *answers, *entries, *checkpoints])
+        ]
         for a in more:
             if a.checkpoints:
                 kept = (a.run, a.generation, a.checkpoints_kept, a.epoch, a.events[-1].digest)
-                self._statements.execute("drop_checkpoints_of", kept)
+                asked.append((self._statements.drop_checkpoints_of, kept))
+        return asked
 
 
 def _ends_and_keys(operations: Sequence[Operation]) -> tuple[list[str], list[str]]:
@@ -299,22 +321,39 @@ def _append_values(appends: Sequence[Append], made: Set[str]) -> list[Any]:
     rows = [(*change_values(a), a.row.budget, a.run in made) for a in appends]
     events = [(a.run, a.generation, *event) for a in appends for event in a.events]
     payloads = [(a.run, digest, value) for a in appends for digest, value in a.payloads]
-    return [*arrays(CHANGES, rows), *arrays(EVENTS, events), *arrays(PAYLOADS, payloads)]
+    return [*columns(len(CHANGES), rows), *columns(len(EVENTS), events), *columns(len(PAYLOADS), payloads)]
 
 
-def _ids(cursor: Any) -> Set[str]:
-    return {id for (id,) in cursor.fetchall()} if cursor is not None else frozenset()
+def _accepted(result: Any, runs: Sequence[str]) -> Sequence[int]:
+    """Return the places of the runs whose ids a result has. Nearly always it has all."""
+    if result is None:
+        return ()
+    if result.ntuples == len(runs):
+        return range(len(runs))
+    accepted = {id for (id,) in rows_of(result, "t")}
+    return [place for place, run in enumerate(runs) if run in accepted]
 
 
-def _claim_answer(values: Row) -> tuple[RunRow, Verdict]:
-    row = run_row(values[1:])
-    return row, Claimed(row) if values[0] else NotClaimed(row)
+def _claim_answers(taken: Any, events: Any, inboxes: Any) -> dict[str, Verdict]:
+    """Return the verdicts on claims by their runs, from the answers to `claim_simple` and `_read_past`."""
+    histories: defaultdict[str, list[EventRow]] = defaultdict(list)
+    for run, *event in sorted(rows_of(events, EVENTS[0] + EVENTS[2:])):
+        histories[run].append(EventRow(*event))
+    pending: defaultdict[str, list[Delivery]] = defaultdict(list)
+    for delivery in (Delivery(*row) for row in sorted(rows_of(inboxes, "nttttbnt"))):
+        pending[delivery.run].append(delivery)
+    verdicts: dict[str, Verdict] = {}
+    for is_claimed, *values in rows_of(taken, "n" + RUNS):
+        row = run_row(tuple(values))
+        past = ClaimedPast(histories[row.id], pending[row.id]) if row.id in histories else None
+        verdicts[row.id] = Claimed(row, past) if is_claimed else NotClaimed(row)
+    return verdicts
 
 
 def _claim_values(claims: Sequence[Claim]) -> list[Any]:
     """Return the parameters of `claim_simple`. All are of one worker, and for the same statuses."""
     rows = [(claim.run, claim.at) for claim in claims]
-    return [*arrays("tn", rows), claims[0].worker, Texts(claims[0].statuses)]
+    return [*columns(2, rows), claims[0].worker, claims[0].statuses]
 
 
 def _start_values(news: Sequence[NewRun]) -> list[Any]:
@@ -324,10 +363,10 @@ def _start_values(news: Sequence[NewRun]) -> list[Any]:
     payloads = [(new.row.id, digest, value) for new in news for digest, value in new.payloads]
     tags = list(_tags(news))
     return [
-        *arrays(RUNS, rows),
-        *arrays(EVENTS, events),
-        *arrays(PAYLOADS, payloads),
-        *arrays(TAGS, tags),
+        *columns(len(RUNS), rows),
+        *columns(len(EVENTS), events),
+        *columns(len(PAYLOADS), payloads),
+        *columns(len(TAGS), tags),
     ]
 
 

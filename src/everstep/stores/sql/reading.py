@@ -84,6 +84,10 @@ class Reading(ABC):
         rows = self._all("run", id)
         return run_row(rows[0]) if rows else None
 
+    def rows(self, ids: Sequence[str]) -> list[RunRow]:
+        """Return the rows of the runs with these ids that there are, in any order."""
+        return [row for row in map(self.run, ids) if row is not None]
+
     def runs(self, filter: RunFilter) -> list[RunRow]:
         """Return the runs that a filter asks for, newest first."""
         tags = self._tags(filter.tags)

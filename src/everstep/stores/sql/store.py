@@ -30,6 +30,10 @@ class SqlStore(ABC):
         """Return a run's row."""
         return self._reader.run(id)
 
+    def rows(self, ids: Sequence[str]) -> list[RunRow]:
+        """Return the rows of the runs with these ids that there are, in any order."""
+        return self._reader.rows(ids)
+
     def runs(self, filter: RunFilter) -> list[RunRow]:
         """Return the runs that a filter asks for, newest first."""
         return self._reader.runs(filter)

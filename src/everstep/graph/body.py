@@ -1,0 +1,252 @@
+"""The body of a graph's workflow: it does what the schedule says, on the engine of workflows.
+
+Each turn: begin the visits that the schedule has let begin; wait until one finishes; put what it changes into the
+state; take the edges that hold; ask the schedule what begins now; record the move. When nothing is under way the state
+and the progress are a checkpoint, so that a run that goes on begins there.
+
+A failed step is the run's failure when all that was under way has finished; nothing new begins. Then a retry of the run
+goes on from that step, and the others are not done again.
+"""
+
+import asyncio
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from everstep.engine.checkpoints import KEPT_MIN, take_checkpoint
+from everstep.engine.execution import Execution, current_execution
+from everstep.errors import GraphStuck
+from everstep.graph.commands import MoveGraph, StartGraph
+from everstep.graph.definition import START, Edge
+from everstep.graph.nodes import Approval, Node, start_visit
+from everstep.graph.schedule import NO_FAN, Progress, Taken, Visit, advance
+from everstep.graph.state import Changes
+from everstep.model import events as ev
+
+if TYPE_CHECKING:
+    from everstep.graph.graph import Graph
+
+ITEMS_PER_REST: Final = 20
+
+
+async def drive(graph: "Graph[Any]", state: Any) -> Any:
+    """Take a graph from its start to its end, and return its state then."""
+    return await Drive(graph, current_execution("a graph")).go(state)
+
+
+class Drive:
+    """One run of a graph, in memory."""
+
+    def __init__(self, graph: "Graph[Any]", execution: Execution) -> None:
+        self.graph = graph
+        self.execution = execution
+        self.progress = Progress()
+        self.state: Any = None
+        self.items: dict[int, Any] = {}
+        """The items of fan-outs whose visits have not finished."""
+        self.under_way: dict[Visit, asyncio.Future[Any]] = {}
+        self._given: dict[Visit, Any] = {}
+        """The states that they began with."""
+        self._to_begin: deque[Visit] = deque()
+        self._quiet = 0
+        """How often nothing was under way since the last checkpoint."""
+        self._finished: deque[Visit] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._changes = Changes()
+        followed = execution.followed
+        self._moves = followed.moves if followed is not None else {}
+        self.form = graph.form_for(followed.started if followed is not None else None)
+
+    async def go(self, state: Any) -> Any:
+        """Go on until nothing is left to do."""
+        if not self.graph.passes_values:
+            self.graph.shape.check(state, self.graph.name)
+        execution = self.execution
+        execution.require_live()
+        execution.issue(StartGraph(execution.next_call(), self.form.started, self.form.changed))
+        self.form.started.call = execution._calls
+        self.state = state
+        self._move(None)
+        while not self.progress.is_over:
+            if not self.under_way:
+                self._quiet += 1
+                if self._quiet > len(self.items) // ITEMS_PER_REST:
+                    self._rest()
+            while self._to_begin:
+                self._begin(self._to_begin.popleft())
+            await self._something_finished()
+            while self._finished:
+                await self._finish(self._finished.popleft())
+        return self.state
+
+    def _rest(self) -> None:
+        """Nothing is under way: all that is needed to go on is here. A run that goes on comes here first.
+
+        The items that still wait are in each checkpoint, so with many of them this is done only now and then.
+        """
+        kept = {
+            "state": self.state,
+            "items": [[number, item] for number, item in self.items.items()],
+            "progress": msgspec.to_builtins(self.progress),
+        }
+        kept = take_checkpoint(self.execution, kept, None, KEPT_MIN, sys._getframe())
+        self._quiet = 0
+        self.state = kept["state"]
+        self.items = dict(kept["items"])
+        self.progress = msgspec.convert(kept["progress"], Progress)
+        self._to_begin = deque(self.progress.running.values())
+        self._changes = Changes()
+
+    # -- a visit ------------------------------------------------------------------------------------------------------
+    def _begin(self, visit: Visit) -> None:
+        node = self.form.node(visit.node)
+        future = start_visit(self.execution, node, visit.text, self._arguments(node, visit))
+        self.under_way[visit] = future
+        self._given[visit] = self.state
+        self._changes.begin(visit.text)
+        future.add_done_callback(lambda _: self._note_finished(visit))
+
+    def _arguments(self, node: Node, visit: Visit) -> tuple[Any, ...]:
+        if node.takes == 0:
+            return ()
+        if visit.item and node.takes == 1:
+            return (self._own_copy(node, self.items[visit.item]),)
+        state = self.graph.state_for(node, self.state)
+        given = (state,) if not visit.item else (state, self.items[visit.item])
+        return tuple(self._own_copy(node, one) for one in given)
+
+    def _own_copy(self, node: Node, value: Any) -> Any:
+        """What workflow code does to its arguments must not reach the state: only what it returns does."""
+        if node.kind in ("step", "graph"):
+            return value  # they get copies anyway
+        codec, types = self.execution.codec, self.graph.types
+        return codec.decode(codec.encode(value, types, f"the state given to {node.name}"), types)
+
+    def _note_finished(self, visit: Visit) -> None:
+        self._finished.append(visit)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def _something_finished(self) -> None:
+        if not self._finished:
+            self._wake = self.execution.loop.create_future()
+            try:
+                await self._wake
+            except asyncio.CancelledError:
+                await self._stop_all()
+                raise
+
+    async def _finish(self, visit: Visit) -> None:
+        future = self.under_way.pop(visit)
+        if not future.cancelled() and (error := future.exception()) is not None:
+            if id(error) in self.execution.failures:  # a step's or a child's: what is under way may finish
+                await self._let_others_finish()
+            raise error
+        self._take_changes(visit, future.result())
+        self.items.pop(visit.item, None)
+        self._move(visit)
+
+    def _take_changes(self, visit: Visit, returned: Any) -> None:
+        node, graph, given = self.form.node(visit.node), self.graph, self._given.pop(visit)
+        if graph.passes_values:
+            self.state = returned
+            return
+        changes = graph.changes_by(node, given, returned)
+        if isinstance(node.work, Approval) and node.work.about(given) != node.work.about(self.state):
+            raise GraphStuck(
+                f"What {visit.text} asked a person about has changed since: the answer is not about what it is now. "
+                "Put the approval where no other branch changes that."
+            )
+        self._changes.note(visit.text, changes, graph.shape.values(self.state), graph.shape.reduce)
+        self.state = graph.shape.updated(self.state, changes)
+
+    async def _let_others_finish(self) -> None:
+        """Steps and children come to their end; workflow code, which may wait for long, is cancelled."""
+        for visit, future in self.under_way.items():
+            if self.form.node(visit.node).kind in ("code", "approval"):
+                future.cancel()
+        await self._all_done()
+
+    async def _stop_all(self) -> None:
+        """The run is cancelled: so is everything that is under way, and what cleans up there is waited for."""
+        for future in self.under_way.values():
+            future.cancel()
+        await self._all_done()
+
+    async def _all_done(self) -> None:
+        while not all(future.done() for future in self.under_way.values()):
+            self._wake = self.execution.loop.create_future()
+            await self._wake
+        for future in self.under_way.values():
+            if not future.cancelled():
+                future.exception()  # retrieved: the first failure is the run's
+
+    # -- the way on ---------------------------------------------------------------------------------------------------
+    def _move(self, visit: Visit | None) -> None:
+        """Take the edges that hold, or those that the history has, and record what begins."""
+        after = visit.text if visit is not None else ""
+        if (recorded := self._moves.get(after)) is not None:
+            taken, lists, payload = self._recorded(recorded)
+        else:
+            taken, lists, payload = self._decided(visit.node if visit is not None else START, after)
+        first, queued = self.progress.items, len(self.progress.queued)
+        self.progress, begun = advance(self.form.definition, self.progress, visit, taken)
+        for item in (item for one in lists for item in one):
+            first += 1
+            self.items[first] = item
+        moved = ev.GraphMoved(
+            self.execution.next_call(),
+            after,
+            [[one.source, one.target, *([str(one.items)] if one.items != NO_FAN else [])] for one in taken],
+            [one.text for one in begun],
+            [one.text for one in self.progress.queued[max(0, queued - len(begun)) :]],
+            list(self.progress.waiting),
+            msgspec.Raw(payload) if payload else ev.NO_PAYLOAD,
+            source=self.form.node(visit.node).source if visit is not None else self.form.started.source,
+        )
+        self.execution.require_live()
+        self.execution.issue(MoveGraph(moved))
+        self._to_begin.extend(begun)
+
+    def _recorded(self, moved: ev.GraphMoved) -> tuple[list[Taken], list[list[Any]], bytes]:
+        """Return the edges that the history says were taken. What their conditions would say now does not matter."""
+        taken = [Taken(one[0], one[1], int(one[2]) if len(one) > 2 else NO_FAN) for one in moved.took]
+        payload = self.execution.payload(moved.items, moved.ref)
+        return taken, self.execution.codec.decode(payload, self.graph.types) if payload else [], payload
+
+    def _decided(self, node: str, after: str) -> tuple[list[Taken], list[list[Any]], bytes]:
+        taken: list[Taken] = []
+        lists: list[list[Any]] = []
+        self._decide(node, taken, lists, set())
+        leaving = self.form.definition.leaving[node]
+        if leaving and not taken:
+            targets = ", ".join(edge.target for edge in leaving)
+            raise GraphStuck(
+                f"None of the edges of {node} holds after {after or 'the start'} (to {targets}). If the graph may end "
+                f"there, say so: graph.edge({node!r}, graph.end, when=…)."
+            )
+        if not lists:
+            return taken, [], b""
+        payload = self.execution.codec.encode(lists, self.graph.types, f"the items after {after or 'the start'}")
+        return taken, self.execution.codec.decode(payload, self.graph.types), payload
+
+    def _decide(self, node: str, taken: list[Taken], lists: list[list[Any]], passed: set[str]) -> None:
+        """Find the edges of a node that hold. A fan-out over an empty list passes over its node, to what follows."""
+        passed.add(node)
+        for edge in self.form.definition.leaving[node]:
+            if edge.when is not None and not edge.when(self.state):
+                continue
+            if edge.over is None:
+                taken.append(Taken(edge.source, edge.target))
+                continue
+            items = self._items(edge)
+            taken.append(Taken(edge.source, edge.target, len(items)))
+            lists.append(items)
+            if not items and edge.target not in passed:
+                self._decide(edge.target, taken, lists, passed)
+
+    def _items(self, edge: Edge) -> list[Any]:
+        assert edge.over is not None
+        return list(edge.over(self.state))

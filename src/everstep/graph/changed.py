@@ -1,0 +1,67 @@
+"""What differs between the definition that a run began with and the one that its code has now."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from everstep.model import events as ev
+
+Renames = Sequence[tuple[str, Mapping[str, str]]]
+
+
+class Changed:
+    """The differences, in words. A run is compared under its own names: `names` has the recorded one of each node."""
+
+    def __init__(self, now: ev.GraphStarted, recorded: ev.GraphStarted | None, renames: Renames) -> None:
+        self.names: Final[dict[str, str]] = {}
+        self.gone: list[str] = []
+        self.new: list[str] = []
+        self.other: list[str] = []
+        if recorded is None:
+            return
+        for old in recorded.nodes:
+            if (new := _followed(old, now.nodes, renames)) is None:
+                self.gone.append(old)
+            elif new != old:
+                self.names[new] = old
+        self.new = [node for node in now.nodes if self.names.get(node, node) not in recorded.nodes]
+        for node, facts in now.nodes.items():
+            before = recorded.nodes.get(self.names.get(node, node))
+            if before is not None and before != facts:
+                self.other.append(f"{node} was {_said(before)} and is {_said(facts)}")
+        edges = [[self.names.get(one, one) for one in edge[:2]] + edge[2:] for edge in now.edges]
+        self.other += [f"the edge {_edge(edge)} is gone" for edge in recorded.edges if edge not in edges]
+        self.other += [f"the edge {_edge(edge)} is new" for edge in edges if edge not in recorded.edges]
+
+    def __bool__(self) -> bool:
+        return bool(self.gone or self.new or self.other)
+
+    def text(self) -> str:
+        """Return what has changed, and what to do about it."""
+        if not self:
+            return ""
+        said = [f"{node} is gone" for node in self.gone] + [f"{node} is new" for node in self.new] + self.other
+        text = f" ({'; '.join(said)})"
+        if self.gone:
+            new = self.new[0] if self.new else "…"
+            text += (
+                f". If {self.gone[0]} has another name now, say so: "
+                f'graph.migrate("a name for it", {{"{self.gone[0]}": "{new}"}})'
+            )
+        return text
+
+
+def _followed(node: str, known: Mapping[str, object], renames: Renames) -> str | None:
+    """Return what a node is called now, or None if it is gone."""
+    for _, nodes in renames:
+        if node not in known:
+            node = nodes.get(node, node)
+    return node if node in known else None
+
+
+def _said(facts: Mapping[str, str]) -> str:
+    return " ".join(facts.values()) or "plain"
+
+
+def _edge(edge: Sequence[str]) -> str:
+    source, target, how = (*edge, "", "")[:3]
+    return f"{source} → {target}{f' ({how})' if how else ''}"

@@ -1,0 +1,395 @@
+"""`everstep.Graph`: nodes and edges, declared; its runs are runs of a workflow of the same name."""
+
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import cached_property
+from types import FrameType, FunctionType
+from typing import Any, Generic, Literal, TypeVar, overload
+
+from msgspec import UNSET
+
+from everstep.codec import Signature, Types
+from everstep.effects.step import Step, declared_name
+from everstep.effects.surroundings import CURRENT, where_is
+from everstep.engine.workflow import OnExisting, OnParentEnd, Workflow, checked_choice
+from everstep.errors import Misuse
+from everstep.graph.body import drive
+from everstep.graph.definition import END, JOINS, START, Definition, Edge, Join, NodeRule
+from everstep.graph.form import Form
+from everstep.graph.nodes import Approval, Node, NodeKind, arguments_taken, step_node, widen
+from everstep.graph.state import Reducer, Shape
+from everstep.model import events as ev
+from everstep.model.budgets import Budget
+from everstep.model.contracts import Effect
+from everstep.model.ids import checked_name
+from everstep.model.retry import Retry
+
+S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Graph(Workflow, Generic[S]):
+    """Nodes that do work, and edges that say what follows. A run of it is as durable as a workflow's, node by node.
+
+        graph = everstep.Graph("review", state=ReviewState)
+        graph.node(draft)
+        graph.node(check)
+        graph.edge("draft", "check")
+        graph.edge("check", "draft", when=lambda s: not s.ok)
+        graph.edge("check", graph.end, when=lambda s: s.ok)
+
+    state: what its runs begin with, hand from node to node, and return: a dataclass, a TypedDict, a msgspec or pydantic
+        model, or `dict` (default).
+    reduce: for fields that several nodes add to at the same time: a function of the old value and the node's.
+    max_concurrency: how many nodes may be under way at the same time (default: all that can).
+    limit: how often a node may be reached, so that a cycle comes to an end (default 1000).
+    The other options are those of `@everstep.workflow`.
+    """
+
+    start: str = START
+    """Where the graph begins, for `graph.edge(graph.start, "node")`. By default: at the nodes that no edge leads to."""
+    end: str = END
+    """Where a way ends, for `graph.edge("node", graph.end, when=…)`. A node without edges is an end by itself."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        state: type[S] = dict,  # type: ignore[assignment]
+        reduce: Mapping[str, Reducer] | None = None,
+        max_concurrency: int | None = None,
+        limit: int = 1000,
+        version: str = "",
+        queue: str = "default",
+        timeout: float | None = None,
+        budget: Budget | None = None,
+        on_existing: OnExisting = "attach",
+        on_parent_end: OnParentEnd = "cancel",
+    ) -> None:
+        if max_concurrency is not None and max_concurrency < 1:
+            raise Misuse(f"max_concurrency={max_concurrency!r}: it is a number of nodes, at least 1.")
+        self.passes_values = False
+        """Whether nodes hand on what they return, instead of changing a state: in a pipeline."""
+        self.shape = Shape(state, reduce or {})
+        self.nodes: dict[str, Node] = {}
+        self.edges: list[Edge] = []
+        self.renames: list[tuple[str, dict[str, str]]] = []
+        self.limit = limit
+        self.max_concurrency = max_concurrency
+        self._is_sealed = False
+        frame = _callers_frame()
+        self.source = where_is(frame)
+        super().__init__(
+            _workflow_function(self, checked_name(name, "graph"), state, frame),
+            name=name,
+            version=version,
+            queue=queue,
+            timeout=timeout,
+            budget=budget,
+            on_existing=on_existing,
+            on_parent_end=on_parent_end,
+        )
+
+    # -- declaring ----------------------------------------------------------------------------------------------------
+    @overload
+    def node(self, work: F, /, **options: Any) -> F: ...
+    @overload
+    def node(
+        self,
+        *,
+        name: str | None = ...,
+        effect: Literal["read", "repeat", "once"] | None = ...,
+        join: Join = ...,
+        limit: int | None = ...,
+        retry: Retry | None = ...,
+        timeout: float | None = ...,
+        budget: Budget | None = ...,
+    ) -> Callable[[F], F]: ...
+    def node(self, work: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # it has these options by name
+        """Add a node: a step, another graph, or a function. Also a decorator.
+
+        A node takes the state and returns what it changes: a dict of fields, a whole state, or nothing. A step does its
+        work under its contract. A function is workflow code: it may call steps, `everstep.sleep` and so on, and must
+        not touch the outside itself. A graph is a child run that begins with the fields that both states have.
+
+        name: of the node (default: the function's). Its steps and visits stand under it in the history.
+        effect: makes a function a step with this contract.
+        join: when it begins, if several edges lead to it: when `all` branches that were taken have come (default), or
+            with `any`, the first.
+        limit: how often it may be reached (default: the graph's).
+        retry, timeout: for each visit, as of a step.
+        budget: what each visit may use of the graph's budget.
+        """
+        if work is None:
+            return lambda declared: self.node(declared, **options)
+        self._add_node(work, where_is(_callers_frame()), **options)
+        return work
+
+    def _add_node(
+        self,
+        work: Any,
+        source: str,
+        *,
+        name: str | None = None,
+        effect: Effect | None = None,
+        join: Join = "all",
+        limit: int | None = None,
+        retry: Retry | None = None,
+        timeout: float | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        self._refuse_when_sealed()
+        if not callable(work):
+            raise Misuse(f"A node is a function, a step or a graph, not a {type(work).__name__}.")
+        name = checked_name(name or name_of(work), "node")
+        kind: NodeKind = "graph" if isinstance(work, Workflow) else "code"
+        if isinstance(work, Step) or effect is not None:
+            work, kind = step_node(work, name, effect, retry, timeout), "step"
+        elif retry is not None and retry.then == "hold":
+            raise Misuse(f'Retry(then="hold") is for steps, and the node {name} is none.')
+        if budget is not None and self.budget is None:
+            self.budget = Budget()  # without limits of its own: what its nodes use is counted from the start
+        self._add(
+            Node(
+                name=name,
+                kind=kind,
+                work=work,
+                rule=NodeRule(checked_choice("join", join, JOINS), limit or self.limit),  # type: ignore[arg-type]
+                retry=retry,
+                timeout=timeout,
+                budget=budget,
+                source=source,
+            )
+        )
+
+    def _add(self, node: Node) -> None:
+        if node.name in self.nodes:
+            raise Misuse(f"The graph {self.name} has a node {node.name!r} already. Give this one another `name=`.")
+        self.nodes[node.name] = node
+
+    def approval(
+        self,
+        name: str,
+        about: Callable[[S], Any],
+        *,
+        into: str,
+        answer: Any = bool,
+        what: str | None = None,
+        timeout: float | None = None,
+        expired: Any = UNSET,
+        join: Join = "all",
+    ) -> None:
+        """Add a node that waits for a person's answer about a part of the state, and puts it into a field.
+
+            graph.approval("approve", lambda s: {"to": s.reader, "text": s.text}, into="approved", timeout=86400)
+
+        The person sees just what `about` returns (`everstep approvals`), and the answer is bound to it: if it has
+        changed when the answer comes, because another branch changed the state, the graph fails instead.
+
+        into: the field that takes the answer.
+        answer: the type that it must have (default: `bool`).
+        what: what is to be approved, in words (default: the node's name).
+        timeout: seconds after which nobody can answer. Then `expired` takes the answer's place; without it the node
+            fails with `TimeoutError`.
+        """
+        self._refuse_when_sealed()
+        if self.shape.fields is not None and into not in self.shape.fields:
+            raise Misuse(f"into={into!r} is no field of {self.shape.name}: {', '.join(self.shape.fields)}.")
+        self._add(
+            Node(
+                name=checked_name(name, "node"),
+                kind="approval",
+                work=Approval(what=what or name, about=about, into=into, answer=answer, expired=expired),
+                rule=NodeRule(checked_choice("join", join, JOINS), self.limit),  # type: ignore[arg-type]
+                timeout=timeout,
+                source=where_is(_callers_frame()),
+            )
+        )
+
+    def edge(self, source: str, target: str, *, when: Callable[[S], Any] | None = None) -> None:
+        """Say what follows: when `source` has finished, `target` is reached. Several edges of a node are a fan-out.
+
+        when: the edge is taken only if this is true of the state. It is asked once: the answer is recorded.
+        """
+        self._add_edge(Edge(source, target, when))
+
+    def each(
+        self,
+        source: str,
+        target: str,
+        over: str | Callable[[S], Iterable[Any]],
+        *,
+        when: Callable[[S], Any] | None = None,
+    ) -> None:
+        """Say that `target` is visited once for each item of a list, at the same time, when `source` has finished.
+
+        `target` takes the item, or the state and the item. What follows it, with `join="all"`, waits for all of them.
+
+        over: the list: a function of the state, or the name of one of its fields. It is asked once.
+        when: as of an edge.
+        """
+        if target in (START, END):
+            raise Misuse("graph.each leads to a node, which is visited for each item.")
+        self._add_edge(Edge(source, target, when, _over(over)))
+
+    def _add_edge(self, edge: Edge) -> None:
+        self._refuse_when_sealed()
+        if edge.source == END or edge.target == START:
+            raise Misuse("An edge leads from graph.start or a node to a node or graph.end.")
+        if any((one.source, one.target) == (edge.source, edge.target) for one in self.edges):
+            raise Misuse(f"The graph {self.name} has an edge from {edge.source} to {edge.target} already.")
+        self.edges.append(edge)
+
+    def migrate(self, name: str, nodes: Mapping[str, str]) -> None:
+        """Say what the nodes of older runs are called now: `graph.migrate("draft is write", {"draft": "write"})`.
+
+        Runs that began before go on, under the names that they began with. Without it they are held.
+        """
+        self._refuse_when_sealed()
+        self.renames.append((name, dict(nodes)))
+
+    def draw(self, form: Literal["mermaid", "svg"] = "mermaid") -> str:
+        """Return a picture of the graph: as Mermaid text, or as an SVG."""
+        from everstep.graph import drawing
+        from everstep.graph.story import Story
+
+        story = Story(Form(self.name, self.nodes, self._defined(), self.source, None, ()).started)
+        if checked_choice("form", form, ("mermaid", "svg")) == "svg":
+            return drawing.svg(f"The graph {self.name}", story.nodes(), story.edges())
+        return drawing.mermaid(story.nodes(), story.edges())
+
+    # -- being run ----------------------------------------------------------------------------------------------------
+    def __call__(self, state: S, /) -> Coroutine[Any, Any, S]:
+        current = CURRENT.get()
+        if current is None:
+            raise Misuse(f"The graph {self.name} is run by everstep.run(graph, state) or app.run(graph, state).")
+        child: Coroutine[Any, Any, S] = current.call_workflow(self, (state,), {}, sys._getframe(1))
+        return child
+
+    def __repr__(self) -> str:
+        return f"<graph {self.name}>"
+
+    @property
+    def signature(self) -> Signature:
+        """What its workflow takes and returns: the state, with the classes that its nodes know."""
+        if not self._is_sealed:
+            self._seal()
+        return self._signature
+
+    @signature.setter
+    def signature(self, signature: Signature) -> None:
+        self._signature = signature
+
+    def _seal(self) -> None:
+        """The first run begins: from now on the graph is what it is."""
+        self._is_sealed = True
+        try:
+            fanned = {edge.target for edge in self.edges if edge.over is not None}
+            for node in self.nodes.values():
+                node.has_item = node.name in fanned
+                node.takes = arguments_taken(node.name, node.work, has_item=node.has_item)
+            self._signature.arguments = self._signature.result = self.types
+            for node in self.nodes.values():
+                if node.kind == "step":
+                    widen(node.work, self.types)
+            _ = self.definition.back_edges
+        except BaseException:
+            self._is_sealed = False
+            self.__dict__.pop("definition", None)
+            self.__dict__.pop("types", None)
+            raise
+
+    def _refuse_when_sealed(self) -> None:
+        if self._is_sealed:
+            raise Misuse(f"The graph {self.name} has been used, so it can no longer be changed.")
+
+    @cached_property
+    def types(self) -> Types:
+        """The classes that its state, and what its nodes are given and return, may hold."""
+        types = self._signature.arguments | self._signature.result
+        for node in self.nodes.values():
+            types = types | node.types()
+        return types
+
+    @cached_property
+    def definition(self) -> Definition:
+        """The shape that its schedule follows."""
+        return self._defined()
+
+    def _defined(self) -> Definition:
+        rules = {name: node.rule for name, node in self.nodes.items()}
+        return Definition(rules, self.edges, name=self.name, max_concurrency=self.max_concurrency)
+
+    def form_for(self, recorded: ev.GraphStarted | None) -> Form:
+        """Return the graph as a run sees it, under the names that it began with."""
+        return Form(self.name, self.nodes, self.definition, self.source, recorded, self.renames)
+
+    def pass_values(self) -> None:
+        """Let nodes hand on what they return, as in a pipeline: a run then begins with any value, or with none."""
+        self.passes_values = True
+        self.function.__defaults__ = (None,)
+        self.function.__annotations__ = {"state": Any, "return": Any}
+        self._signature = Signature(self.function)
+
+    # -- states -------------------------------------------------------------------------------------------------------
+    def state_for(self, node: Node, state: Any) -> Any:
+        """Return what a node begins with: the state; a graph with a state of its own: what both have."""
+        if node.kind != "graph" or not isinstance(node.work, Graph) or node.work.shape.cls is self.shape.cls:
+            return state
+        inner: Shape = node.work.shape
+        values = self.shape.values(state)
+        given = {name: values[name] for name in inner.shared_with(self.shape) if name in values}
+        return given if inner.is_dict else inner.cls(**given)
+
+    def changes_by(self, node: Node, state: Any, returned: Any) -> dict[str, Any]:
+        """Return what a node changes in the state."""
+        if node.kind == "graph" and isinstance(node.work, Graph) and node.work.shape.cls is not self.shape.cls:
+            inner: Shape = node.work.shape
+            values, before = inner.values(returned), self.shape.values(state)
+            returned = {name: values[name] for name in inner.shared_with(self.shape) if name in values}
+            returned = {name: value for name, value in returned.items() if before.get(name) != value}
+        return self.shape.changes(node.name, state, returned)
+
+
+def _over(over: str | Callable[[Any], Iterable[Any]]) -> Callable[[Any], Iterable[Any]]:
+    if not isinstance(over, str):
+        return over
+    field = over
+
+    def items_of(state: Any) -> Iterable[Any]:
+        found: Iterable[Any] = state[field] if isinstance(state, dict) else getattr(state, field)
+        return found
+
+    return items_of
+
+
+def name_of(work: Any) -> str:
+    """Return what a node is called if nobody says it."""
+    name = work.name if isinstance(work, Workflow) else declared_name(work)
+    return str(name).rpartition(".")[2]
+
+
+def _callers_frame() -> FrameType:
+    """Return where a person called what led here."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("everstep.graph."):
+        frame = frame.f_back
+    return frame or sys._getframe(1)
+
+
+def _workflow_function(graph: "Graph[Any]", name: str, state: Any, frame: FrameType) -> FunctionType:
+    """Return the function of a graph's workflow, as if it stood where the graph is declared.
+
+    So two files that declare graphs of one name are noticed, and reports name a line that a person can find.
+    """
+
+    async def body(state: Any) -> Any:
+        return await drive(graph, state)
+
+    code = body.__code__.replace(co_filename=frame.f_code.co_filename, co_firstlineno=max(1, frame.f_lineno - 1))
+    made = FunctionType(code, body.__globals__, name, None, body.__closure__)
+    made.__qualname__ = name
+    made.__module__ = frame.f_globals.get("__name__", "__main__")
+    made.__annotations__ = {"state": state, "return": state}
+    made.__doc__ = f"The graph {name}."
+    return made

@@ -1,0 +1,177 @@
+"""The nodes of a graph: what they do, with which contract, and how they are called."""
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from everstep.codec import Signature, types_of
+from everstep.effects.step import Step
+from everstep.engine.execution import Execution
+from everstep.engine.inside import random, sleep
+from everstep.engine.workflow import Workflow
+from everstep.errors import Misuse
+from everstep.graph.definition import NodeRule
+from everstep.model.retry import Retry
+
+if TYPE_CHECKING:
+    from everstep.codec import Types
+    from everstep.model.budgets import Budget
+
+NodeKind = Literal["step", "code", "graph", "approval"]
+
+
+class Approval(msgspec.Struct, kw_only=True):
+    """The work of a node that waits for a person's answer about a part of the state."""
+
+    what: str
+    about: Callable[[Any], Any]
+    into: str
+    answer: Any = Any
+    expired: Any = msgspec.UNSET
+
+
+class Node(msgspec.Struct, kw_only=True):
+    """A node: its work, and what holds for each visit."""
+
+    name: str
+    kind: NodeKind
+    work: Any
+    rule: NodeRule
+    retry: Retry | None = None
+    timeout: float | None = None
+    budget: "Budget | None" = None
+    source: str = ""
+    takes: int = 1
+    """How many arguments it takes: none, one (the state; in a fan-out the item), or both."""
+    has_item: bool = False
+    """Whether it is visited for the items of a list."""
+
+    def facts(self) -> dict[str, str]:
+        """Return what a run compares when it goes on."""
+        facts: dict[str, str] = {"kind": self.kind}
+        if self.kind == "step":
+            facts["effect"] = self.work.effect
+        if self.rule.join != "all":
+            facts["join"] = self.rule.join
+        return facts
+
+    def types(self) -> "Types":
+        """Return the classes that it may be given and may return."""
+        if isinstance(self.work, Approval):
+            return types_of(self.work.answer)
+        signature = self.work.signature if isinstance(self.work, (Step, Workflow)) else Signature(self.work)
+        return signature.arguments | signature.result
+
+
+def step_node(work: Any, name: str, effect: Any, retry: Retry | None, timeout: float | None) -> Step:
+    """Return the step that a node is, under the node's name.
+
+    Its start is durable before its body begins, also that of a `read`: so is the move that led to it.
+    """
+    if isinstance(work, Step):
+        if effect is not None and effect != work.effect:
+            raise Misuse(f"The node {name} is a step with effect={work.effect!r}: say its contract there, not here.")
+        made = object.__new__(type(work))
+        made.__dict__.update(work.__dict__)
+        made.name = name
+        made.retry, made.timeout = retry or work.retry, timeout or work.timeout
+    else:
+        made = Step(work, name=name, effect=effect, retry=retry, timeout=timeout)
+    made.needs_intent = True
+    return made
+
+
+def widen(step: Step, types: "Types") -> None:
+    """Let a node's step take and return whatever the graph knows, also where its function is not annotated."""
+    known = step.signature
+    both = known.arguments | types, known.result | types  # and so it has been looked at
+    step.signature = object.__new__(Signature)
+    step.signature.__dict__.update(known.__dict__)
+    step.signature.arguments, step.signature.result = both
+
+
+def arguments_taken(name: str, work: Any, *, has_item: bool) -> int:
+    """Return how many arguments a node takes: none, one (the state; in a fan-out the item), or both."""
+    if isinstance(work, Approval):
+        return 1
+    signature = work.signature if isinstance(work, (Step, Workflow)) else Signature(work)
+    if signature.least > (2 if has_item else 1):
+        wanted = "the state and an item" if has_item else "the state"
+        raise Misuse(f"The node {name} takes {signature.least} arguments; a graph gives it {wanted}.")
+    if has_item:
+        return 2 if signature.least == 2 else 1
+    return min(1, signature.most)
+
+
+def start_visit(execution: Execution, node: Node, text: str, args: tuple[Any, ...]) -> "asyncio.Future[Any]":
+    """Begin a visit, and return the future of what it returns."""
+    if node.kind == "step" and node.budget is None:
+        return execution.issue_step(node.work, args, {}, node.source)
+    if node.kind == "approval":
+        return execution.loop.create_task(_approved(execution, node, *args), name=text)
+    if node.kind == "graph" and node.budget is None and node.timeout is None and node.retry is None:
+        return execution.issue_child(node.work, args, {}, None, node.source)
+    return execution.loop.create_task(_guarded(execution, node, args), name=text)
+
+
+async def _guarded(execution: Execution, node: Node, args: tuple[Any, ...]) -> Any:
+    """Do a node's work within its budget, its time and its attempts."""
+    if node.budget is None:
+        return await _tried(execution, node, args)
+    from everstep.engine.narrowing import Part
+
+    with Part(execution, node.budget, node.budget.then, node.source):
+        return await _tried(execution, node, args)
+
+
+async def _tried(execution: Execution, node: Node, args: tuple[Any, ...]) -> Any:
+    """Work that is workflow code is tried again here, after durable waits; a step looks after that itself."""
+    if node.kind == "step":
+        return await execution.issue_step(node.work, args, {}, node.source)
+    failures = 0
+    while True:
+        try:
+            async with asyncio.timeout(node.timeout):
+                return await work_of(execution, node, args)
+        except Exception as error:
+            failures += 1
+            if node.retry is None or not node.retry.allows(failures, error):
+                raise
+            delay = node.retry.delay(failures, error, random())
+        await sleep(delay)
+
+
+async def _approved(execution: Execution, node: Node, state: Any) -> dict[str, Any]:
+    """Wait for a person's answer about just this part of the state."""
+    from everstep.engine.approvals import ask
+
+    work: Approval = node.work
+    try:
+        about = work.about(state)
+        answer = await ask(execution, work.what, about, work.answer, node.timeout, node.source, secret=False)
+    except TimeoutError:
+        if work.expired is msgspec.UNSET:
+            raise
+        answer = work.expired
+    return {work.into: answer}
+
+
+def work_of(execution: Execution, node: Node, args: tuple[Any, ...]) -> Awaitable[Any]:
+    """Return the work of a node that is workflow code, or a graph, to be awaited."""
+    if node.kind == "graph":
+        return execution.issue_child(node.work, args, {}, None, node.source)
+    if inspect.iscoroutinefunction(node.work):
+        return node.work(*args)  # type: ignore[no-any-return]
+    from everstep.engine.greenlets import on_greenlet  # a plain function, which may call `def` steps
+
+    return _unwrapped(on_greenlet(functools.partial(node.work, *args)))
+
+
+async def _unwrapped(work: Awaitable[Any]) -> Any:
+    """A plain function may return something to await: a partial, or an object with an `async` call."""
+    value = await work
+    return await value if inspect.isawaitable(value) else value

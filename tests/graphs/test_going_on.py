@@ -1,0 +1,235 @@
+"""Graphs that go on: from checkpoints, after retries of nested graphs, as forks, and with another definition."""
+
+import operator
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import everstep
+from everstep import step
+from everstep.engine.past import load_past
+from everstep.errors import RunHeld
+
+
+@dataclass
+class Words:
+    said: list[str] = field(default_factory=list)
+    laps: int = 0
+    most: int = 3
+
+
+DONE: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_done() -> None:
+    DONE.clear()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "graphs.db")
+
+
+def saying(name: str) -> Any:
+    @step(name=name)
+    async def say(state: Words) -> dict[str, Any]:
+        DONE.append(name)
+        return {"said": [name]}
+
+    return say
+
+
+async def wait(state: Words) -> None:
+    await everstep.receive("go")
+
+
+def line(graph: str, *names: str) -> everstep.Graph[Words]:
+    """Return a graph of steps one after the other; `wait` waits for a signal."""
+    made: everstep.Graph[Words] = everstep.Graph(graph, state=Words, reduce={"said": operator.add})
+    for name in names:
+        made.node(wait if name == "wait" else saying(name), name=name)
+    for before, after in pairwise(names):
+        made.edge(before, after)
+    return made
+
+
+def until(is_so: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def left_waiting(url: str, graph: everstep.Graph[Words], state: Words, id: str = "g") -> None:
+    """Start a run that comes to wait, and leave it."""
+    with everstep.open(url) as app:
+        run = app.start(graph, state, id=id)
+        until(lambda: run.status() == "waiting")
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+def lapping() -> everstep.Graph[Words]:
+    graph = everstep.Graph("lapping", state=Words)
+
+    @graph.node(effect="repeat")
+    async def lap(state: Words) -> dict[str, int]:
+        return {"laps": state.laps + 1}
+
+    graph.node(wait)
+    graph.edge(graph.start, "lap")
+    graph.edge("lap", "lap", when=lambda s: s.laps < s.most)
+    graph.edge("lap", "wait", when=lambda s: s.laps >= s.most)
+    return graph
+
+
+def test_a_resume_reads_as_much_after_two_hundred_laps_as_after_three(url: str) -> None:
+    graph = lapping()
+    read = {}
+    for laps in (3, 200):
+        left_waiting(url, graph, Words(most=laps), f"g-{laps}")
+        with everstep.open(url) as app:
+            store = app._app.store
+            row = store.run(f"g-{laps}")
+            assert row is not None
+            read[laps] = len(load_past(store, row).events)
+            assert row.head_seq > 3 * laps
+            run = app.start(graph, Words(most=laps), id=f"g-{laps}")
+            run.signal("go")
+            assert run.result(timeout=20).laps == laps
+    assert read[3] == read[200] < 12
+
+
+def test_a_graph_whose_checkpoints_are_lost_goes_on_from_its_events(url: str) -> None:
+    graph = lapping()
+    left_waiting(url, graph, Words(most=5))
+    with closing(sqlite3.connect(url)) as database, database:
+        database.execute("UPDATE checkpoints SET state = CAST(state || x'00' AS BLOB)")
+    with everstep.open(url) as app:
+        run = app.start(graph, Words(most=5), id="g")
+        run.signal("go")
+        assert run.result(timeout=20).laps == 5
+        assert "checkpoint_damaged" in [event.kind for event in run.history()]
+
+
+# -- retries and forks ------------------------------------------------------------------------------------------------
+def test_a_retry_of_a_graph_goes_on_in_the_nested_graph_where_that_failed(url: str) -> None:
+    broken = [True]
+    inner = line("nested-inner", "i1")
+
+    @inner.node(effect="repeat")
+    async def i2(state: Words) -> dict[str, Any]:
+        DONE.append("i2")
+        if broken:
+            raise ValueError("broken")
+        return {"said": ["i2"]}
+
+    inner.edge("i1", "i2")
+    outer = everstep.Graph("nested-outer", state=Words)
+    outer.node(saying("o1"), name="o1")
+
+    @outer.node
+    async def call(state: Words) -> dict[str, Any]:
+        return {"said": state.said + (await inner(Words())).said}
+
+    outer.edge("o1", "call")
+    with everstep.open(url) as app:
+        with pytest.raises(ValueError, match="broken"):
+            app.run(outer, Words(), id="g")
+        broken.clear()
+        ended = app.run(outer, Words(), id="g", on_existing="retry")
+        assert ended.said == ["o1", "i1", "i2"]
+        assert DONE == ["o1", "i1", "i2", "i2"]
+        assert app.get("g").verify().sound
+
+
+def test_a_fork_goes_on_from_a_move_with_the_recorded_ways_before_it(url: str) -> None:
+    graph = line("forked", "a", "b", "c")
+    with everstep.open(url) as app:
+        app.run(graph, Words(), id="g")
+        events = app.get("g").history()
+        (place,) = [event.seq for event in events if event.kind == "graph_moved" and event.body.get("after") == "a"]
+        fork = app.fork("g", at=place, id="g-2", allow_effects=True)
+        assert fork.result(timeout=20).said == ["a", "b", "c"]
+        assert DONE == ["a", "b", "c", "b", "c"]
+        assert fork.verify().sound
+
+
+# -- another definition -----------------------------------------------------------------------------------------------
+def test_a_run_of_a_changed_graph_is_held_and_goes_on_when_a_person_accepts_what_was_added(url: str) -> None:
+    left_waiting(url, line("growing", "a", "wait", "b"), Words())
+    grown = line("growing", "a", "wait", "b", "c")
+    with everstep.open(url) as app:
+        app.get("g").signal("go")
+        with pytest.raises(RunHeld):
+            app.run(grown, Words(), id="g")
+        (hold,) = app.holds()
+        assert "c is new; the edge b → c is new" in hold.report.decode()
+        assert DONE == ["a"]
+        app.resolve("g", "accept")
+        ended = app.run(grown, Words(), id="g")
+        assert ended.said == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (("a", "wait"), "b is gone"),
+        (("wait", "a", "b"), "the edge wait → a is new"),
+    ],
+)
+def test_what_has_changed_is_said(url: str, now: tuple[str, ...], said: str) -> None:
+    left_waiting(url, line("changing", "a", "wait", "b"), Words())
+    with everstep.open(url) as app:
+        app.get("g").signal("go")
+        with pytest.raises(RunHeld):
+            app.run(line("changing", *now), Words(), id="g")
+        assert said in app.holds()[0].report.decode()
+        assert app.get("g").status() == "held"
+
+
+def test_a_changed_contract_is_noticed(url: str) -> None:
+    def graph(effect: Any) -> everstep.Graph[Words]:
+        made = everstep.Graph("contract", state=Words)
+        made.node(wait)
+
+        @made.node(effect=effect)
+        async def act(state: Words) -> None:
+            DONE.append("act")
+
+        made.edge("wait", "act")
+        return made
+
+    left_waiting(url, graph("once"), Words())
+    with everstep.open(url) as app:
+        app.get("g").signal("go")
+        with pytest.raises(RunHeld):
+            app.run(graph("repeat"), Words(), id="g")
+        assert "act was step once and is step repeat" in app.holds()[0].report.decode()
+        assert not DONE
+
+
+def test_migrations_follow_each_other_and_new_runs_have_the_new_names(url: str) -> None:
+    left_waiting(url, line("renamed", "a", "wait", "b"), Words())
+
+    def renamed() -> everstep.Graph[Words]:
+        graph = line("renamed", "first", "wait", "last")
+        graph.migrate("a is one", {"a": "one"})
+        graph.migrate("names in words", {"one": "first", "b": "last"})
+        return graph
+
+    with everstep.open(url) as app:
+        app.get("g").signal("go")
+        assert app.run(renamed(), Words(), id="g").said == ["a", "last"]
+        assert [event.step for event in app.get("g").history() if event.kind == "step_completed"] == ["a", "b"]
+        run = app.start(renamed(), Words(), id="g-2")
+        run.signal("go")
+        assert run.result(timeout=20).said == ["first", "last"]
+        assert [event.step for event in run.history() if event.kind == "step_completed"] == ["first", "last"]
