@@ -6,6 +6,7 @@ in a step's body, records what came of it, and emits the same events from the re
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from enum import Enum
 from typing import Any, Final
 
 from strands.interrupt import Interrupt, InterruptException
@@ -227,8 +228,10 @@ def name_of(text: str) -> str:
 
 def storable(value: Any) -> Any:
     """Return a value as plain data. What is none becomes its text: an effect that happened is never lost over it."""
-    if value is None or isinstance(value, str | int | float | bool | bytes):
+    if value is None or type(value) in (str, int, float, bool, bytes):
         return value
+    if isinstance(value, Enum):
+        return storable(value.value)
     if isinstance(value, dict):
         return {str(name): storable(one) for name, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
