@@ -15,6 +15,7 @@
     │   └── Uncompensated       a rollback would leave effects that must not happen twice
     ├── NotDecodable            stored bytes are not of the type that the code expects now
     ├── RunActive               the run has not ended, so it cannot be restarted or retried
+    ├── ThreadActive            another process runs this thread of an agent framework
     ├── CrossesOnce             a retry would go back over effects that must not happen twice
     ├── RunEnded                the run has ended, so it cannot be signalled, cancelled, …
     ├── RunFailed               the run failed with an error that is not restorable here
@@ -152,6 +153,16 @@ class RunActive(Error):
     """The run has not ended, so it cannot be restarted or retried."""
 
     code: ClassVar[str] = "everstep.run.active"
+
+
+class ThreadActive(Error):
+    """Another process runs this thread of an agent framework, or has taken it over. `owner` names that worker."""
+
+    code: ClassVar[str] = "everstep.thread.active"
+
+    def __init__(self, message: str, owner: str = "") -> None:
+        super().__init__(message)
+        self.owner = owner
 
 
 class CrossesOnce(Error):

@@ -13,6 +13,7 @@ from typing import Any
 
 import everstep
 from everstep.engine.history import Event
+from everstep.testing.checker import check, export_histories
 from tests.crash.figures import FIGURES
 from tests.forked import Program
 
@@ -56,17 +57,20 @@ class Trial:
 
     def histories(self) -> dict[str, list[Event]]:
         """Return the histories of the run and of its children, verified."""
-        if not (self.folder / "everstep.db").exists():
+        file = self.folder / "everstep.db"
+        if "STORE_URL" not in self.settings and not file.exists():
             return {}
-        with everstep.open(str(self.folder / "everstep.db")) as app:
+        with everstep.open(self.settings.get("STORE_URL") or str(file)) as app:
             rows = app.list()
             assert all(app.get(row.id).verify().sound for row in rows)
+            assert not (broken := check(export_histories(app._app.store), settled=False)), broken
             return {row.id: app.get(row.id).history() for row in rows}
 
-    def done(self) -> set[str]:
-        """Return the visits whose outcomes are durable."""
+    def told(self) -> tuple[set[str], set[str]]:
+        """Return what is durable: the visits that have their outcomes, and those that moves have let begin."""
         events = [event for history in self.histories().values() for event in history]
-        return {event.step for event in events if event.kind == "step_completed"}
+        done = {event.step for event in events if event.kind == "step_completed"}
+        return done, {one for event in events if event.kind == "graph_moved" for one in event.body.get("begins", [])}
 
 
 @dataclass
@@ -100,7 +104,9 @@ def killed_and_resumed(trial: Trial, expected: Expected, **kill: str) -> list[st
     if status != KILLED:
         return [f"the armed process ended with {status}: {trial.output[-2000:]}"]
     FIGURES.trials += 1
-    done, before = trial.done(), Counter(trial.visits())
+    (done, let_begin), before = trial.told(), Counter(trial.visits())
+    if unknown := set(before) - let_begin:
+        return [f"begun before the move that leads there was durable: {sorted(unknown)}"]
     if trial.live() != 0:
         return [f"the run did not go on: {trial.output[-2000:]}"]
     problems = []

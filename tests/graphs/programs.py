@@ -101,14 +101,27 @@ def counting() -> everstep.Graph[State]:
 
 
 def routing() -> everstep.Graph[State]:
-    """Its condition asks something that is another after the crash."""
+    """Its condition asks something that is another after the crash. Something is always under way."""
     graph = new_graph("routing")
-    for name in ("a", "left", "right", "end"):
-        graph.node(adding(name), name=name)
+    for name, seconds in (("slow", 0.1), ("a", 0.0), ("left", 0.0), ("right", 0.0), ("end", 0.0)):
+        graph.node(adding(name, seconds), name=name)
+    graph.edge("slow", "end")
     graph.edge("a", "left", when=lambda s: os.environ.get("WAY", "left") == "left")
     graph.edge("a", "right", when=lambda s: os.environ.get("WAY", "left") != "left")
     graph.edge("left", "end")
     graph.edge("right", "end")
+    return graph
+
+
+def reading() -> everstep.Graph[State]:
+    """Nodes that only read: their steps would otherwise begin before anything is durable."""
+    graph = new_graph("reading")
+    for name in ("a", "b", "c", "d"):
+        graph.node(adding(name, effect="read"), name=name)
+    graph.edge("a", "b")
+    graph.edge("a", "c")
+    graph.edge("b", "d")
+    graph.edge("c", "d")
     return graph
 
 
@@ -226,6 +239,7 @@ CASES: dict[str, Callable[[], everstep.Graph[State]]] = {
     "queued": lambda: joining(1),
     "counting": counting,
     "routing": routing,
+    "reading": reading,
     "failing": failing,
     "renaming": renaming,
     "looping": looping,

@@ -119,6 +119,27 @@ def test_a_graph_whose_checkpoints_are_lost_goes_on_from_its_events(url: str) ->
         assert "checkpoint_damaged" in [event.kind for event in run.history()]
 
 
+def test_items_that_are_kept_beside_their_event_come_back_after_a_stop(url: str) -> None:
+    graph = everstep.Graph("large", state=Words, reduce={"laps": operator.add})
+    large = "x" * 2000
+
+    @graph.node
+    async def look(item: str) -> dict[str, int]:
+        if item.startswith("7"):
+            await everstep.receive("go")
+        return {"laps": len(item)}
+
+    graph.each(graph.start, "look", over=lambda s: [f"{number}{large}" for number in range(10)])
+    left_waiting(url, graph, Words())
+    with everstep.open(url) as app:
+        run = app.start(graph, Words(), id="g")
+        run.signal("go")
+        assert run.result(timeout=20).laps == 10 * 2001
+        assert run.verify().sound
+        (moved,) = [event.body for event in run.history() if "ref" in event.body and event.kind == "graph_moved"]
+        assert moved["took"] == [["<start>", "look", "10"]]
+
+
 # -- retries and forks ------------------------------------------------------------------------------------------------
 def test_a_retry_of_a_graph_goes_on_in_the_nested_graph_where_that_failed(url: str) -> None:
     broken = [True]

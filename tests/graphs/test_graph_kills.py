@@ -17,7 +17,7 @@ POINTS = {
     "joining": ("r", ["r", "j"], "slow R is killed: R, then the join once with both"),
     "queued": ("l", ["l", "r", "j"], "R is only queued: it is not forgotten"),
     "counting": ("two", ["two", "three"], "usage and budgets go on"),
-    "routing": ("left", ["left", "end"], "the recorded decision counts"),
+    "routing": ("left", ["left", "slow", "end"], "the recorded decision counts"),
     "failing": ("after", ["after"], "a failure that was overcome stays in the history"),
     "renaming": ("draft", ["draft", "check"], "goes on with the same definition"),
     "looping": ("lap#2", ["lap#2", "check#2", "lap#3", "check#3"], "lap 2 goes on in lap 2"),
@@ -91,8 +91,20 @@ def test_routing_after_a_crash_takes_the_recorded_way_although_its_condition_say
     assert trial.live(KILL_IN="left") == KILLED
     trial.settings["WAY"] = "right"
     assert trial.live() == 0, trial.output
-    assert trial.visits() == ["a", "left", "left", "end"]
+    assert sorted(trial.visits()) == ["a", "end", "left", "left", "slow"]
+    assert "checkpoint_taken" not in [event.kind for event in trial.histories()["g"]][5:-6]  # only the moves tell it
     assert trial.result() == expected["routing"].result
+
+
+@pytest.mark.parametrize("case", ["reading", "counting"])
+def test_no_node_begins_before_the_move_that_leads_there_is_durable_not_even_a_read(case: str, tmp_path: Path) -> None:
+    for count in (1, 2, 3):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        trial = Trial(case, folder)
+        assert trial.live(EVERSTEP_CRASH_AT=f"body.before:{count}") == KILLED
+        _, let_begin = trial.told()
+        assert len(let_begin) >= count
 
 
 def test_what_was_used_before_a_crash_counts_and_time_goes_on(expected: dict[str, Expected], tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_branch_of_several_nodes_is_waited_for() -> None:
 
 
 def test_joins_that_wait_are_waited_for_by_later_joins() -> None:
-    play = Play(shape("a>b a>c b>j c>j j>k a>k"))
+    play = Play(shape("a>k a>b a>c b>j c>j j>k"))
     assert play.finish("a") == ["b", "c"]
     assert play.finish("b") == []
     assert play.finish("c") == ["j"]  # and k, which was reached first, still waits

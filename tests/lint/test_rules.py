@@ -363,3 +363,34 @@ def test_a_file_that_the_body_opens_itself_is_found_once() -> None:
     assert rules_in(in_workflow("with open('x', 'a') as own:\n    own.write(topic)\n    print(1, file=own)")) == [
         "outside"
     ]
+
+
+def test_functions_that_are_nodes_of_graphs_are_workflow_code_unless_they_have_a_contract() -> None:
+    text = """
+    graph = everstep.Graph("g")
+
+    async def named(state): open("x")
+
+    @graph.node
+    async def decorated(state): time.sleep(1)
+
+    @graph.node(join="any")
+    async def with_options(state): return random.random()
+
+    @graph.node(effect="read")
+    async def reads(state): return open("x").read()
+
+    async def reads_too(state): return open("x").read()
+
+    async def no_node(state): return open("x").read()
+
+    graph.node(named)
+    graph.node(reads_too, effect="read")
+
+    def build():
+        inner = everstep.Graph("inner")
+
+        @inner.node
+        def inside(state): open("x")
+    """
+    assert sorted(rules_in(text)) == ["chance", "outside", "outside", "sleep"]

@@ -108,6 +108,33 @@ def a_result_is_given_away_before_the_end_is_durable(accounts: Accounts) -> None
     accounts.journal = [line for line in accounts.journal if line["verb"] != "append"]
 
 
+def moved(accounts: Accounts, *moves: ev.GraphMoved) -> None:
+    """Let the parent be a run of a graph that has moved so."""
+    nodes = {"a": {"kind": "code"}, "b": {"kind": "code"}}
+    started = ev.GraphStarted(1, "g", nodes, [["<start>", "a"], ["a", "b"]])
+    lines: list[Line] = [("graph_started", "", START, started)]
+    lines += [("graph_moved", "", START, move) for move in moves]
+    cut(accounts, 1, *lines, accounts.parent[-1])
+    accounts.journal.clear()
+    accounts.signals.clear()
+    accounts.drop_child = True
+
+
+@planted("G1")
+def a_node_begins_twice(accounts: Accounts) -> None:
+    moved(accounts, ev.GraphMoved(2, "", begins=["a"]), ev.GraphMoved(3, "a", begins=["a"]), ev.GraphMoved(4, "a"))
+
+
+@planted("G1")
+def a_node_finishes_that_had_not_begun(accounts: Accounts) -> None:
+    moved(accounts, ev.GraphMoved(2, "", begins=["a"]), ev.GraphMoved(3, "a"), ev.GraphMoved(4, "b"))
+
+
+@planted("G1")
+def a_queued_node_is_forgotten(accounts: Accounts) -> None:
+    moved(accounts, ev.GraphMoved(2, "", begins=["a"], queued=["b"]), ev.GraphMoved(3, "a"))
+
+
 @planted("L4")
 def a_timer_fires_early(accounts: Accounts) -> None:
     accounts.parent[8] = ("timer_fired", "", 60, ev.TimerFired(3))

@@ -8,7 +8,8 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 from everstep.codec import Signature, register
-from everstep.effects.surroundings import CURRENT
+from everstep.effects.surroundings import OUTSIDE
+from everstep.effects.surroundings import current as now_running
 from everstep.errors import Misuse
 from everstep.model.contracts import Effect, may_run_again, needs_intent
 from everstep.model.ids import checked_name
@@ -100,9 +101,9 @@ class Step:
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        current = CURRENT.get()
+        current = now_running()
         if current is None:
-            return self.function(*args, **kwargs)
+            return OUTSIDE[-1](self, args, kwargs) if OUTSIDE else self.function(*args, **kwargs)
         return current.call_step(self, args, kwargs, sys._getframe(1) if current.wants_places else None)
 
     def __get__(self, instance: Any, owner: type | None = None) -> "Step":

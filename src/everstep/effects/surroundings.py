@@ -6,6 +6,7 @@ them means here.
 
 import inspect
 import os
+from collections.abc import Callable
 from contextvars import ContextVar
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -38,6 +39,21 @@ class Surroundings(Protocol):
 
 
 CURRENT: ContextVar[Surroundings | None] = ContextVar("everstep_surroundings", default=None)
+current: Final = CURRENT.get
+"""What is running now: a step asks with each call, and an attribute of an imported name costs twice that."""
+set_current: Final = CURRENT.set
+
+Outside = Callable[["Step", tuple[Any, ...], dict[str, Any]], Any]
+"""What a call of a step means outside of any run, where an adapter has something to say about it."""
+
+OUTSIDE: list[Outside] = []
+"""What the adapters that are loaded say; the last one is asked."""
+
+
+def call_outside_with(outside: Outside) -> None:
+    """Let an adapter decide what a call of a step outside of any run means."""
+    if outside not in OUTSIDE:
+        OUTSIDE.append(outside)
 
 
 def where_is(frame: FrameType) -> str:

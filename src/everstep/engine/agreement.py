@@ -7,7 +7,7 @@ decides only when and by whom a run is driven (epoch, owner, wake-up time, queue
 (tags, current step): no result depends on it.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -119,14 +119,18 @@ def published_before(started: "Recorded") -> dict[str, msgspec.Raw]:
     return dict(carried.published) if carried is not None else {}
 
 
-_PUBLISHING = frozenset({"run_started", "value_published", "run_retried"})
+_LATER_PUBLISHING = frozenset({"value_published", "run_retried"})
+_PUBLISHING = _LATER_PUBLISHING | {"run_started"}
 
 
-def _of_kinds(history: Iterable["Recorded"], kinds: Set[str]) -> Iterable["Recorded"]:
-    return [event for event in history if event[1] in kinds]
+def _publishing(history: Sequence["Recorded"]) -> Sequence["Recorded"]:
+    kinds: Set[str] = getattr(history, "kinds", _PUBLISHING)
+    if kinds.isdisjoint(_LATER_PUBLISHING):
+        return history[:1]  # the first one may bring some along
+    return [event for event in history if event[1] in _PUBLISHING]
 
 
-def published_by(history: Iterable["Recorded"], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def published_by(history: Sequence["Recorded"], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the published values as the row has them: all that counted when the newest was published.
 
     What a retry makes void stays in the row until something is published again. `before` are those that counted before
@@ -135,7 +139,7 @@ def published_by(history: Iterable["Recorded"], before: Mapping[str, Any] | None
     counted: list[Recorded] = []
     earlier = before or {}
     shown: dict[str, Any] = dict(earlier)
-    for event in _of_kinds(history, _PUBLISHING):
+    for event in _publishing(history):
         if event.kind == "run_started" and event.body.carried is not None:
             earlier = {name: ValuePublished(0, name, value) for name, value in published_before(event).items()}
             shown = dict(earlier)

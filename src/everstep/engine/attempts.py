@@ -101,7 +101,7 @@ class StepAttempts:
             self.doubts.begin(call, None, because=execution.caution)
         elif target.needs_intent:  # see start_when_allowed
             self.starting.add(call.call)
-            driver.saver.when_durable(seq, StepAttempts._start, self, call, False)
+            driver.saver.start_when_durable(seq, call, False)
         else:
             self.start_when_allowed(call, seq)
 
@@ -297,12 +297,13 @@ class StepAttempts:
         must_wait = call.target.needs_intent or driver.budgets is not None
         if must_wait and seq > saver.durable:
             self.starting.add(call.call)
-            saver.when_durable(seq, StepAttempts._start, self, call, fallback)
+            saver.start_when_durable(seq, call, fallback)
         else:
             driver.app.committer.ready(saver, waited_for=False)
-            self._start(call, fallback)
+            self.start(call, fallback)
 
-    def _start(self, call: StepCall, fallback: bool) -> None:
+    def start(self, call: StepCall, fallback: bool) -> None:
+        """Start the body of a call, or its fallback, unless it is not wanted any more: it is allowed now."""
         self.starting.discard(call.call)
         driver = self._driver
         if call.cancelled or driver.stopped or driver.ending or driver.hold:
@@ -370,7 +371,8 @@ class StepAttempts:
                 self.failed(attempt, refused, seconds, final=True)
             return
         self.bodies.running.pop(call.call, None)  # see Bodies.finish
-        attempt.task = None
+        if attempt.task is not None:
+            attempt.task = None
         if call.call not in driver.execution.steps:
             return
         if is_immutable_scalar(value):
@@ -495,5 +497,4 @@ class StepAttempts:
 
 def _is_certain(call: StepCall, error: BaseException) -> bool:
     """Tell whether an error of a `once` step says for sure that the effect did not happen, or has failed for good."""
-    never = call.target.retry.never
-    return isinstance(error, (NotDone, Fatal, *call.target.not_done, *never))
+    return isinstance(error, (NotDone, Fatal, *call.target.not_done, *call.target.retry.never))

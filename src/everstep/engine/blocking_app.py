@@ -51,6 +51,11 @@ class BlockingApp:
             raise
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop of the app, on a thread of its own."""
+        return self._loop
+
+    @property
     def inner(self) -> App:
         """The app that is waited for."""
         return self._app

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from everstep.effects.body import Means, StepBody
 from everstep.effects.step import is_async_callable
-from everstep.effects.surroundings import CURRENT
+from everstep.effects.surroundings import CURRENT, set_current
 from everstep.engine import later
 from everstep.engine.commands import StepCall
 from everstep.engine.first_turns import Body
@@ -152,7 +152,7 @@ class Bodies:
 
     async def _perform(self, attempt: Attempt) -> None:
         """Run the body to its end, whatever that is, and tell the driver."""
-        CURRENT.set(attempt)
+        set_current(attempt)
         call = attempt.call
         began = time.monotonic()
         try:

@@ -20,6 +20,7 @@ import msgspec
 
 from everstep.engine.clock import microseconds
 from everstep.model.events import decode_body
+from everstep.model.ids import STEP_PREFIX
 from everstep.model.retention import Retention
 from everstep.model.status import ENDED
 from everstep.stores.keys import EffectFilter, ForgetKeys, Forgotten
@@ -160,7 +161,14 @@ def overtaken_in(store: Store, row: RunRow) -> set[str]:
 def may_go(store: Store, row: RunRow, until: int) -> bool:
     """Tell whether nothing speaks against deleting a run, as far as it alone is concerned."""
     is_old = row.status in ENDED and row.ended_at is not None and row.ended_at < until
-    return is_old and not store.holds(run=row.id) and not has_key_in_doubt(store, row.id)
+    if not is_old or store.holds(run=row.id) or has_key_in_doubt(store, row.id):
+        return False
+    return not row.workflow.startswith(STEP_PREFIX) or not is_of_a_thread(store, row)
+
+
+def is_of_a_thread(store: Store, row: RunRow) -> bool:
+    """Tell whether a step was called in a thread of a framework that is still there: it may be resumed, and asks."""
+    return "thread" in row.tags and bool(store.saved.states(row.tags["thread"], limit=1))
 
 
 def has_key_in_doubt(store: Store, run: str) -> bool:

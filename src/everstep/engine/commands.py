@@ -449,7 +449,10 @@ def call_future(loop: WorkflowLoop, execution: "Execution") -> CallFuture:
     future.execution = execution
     future.target = future._cancel_wanted = None
     future.is_cancel_wanted = False
-    _init_future(future, loop=loop)
+    if loop.is_guarded:  # it is the running loop, which a future finds by itself quicker than as an argument
+        _init_future(future)
+    else:
+        _init_future(future, loop=loop)
     return future
 
 

@@ -201,8 +201,8 @@ class Driving(Parts):
 
     def drive_new(self, new: NewRun, workflow: Workflow) -> None:
         """Drive a run that was started just now."""
-        event = new.event
-        started = Recorded(event.seq, event.kind, event.step, event.at, decode_body(event.kind, event.body))
+        seq, kind, step, at, body, _ = new.event
+        started = Recorded(seq, kind, step, at, new.started or decode_body(kind, body))
         begun = begin(self, new.row, workflow, started)
         if isinstance(begun, Driver):
             self._go_on(begun, is_new=True)

@@ -37,14 +37,7 @@ from everstep.engine.ending import Failure, end_of
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
 from everstep.engine.receiving import Receiving
 from everstep.engine.workflow import Workflow
-from everstep.errors import (
-    Evicted,
-    IdConflict,
-    Misuse,
-    NotDecodable,
-    OutsideInWorkflow,
-    RunCancelled,
-)
+from everstep.errors import Evicted, IdConflict, Misuse, NotDecodable, OutsideInWorkflow, RunCancelled
 from everstep.model import events as ev
 from everstep.model import mistakes
 from everstep.model.digests import derived_key
@@ -139,7 +132,7 @@ class Execution:
             from everstep.engine.greenlets import on_greenlet  # most programs have no `def` workflow
 
             coroutine = on_greenlet(functools.partial(self.workflow.function, *args, **kwargs))
-        self.main = self.loop.create_task(coroutine, name="main", context=context)
+        self.main = self.loop.create_main(coroutine, "main", context)
         self.loop.drain()
 
     @property
@@ -179,10 +172,12 @@ class Execution:
             for timer in self.loop.timers_at_rest():
                 self.issue(StartTimer(self.next_call(), timer))
                 self.loop.timers[timer.call] = timer
-        if self.main is not None and self.main.done() and not self.ended and not self._waits_before_its_end():
-            self.ended = True
-            end = end_of(self, cancelled_late=self._cancel_came_too_late)
-            self._issued.append(end if self._saga is None else self._saga.instead_of(end, self))
+        if not self.ended and self.main is not None and self.main.done():
+            self.loop.forget_task(self.main)
+            if not self._waits_before_its_end():
+                self.ended = True
+                end = end_of(self, cancelled_late=self._cancel_came_too_late)
+                self._issued.append(end if self._saga is None else self._saga.instead_of(end, self))
         issued, self._issued = self._issued, []
         return issued
 

@@ -1,6 +1,6 @@
 """Workflow bodies do not touch the outside: the guard that says so at once, and the silence of replay.
 
-The audit hook is best effort. It is armed for one thread while workflow code runs on it, and looks away during
+The audit hook is best effort. It watches a thread while the loop of a run is at work on it, and looks away during
 imports and logging, which open files for good reasons.
 """
 
@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from asyncio.events import _get_running_loop
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Final
 
@@ -28,13 +29,9 @@ _LOOK_AWAY: Final = (
 _LOOP: Final = os.path.join(os.path.dirname(__file__), "loop.py")
 
 
-ARMED: Final[set[int]] = set()
-"""The threads that run workflow code just now. The loop enters and leaves it."""
-
-
 @functools.cache
 def install() -> None:
-    """Watch the threads of `ARMED`. Audit hooks cannot be taken off again, so there is one, from the first run on."""
+    """Watch loops that are `is_guarded`. Audit hooks cannot be taken off again: there is one, from the first run on."""
     sys.addaudithook(_audit)
     _stand_in_for_missing_events()
 
@@ -57,7 +54,7 @@ def _audited(event: str, original: Any) -> Any:
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if event not in OUTSIDE or threading.get_ident() not in ARMED:
+    if event not in OUTSIDE or not getattr(_get_running_loop(), "is_guarded", False):
         return
     if not (event == "open" and "/zoneinfo/" in str(args[0])):  # `ZoneInfo` reads its tables from C
         _refuse(event)
@@ -79,11 +76,12 @@ def _refuse(event: str) -> None:
         return
     from everstep.effects.surroundings import where_is
 
-    ARMED.discard(threading.get_ident())  # reading the source line opens a file itself
+    loop: Any = _get_running_loop()
+    loop.is_guarded = False  # reading the source line opens a file itself
     try:
         line = where_is(culprit)
     finally:
-        ARMED.add(threading.get_ident())
+        loop.is_guarded = True
     raise OutsideInWorkflow(outside(event).at(line))
 
 

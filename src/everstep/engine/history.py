@@ -20,7 +20,7 @@ from everstep.engine.journal import restore_payload
 from everstep.errors import Damaged, NewerHistory, UnknownRun
 from everstep.model.chains import ChainKeys
 from everstep.model.collector import paused_collector
-from everstep.model.digests import chain_next, chain_start, chain_state
+from everstep.model.digests import DECIMALS, chain_next, chain_start, chain_state
 from everstep.model.events import BODIES, BODY_DECODERS, EventRow, decode_body
 from everstep.stores.protocol import RunRow, Store
 
@@ -45,9 +45,15 @@ class Event(NamedTuple):
     body: dict[str, Any]
 
 
+class History(list[Recorded]):
+    """Verified events, in order, and the kinds that are among them. It stays as it is."""
+
+    kinds: Set[str] = frozenset()
+
+
 def kinds_of(events: Iterable[Recorded]) -> Set[str]:
     """Return the kinds that are among events: what is not there need not be looked for one by one."""
-    return set(map(itemgetter(1), events))
+    return events.kinds if type(events) is History else set(map(itemgetter(1), events))
 
 
 LONG: Final = 1000
@@ -220,31 +226,34 @@ def verified(events: Sequence[EventRow], row: RunRow, chain: ChainKeys) -> list[
 
 def chained(
     events: Sequence[EventRow], row: RunRow, digest: bytes, key: bytes, first: int = 1
-) -> tuple[list[Recorded], bytes]:
+) -> tuple[History, bytes]:
     """Return the events with their bodies, after checking that each follows the one before, and the last digest.
 
     `digest` is the one before the first of them, whose number is `first`.
     """
-    recorded: list[Recorded] = []
+    recorded, kinds = History(), set[str]()
     append, new_tuple, decoders, last_at = recorded.append, tuple.__new__, BODY_DECODERS, 0
-    expected, new_state = first, chain_state(key)
+    expected, new_state, decimals = first, chain_state(key), DECIMALS
     try:
         for expected, (seq, kind, step, at, body, own) in enumerate(events, first):
             if seq != expected:
                 raise Damaged(
                     f"Event {expected} of run {row.id} is missing: {seq} follows {expected - 1}.", expected - 1
                 )
-            state = new_state()  # this and the next two lines are what chain_next does
-            state.update(digest + f"{seq} {at} {len(kind)} {len(step)} {kind}{step}".encode() + body)
+            state = new_state()  # this and the next three lines are what chain_next does
+            header = f"{seq} {at} {decimals[len(kind)]} {decimals[len(step)]} {kind}{step}"
+            state.update(digest + header.encode() + body)
             digest = state.digest()
             if digest != own or at < last_at:
                 raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
             append(new_tuple(Recorded, (seq, kind, step, at, decoders[kind](body))))
+            kinds.add(kind)
             last_at = at
     except KeyError:  # its digest fits, so it was written like this
         raise _newer(row, expected, events[expected - first].kind) from None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise Damaged(f"Event {expected} of run {row.id} cannot be read.", expected - 1) from None
+    recorded.kinds = kinds
     return recorded, digest
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from everstep.errors import Damaged
-from everstep.model.digests import DIGEST_BYTES, chain_next, chain_state, digest_of
+from everstep.model.digests import DECIMALS, DIGEST_BYTES, chain_next, chain_state, digest_of
 from everstep.model.events import NO_PAYLOAD, Body, EventRow, encode_body
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import Beside
@@ -89,7 +89,8 @@ class Journal:
         encoded = encode_body(body)
         self.seq = seq = self.seq + 1
         state = self._new_state()  # from here on it is what chain_next does
-        state.update(self.digest + f"{seq} {at} {len(kind)} {len(step)} {kind}{step}".encode() + encoded)
+        header = f"{seq} {at} {DECIMALS[len(kind)]} {DECIMALS[len(step)]} {kind}{step}"
+        state.update(self.digest + header.encode() + encoded)
         self.digest = digest = state.digest()
         self.unsaved.append(_new_tuple(EventRow, (seq, kind, step, at, encoded, digest)))
         return seq

@@ -17,7 +17,6 @@ from asyncio.events import _get_running_loop, _set_running_loop
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import Context, copy_context
-from threading import get_ident
 from types import FrameType
 from typing import Any, Final
 
@@ -75,8 +74,8 @@ class WorkflowTask(asyncio.Task[Any]):
 class Ready(msgspec.Struct, eq=False, weakref=True):
     """A callback that is ready to run: what `asyncio.Handle` is elsewhere, with only what is needed here."""
 
-    _callback: Any
-    _args: tuple[Any, ...]
+    what: tuple[Any, ...]
+    """The callback and its arguments."""
     _context: Context
     _cancelled: bool = False
 
@@ -103,6 +102,11 @@ class Timer(asyncio.TimerHandle):
         self.call = 0
         self.source = persons_line(_outside(sys._getframe(2)))
 
+    @property
+    def what(self) -> tuple[Any, ...]:
+        """The callback and its arguments."""
+        return (self._callback, *self._args)  # type: ignore[attr-defined]
+
 
 def _outside(frame: FrameType | None) -> FrameType | None:
     """Return the first frame outside this file: who called the loop."""
@@ -127,11 +131,13 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._asyncgens: list[Any] = []
         self._asyncgens_swept = 0
         self._is_entered = False
+        self.is_guarded = False
+        """Whether its code is running just now, and so must not touch the outside."""
         guard.install()
 
     # -- what asyncio asks of a loop -------------------------------------------------------------------------------
-    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]
-        handle = Ready(callback, args, context if context is not None else copy_context())
+    def call_soon(self, *what: Any, context: Context | None = None) -> Any:  # type: ignore[override]
+        handle = Ready(what, context if context is not None else copy_context())
         self._ready.append(handle)
         return handle
 
@@ -155,12 +161,18 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     def create_task(  # type: ignore[override]
         self, coroutine: Any, *, name: str | None = None, context: Context | None = None, **_: Any
     ) -> WorkflowTask:
-        task = WorkflowTask(coroutine, loop=self, name=name, context=context)
-        self.tasks[task.number] = task  # held strongly: asyncio itself only keeps weak references
-        task.add_done_callback(self._forget_task)
+        task = self.create_main(coroutine, name, context)
+        task.add_done_callback(self.forget_task)
         return task
 
-    def _forget_task(self, task: Any) -> None:
+    def create_main(self, coroutine: Any, name: str | None, context: Context | None) -> WorkflowTask:
+        """Create a task whose end is looked for by whoever has it made, and who then lets it be forgotten."""
+        task = WorkflowTask(coroutine, loop=self, name=name, context=context)
+        self.tasks[task.number] = task  # held strongly: asyncio itself only keeps weak references
+        return task
+
+    def forget_task(self, task: Any) -> None:
+        """A task has ended."""
         self.tasks.pop(task.number, None)
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
@@ -205,15 +217,19 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
             outer, task = self._enter()
         ready = self._ready
         handle: Ready | Timer | None = None
+        what: tuple[Any, ...] | None = None
         turns = 0
-        thread = get_ident()
         try:
-            guard.ARMED.add(thread)
+            self.is_guarded = True
             while ready:
                 handle = ready.popleft()
                 if not handle._cancelled:
                     try:
-                        handle._context.run(handle._callback, *handle._args)  # type: ignore[union-attr]
+                        what = handle.what
+                        if len(what) == 2:  # most often a task, and the future that it waits for
+                            handle._context.run(what[0], what[1])  # type: ignore[union-attr]
+                        else:
+                            handle._context.run(*what)  # type: ignore[union-attr]
                     except (KeyboardInterrupt, SystemExit) as error:
                         if isinstance(error, KeyboardInterrupt):
                             raise
@@ -224,8 +240,8 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
                 if turns > TURNS_MAX:
                     raise SpinningWorkflow
         finally:
-            handle = None  # an error's traceback may keep this frame, and so would keep what it held last
-            guard.ARMED.discard(thread)
+            handle = what = None  # an error's traceback may keep this frame, and so would keep what it held last
+            self.is_guarded = False
             if not is_entered:
                 self._leave(outer, task)
 
@@ -233,7 +249,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         """Become the running loop of this thread. Returns what `_leave` puts back."""
         outer = _get_running_loop()
         task = _step_out_of_task(outer) if ONE_TASK_PER_THREAD else None
-        if type(sys.get_asyncgen_hooks().firstiter) is not _AsyncgenHooks:
+        if type(sys.get_asyncgen_hooks()[0]) is not _AsyncgenHooks:
             _AsyncgenHooks.install()
         _set_running_loop(self)
         return outer, task

@@ -134,14 +134,14 @@ def _load_from(store: Store, row: RunRow, found: CheckpointRow) -> "tuple[list[R
     older = store.events(row.id, row.generation, 1, min(first, found.seq - 1))
     with without_collections(len(older) + len(newer)):
         key = key_of(older, row, store.chain)
-        events, digest = chained(older, row, chain_start(row.id, row.generation), key)
+        head, digest = chained(older, row, chain_start(row.id, row.generation), key)
         if digest != (checkpoint.part.first_digest if first < found.seq else found.previous):
             raise _Unfit("the history has another beginning than it knows")
         tail, digest = chained(newer, row, found.previous, key, found.seq)
     compare_with_head(row, tail[-1].seq, digest)
     if any(event.kind == "run_retried" and event.body.voids <= found.seq for event in tail):
         raise _Unfit
-    events += tail
+    events = [*head, *tail]
     if events[0].kind != "run_started":
         raise Damaged(f"The history of run {row.id} does not begin with run_started.", 0)
     compare_with_row(store, row, events)

@@ -69,6 +69,7 @@ class Pump:
     def look_after(self) -> None:
         """There is something to look after from now on: do not sleep as if there were nothing."""
         if self._is_idle:
+            self._is_idle = False
             self.nudge()
 
     def has_left(self) -> None:

@@ -6,6 +6,7 @@ A difference is found before anything new is done; the caller then holds the run
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -190,11 +191,10 @@ class Replay:
         is_straight = not (self._void or self._branches or self._copied or self._is_in_flight)
         is_straight = is_straight and self.execution.books is None
         last = len(history) - 1
-        for position in range(self._position, end):
+        for position, event in enumerate(islice(history, self._position, end), self._position):
             if differences and self._is_broken:
                 return
             self._position = position
-            event = history[position]
             if position == last:
                 self.execution.replaying, self.execution.loop.quiet = False, self.execution.unwinding
             if not is_straight and self._passes_over(event):

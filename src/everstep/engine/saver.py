@@ -12,6 +12,7 @@ from everstep.model.status import ENDED, Status, may_become
 from everstep.stores.protocol import Accepted, Append, Failed, Refused, RowChange, Verdict
 
 if TYPE_CHECKING:
+    from everstep.engine.commands import StepCall
     from everstep.engine.driver import Driver
     from everstep.engine.journal import Journal
 
@@ -38,7 +39,8 @@ class Saver:
         is_running = driver.row.status == "running" and driver.row.wake_at is None
         self._written: tuple[Status, int | None] = _RUNNING if is_running else (driver.row.status, driver.row.wake_at)
         self._durable_status = self._written
-        self._waiters: deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = deque()
+        self._waiters: deque[tuple[int, Callable[[], None] | None, Any, bool]] = deque()
+        """What waits for which event: the start of a call's body or of its fallback, or any other callback."""
 
     def save(self, *, waited_for: bool) -> None:
         """Ask the committer for a commit; `waited_for` when something waits for it."""
@@ -49,9 +51,14 @@ class Saver:
         if self._written != (self._driver.status, self._driver.wake_at()):
             self.save(waited_for=False)
 
-    def when_durable(self, seq: int, callback: Callable[..., None], *args: Any) -> None:
+    def when_durable(self, seq: int, callback: Callable[[], None]) -> None:
         """Call back once an event, and so all before it, is durable."""
-        self._waiters.append((seq, callback, args))
+        self._waiters.append((seq, callback, None, False))
+        self._driver.app.committer.ready(self, waited_for=True)
+
+    def start_when_durable(self, seq: int, call: "StepCall", fallback: bool) -> None:
+        """Start the body of a call, or its fallback, once an event, and so all before it, is durable."""
+        self._waiters.append((seq, None, call, fallback))
         self._driver.app.committer.ready(self, waited_for=True)
 
     @property
@@ -133,19 +140,23 @@ class Saver:
             return
         if type(verdict) is Accepted:
             crash_point("unit.durable")
-            events, waiters = unit.events, self._waiters
+            events, waiters, attempts, is_plain = unit.events, self._waiters, driver.attempts, unit.plain
             if events:
                 self.durable = events[-1][0]
-            if not unit.plain:
+            if not is_plain:
                 self._tell(unit)
-            while waiters and waiters[0][0] <= self.durable:
-                _, callback, args = waiters.popleft()
-                callback(*args)
-            self._durable_status = _RUNNING if unit.plain else (unit.row.status, unit.row.wake_at)
-            if unit.renewal is not None:
+            durable = self.durable
+            while waiters and waiters[0][0] <= durable:
+                _, callback, call, fallback = waiters.popleft()
+                if callback is None:
+                    attempts.start(call, fallback)
+                else:
+                    callback()
+            self._durable_status = _RUNNING if is_plain else (unit.row.status, unit.row.wake_at)
+            if not is_plain and unit.renewal is not None:
                 crash_point("run.continued")
                 driver.app.take_next(driver)
-            elif not unit.plain and (unit.row.status == "held" or unit.row.status in ENDED):
+            elif not is_plain and (unit.row.status == "held" or unit.row.status in ENDED):
                 driver.app.let_go(driver)
             elif driver.execution.witnesses and not self._driver.stopped and driver.is_idle:  # a waiter may stop it
                 driver.app.resting.add(driver)

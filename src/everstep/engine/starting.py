@@ -30,7 +30,7 @@ PYTHON: Final = ".".join(str(part) for part in sys.version_info[:3])
 
 def new_entropy(randomness: random.Random) -> str:
     """Return 128 random bits: the root of all keys of a run or branch."""
-    return f"{randomness.getrandbits(128):032x}"
+    return randomness.getrandbits(128).to_bytes(16, "big").hex()
 
 
 class Origin(msgspec.Struct):
@@ -132,7 +132,7 @@ def new_run(
     if carried is not None and carried.published:
         row.published = msgspec.json.encode(carried.published)
     event = EventRow(1, "run_started", "", at, encoded, digest)
-    return NewRun(row, event, payloads, parent, call)
+    return NewRun(row, event, payloads, parent, call, started=body)
 
 
 def continued_run(

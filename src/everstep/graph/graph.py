@@ -92,7 +92,19 @@ class Graph(Workflow, Generic[S]):
 
     # -- declaring ----------------------------------------------------------------------------------------------------
     @overload
-    def node(self, work: F, /, **options: Any) -> F: ...
+    def node(
+        self,
+        work: F,
+        /,
+        *,
+        name: str | None = ...,
+        effect: Literal["read", "repeat", "once"] | None = ...,
+        join: Join = ...,
+        limit: int | None = ...,
+        retry: Retry | None = ...,
+        timeout: float | None = ...,
+        budget: Budget | None = ...,
+    ) -> F: ...
     @overload
     def node(
         self,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from everstep.lint.graphs import node_functions
 from everstep.lint.scopes import Binding, FunctionNode, Scope, dotted, own_nodes, scope_of
 
 _DECORATORS: Final = {
@@ -32,6 +33,8 @@ class Function:
     options: dict[str, ast.expr] = field(default_factory=dict)
     owner: str = ""
     """The class whose method it is."""
+    is_node: bool = False
+    """Whether it is a node of a graph without a contract: then it is workflow code."""
 
     @property
     def is_async(self) -> bool:
@@ -60,7 +63,16 @@ class Module:
         self.functions: dict[ast.AST, Function] = {}
         self._steps_by_name: dict[str, Function] = {}
         self._collect(self.tree, self.scope, "", "")
+        self._mark_nodes()
         self.silenced = _silenced(text)
+
+    def _mark_nodes(self) -> None:
+        found = node_functions(own_nodes(self.tree), self.scope)
+        for function in self.functions.values():
+            found += node_functions(function.nodes, function.scope)
+        for node in found:
+            if node in self.functions and not self.functions[node].kind:
+                self.functions[node].is_node = True
 
     @property
     def uses_everstep(self) -> bool:

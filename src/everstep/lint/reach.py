@@ -81,7 +81,8 @@ def _helpers(module: Module, function: Function) -> Iterator[Function]:
 
 def workflows(module: Module) -> list[list[Reached]]:
     """Return each workflow of a file with its helpers."""
-    return [reached_from(module, one) for one in module.functions.values() if one.kind == "workflow"]
+    begins = [one for one in module.functions.values() if one.kind == "workflow" or one.is_node]
+    return [reached_from(module, one) for one in begins]
 
 
 def steps(module: Module) -> list[list[Reached]]:

@@ -8,6 +8,8 @@ from everstep.errors import Misuse
 # Not compiled here: a program that uses none of them need not wait for that, and `re` keeps those that are used.
 RUN_ID: Final = r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,199}"
 KEY: Final = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,500}"
+STEP_PREFIX: Final = "step:"
+"""Before the name of a step in the name of the workflow of its runs, where a framework calls it in its threads."""
 NAME: Final = r"[^\s#\x00-\x1f\x7f]{1,200}"
 
 

@@ -133,12 +133,10 @@ class MemoryStore(MemoryWork):
                     return self._moving.delete(operation)
                 case ChangeSchedule():
                     return self._change_schedule(operation)
-                case ChangeQueue():
-                    return self._queues.change(operation)
-                case TakeSlot():
-                    return self._queues.take(operation)
-                case FreeSlot():
-                    return self._queues.free(operation)
+                case ChangeQueue() | TakeSlot() | FreeSlot():
+                    return self._queues.do(operation)
+                case _:
+                    return self._saved.do(operation)
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this operation only
             return Failed(error)
 

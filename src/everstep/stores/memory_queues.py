@@ -130,6 +130,16 @@ class MemoryQueues:
             found.append(QueueCount(name, len(ready), len(rows) - len(ready), len(self.begun(name)), oldest))
         return found
 
+    def do(self, operation: ChangeQueue | TakeSlot | FreeSlot) -> Verdict:
+        """Do an operation on queues or limits."""
+        match operation:
+            case ChangeQueue():
+                return self.change(operation)
+            case TakeSlot():
+                return self.take(operation)
+            case FreeSlot():
+                return self.free(operation)
+
     # -- named limits of steps -----------------------------------------------------------------------------------
     def take(self, take: TakeSlot) -> Verdict:
         """Take a slot of a named limit."""

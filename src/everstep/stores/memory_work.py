@@ -11,6 +11,7 @@ from everstep.model.status import ENDED
 from everstep.stores.memory_beside import MemoryBeside
 from everstep.stores.memory_notifications import MemoryNotifications
 from everstep.stores.memory_queues import MemoryQueues
+from everstep.stores.memory_saved import MemorySaved
 from everstep.stores.memory_schedules import MemorySchedules
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import CheckpointRow, Delivery, HoldRow, RunRow, WorkerRow
@@ -41,6 +42,7 @@ class MemoryWork(MemoryBeside, MemorySchedules):
         self._workers: dict[str, WorkerRow] = {}
         self._dead: set[str] = set()
         self._queues = MemoryQueues(self._runs, self._workers)
+        self._saved = MemorySaved(self._lock, self._workers)
 
     def now(self) -> int:
         """Return the store's clock."""
@@ -105,6 +107,11 @@ class MemoryWork(MemoryBeside, MemorySchedules):
             chosen = {row.id for row in sorted(ready, key=urgency)[:limit]}
             chosen |= {id for _, id in sorted(timers)[:limit]} | {id for _, id in sorted(arrived)[:limit]}
             return [row.id for row in sorted((self._runs[id] for id in chosen), key=urgency)[:limit]]
+
+    @property
+    def saved(self) -> MemorySaved:
+        """What frameworks have saved."""
+        return self._saved
 
     def lost_tails(self) -> list[LostTail]:
         """Return nothing: nobody replaces this store."""

@@ -13,7 +13,7 @@ changed (kind `key`). They are numbered per store in the order of arrival.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -41,6 +41,9 @@ from everstep.stores.rows import (
     WorkerRow,
 )
 from everstep.stores.schedules import ChangeSchedule, Schedules
+
+if TYPE_CHECKING:
+    from everstep.stores.saved import SavedOperation, SavedReads, Taken
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.
@@ -181,26 +184,10 @@ class MarkRestored(msgspec.Struct, gc=False):
     expected: int
 
 
-Operation = (
-    StartRun
-    | RestartRun
-    | Append
-    | Post
-    | Claim
-    | Release
-    | SettleKey
-    | ForgetKeys
-    | RepairRun
-    | MarkRestored
-    | TakeNotification
-    | SettleNotification
-    | ImportRuns
-    | DeletePart
-    | ChangeSchedule
-    | ChangeQueue
-    | TakeSlot
-    | FreeSlot
-)
+_OfRuns: TypeAlias = StartRun | RestartRun | Append | Post | Claim | Release | RepairRun | ImportRuns | DeletePart
+_OfOthers: TypeAlias = SettleKey | ForgetKeys | TakeNotification | SettleNotification | ChangeSchedule | MarkRestored
+# What frameworks save is loaded when the first of them saves something.
+Operation: TypeAlias = "_OfRuns | _OfOthers | ChangeQueue | TakeSlot | FreeSlot | SavedOperation"
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -253,9 +240,8 @@ class Failed(msgspec.Struct, frozen=True):
     error: Exception
 
 
-Verdict = (
-    Accepted | Existing | Refused | Posted | NotPosted | Claimed | NotClaimed | Failed | Forgotten | Deleted | NoSlot
-)
+_Done: TypeAlias = Accepted | Existing | Posted | Claimed | Forgotten | Deleted
+Verdict: TypeAlias = "_Done | Refused | NotPosted | NotClaimed | Failed | NoSlot | Taken"
 
 
 class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
@@ -274,6 +260,11 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
     """Whether a worker that was buried has provably ended: the kernel said so, and not a network."""
     chain: ChainKeys
     """The chain keys of this process, for whoever makes and verifies histories. A store itself knows none."""
+
+    @property
+    def saved(self) -> "SavedReads":
+        """What frameworks have saved here."""
+        ...
 
     # -- writing ---------------------------------------------------------------------------------------------------
     def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:

@@ -6,6 +6,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from everstep.model.events import EventRow
+from everstep.model.run_events import RunStarted
 from everstep.model.status import Status
 from everstep.stores.beside import EntryRow
 
@@ -85,6 +86,8 @@ class NewRun(msgspec.Struct, gc=False):
     """The events after the first one, of a run that begins with a history."""
     entries: Sequence[EntryRow] = ()
     """The entries of its streams, then."""
+    started: RunStarted | None = None
+    """The body of its first event, if whoever made it is to drive it at once."""
 
 
 class Post(msgspec.Struct, gc=False):

@@ -34,6 +34,7 @@ RULES: Final[dict[str, str]] = {
     "R1": "commands and outcomes follow each other as the code gave them",
     "B1": "an attempt begins only while its budget has room for its estimate",
     "B2": "a child has the budget that its parent allotted, and its parent is told what it used",
+    "G1": "a visit of a graph's node begins once and finishes once, and a completed run leaves none behind",
 }
 """What "nothing lost, nothing doubled" means, rule by rule."""
 

@@ -11,6 +11,7 @@ from everstep.model.events import ENDS, EventRow, decode_body
 from everstep.model.forked import copied_events, switches
 from everstep.model.status import ENDED, Status
 from everstep.testing.histories import RunHistory, Violation
+from everstep.testing.rules_graphs import GraphJudge
 from everstep.testing.rules_sagas import SagaJudge
 
 STATUS_OF_END: Final[dict[str, Status | Literal["continued"]]] = {
@@ -108,6 +109,7 @@ class HistoryJudge:
         self._carried_requests: set[int] = set()
         """Steps of older generations that can be undone."""
         self.saga = SagaJudge(self._broken)
+        self.graph = GraphJudge(self._broken)
         self._go()
 
     def _go(self) -> None:
@@ -148,6 +150,7 @@ class HistoryJudge:
             self.ended_by = event
         elif event.kind in _JUDGE:
             _JUDGE[event.kind](self, body)
+        self.graph.take(event.seq, event.kind, body)
         self.saga.take(event.kind, body, {**self.carried, **self.calls} if self.carried else self.calls)
 
     def _judge_row(self) -> None:

@@ -44,6 +44,7 @@ class DurableModel(Model):
         self, model: Model, name: str, price: Price | None, stream: str | None, contract: dict[str, Any]
     ) -> None:
         self._model = model
+        self._supports_structured_output = bool(getattr(model, "_supports_structured_output", False))
         self._price = price
         self._stream = stream
         self._step = everstep.step(self._ask, name=name, **{**MODEL_CONTRACT, **contract})
@@ -61,6 +62,11 @@ class DurableModel(Model):
     def stateful(self) -> bool:
         """Whether the provider keeps the conversation."""
         return bool(self._model.stateful)
+
+    @property
+    def context_window_limit(self) -> int | None:
+        """How many tokens the model takes."""
+        return self._model.context_window_limit
 
     def structured_output(self, *args: Any, **kwargs: Any) -> Any:
         return self._model.structured_output(*args, **kwargs)
@@ -200,8 +206,9 @@ def model_middleware(name: str, price: Price | None, stream: str | None, contrac
     """Return what lets each model call be a step."""
 
     async def call_model(context: InvokeModelContext, go_on: Any) -> AsyncGenerator[Any, None]:
-        model = DurableModel(context.model, name, price, stream, contract)
-        async for event in go_on(context.replace(model=model)):
+        if not isinstance(context.model, DurableModel):  # other middleware has chosen another model
+            context = context.replace(model=DurableModel(context.model, name, price, stream, contract))
+        async for event in go_on(context):
             yield event
 
     return call_model

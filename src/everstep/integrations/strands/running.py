@@ -6,6 +6,7 @@ from typing import Any
 
 from strands.agent import Agent
 from strands.agent.agent_result import AgentResult
+from strands.multiagent.base import MultiAgentResult
 from strands.types.exceptions import EventLoopException
 
 import everstep
@@ -96,18 +97,12 @@ class Durable:
         self._before = done["after"]
         result = done["result"]
         if result.get("type") != "agent_result":
-            return type(self._subject).__name__ and _multi_result(result)
+            return MultiAgentResult.from_dict(result)
         if isinstance(self._subject, Agent) and self._before is not None:
             self._subject.messages[:] = self._before["messages"]
             for name, value in self._before["state"].items():
                 self._subject.state.set(name, value)
         return AgentResult.from_dict(result)
-
-
-def _multi_result(result: dict[str, Any]) -> Any:
-    from strands.multiagent.base import MultiAgentResult
-
-    return MultiAgentResult.from_dict(result)
 
 
 @everstep.workflow(name="strands_turn")

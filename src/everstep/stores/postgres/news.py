@@ -9,6 +9,7 @@ from everstep.stores.moving import DeletePart
 from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import Append, Claim, Failed, NotPosted, Operation, Refused, StartRun, Verdict
 from everstep.stores.queues import TakeSlot
+from everstep.stores.saved import ChangeItems, ChangeThread, FreeThread, TakeThread
 
 
 def is_news(operation: Operation, verdict: Verdict) -> bool:
@@ -21,6 +22,8 @@ def is_news(operation: Operation, verdict: Verdict) -> bool:
         case StartRun():
             return operation.new.row.owner is None
         case Claim() | ForgetKeys() | DeletePart() | TakeNotification() | SettleNotification() | TakeSlot():
+            return False
+        case ChangeThread() | TakeThread() | FreeThread() | ChangeItems():
             return False
     return True
 

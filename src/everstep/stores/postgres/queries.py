@@ -21,7 +21,7 @@ def sql_text(schema: str, *names: str) -> str:
 def statements(schema: str) -> dict[str, str]:
     """Return all statements by their names."""
     found: dict[str, str] = {}
-    for file in ("queries.sql", "moving.sql", "queues.sql", "heads.sql"):
+    for file in ("queries.sql", "moving.sql", "queues.sql", "heads.sql", "saved.sql"):
         parts = _NAME.split(sql_text(schema, file))[1:]
         found |= {name: _without_comments(part) for name, part in zip(parts[::2], parts[1::2], strict=True)}
     return found

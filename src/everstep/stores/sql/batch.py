@@ -15,6 +15,7 @@ from everstep.stores.protocol import (
     Post,
     Release,
     RepairRun,
+    RestartRun,
     StartRun,
     check_events,
 )
@@ -164,6 +165,8 @@ def runs_mentioned(operation: Operation) -> Iterator[str]:
                 yield new.follower or ""
             for post in operation.posts:
                 yield post.run
-        case _:
+        case StartRun() | RestartRun():
             yield operation.new.row.id
             yield operation.new.follower or ""
+        case _:
+            pass  # what frameworks save concerns no run

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from everstep.stores.sql.moving import Moving
     from everstep.stores.sql.queues import QueueTable
     from everstep.stores.sql.repairs import Repairs
+    from everstep.stores.sql.saved import SavedTables
 
 ACCEPTED: Final = Accepted()
 
@@ -93,6 +94,12 @@ class Operations:
         from everstep.stores.sql.queues import QueueTable
 
         return QueueTable(self._statements)
+
+    @cached_property
+    def _saved(self) -> "SavedTables":
+        from everstep.stores.sql.saved import SavedTables
+
+        return SavedTables(self._statements)
 
     # -- one operation --------------------------------------------------------------------------------------------
     def one(self, operation: Operation) -> Verdict:
@@ -134,6 +141,8 @@ class Operations:
                 return self._queues.take(operation)
             case FreeSlot():
                 return self._queues.free(operation)
+            case _:
+                return self._saved.do(operation)
 
     def _append(self, append: Append) -> Verdict:
         check_events(append)

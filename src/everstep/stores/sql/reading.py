@@ -21,6 +21,7 @@ from everstep.stores.sql.rows import Row, as_json, effect_row, hold_row, notific
 
 if TYPE_CHECKING:
     from everstep.stores.sql.queues import QueueReads
+    from everstep.stores.sql.saved import SavedReading
 
 
 class Reading(ABC):
@@ -51,6 +52,13 @@ class Reading(ABC):
         from everstep.stores.sql.queues import QueueReads
 
         return QueueReads(self._all, self._texts)
+
+    @cached_property
+    def of_saved(self) -> "SavedReading":
+        """What is read about threads and items."""
+        from everstep.stores.sql.saved import SavedReading
+
+        return SavedReading(self._all, self._texts)
 
     # Each database has its own way of doing these.
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from everstep.model.events import EventRow
 from everstep.stores.archive import ArchiveRow
@@ -14,6 +15,9 @@ from everstep.stores.queues import QueueCount, QueueRoom, QueueRow, SlotRow
 from everstep.stores.rows import LostTail
 from everstep.stores.schedules import ScheduleRow
 from everstep.stores.sql.reading import Reading
+
+if TYPE_CHECKING:
+    from everstep.stores.saved import SavedReads
 
 
 class SqlStore(ABC):
@@ -207,6 +211,12 @@ class SqlStore(ABC):
     def slots(self) -> list[SlotRow]:
         """Return who has slots of named limits."""
         return self._reader.of_queues.slots()
+
+    # -- threads and items ----------------------------------------------------------------------------------------
+    @property
+    def saved(self) -> "SavedReads":
+        """What frameworks have saved."""
+        return self._reader.of_saved
 
     # -- schedules ------------------------------------------------------------------------------------------------
     def schedules(self, *, name: str | None = None) -> list[ScheduleRow]:

@@ -15,6 +15,7 @@ STORE_TABLES: Final = frozenset(
         *("meta", "runs", "events", "payloads", "signals", "slots", "followers", "holds", "workers"),
         *("answers", "archive", "budgets", "checkpoints", "effects", "notifications", "queues", "schedules", "streams"),
         *("waiters", "witnesses", "sqlite_sequence", "deletions", "tagged"),
+        *("saved_threads", "saved_states", "saved_parts", "saved_writes", "saved_items"),
     }
 )
 """The tables of a store, and the names that later releases may need for theirs."""

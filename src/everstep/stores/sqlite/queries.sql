@@ -786,13 +786,15 @@ SELECT CAST(status AS BLOB), count(*) FROM runs INDEXED BY runs_status GROUP BY 
 -- name: events_packed
 -- A whole history in one row, for the same reason as above: row by row, a busy thread makes loading 10,000 events take
 -- many seconds. Column by column, so that no row has to be taken apart again. Digests and bodies stand in turn: joined,
--- they are TEXT, which their bytes go through unchanged, for SQLite does not look into it. Whether numbers are missing, or digests have another length, shows in their extremes.
-SELECT count(*), min(seq), max(seq), min(length(digest)), max(length(digest)),
+-- they are TEXT, which their bytes go through unchanged, for SQLite does not look into it. Whether numbers are missing
+-- shows in their extremes; a digest of another length, in the length of the whole, or as one that does not match.
+SELECT (SELECT min(seq) FROM events WHERE run = ?1 AND generation = ?2 AND seq BETWEEN ?3 AND ?4),
+    (SELECT max(seq) FROM events WHERE run = ?1 AND generation = ?2 AND seq BETWEEN ?3 AND ?4),
     CAST(json_group_array(kind) AS BLOB), CAST(json_group_array(step) AS BLOB), CAST(group_concat(at) AS BLOB),
     CAST(group_concat(length(body)) AS BLOB), CAST(group_concat(digest || body, '') AS BLOB)
 FROM (
-    SELECT seq, kind, step, at, body, digest FROM events
-    WHERE run = ? AND generation = ? AND seq BETWEEN ? AND ? ORDER BY seq
+    SELECT kind, step, at, body, digest FROM events
+    WHERE run = ?1 AND generation = ?2 AND seq BETWEEN ?3 AND ?4 ORDER BY seq
 );
 
 -- name: events

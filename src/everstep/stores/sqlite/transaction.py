@@ -31,12 +31,12 @@ WITH_KEYS: Final = 2
 
 
 class SqliteStatements:
-    """The statements of queries.sql, moving.sql and queues.sql, on one connection."""
+    """The statements of queries.sql and the files beside it, on one connection."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self.connection = connection
         self.cursor = connection.cursor()
-        self._texts = Texts("queries.sql", "queues.sql", "moving.sql")
+        self._texts = Texts("queries.sql", "queues.sql", "moving.sql", "saved.sql")
 
     def all(self, name: str, *parameters: Any) -> list[Row]:
         """Do a statement and return its rows."""

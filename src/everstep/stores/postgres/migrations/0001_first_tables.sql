@@ -354,3 +354,71 @@ CREATE TABLE everstep.slots (
     since bigint NOT NULL,
     PRIMARY KEY (name, run, call)
 );
+
+-- Threads that frameworks save here: who runs one, or did last.
+CREATE TABLE everstep.saved_threads (
+    thread text COLLATE "C" PRIMARY KEY,
+    owner text COLLATE "C",
+    epoch bigint NOT NULL,
+    since bigint NOT NULL,
+    born bigint NOT NULL
+);
+
+-- The states of threads. `origin` is what the framework calls the run that made one.
+CREATE TABLE everstep.saved_states (
+    thread text COLLATE "C" NOT NULL,
+    namespace text COLLATE "C" NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    parent text COLLATE "C" NOT NULL,
+    origin text COLLATE "C" NOT NULL,
+    body bytea NOT NULL,
+    digest bytea NOT NULL,
+    at bigint NOT NULL,
+    PRIMARY KEY (thread, namespace, id)
+);
+
+CREATE INDEX saved_states_origin ON everstep.saved_states (origin) WHERE origin <> '';
+
+-- Values of states in parts: what was appended to a value is one more part of its series.
+CREATE TABLE everstep.saved_parts (
+    thread text COLLATE "C" NOT NULL,
+    namespace text COLLATE "C" NOT NULL,
+    channel text COLLATE "C" NOT NULL,
+    series text COLLATE "C" NOT NULL,
+    number bigint NOT NULL,
+    value bytea NOT NULL,
+    digest bytea NOT NULL,
+    PRIMARY KEY (thread, namespace, channel, series, number)
+);
+
+ALTER TABLE everstep.saved_parts ALTER COLUMN value SET STORAGE EXTERNAL;
+
+-- What calls in a state came to. They may be here before their state.
+CREATE TABLE everstep.saved_writes (
+    thread text COLLATE "C" NOT NULL,
+    namespace text COLLATE "C" NOT NULL,
+    state text COLLATE "C" NOT NULL,
+    call text COLLATE "C" NOT NULL,
+    place bigint NOT NULL,
+    path text COLLATE "C" NOT NULL,
+    channel text COLLATE "C" NOT NULL,
+    body bytea NOT NULL,
+    digest bytea NOT NULL,
+    PRIMARY KEY (thread, namespace, state, call, place)
+);
+
+ALTER TABLE everstep.saved_writes ALTER COLUMN body SET STORAGE EXTERNAL;
+
+-- What frameworks remember apart from threads.
+CREATE TABLE everstep.saved_items (
+    namespace text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    value bytea NOT NULL,
+    created_at bigint NOT NULL,
+    updated_at bigint NOT NULL,
+    expires_at bigint,
+    seconds double precision,
+    PRIMARY KEY (namespace, key)
+);
+
+CREATE INDEX saved_items_dying ON everstep.saved_items (expires_at) WHERE expires_at IS NOT NULL;

@@ -385,3 +385,68 @@ CREATE TABLE slots (
     since INTEGER NOT NULL,
     PRIMARY KEY (name, run, call)
 ) STRICT, WITHOUT ROWID;
+
+-- Threads that frameworks save here: who runs one, or did last.
+CREATE TABLE saved_threads (
+    thread TEXT NOT NULL PRIMARY KEY,
+    owner TEXT,
+    epoch INTEGER NOT NULL,
+    since INTEGER NOT NULL,
+    born INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- The states of threads; like the next two with a rowid, for rows of about a kilobyte would each take a page in the
+-- tree of a primary key. `origin` is what the framework calls the run that made one.
+CREATE TABLE saved_states (
+    thread TEXT NOT NULL,
+    namespace TEXT NOT NULL,
+    id TEXT NOT NULL,
+    parent TEXT NOT NULL,
+    origin TEXT NOT NULL,
+    body BLOB NOT NULL,
+    digest BLOB NOT NULL,
+    at INTEGER NOT NULL,
+    PRIMARY KEY (thread, namespace, id)
+) STRICT;
+
+CREATE INDEX saved_states_origin ON saved_states (origin) WHERE origin <> '';
+
+-- Values of states in parts: what was appended to a value is one more part of its series.
+CREATE TABLE saved_parts (
+    thread TEXT NOT NULL,
+    namespace TEXT NOT NULL,
+    channel TEXT NOT NULL,
+    series TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    value BLOB NOT NULL,
+    digest BLOB NOT NULL,
+    PRIMARY KEY (thread, namespace, channel, series, number)
+) STRICT;
+
+-- What calls in a state came to. They may be here before their state.
+CREATE TABLE saved_writes (
+    thread TEXT NOT NULL,
+    namespace TEXT NOT NULL,
+    state TEXT NOT NULL,
+    call TEXT NOT NULL,
+    place INTEGER NOT NULL,
+    path TEXT NOT NULL,
+    channel TEXT NOT NULL,
+    body BLOB NOT NULL,
+    digest BLOB NOT NULL,
+    PRIMARY KEY (thread, namespace, state, call, place)
+) STRICT;
+
+-- What frameworks remember apart from threads.
+CREATE TABLE saved_items (
+    namespace TEXT NOT NULL,
+    key TEXT NOT NULL,
+    value BLOB NOT NULL,
+    created_at INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL,
+    expires_at INTEGER,
+    seconds REAL,
+    PRIMARY KEY (namespace, key)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX saved_items_dying ON saved_items (expires_at) WHERE expires_at IS NOT NULL;

@@ -1,0 +1,56 @@
+"""Calls of a model as steps: an answer that was recorded is not asked for, and not paid for, again."""
+
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+import msgspec
+from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages, message_to_dict, messages_from_dict
+
+import everstep
+from everstep.adapters import digest_of
+
+MADE_ANEW: Final = ("id", "response_metadata", "usage_metadata")
+"""What of a message does not count: it is made anew each time."""
+
+
+class Asking:
+    """A question to a model. It is kept as a digest: a conversation that grows is stored once, by the graph."""
+
+    def __init__(self, model: Any, messages: Sequence[Any], options: dict[str, Any]) -> None:
+        self._model = model
+        self._messages = convert_to_messages(messages)
+        self._options = options
+
+    def digest(self) -> str:
+        """Return the digest of what is asked."""
+        asked = [_that_counts(message) for message in self._messages]
+        return digest_of(msgspec.json.encode([asked, sorted(self._options)], enc_hook=repr)).hex()
+
+    @everstep.step(name="ask_model", effect="read")
+    def ask(self, asked: str) -> dict[str, Any]:
+        """Ask, and return the answer."""
+        return message_to_dict(self._model.invoke(self._messages, **self._options))
+
+    @everstep.step(name="ask_model", effect="read")
+    async def ask_async(self, asked: str) -> dict[str, Any]:
+        """Ask, and return the answer."""
+        return message_to_dict(await self._model.ainvoke(self._messages, **self._options))
+
+
+def _that_counts(message: BaseMessage) -> dict[str, Any]:
+    return {name: value for name, value in message_to_dict(message)["data"].items() if name not in MADE_ANEW}
+
+
+def ask_model(model: Any, messages: Sequence[Any], **options: Any) -> AIMessage:
+    """Ask a model in a node, as `model.invoke(messages)` does, as a `read` step: its answer is recorded.
+
+    model: a chat model of LangChain, or what `bind_tools` returns.
+    """
+    asking = Asking(model, messages, options)
+    return cast(AIMessage, messages_from_dict([asking.ask(asking.digest())])[0])
+
+
+async def aask_model(model: Any, messages: Sequence[Any], **options: Any) -> AIMessage:
+    """The same in an `async` node."""
+    asking = Asking(model, messages, options)
+    return cast(AIMessage, messages_from_dict([await asking.ask_async(asking.digest())])[0])

@@ -1,0 +1,185 @@
+"""Steps as tools of LangChain: a model calls them through `ToolNode` or an agent, and each call is recorded.
+
+The place of a call is the id that the model gave it, once the checkpoint with the model's answer is durable. With
+`durability="exit"` it never is while the graph runs, and another answer would have other ids: there it is what is
+called with which arguments, in which superstep. An outcome that is in doubt is never told to the model: the graph is
+interrupted, for a person.
+"""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Annotated, Any, Final
+
+from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.tools import BaseTool, InjectedToolCallId, StructuredTool
+from langgraph.types import interrupt
+
+import everstep
+from everstep.adapters import digest_of
+from everstep.errors import Misuse, RunHeld
+from everstep.integrations.langgraph.nodes import CALLS, CHECKPOINTER, recorded
+
+DURABILITY: Final = "__pregel_durability"
+CALL_ID: Final = "tool_call_id"
+SAVED_SECONDS_MAX: Final = 30.0
+"""So long a call waits for the checkpoint that asks for it."""
+PAUSE_SECONDS: Final = 0.001
+
+
+def tools(steps: Iterable[Any]) -> list[BaseTool]:
+    """Return steps as tools of LangChain, for `ToolNode`, an agent, or `model.bind_tools`.
+
+    steps: functions with `@everstep.step` (or `@everstep.tool`); a plain function becomes a `repeat` step.
+    """
+    return [_tool(one) for one in steps]
+
+
+def _tool(given: Any) -> BaseTool:
+    step = given if hasattr(given, "effect") and hasattr(given, "function") else everstep.step(given)
+    spec = getattr(step, "spec", None) or {}
+    about = spec.get("description") or inspect.getdoc(step.function) or step.name
+    name = step.name.rpartition(".")[2]
+    if step.is_async:
+        return StructuredTool.from_function(coroutine=_async_call(step), name=name, description=about)
+    return StructuredTool.from_function(func=_call(step), name=name, description=about)
+
+
+def _with_signature(call: Callable[..., Any], step: Any) -> Callable[..., Any]:
+    """Let LangChain see the parameters of a step, and one more: the id of the call."""
+    own = inspect.signature(step.function)
+    if CALL_ID in own.parameters:
+        raise Misuse(f"{step.name} has a parameter {CALL_ID!r}: the adapter needs that name.")
+    annotations = {**step.signature.annotations, CALL_ID: Annotated[str, InjectedToolCallId]}
+    keyword = inspect.Parameter(CALL_ID, inspect.Parameter.KEYWORD_ONLY, annotation=annotations[CALL_ID])
+    parameters = [one.replace(annotation=annotations.get(one.name, Any)) for one in own.parameters.values()]
+    call.__signature__ = own.replace(parameters=[*parameters, keyword])  # type: ignore[attr-defined]
+    call.__annotations__ = annotations
+    call.__name__ = step.name.rpartition(".")[2]
+    call.__doc__ = inspect.getdoc(step.function)
+    return call
+
+
+def _call(step: Any) -> Callable[..., Any]:
+    def call(**kwargs: Any) -> Any:
+        call_id = kwargs.pop(CALL_ID)
+        begun = _begin(step, kwargs, call_id)
+        for _ in begun.saved():
+            time.sleep(PAUSE_SECONDS)
+        begun.ask_person()
+        while True:
+            try:
+                return begun.perform()
+            except RunHeld as held:
+                _tell_person(step, held)
+
+    return _with_signature(call, step)
+
+
+def _async_call(step: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
+    async def call(**kwargs: Any) -> Any:
+        call_id = kwargs.pop(CALL_ID)
+        begun = _begin(step, kwargs, call_id)
+        for _ in begun.saved():
+            await asyncio.sleep(PAUSE_SECONDS)
+        begun.ask_person()
+        while True:
+            try:
+                return await begun.perform()
+            except RunHeld as held:
+                _tell_person(step, held)
+
+    return _with_signature(call, step)
+
+
+def _tell_person(step: Any, held: RunHeld) -> None:
+    """Interrupt the graph: a person has to say what became of a step."""
+    interrupt({"held": step.name, "reason": held.reason, "what_to_do": str(held)})
+
+
+class ToolCall:
+    """One call of a tool by a model."""
+
+    def __init__(self, step: Any, kwargs: dict[str, Any], saver: Any, config: Any, call_id: str) -> None:
+        self._step, self._kwargs, self._saver, self._config, self._id = step, kwargs, saver, config, call_id
+        if config["configurable"].get(DURABILITY) == "exit":
+            arguments = digest_of(repr(sorted(kwargs.items())).encode()).hex()
+            number = CALLS.number(config["configurable"], f"{step.name} {arguments}")
+            self._id = f"{arguments} {number}"
+
+    def saved(self) -> Iterator[None]:
+        """Give something as long as the checkpoint that asks for this call is not durable."""
+        configurable = self._config["configurable"]
+        metadata = self._config.get("metadata") or {}
+        namespace = "|".join(str(metadata.get("langgraph_checkpoint_ns", "")).split("|")[:-1])
+        id = (configurable.get("checkpoint_map") or {}).get(namespace)
+        if configurable.get(DURABILITY) == "exit" or not id:
+            return
+        until = time.monotonic() + SAVED_SECONDS_MAX
+        reads = self._saver.ground.saved
+        while reads.state(str(configurable["thread_id"]), namespace, id) is None:
+            if time.monotonic() > until:
+                raise Misuse(
+                    f"The checkpoint {id} that asks for {self._step.name} was not saved in {SAVED_SECONDS_MAX:.0f} s."
+                )
+            yield
+
+    def ask_person(self) -> None:
+        """Let a person approve just these arguments, if the tool wants that."""
+        needs = getattr(self._step, "needs_approval", None)
+        if needs is not None and needs((), self._kwargs):
+            approve(self._step, (), self._kwargs, self._saver, self._config, f"approval {self._id}")
+
+    def perform(self) -> Any:
+        """Do it, or return what it came to."""
+        return recorded(self._saver, self._step, (), self._kwargs, self._config, f"call {self._id}")
+
+
+class PlainCall(ToolCall):
+    """A call where nothing is recorded."""
+
+    def __init__(self, step: Any, kwargs: dict[str, Any]) -> None:
+        self._step, self._kwargs = step, kwargs
+
+    def saved(self) -> Iterator[None]:
+        """Nothing is saved."""
+        return iter(())
+
+    def ask_person(self) -> None:
+        """Nobody is asked outside of a graph; in a workflow the tool itself asks."""
+
+    def perform(self) -> Any:
+        """Call the step: in a workflow it is the run's own."""
+        return self._step(**self._kwargs)
+
+
+def _begin(step: Any, kwargs: dict[str, Any], call_id: str) -> ToolCall:
+    config = var_child_runnable_config.get()
+    saver: Any = config["configurable"].get(CHECKPOINTER) if config is not None and "configurable" in config else None
+    if not getattr(saver, "records_steps", False):
+        return PlainCall(step, kwargs)
+    return ToolCall(step, kwargs, saver, config, call_id)
+
+
+@everstep.step(name="shown", effect="read")
+def shown(tool: str, arguments: Any) -> bool:
+    """Remember what a person was shown."""
+    return True
+
+
+def approve(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], saver: Any, config: Any, name: str) -> None:
+    """Interrupt the graph until a person has answered `True` to just these arguments; any other answer refuses it."""
+    arguments = step.shown(args, kwargs)
+    # Recorded, so that other arguments at this place, when the node is run again, are not taken for approved.
+    recorded(saver, shown, (step.name, arguments), {}, config, name)
+    answer = interrupt({"approve": step.name, "arguments": arguments})
+    if answer is not True:
+        why = f": {answer}" if isinstance(answer, str) and answer else ""
+        raise _refused(f"{step.name} was refused by a person{why}.")
+
+
+def _refused(message: str) -> Exception:
+    kind: Any = getattr(everstep.errors, "Refused", None) or everstep.Fatal
+    error: Exception = kind(message)
+    return error

@@ -1,0 +1,174 @@
+-- The statements for what frameworks save: threads with their states, and items.
+
+-- name: take_thread
+-- It is free if nobody has it, or a worker that is gone. Whoever has it keeps the epoch.
+INSERT INTO everstep.saved_threads (thread, owner, epoch, since, born) VALUES ($1, $2, 1, $3, $3)
+ON CONFLICT (thread) DO UPDATE SET
+    owner = $2, epoch = saved_threads.epoch + (saved_threads.owner IS DISTINCT FROM $2)::int, since = $3
+WHERE saved_threads.owner IS NULL OR saved_threads.owner = $2
+    OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = saved_threads.owner AND workers.lease_until > $3)
+RETURNING saved_threads.epoch, saved_threads.born;
+
+-- name: free_thread
+-- The epoch stays: it never goes down.
+UPDATE everstep.saved_threads SET owner = NULL WHERE thread = $1 AND owner = $2 AND epoch = $3;
+
+-- name: thread_guard
+-- Who may write to a thread.
+SELECT owner, epoch, EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = saved_threads.owner AND workers.lease_until > $2)
+FROM everstep.saved_threads WHERE thread = $1 FOR SHARE;
+
+-- name: thread_owner
+-- For whoever is told that it is not they.
+SELECT owner, epoch, since, born FROM everstep.saved_threads WHERE thread = $1;
+
+-- name: digest_of_part
+-- Whether a series went on otherwise.
+SELECT digest FROM everstep.saved_parts WHERE thread = $1 AND namespace = $2 AND channel = $3 AND series = $4 AND number = $5;
+
+-- name: save_part
+-- One that is there is the same.
+INSERT INTO everstep.saved_parts (thread, namespace, channel, series, number, value, digest)
+VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING;
+
+-- name: forget_part
+-- One that was added a moment ago, beside another that could not be.
+DELETE FROM everstep.saved_parts
+WHERE thread = $1 AND namespace = $2 AND channel = $3 AND series = $4 AND number = $5;
+
+-- name: save_state
+-- One with this id is replaced.
+INSERT INTO everstep.saved_states (thread, namespace, id, parent, origin, body, digest, at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+ON CONFLICT (thread, namespace, id) DO UPDATE SET
+    parent = excluded.parent, origin = excluded.origin, body = excluded.body, digest = excluded.digest, at = excluded.at;
+
+-- name: save_write
+-- The first one stays.
+INSERT INTO everstep.saved_writes (thread, namespace, state, call, place, path, channel, body, digest)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT DO NOTHING;
+
+-- name: save_rewrite
+-- The last one stays.
+INSERT INTO everstep.saved_writes (thread, namespace, state, call, place, path, channel, body, digest)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+ON CONFLICT (thread, namespace, state, call, place) DO UPDATE SET
+    path = excluded.path, channel = excluded.channel, body = excluded.body, digest = excluded.digest;
+
+-- name: forget_states
+-- All of a thread.
+DELETE FROM everstep.saved_states WHERE thread = $1;
+
+-- name: forget_parts
+-- All of a thread.
+DELETE FROM everstep.saved_parts WHERE thread = $1;
+
+-- name: forget_writes
+-- All of a thread.
+DELETE FROM everstep.saved_writes WHERE thread = $1;
+
+-- name: forget_thread
+-- Unless somebody runs it: then their epoch is still needed.
+DELETE FROM everstep.saved_threads WHERE thread = $1 AND owner IS NULL;
+
+-- name: forget_state
+-- One of them.
+DELETE FROM everstep.saved_states WHERE thread = $1 AND namespace = $2 AND id = $3;
+
+-- name: forget_writes_of_state
+-- What was called in it.
+DELETE FROM everstep.saved_writes WHERE thread = $1 AND namespace = $2 AND state = $3;
+
+-- name: forget_series
+-- A value that no state has any more.
+DELETE FROM everstep.saved_parts WHERE thread = $1 AND namespace = $2 AND channel = $3 AND series = $4;
+
+-- name: saved_state
+-- By its key.
+SELECT namespace, id, parent, origin, body, digest, at
+FROM everstep.saved_states WHERE thread = $1 AND namespace = $2 AND id = $3;
+
+-- name: saved_states
+-- The newest first.
+SELECT namespace, id, parent, origin, body, digest, at
+FROM everstep.saved_states WHERE thread = $1 AND namespace = $2 AND ($3::text IS NULL OR id < $3) ORDER BY id DESC LIMIT $4;
+
+-- name: saved_states_of_thread
+-- The newest first, of all namespaces.
+SELECT namespace, id, parent, origin, body, digest, at
+FROM everstep.saved_states WHERE thread = $1 AND ($2::text IS NULL OR id < $2 OR (id = $2 AND namespace < $3::text))
+ORDER BY id DESC, namespace DESC LIMIT $4;
+
+-- name: saved_lineage
+-- From a state to its parents.
+WITH RECURSIVE line (place, namespace, id, parent, origin, body, digest, at) AS (
+    SELECT 1, namespace, id, parent, origin, body, digest, at FROM everstep.saved_states
+    WHERE thread = $1 AND namespace = $2 AND id = $3
+    UNION ALL
+    SELECT line.place + 1, s.namespace, s.id, s.parent, s.origin, s.body, s.digest, s.at
+    FROM line JOIN everstep.saved_states AS s ON s.thread = $1 AND s.namespace = $2 AND s.id = line.parent
+    WHERE line.place < $4
+)
+SELECT namespace, id, parent, origin, body, digest, at
+FROM line ORDER BY place;
+
+-- name: saved_writes
+-- In the order in which they count.
+SELECT namespace, state, call, place, path, channel,
+    body, digest
+FROM everstep.saved_writes WHERE thread = $1 AND namespace = $2 AND state = ANY ($3::text[])
+ORDER BY state, path, call, place;
+
+-- name: saved_parts
+-- A value, up to a part.
+SELECT number, value, digest FROM everstep.saved_parts
+WHERE thread = $1 AND namespace = $2 AND channel = $3 AND series = $4 AND number <= $5 ORDER BY number;
+
+-- name: saved_series
+-- To find those that no state has any more.
+SELECT namespace, channel, series
+FROM everstep.saved_parts WHERE thread = $1 GROUP BY namespace, channel, series;
+
+-- name: saved_threads_listed
+-- A page of them; with a time, those that have not changed since.
+SELECT thread FROM everstep.saved_states WHERE thread > $1
+GROUP BY thread HAVING $3::bigint IS NULL OR max(at) < $3 ORDER BY thread LIMIT $2;
+
+-- name: states_of_origins
+-- By an index.
+SELECT thread, namespace, id FROM everstep.saved_states
+WHERE origin <> '' AND origin = ANY ($1::text[]) ORDER BY thread, namespace, id;
+
+-- name: save_item
+-- When it was created stays.
+INSERT INTO everstep.saved_items (namespace, key, value, created_at, updated_at, expires_at, seconds) VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT (namespace, key) DO UPDATE SET
+    value = excluded.value, updated_at = excluded.updated_at, expires_at = excluded.expires_at, seconds = excluded.seconds;
+
+-- name: delete_item
+-- By its key.
+DELETE FROM everstep.saved_items WHERE namespace = $1 AND key = $2;
+
+-- name: see_item
+-- Somebody looked at it: it lives on.
+UPDATE everstep.saved_items SET expires_at = $3 WHERE namespace = $1 AND key = $2 AND expires_at IS NOT NULL;
+
+-- name: saved_item
+-- One that is alive.
+SELECT namespace, key, value, created_at, updated_at, expires_at, seconds FROM everstep.saved_items
+WHERE namespace = $1 AND key = $2 AND (expires_at IS NULL OR expires_at > $3);
+
+-- name: saved_items_listed
+-- A page of those whose namespace begins in a certain way.
+SELECT namespace, key, value, created_at, updated_at, expires_at, seconds FROM everstep.saved_items
+WHERE namespace >= $1 AND namespace < $2 AND (namespace, key) > ($3, $4) AND (expires_at IS NULL OR expires_at > $5)
+ORDER BY namespace, key LIMIT $6;
+
+-- name: saved_namespaces
+-- A page of them.
+SELECT DISTINCT namespace FROM everstep.saved_items
+WHERE namespace > $2 AND (expires_at IS NULL OR expires_at > $1) ORDER BY namespace LIMIT $3;
+
+-- name: dead_items
+-- Those whose time is over.
+SELECT namespace, key FROM everstep.saved_items
+WHERE expires_at IS NOT NULL AND expires_at <= $1 ORDER BY expires_at LIMIT $2;

@@ -1,0 +1,183 @@
+"""Threads and items in a SQL database."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from everstep.stores.protocol import Accepted, Refused, Verdict
+from everstep.stores.saved import (
+    ChangeItems,
+    ChangeThread,
+    FreeThread,
+    SavedItem,
+    SavedOperation,
+    SavedPart,
+    SavedState,
+    SavedWrite,
+    Taken,
+    TakeThread,
+    ThreadOwner,
+)
+from everstep.stores.sql.rows import Row, text
+from everstep.stores.sql.statements import Statements
+
+
+class SavedTables:
+    """Operations on threads and items, inside an open transaction."""
+
+    def __init__(self, statements: Statements) -> None:
+        self._all = statements.all
+        self._run = statements.run
+        self._many = statements.many
+
+    def do(self, operation: SavedOperation) -> Verdict:
+        """Do an operation, or refuse it and change nothing."""
+        match operation:
+            case ChangeThread():
+                return self._change(operation)
+            case TakeThread():
+                rows = self._all("take_thread", operation.thread, operation.worker, operation.at)
+                return Taken(*rows[0]) if rows else Refused("taken")
+            case FreeThread():
+                freed = self._run("free_thread", operation.thread, operation.worker, operation.epoch)
+                return Accepted() if freed else Refused("fenced")
+            case ChangeItems():
+                return self._change_items(operation)
+
+    def _change(self, change: ChangeThread) -> Verdict:
+        refusal = self._refusal(change)
+        if refusal is not None:
+            return refusal
+        thread = change.thread
+        if change.everything:
+            for statement in ("forget_states", "forget_parts", "forget_writes", "forget_thread"):
+                self._run(statement, thread)
+        for forgotten in change.forgotten:
+            self._run("forget_state", thread, *forgotten)
+            self._run("forget_writes_of_state", thread, *forgotten)
+        for unneeded in change.unneeded:
+            self._run("forget_series", thread, *unneeded)
+        if change.everything:
+            self._save("save_part", thread, change.parts)
+        self._save("save_state", thread, change.states)
+        self._save("save_write", thread, change.writes)
+        self._save("save_rewrite", thread, change.rewrites)
+        return Accepted()
+
+    def _save(self, name: str, thread: str, rows: Sequence[Row]) -> None:
+        if len(rows) == 1:
+            self._run(name, thread, *rows[0])
+        elif rows:
+            self._many(name, [(thread, *row) for row in rows])
+
+    def _refusal(self, change: ChangeThread) -> Refused | None:
+        rows = self._all("thread_guard", change.thread, change.at)
+        owner, epoch, lives = rows[0] if rows else (None, 0, 0)
+        if change.epoch:
+            if (owner, epoch) != (change.worker, change.epoch):
+                return Refused("fenced")
+        elif owner is not None and owner != change.worker and lives:
+            return Refused("taken")
+        if change.everything or self._add_parts(change):
+            return None
+        return Refused("key")
+
+    def _add_parts(self, change: ChangeThread) -> bool:
+        """Add parts, if each is new or the same as the one that is there: nearly always they are."""
+        added: list[SavedPart] = []
+        for part in change.parts:
+            if self._run("save_part", change.thread, *part):
+                added.append(part)
+            elif self._all("digest_of_part", change.thread, *part[:4]) != [(part.digest,)]:
+                for one in added:
+                    self._run("forget_part", change.thread, *one[:4])
+                return False
+        return True
+
+    def _change_items(self, change: ChangeItems) -> Verdict:
+        for item in change.items:
+            self._run("save_item", *item)
+        for deleted in change.deleted:
+            self._run("delete_item", *deleted)
+        for namespace, key, until in change.seen:
+            self._run("see_item", namespace, key, until)
+        return Accepted()
+
+
+class SavedReading:
+    """What is read of threads and items. See `SavedReads`."""
+
+    def __init__(self, all_of: Callable[..., list[Row]], texts: Callable[[Sequence[str]], Any]) -> None:
+        self._all = all_of
+        self._texts = texts
+
+    def state(self, thread: str, namespace: str, id: str) -> SavedState | None:
+        """Return a state."""
+        rows = self._all("saved_state", thread, namespace, id)
+        return _state(rows[0]) if rows else None
+
+    def states(
+        self, thread: str, namespace: str | None = None, before: tuple[str, str] | None = None, limit: int = 100
+    ) -> list[SavedState]:
+        """Return states by falling ids, then namespaces."""
+        id, last = before if before is not None else (None, None)
+        if namespace is None:
+            return [_state(row) for row in self._all("saved_states_of_thread", thread, id, last, limit)]
+        return [_state(row) for row in self._all("saved_states", thread, namespace, id, limit)]
+
+    def lineage(self, thread: str, namespace: str, id: str, limit: int = 100) -> list[SavedState]:
+        """Return a state, its parent, the parent's parent and so on."""
+        return [_state(row) for row in self._all("saved_lineage", thread, namespace, id, limit)]
+
+    def writes(self, thread: str, namespace: str, states: Sequence[str]) -> list[SavedWrite]:
+        """Return the writes of states, by state, path, call and place."""
+        rows = self._all("saved_writes", thread, namespace, self._texts(states))
+        return [
+            SavedWrite(text(ns), text(state), text(call), place, text(path), text(channel), body, digest)
+            for ns, state, call, place, path, channel, body, digest in rows
+        ]
+
+    def parts(self, thread: str, namespace: str, channel: str, series: str, upto: int) -> list[SavedPart]:
+        """Return the parts of a series up to a number, in order."""
+        rows = self._all("saved_parts", thread, namespace, channel, series, upto)
+        return [SavedPart(namespace, channel, series, *row) for row in rows]
+
+    def series(self, thread: str) -> list[tuple[str, str, str]]:
+        """Return all series of a thread."""
+        return [(text(a), text(b), text(c)) for a, b, c in self._all("saved_series", thread)]
+
+    def threads(self, after: str = "", limit: int = 100, before: int | None = None) -> list[str]:
+        """Return threads by their ids, after one; those only whose newest state is from before a time."""
+        return [text(row[0]) for row in self._all("saved_threads_listed", after, limit, before)]
+
+    def of_origins(self, origins: Sequence[str]) -> list[tuple[str, str, str]]:
+        """Return the states of origins, by thread, namespace and id."""
+        rows = self._all("states_of_origins", self._texts(origins))
+        return [(text(thread), text(namespace), text(id)) for thread, namespace, id in rows]
+
+    def owner(self, thread: str) -> ThreadOwner | None:
+        """Return who runs a thread."""
+        rows = self._all("thread_owner", thread)
+        return ThreadOwner(*rows[0]) if rows else None
+
+    def item(self, namespace: str, key: str, at: int) -> SavedItem | None:
+        """Return an item that is alive at a time."""
+        rows = self._all("saved_item", namespace, key, at)
+        return SavedItem(*rows[0]) if rows else None
+
+    def items(self, prefix: str, at: int, after: tuple[str, str] = ("", ""), limit: int = 100) -> list[SavedItem]:
+        """Return living items in namespaces with a prefix, by namespace and key, after one of the page before."""
+        end = prefix + "\U0010ffff"
+        return [SavedItem(*row) for row in self._all("saved_items_listed", prefix, end, *after, at, limit)]
+
+    def namespaces(self, at: int, after: str = "", limit: int = 1000) -> list[str]:
+        """Return the namespaces of living items, after one."""
+        return [text(row[0]) for row in self._all("saved_namespaces", at, after, limit)]
+
+    def dead_items(self, at: int, limit: int = 1000) -> list[tuple[str, str]]:
+        """Return items whose time is over."""
+        return [(text(namespace), text(key)) for namespace, key in self._all("dead_items", at, limit)]
+
+
+def _state(row: Row) -> SavedState:
+    namespace, id, parent, origin, body, digest, at = row
+    return SavedState(text(namespace), text(id), text(parent), text(origin), body, digest, at)
