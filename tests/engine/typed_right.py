@@ -113,3 +113,36 @@ def blocking() -> None:
 
 def testing(connection: sqlite3.Connection) -> None:
     assert_type(book(connection, 5, note="x"), str)
+
+
+# -- graphs -----------------------------------------------------------------------------------------------------------
+class Review:
+    text: str = ""
+    good: bool = False
+
+
+graph = everstep.Graph("review", state=Review, reduce={"text": lambda old, new: old + new})
+
+
+@graph.node
+async def draft(state: Review) -> dict[str, str]:
+    return {"text": "draft"}
+
+
+@graph.node(effect="read", retry=Retry(attempts=2))
+def check(state: Review) -> dict[str, bool]:
+    return {"good": True}
+
+
+graph.edge("draft", "check", when=lambda state: not state.good)
+graph.each("check", "draft", over=lambda state: state.text.split())
+graph.approval("approve", lambda state: state.text, into="good", timeout=5)
+
+
+async def drive_graph() -> None:
+    assert_type(await draft(Review()), dict[str, str])
+    async with everstep.open() as app:
+        assert_type(await app.run(graph, Review(), id="g"), Review)
+        assert_type(await (await app.start(graph, Review())).result(), Review)
+    assert_type(everstep.run(graph, Review()), Review)
+    assert_type(await graph(Review()), Review)

@@ -78,3 +78,19 @@ def blocking() -> None:
     with everstep.open() as app:
         app.start(flow, text)  # refused
         text = app.run(plain, "x")  # refused
+
+
+class Review:
+    good: bool = False
+
+
+graph = everstep.Graph("review", state=Review)
+graph.node(bare, join="some")  # refused
+graph.edge("bare", "bare", when=lambda state: state.nothing)  # refused
+graph.draw("png")  # refused
+
+
+async def drive_graph() -> None:
+    async with everstep.open() as app:
+        await app.run(graph, "tides")  # refused
+        await app.start(graph)  # refused

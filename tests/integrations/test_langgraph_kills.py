@@ -117,11 +117,11 @@ def test_what_was_done_after_lost_checkpoints_is_not_done_again(
 
 
 def test_two_processes_resume_one_interrupt_and_one_of_them_goes_on(
-    tmp_path: Path, ledger: Ledger, nursery: Nursery
+    url: str, tmp_path: Path, ledger: Ledger, nursery: Nursery
 ) -> None:
     from everstep.testing.ledger import Mode
 
-    life = Life(tmp_path / "raced", ledger, nursery, "sync")
+    life = Life(tmp_path / f"raced-{url[:6]}", ledger, nursery, "sync", url)
     assert life.run("once")[0] == 0
     life.book.behave("ship", Mode(delay=0.5))
     children = [nursery.start(SHOP, *life.arguments, "run") for _ in range(2)]
@@ -152,8 +152,10 @@ def test_a_process_that_was_stopped_for_longer_than_its_lease_writes_nothing_mor
     assert life.counts()["applied", "charge"] == life.counts()["applied", "ship"] == 1
 
 
-def test_the_thread_of_a_killed_process_is_free_at_once(tmp_path: Path, ledger: Ledger, nursery: Nursery) -> None:
-    life = Life(tmp_path / "killed", ledger, nursery, "sync")
+def test_the_thread_of_a_killed_process_is_free_at_once(
+    url: str, tmp_path: Path, ledger: Ledger, nursery: Nursery
+) -> None:
+    life = Life(tmp_path / f"killed-{url[:6]}", ledger, nursery, "sync", url)
     status, _ = life.run(EVERSTEP_CRASH_AT="body.before:3")
     assert status == -signal.SIGKILL
     status, said = life.run()

@@ -374,6 +374,35 @@ def test_a_saver_and_a_store_share_one_place(saver: EverstepSaver) -> None:
     assert saver.get_tuple(thread()) is None
 
 
+def test_one_function_may_be_several_steps_and_methods_are_steps(saver: EverstepSaver) -> None:
+    class Client:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @everstep.step
+        def say(self, word: str) -> str:
+            DONE.append((self.name, everstep.current().step))
+            return f"{self.name}: {word}"
+
+    def act(word: str) -> str:
+        DONE.append((everstep.current().step, word))
+        return word
+
+    one, other = everstep.step(act, name="one"), everstep.step(act, name="other", effect="once")
+    ann, bob = Client("ann"), Client("bob")
+
+    def node(state: State) -> State:
+        return {"log": [one("a"), other("a"), ann.say("hi"), bob.say("hi"), ann.say("hi"), interrupt("?")]}
+
+    app = one_node(node, saver)
+    app.invoke({"log": []}, thread())
+    assert app.invoke(Command(resume=1), thread())["log"] == ["a", "a", "ann: hi", "bob: hi", "ann: hi", 1]
+    names = [name for name, _ in DONE]
+    assert names == ["one", "other", "ann", "bob", "ann"]
+    kinds = {row.workflow for row in saver.ground.blocking.list()}
+    assert {"step:one", "step:other"} < kinds
+
+
 def test_an_interrupt_inside_a_step_is_a_mistake_that_is_explained(saver: EverstepSaver) -> None:
     @everstep.step(effect="once")
     def asks() -> str:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from everstep.engine.lending import Lending
-from everstep.errors import StoreError, ThreadActive
-from everstep.stores.protocol import Busy, Failed, Refused, Verdict
-from everstep.stores.saved import FreeThread, SavedOperation, SavedReads, Taken, TakeThread
+from everstep.errors import Misuse, StoreError, ThreadActive
+from everstep.stores.protocol import Busy, Failed, Refused, Verdict, WorkerRow
+from everstep.stores.saved import FreeThread, SavedOperation, SavedReads, Taken, TakeThread, ThreadOwner
 
 if TYPE_CHECKING:
     from everstep.engine.app import App
@@ -24,6 +24,8 @@ log = logging.getLogger("everstep.adapters")
 
 R = TypeVar("R")
 
+BURY_SECONDS_MAX: Final = 3.0
+BURY_PAUSE_SECONDS: Final = 0.05
 QUICK_SECONDS: Final = 0.002
 """What takes longer is not done on the loop of an application."""
 
@@ -157,13 +159,25 @@ class Ground:
         with self._taking[hash(thread) % len(self._taking)]:
             verdict = self._try_to_take(thread)
             if not isinstance(verdict, Taken):
-                self.store.bury_dead(self.now())
+                self._bury(self.saved.owner(thread))
                 verdict = self._try_to_take(thread)
             if isinstance(verdict, Taken):
                 self._taken[thread] = verdict.epoch, self._taken.get(thread, (0, 0))[1] + 1
                 self._born[thread] = verdict.born
                 return
         raise self.active(thread)
+
+    def _bury(self, there: ThreadOwner | None) -> None:
+        """Bury dead workers. On a server it takes a moment until it is sure that an owner who does not answer is."""
+        self.store.bury_dead(self.now())
+        is_alive: Callable[[WorkerRow], bool] | None = getattr(self.store, "is_alive", None)
+        until = time.monotonic() + BURY_SECONDS_MAX
+        while is_alive is not None and there is not None and time.monotonic() < until:
+            owners = [row for row in self.store.workers() if row.id == there.owner]
+            if not owners or is_alive(owners[0]):
+                return
+            time.sleep(BURY_PAUSE_SECONDS)
+            self.store.bury_dead(self.now())
 
     def _try_to_take(self, thread: str) -> Verdict:
         return self.commit(TakeThread(thread, self.worker, self.now()), always=True)
@@ -211,4 +225,9 @@ def ground_of(where: Any, **options: Any) -> Ground:
 
     if isinstance(where, BlockingApp):
         return Ground(where, owned=False)
+    if where is not None and not isinstance(where, str):
+        raise Misuse(
+            f"A {type(where).__name__} cannot be shared: give the URL of the store, or the app of "
+            "`with everstep.open() as app:`, which has a thread of its own."
+        )
     return Ground(BlockingApp(open_app(where, **options)._make), owned=True)

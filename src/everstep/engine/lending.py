@@ -30,6 +30,8 @@ THREAD: Final = "thread"
 """The tag that says in which thread a step was called."""
 SETTLE_SECONDS: Final = 1.0
 """So long a caller that is interrupted waits until that is recorded."""
+WORKFLOWS_MAX: Final = 1000
+"""So many steps that were called last are remembered."""
 CALL: Final = "call"
 """The tag that says which call of the framework a run was made by."""
 
@@ -223,10 +225,14 @@ class Lending:
 
     # -- the workflow of a step -----------------------------------------------------------------------------------
     def _workflow_of(self, step: Step) -> "tuple[Workflow, Shape]":
+        # A method is another object each time, and one function may be several steps.
         underlying = getattr(step.function, "__func__", step.function)
-        known = self._workflows.get(underlying)
-        if known is None:
-            known = self._workflows[underlying] = self._made_for(step)
+        parts = (step.retry, step.probe, step.key, step.cost, step.fallback, step.not_done)
+        which = (underlying, step.name, step.effect, step.timeout, step.limit, step.secret, *map(id, parts))
+        known = self._workflows.pop(which, None) or self._made_for(step)
+        self._workflows[which] = known  # it keeps the parts, so their ids stay theirs
+        while len(self._workflows) > WORKFLOWS_MAX:
+            self._workflows.pop(next(iter(self._workflows)), None)
         return known
 
     def _made_for(self, step: Step) -> "tuple[Workflow, Shape]":

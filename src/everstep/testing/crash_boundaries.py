@@ -37,6 +37,7 @@ _COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("outcome.", "outcome"),
     ("unit.", "outcome"),
     ("checkpoint.", "outcome"),
+    ("graph.", "outcome"),
     ("budget.", "outcome"),
     ("transaction.", "atomic"),
     ("markers.", "atomic"),
