@@ -271,7 +271,7 @@ def drawn_queueing(draw: Draw) -> Operation:
     )
 
 
-def drawn_operation(draw: Draw, harness: Harness) -> Operation | None:
+def drawn_operation(draw: Draw, harness: Harness) -> "Operation | None":
     others = ["start", "start", "post", "post", "claim", "release", "restart", "settle", "forget", "repair", "mark"]
     others += ["notify"] * 3 + ["delete"] + ["schedule"] * 2 + ["queue"] * 3 + ["claim"] * 2
     kind = draw(st.sampled_from(["append"] * 6 + others))

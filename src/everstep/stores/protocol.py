@@ -186,8 +186,11 @@ class MarkRestored(msgspec.Struct, gc=False):
 
 _OfRuns: TypeAlias = StartRun | RestartRun | Append | Post | Claim | Release | RepairRun | ImportRuns | DeletePart
 _OfOthers: TypeAlias = SettleKey | ForgetKeys | TakeNotification | SettleNotification | ChangeSchedule | MarkRestored
-# What frameworks save is loaded when the first of them saves something.
-Operation: TypeAlias = "_OfRuns | _OfOthers | ChangeQueue | TakeSlot | FreeSlot | SavedOperation"
+_OfOurs: TypeAlias = _OfRuns | _OfOthers | ChangeQueue | TakeSlot | FreeSlot
+if TYPE_CHECKING:  # what frameworks save is loaded when the first of them saves something
+    Operation: TypeAlias = _OfOurs | SavedOperation
+else:
+    Operation = _OfOurs
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -241,7 +244,11 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 _Done: TypeAlias = Accepted | Existing | Posted | Claimed | Forgotten | Deleted
-Verdict: TypeAlias = "_Done | Refused | NotPosted | NotClaimed | Failed | NoSlot | Taken"
+_OnOurs: TypeAlias = _Done | Refused | NotPosted | NotClaimed | Failed | NoSlot
+if TYPE_CHECKING:
+    Verdict: TypeAlias = _OnOurs | Taken
+else:
+    Verdict = _OnOurs
 
 
 class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):

@@ -21,6 +21,8 @@ from everstep.stores.sql.rows import Row
 from everstep.stores.sqlite.connections import PATIENCE_SECONDS, Durability, Patience, connect, translated
 from everstep.stores.sqlite.queries import HERE, query, sql_text
 
+OURS: Final = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX
+"""Of connections that a store keeps to itself: a lock is around all their use, so SQLite need not lock each call."""
 APPLICATION_ID: Final = 0x45765374
 """`EvSt`: what `PRAGMA application_id` says of a store."""
 
@@ -147,8 +149,7 @@ def _works_with(connection: apsw.Connection, version: int) -> int:
 
 def open_writing(path: str, *, durability: Durability, patience: Patience, vfs: str | None) -> apsw.Connection:
     """Open the connection that writes, in WAL mode."""
-    flags = apsw.SQLITE_OPEN_READWRITE
-    connection = connect(path, durability=durability, patience=patience, flags=flags, vfs=vfs)
+    connection = connect(path, durability=durability, patience=patience, flags=OURS, vfs=vfs)
     try:
         if connection.readonly("main"):
             raise StoreReadOnly(f"{path} cannot be written. Check the owner and mode of file and folder.")
@@ -219,8 +220,8 @@ def open_file(
     try:
         writing = open_writing(path, durability=durability, patience=patience, vfs=vfs)
         is_new = migrate(writing, path, may_migrate=may_migrate)
-        flags = apsw.SQLITE_OPEN_READWRITE  # Reading a WAL needs writing to the shared memory beside it.
-        reading = connect(path, durability=durability, patience=Patience(), flags=flags, vfs=vfs)
+        # Reading a WAL needs writing to the shared memory beside it.
+        reading = connect(path, durability=durability, patience=Patience(), flags=OURS, vfs=vfs)
         reading.pragma("query_only", 1)
     except BaseException as error:
         if writing is not None:
