@@ -335,3 +335,16 @@ async def test_structured_output_is_the_same_in_a_replay(machine: Machine) -> No
     app = await machine.boot()
     assert await app.run(structured, id="r") == "tide"
     sound(machine)
+
+
+@everstep.workflow
+async def with_one_made_outside() -> None:
+    await Told.options["made"].invoke_async("go")
+
+
+@scenario
+async def test_one_that_was_made_outside_a_workflow_is_refused_in_it(machine: Machine) -> None:
+    Told.options = {"made": durable(agent("done"))}
+    app = await machine.boot()
+    with pytest.raises(Misuse, match="in the workflow itself"):
+        await app.run(with_one_made_outside, id="r")

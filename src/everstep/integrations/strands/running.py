@@ -30,6 +30,7 @@ class Durable:
         self._turn = 0
         self._before: dict[str, Any] | None = None
         self._own: Any = None
+        self._is_of_a_run = standins.in_workflow()
         if id is not None:
             _DECLARED[_name(subject)] = (subject, options)
 
@@ -37,6 +38,8 @@ class Durable:
         return getattr(self._inside() if standins.in_workflow() else self._subject, name)
 
     def _inside(self) -> Any:
+        if not self._is_of_a_run:
+            raise Misuse("Call durable(…) in the workflow itself, for each run has its own copy of the conversation.")
         if self._own is None:
             self._own = own_copy(self._subject, self._options)
         return self._own
