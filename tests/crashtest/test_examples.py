@@ -36,7 +36,8 @@ def run(folder: Path, name: str, *more: str, traced_by: tuple[str, ...] = ()) ->
 
 
 def test_every_example_has_a_case() -> None:
-    assert {path.name for path in kit.EXAMPLES.glob("*.py")} == {case[0] for case in CASES.values()}
+    elsewhere = {"langgraph_agent.py"}  # it has no workflow: tests/integrations/test_langgraph_example.py kills it
+    assert {path.name for path in kit.EXAMPLES.glob("*.py")} - elsewhere == {case[0] for case in CASES.values()}
 
 
 @pytest.mark.parametrize("name", ["approval", pytest.param("trip that is undone", marks=pytest.mark.soak)])

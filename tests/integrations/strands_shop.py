@@ -3,7 +3,7 @@
 from typing import Any
 
 from strands import Agent, ToolContext, tool
-from strands.types.exceptions import ModelThrottledException
+from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
 
 import everstep
 from everstep.integrations.strands import ScriptedModel, durable
@@ -67,6 +67,17 @@ class Throttled(ScriptedModel):
         if self.calls < self.busy:
             self.calls += 1
             raise ModelThrottledException("busy")
+        async for chunk in super().stream(*args, **kwargs):
+            yield chunk
+
+
+class Overflowing(ScriptedModel):
+    """A model whose window is full at its second call."""
+
+    async def stream(self, *args: Any, **kwargs: Any) -> Any:
+        if self.calls == 1:
+            self.calls += 1
+            raise ContextWindowOverflowException("too long")
         async for chunk in super().stream(*args, **kwargs):
             yield chunk
 

@@ -4,7 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from strands import Agent, tool
+from strands.agent.conversation_manager import SummarizingConversationManager
 from strands.multiagent import GraphBuilder, Swarm
 
 import everstep
@@ -14,6 +16,7 @@ from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Machine, scenario
 from tests.integrations.strands_shop import (
     DONE,
+    Overflowing,
     Throttled,
     Told,
     agent,
@@ -303,3 +306,45 @@ def test_what_is_no_agent_and_background_tasks_are_refused() -> None:
 
 def test_the_tools_under_test_are_tools() -> None:
     assert {type(one) for one in (look_up, fail, remember)} == {type(tool(lambda: None))}
+
+
+@scenario
+async def test_what_would_make_a_thread_of_its_own_is_refused_and_says_so(machine: Machine) -> None:
+    manager = SummarizingConversationManager(summary_ratio=0.5, preserve_recent_messages=1)
+    Told.subject = agent(model=Overflowing(TWO_LOOKS, "done"), conversation_manager=manager)
+    app = await machine.boot()
+    with pytest.raises(everstep.errors.OutsideInWorkflow, match="thread"):
+        await app.run(told, "go", id="r")
+
+
+class Answer(BaseModel):
+    """A structured answer."""
+
+    word: str
+
+
+@everstep.workflow
+async def structured() -> str:
+    result = await durable(Told.subject).invoke_async("go", structured_output_model=Answer)
+    return str(result.structured_output.word)
+
+
+@scenario
+async def test_structured_output_is_the_same_in_a_replay(machine: Machine) -> None:
+    Told.subject = agent([("Answer", {"word": "tide"})], "done")
+    app = await machine.boot()
+    assert await app.run(structured, id="r") == "tide"
+    sound(machine)
+
+
+@everstep.workflow
+async def with_one_made_outside() -> None:
+    await Told.options["made"].invoke_async("go")
+
+
+@scenario
+async def test_one_that_was_made_outside_a_workflow_is_refused_in_it(machine: Machine) -> None:
+    Told.options = {"made": durable(agent("done"))}
+    app = await machine.boot()
+    with pytest.raises(Misuse, match="in the workflow itself"):
+        await app.run(with_one_made_outside, id="r")

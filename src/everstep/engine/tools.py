@@ -66,9 +66,12 @@ class Tool(Step):
         source = persons_line(sys._getframe(1))
         if self.needs_approval(args, kwargs):
             shown, secret = self.shown(args, kwargs), self.secret
-            given = await ask(
-                execution, self.name, shown, Any, self.approval_timeout, source, secret=secret, whole=True
-            )
+            try:
+                given = await ask(
+                    execution, self.name, shown, Any, self.approval_timeout, source, secret=secret, whole=True
+                )
+            except TimeoutError:
+                raise TimeoutError(f"nobody approved it within {self.approval_timeout:g} s") from None
             refuse(given)
         return await execution.issue_step(self, args, kwargs, source)
 

@@ -6,5 +6,6 @@ In a workflow, `await durable(agent).invoke_async(prompt)`; in a plain script, `
 from everstep.integrations.strands.copies import Options
 from everstep.integrations.strands.running import Durable, durable
 from everstep.integrations.strands.scripted import ScriptedModel
+from everstep.integrations.strands.sessions import EverstepRepository, EverstepSessionManager
 
-__all__ = ["Durable", "Options", "ScriptedModel", "durable"]
+__all__ = ["Durable", "EverstepRepository", "EverstepSessionManager", "Options", "ScriptedModel", "durable"]

@@ -6,6 +6,7 @@ in a step's body, records what came of it, and emits the same events from the re
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from enum import Enum
 from typing import Any, Final
 
 from strands.interrupt import Interrupt, InterruptException
@@ -43,6 +44,7 @@ class DurableModel(Model):
         self, model: Model, name: str, price: Price | None, stream: str | None, contract: dict[str, Any]
     ) -> None:
         self._model = model
+        self._supports_structured_output = bool(getattr(model, "_supports_structured_output", False))
         self._price = price
         self._stream = stream
         self._step = everstep.step(self._ask, name=name, **{**MODEL_CONTRACT, **contract})
@@ -60,6 +62,11 @@ class DurableModel(Model):
     def stateful(self) -> bool:
         """Whether the provider keeps the conversation."""
         return bool(self._model.stateful)
+
+    @property
+    def context_window_limit(self) -> int | None:
+        """How many tokens the model takes."""
+        return self._model.context_window_limit
 
     def structured_output(self, *args: Any, **kwargs: Any) -> Any:
         return self._model.structured_output(*args, **kwargs)
@@ -199,8 +206,9 @@ def model_middleware(name: str, price: Price | None, stream: str | None, contrac
     """Return what lets each model call be a step."""
 
     async def call_model(context: InvokeModelContext, go_on: Any) -> AsyncGenerator[Any, None]:
-        model = DurableModel(context.model, name, price, stream, contract)
-        async for event in go_on(context.replace(model=model)):
+        if not isinstance(context.model, DurableModel):  # other middleware has chosen another model
+            context = context.replace(model=DurableModel(context.model, name, price, stream, contract))
+        async for event in go_on(context):
             yield event
 
     return call_model
@@ -227,8 +235,10 @@ def name_of(text: str) -> str:
 
 def storable(value: Any) -> Any:
     """Return a value as plain data. What is none becomes its text: an effect that happened is never lost over it."""
-    if value is None or isinstance(value, str | int | float | bool | bytes):
+    if value is None or type(value) in (str, int, float, bool, bytes):
         return value
+    if isinstance(value, Enum):
+        return storable(value.value)
     if isinstance(value, dict):
         return {str(name): storable(one) for name, one in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

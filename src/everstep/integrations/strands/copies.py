@@ -29,7 +29,7 @@ from strands.tools.registry import ToolRegistry
 
 import everstep
 from everstep.errors import Misuse
-from everstep.integrations.strands.calls import Price, model_middleware, name_of, tool_middleware
+from everstep.integrations.strands.calls import DurableModel, Price, model_middleware, name_of, tool_middleware
 
 DEFAULT_NAME = "Strands Agents"
 
@@ -62,6 +62,8 @@ def _agent(agent: Agent, options: Options) -> Agent:
     if agent._background_tasks is not None:
         raise Misuse(f"The agent {agent.name!r} has background tasks: they outlive the call, so they are not durable.")
     own = copy.copy(agent)
+    name = _model_name(agent)
+    own.model = DurableModel(agent.model, name, options.price, options.stream, options.model)
     own.messages = copy.deepcopy(agent.messages)
     own.state = AgentState(agent.state.get())
     own.event_loop_metrics = EventLoopMetrics()
@@ -79,6 +81,10 @@ def _agent(agent: Agent, options: Options) -> Agent:
     own.tool_registry = _tools(agent.tool_registry, options)
     own._middleware_registry = _middleware(agent, options)
     return own
+
+
+def _model_name(agent: Agent) -> str:
+    return "model" if agent.name == DEFAULT_NAME else f"{name_of(agent.name)}.model"
 
 
 def _hooks(hooks: HookRegistry, swapped: dict[int, Any], dropped: Any = None) -> HookRegistry:
@@ -122,8 +128,9 @@ def _middleware(agent: Agent, options: Options) -> MiddlewareRegistry:
     """Copy a registry, and put ours in last: it is the innermost."""
     own = MiddlewareRegistry()
     own._handlers = {stage: list(handlers) for stage, handlers in agent._middleware_registry._handlers.items()}
-    name = "model" if agent.name == DEFAULT_NAME else f"{name_of(agent.name)}.model"
-    own.add_middleware(InvokeModelStage, model_middleware(name, options.price, options.stream, options.model))
+    own.add_middleware(
+        InvokeModelStage, model_middleware(_model_name(agent), options.price, options.stream, options.model)
+    )
     own.add_middleware(ExecuteToolStage, tool_middleware(options.contracts))
     return own
 

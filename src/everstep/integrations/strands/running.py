@@ -6,6 +6,7 @@ from typing import Any
 
 from strands.agent import Agent
 from strands.agent.agent_result import AgentResult
+from strands.multiagent.base import MultiAgentResult
 from strands.types.exceptions import EventLoopException
 
 import everstep
@@ -29,6 +30,7 @@ class Durable:
         self._turn = 0
         self._before: dict[str, Any] | None = None
         self._own: Any = None
+        self._is_of_a_run = standins.in_workflow()
         if id is not None:
             _DECLARED[_name(subject)] = (subject, options)
 
@@ -36,6 +38,8 @@ class Durable:
         return getattr(self._inside() if standins.in_workflow() else self._subject, name)
 
     def _inside(self) -> Any:
+        if not self._is_of_a_run:
+            raise Misuse("Call durable(…) in the workflow itself, for each run has its own copy of the conversation.")
         if self._own is None:
             self._own = own_copy(self._subject, self._options)
         return self._own
@@ -96,18 +100,12 @@ class Durable:
         self._before = done["after"]
         result = done["result"]
         if result.get("type") != "agent_result":
-            return type(self._subject).__name__ and _multi_result(result)
+            return MultiAgentResult.from_dict(result)
         if isinstance(self._subject, Agent) and self._before is not None:
             self._subject.messages[:] = self._before["messages"]
             for name, value in self._before["state"].items():
                 self._subject.state.set(name, value)
         return AgentResult.from_dict(result)
-
-
-def _multi_result(result: dict[str, Any]) -> Any:
-    from strands.multiagent.base import MultiAgentResult
-
-    return MultiAgentResult.from_dict(result)
 
 
 @everstep.workflow(name="strands_turn")

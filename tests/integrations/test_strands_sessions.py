@@ -1,0 +1,120 @@
+"""Strands' sessions in an Everstep store: durable when a write returns, seen by whoever comes next."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from strands import Agent
+from strands.multiagent import GraphBuilder, Swarm
+from strands.multiagent.base import MultiAgentBase
+from strands.types.exceptions import SessionException
+from strands.types.session import Session, SessionAgent, SessionMessage, SessionType
+
+import everstep
+from everstep.integrations.strands import EverstepRepository, EverstepSessionManager, ScriptedModel, durable
+from everstep.testing.checker import check, export_histories
+from tests.postgres.server import server
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/everstep.db"
+        return
+    schema = server().fresh_schema()
+    yield server().url(schema)
+    server().drop(schema)
+
+
+def chat(place: str, *answers: str) -> tuple[Agent, EverstepSessionManager]:
+    manager = EverstepSessionManager("chat", url=place)
+    return Agent(model=ScriptedModel(*answers), session_manager=manager, callback_handler=None), manager
+
+
+def test_a_conversation_goes_on_in_another_process(place: str) -> None:
+    agent, manager = chat(place, "one", "two")
+    agent.state.set("word", "tide")
+    agent("first")
+    manager.close()
+    agent, manager = chat(place, "one", "two")
+    assert [one["role"] for one in agent.messages] == ["user", "assistant"]
+    assert agent.state.get("word") == "tide"
+    assert str(agent("second")).strip() == "two"
+    manager.close()
+    agent, manager = chat(place, "one", "two")
+    assert len(agent.messages) == 4
+    manager.close()
+
+
+def test_what_a_repository_writes_it_reads_also_anew(tmp_path: Path) -> None:
+    place = f"sqlite:///{tmp_path}/everstep.db"
+    repository = EverstepRepository(place)
+    assert repository.read_session("s") is None
+    repository.create_session(Session("s", SessionType.AGENT))
+    with pytest.raises(SessionException, match="already"):
+        repository.create_session(Session("s", SessionType.AGENT))
+    entered = SessionAgent("a", {"n": 1}, {})
+    repository.create_agent("s", entered)
+    repository.update_agent("s", SessionAgent("a", {"n": 2}, {}))
+    found = repository.read_agent("s", "a")
+    assert found is not None
+    assert (found.state, found.created_at) == ({"n": 2}, entered.created_at)
+    for number in range(3):
+        said = {"role": "user", "content": [{"text": str(number)}, {"image": {"bytes": b"\x00\xff"}}]}
+        repository.create_message("s", "a", SessionMessage.from_message(said, number))  # type: ignore[arg-type]
+    other = {"role": "user", "content": [{"text": "redacted"}]}
+    repository.update_message("s", "a", SessionMessage.from_message(other, 1))  # type: ignore[arg-type]
+    repository.close()
+    repository = EverstepRepository(place)
+    texts = [one.message["content"][0]["text"] for one in repository.list_messages("s", "a")]
+    assert texts == ["0", "redacted", "2"]
+    assert [one.message_id for one in repository.list_messages("s", "a", limit=1, offset=1)] == [1]
+    image = repository.list_messages("s", "a")[2].message["content"][1]["image"]["bytes"]  # type: ignore[typeddict-item]
+    assert image == b"\x00\xff"
+    for missing in (
+        lambda: repository.update_agent("s", SessionAgent("b", {}, {})),
+        lambda: repository.update_message("s", "a", SessionMessage.from_message(other, 9)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(SessionException, match="has no"):
+            missing()
+    repository.close()
+    with everstep.open(place) as app:
+        assert check(export_histories(app.inner.store)) == []
+
+
+def members() -> list[Agent]:
+    return [Agent(name=name, model=ScriptedModel(f"{name} done"), callback_handler=None) for name in ("one", "two")]
+
+
+def a_graph(manager: EverstepSessionManager) -> MultiAgentBase:
+    builder = GraphBuilder()
+    for agent in members():
+        builder.add_node(agent, agent.name)
+    builder.add_edge("one", "two")
+    builder.set_session_manager(manager)
+    builder.set_max_node_executions(5)
+    return builder.build()
+
+
+def a_swarm(manager: EverstepSessionManager) -> MultiAgentBase:
+    return Swarm(members(), session_manager=manager)
+
+
+@pytest.mark.parametrize("build", [a_graph, a_swarm])
+def test_graphs_and_swarms_keep_their_state_in_it(tmp_path: Path, build: type) -> None:
+    place = f"sqlite:///{tmp_path}/everstep.db"
+    manager = EverstepSessionManager("team", url=place)
+    subject = build(manager)
+    assert subject("go").status.value == "completed"
+    state = manager.session_repository.read_multi_agent("team", subject.id)
+    assert state is not None
+    assert state["status"] == "completed"
+    manager.close()
+
+
+def test_in_a_run_the_session_manager_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    agent, manager = chat(f"sqlite:///{tmp_path}/sessions.db", "one")
+    assert str(durable(agent, id="d")("hello")).strip() == "one"
+    assert manager.session_repository.list_messages("chat", agent.agent_id) == []
+    manager.close()
