@@ -1,6 +1,7 @@
 """What adapters for agent frameworks are made of. Applications do not need it."""
 
 from everstep.effects.surroundings import CURRENT, Outside, call_outside_with
+from everstep.engine.calling import INLINE
 from everstep.engine.grounds import Ground, ground_of
 from everstep.model.digests import digest_of
 from everstep.stores.saved import (
@@ -14,6 +15,7 @@ from everstep.stores.saved import (
 
 __all__ = [
     "CURRENT",
+    "INLINE",
     "ChangeItems",
     "ChangeThread",
     "Ground",

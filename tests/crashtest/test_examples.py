@@ -15,6 +15,7 @@ CASES = {
     "approval without an answer": ["approval.py", '"desk"'],  # nobody answers for a week, which takes no time
     "crawler": ["crawler.py", '"/"'],
     "graph": ["graph_review.py", '{"topic": "tides"}', "--approve", "approve=true", "--files", "*.md"],
+    "langgraph in a workflow": ["langgraph_workflow.py", '"Lisbon"', "--files", "*.txt"],
     "order": ["order.py", '"lamp"', '"ann"', "120"],
     "order that is refunded": ["order.py", '"piano"', '"ann"', "120"],
     "strands agent": ["strands_agent.py", '"tides"', "--files", "*.txt"],

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import everstep
+from everstep.testing import crash_everywhere
+from everstep.worker.loading import load_workflow
 from tests.crash.figures import FIGURES
 from tests.integrations.nursery import Nursery
 
@@ -60,3 +63,32 @@ def test_an_agent_that_is_killed_goes_on_and_books_once(is_answered: bool, tmp_p
             assert MODEL_CALLS <= len(lines(folder / "model.log")) <= MODEL_CALLS + 1, at
     assert killed > 4
     FIGURES.trials += killed
+
+
+# -- in a workflow -----------------------------------------------------------------------------------------------------
+WORKFLOW = str(Path(__file__).resolve().parents[2] / "examples" / "langgraph_workflow.py")
+
+
+def test_a_graph_in_a_workflow_has_its_routes_its_tools_and_its_usage_in_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with everstep.open("sqlite:///everstep.db") as app:
+        run = app.start(load_workflow(WORKFLOW), "Lisbon", id="trip-1")
+        assert run.result(timeout=30) == "You have a room in the Aurora."
+        steps = [event.step for event in run.history() if event.kind == "step_started"]
+        charged = [event.body.get("charged", {}).get("tokens") for event in run.history() if "charged" in event.body]
+    assert steps == ["ask_model", "search", "ask_model#2", "book", "ask_model#3"]
+    assert charged == [30, 70, 110]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_graph_in_a_workflow_asks_its_model_again_only_if_that_was_under_way() -> None:
+    report = crash_everywhere(load_workflow(WORKFLOW), "Lisbon", most=1, orders=0, files=("*.txt",))
+    assert report.holds, report.text()
+    assert report.model_calls == MODEL_CALLS
+    kills = sum(1 for one in report.outcomes if one.sort == "kill")
+    assert (
+        report.text().splitlines()[-1].startswith(f"boundaries {kills} killed {kills} · model calls = undisturbed 3 +")
+    )

@@ -10,8 +10,27 @@ import msgspec
 
 from everstep.effects.step import Step
 from everstep.effects.surroundings import where_is
+from everstep.engine.loop import WorkflowFuture, WorkflowLoop
 from everstep.errors import Misuse
 from everstep.model import mistakes
+
+INLINE: set[str] = set()
+"""Modules of frameworks that put plain functions of their users on threads. In a workflow those are workflow code."""
+
+
+def is_inline(function: Callable[..., Any]) -> bool:
+    """Tell whether a function that is to run on a thread is workflow code, as an adapter has said."""
+    return getattr(function, "__module__", None) in INLINE
+
+
+def called_inline(loop: WorkflowLoop, function: Callable[..., Any], args: tuple[Any, ...]) -> WorkflowFuture:
+    """Call such a function here and now, and return a future that is done."""
+    future = loop.create_future()
+    try:
+        future.set_result(function(*args))
+    except Exception as error:  # noqa: BLE001 - whoever awaits it gets it
+        future.set_exception(error)
+    return future
 
 
 def as_declared(value: Any, step: Step) -> Any:

@@ -19,7 +19,7 @@ from everstep.codec import ANY, Codec
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
 from everstep.engine import later
-from everstep.engine.calling import as_declared, cannot_await, unwrap_to_thread
+from everstep.engine.calling import as_declared, called_inline, cannot_await, is_inline, unwrap_to_thread
 from everstep.engine.commands import (
     NOT_RETURNED,
     CallFuture,
@@ -375,7 +375,10 @@ class Execution:
 
     def _call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """`asyncio.to_thread(step, …)`: the way in which an `async` workflow calls a `def` step."""
+        handed, given = function, args
         function, args, kwargs = unwrap_to_thread(function, args)
+        if is_inline(function):
+            return called_inline(self.loop, handed, given)
         line = persons_line(sys._getframe(2))
         if isinstance(function, Step) and not function.is_async:
             if function.asks:

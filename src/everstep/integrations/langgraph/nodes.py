@@ -11,10 +11,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
 from langgraph.errors import GraphBubbleUp
 
-from everstep.adapters import call_outside_with, digest_of
+from everstep.adapters import INLINE, call_outside_with, digest_of
 
 if TYPE_CHECKING:
     from everstep.integrations.langgraph.saver import EverstepSaver
@@ -125,3 +125,4 @@ def _word(text: str) -> str:
 
 
 call_outside_with(call_in_node)
+INLINE.add(run_in_executor.__module__)  # conditions of edges and `def` nodes, when a graph runs in a workflow
