@@ -62,26 +62,33 @@ class TransactionPooler:
         session = self._session(startup)
         self._give_back(session)
         client.sendall(self._greetings[session] + _message(b"K", struct.pack("!ii", number, 0)) + _message(b"Z", b"I"))
+        self._pass_on(client, number, startup)
+
+    def _pass_on(self, client: socket.socket, number: int, startup: bytes) -> None:
         held: socket.socket | None = None
         open_requests = 0
-        while True:
-            readable, _, _ = select.select([client, *([held] if held else [])], [], [])
-            if client in readable:
-                kind, whole = _read(client)
-                if kind == b"X":
-                    return
-                if held is None:
-                    held = self._session(startup)
-                    self.served[held].add(number)
-                open_requests += kind in b"QS"
-                held.sendall(whole)
-            elif held is not None:
-                kind, whole = _read(held)
-                client.sendall(whole)
-                open_requests -= kind == b"Z"
-                if kind == b"Z" and not open_requests and whole[5:6] == b"I":
-                    self._give_back(held)
-                    held = None
+        try:
+            while True:
+                readable, _, _ = select.select([client, *([held] if held else [])], [], [])
+                if client in readable:
+                    kind, whole = _read(client)
+                    if kind == b"X":
+                        return
+                    if held is None:
+                        held = self._session(startup)
+                        self.served[held].add(number)
+                    open_requests += kind in b"QS"
+                    held.sendall(whole)
+                elif held is not None:
+                    kind, whole = _read(held)
+                    client.sendall(whole)
+                    open_requests -= kind == b"Z"
+                    if kind == b"Z" and not open_requests and whole[5:6] == b"I":
+                        self._give_back(held)
+                        held = None
+        finally:
+            if held is not None:  # whoever was in a transaction is gone, so that is over
+                held.close()
 
     def _session(self, startup: bytes) -> socket.socket:
         with self._lock:
