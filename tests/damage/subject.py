@@ -25,6 +25,7 @@ TIDES: set[str] = set()
 
 ELSEWHERE = {"run_repaired", "run_restored", "checkpoint_damaged", "rollback_requested", "compensation_started"}
 ELSEWHERE |= {kind for kind in BODIES if kind.startswith(("request_", "stream_"))}  # see test_exchange.py
+ELSEWHERE |= {kind for kind in BODIES if kind.startswith(("approval_", "graph_"))}  # see test_asked.py
 ELSEWHERE |= {"run_continued"}  # what it says is checked by the run's next generation, see test_continue_as.py
 """Kinds of events that come of damage, or that rule out what these runs do."""
 

@@ -123,3 +123,18 @@ def books_of(accounts: Accounts) -> tuple[Any, ...]:
     """Return what matters of a run's accounts. Parts that the code has left, and children that ended, do not."""
     children = [child for child in accounts.children.values() if child.is_open]
     return accounts.standing(), accounts.begun, children, accounts.by_step
+
+
+def compare_replays(store: KeepingStore, count: int, code: Any) -> int:
+    """Compare both ways for one prefix. Returns how many events the short way did without."""
+    there = cut_with_checkpoints(store, count)
+    past, short = recovered(there, code)
+    whole = replayed_whole(there, code)
+    try:
+        assert past.damaged == [], count
+        assert short.differences == [], count
+        assert account(short) == account(whole), count
+    finally:
+        short.execution.evict()
+        whole.execution.evict()
+    return count - len(past.events)

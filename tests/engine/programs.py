@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -216,4 +217,5 @@ def plain_def(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has children that ignore it
     PROGRAMS[sys.argv[1]](FOLDER)

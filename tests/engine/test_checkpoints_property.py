@@ -15,13 +15,7 @@ from everstep import Budget, BudgetExceeded, Retry, step, witness, workflow
 from everstep.engine.app import App
 from everstep.model.events import decode_body
 from everstep.testing.clock import FakeClock
-from tests.engine.checkpoint_helpers import (
-    KeepingStore,
-    account,
-    cut_with_checkpoints,
-    recovered,
-    replayed_whole,
-)
+from tests.engine.checkpoint_helpers import KeepingStore, compare_replays, cut_with_checkpoints, recovered
 from tests.engine.lives import RUN, Life, cut, live, text_of
 
 DEEDS = (
@@ -191,21 +185,6 @@ async def first_life(before: list[str], turns: list[list[str]], every: int | Non
     return store, await live(store, FakeClock(), eventful, (before, turns, every), signals_for(before, turns))
 
 
-def compare_replays(store: KeepingStore, count: int, code: Any = eventful) -> int:
-    """Compare both ways for one prefix. Returns how many events the short way did without."""
-    there = cut_with_checkpoints(store, count)
-    past, short = recovered(there, code)
-    whole = replayed_whole(there, code)
-    try:
-        assert past.damaged == [], count
-        assert short.differences == [], count
-        assert account(short) == account(whole), count
-    finally:
-        short.execution.evict()
-        whole.execution.evict()
-    return count - len(past.events)
-
-
 async def compare_lives(store: KeepingStore, first: Life, arguments: tuple[Any, ...], count: int) -> None:
     """Go on from a prefix, with its checkpoints and without: the result is that of the first life both times."""
     kinds = first.kinds()[:count]
@@ -245,7 +224,7 @@ def test_after_every_event_a_resume_from_a_checkpoint_leads_where_a_whole_replay
         store, first = await first_life(before, turns, every)
         assert first.error is None
         assert len(first.value) == len(before) + sum(map(len, turns))
-        left_out = [compare_replays(store, count) for count in range(1, len(first.events))]
+        left_out = [compare_replays(store, count, eventful) for count in range(1, len(first.events))]
         assert max(left_out) > len(first.events) // 2, "most of the history was never looked at"
 
     asyncio.run(main())
@@ -284,7 +263,7 @@ def test_for_any_loop_both_ways_lead_to_the_same_place(
     async def main() -> None:
         store, first = await first_life(*program)
         for count in range(1, len(first.events)):
-            compare_replays(store, count)
+            compare_replays(store, count, eventful)
         if data is not None:
             for count in data.draw(st.lists(st.integers(1, len(first.events) - 1), max_size=3, unique=True)):
                 await compare_lives(store, first, program, count)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 import everstep
 from everstep import step
 from everstep.testing.clock import FakeClock
-from tests.engine.checkpoint_helpers import KeepingStore
+from tests.engine.checkpoint_helpers import KeepingStore, compare_replays
 from tests.engine.lives import live, prove_life
-from tests.engine.test_checkpoints_property import compare_replays
 
 NAMES = "abcde"
 KINDS = ("read", "repeat", "once", "code", "timer")

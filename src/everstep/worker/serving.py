@@ -120,9 +120,9 @@ async def serve(
     health: where to answer how this worker is. pipe: its end is such a signal as well; the supervisor is gone then.
     """
     server = await answer_on(health, app.health) if health is not None else None
-    await app.open()
-    app.spawn(app.watch())
     with stopping_on_signals() as stop:
+        await app.open()
+        app.spawn(app.watch())
         if pipe is not None:
             asyncio.get_running_loop().add_reader(pipe, stop.asked.set)
         await stop.asked.wait()
