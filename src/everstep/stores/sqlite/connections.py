@@ -13,11 +13,6 @@ from everstep.errors import Misuse, StoreError, StoreFailed, StoreFull, StoreRea
 Durability = Literal["power", "process"]
 
 PATIENCE_SECONDS: Final = 300.0
-LOG_PAGES: Final = 4000
-"""After so many pages, 16 MB, SQLite moves its log into the file. Whoever opens it after a crash reads that in 11 ms.
-
-Each move costs two syncs, and pages that every commit touches are moved once, not four times as by SQLite's default.
-"""
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -59,7 +54,6 @@ def connect(path: str, *, durability: Durability, patience: Patience, flags: int
         connection.pragma("fullfsync", 1)
         connection.pragma("checkpoint_fullfsync", 1)
     connection.pragma("journal_size_limit", 64 << 20)
-    connection.pragma("wal_autocheckpoint", LOG_PAGES)
     return connection
 
 
