@@ -23,6 +23,8 @@ class Handler(BaseHTTPRequestHandler):
     lock: ClassVar[threading.Lock] = threading.Lock()
     served: ClassVar[Counter[str]] = Counter()
     under_way: ClassVar[Counter[str]] = Counter()
+    counted: str = ""
+    """Under which name this request counts as under way."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
@@ -33,6 +35,7 @@ class Handler(BaseHTTPRequestHandler):
             word = words[min(self.served[name], len(words) - 1)]
             self.served[name] += 1
             self.under_way[name] += 1
+            self.counted = name
             entry = {
                 "headers": {key.lower(): value for key, value in self.headers.items()},
                 "path": self.path,
@@ -48,8 +51,13 @@ class Handler(BaseHTTPRequestHandler):
         except OSError:
             pass  # whoever asked is gone
         finally:
-            with self.lock:
-                self.under_way[name] -= 1
+            self._is_over()
+
+    def _is_over(self) -> None:
+        """It is not under way any more: said before the answer is, for then the next one may come at once."""
+        with self.lock:
+            self.under_way[self.counted] -= self.counted != ""
+            self.counted = ""
 
     do_GET = do_POST
 
@@ -78,6 +86,7 @@ class Handler(BaseHTTPRequestHandler):
             self._say(int(word))
 
     def _say(self, status: int, more: bytes = b"") -> None:
+        self._is_over()
         self.wfile.write(b"HTTP/1.0 %d Said\r\n%bContent-Length: 2\r\n\r\nok" % (status, more))
         self.close_connection = True
 
