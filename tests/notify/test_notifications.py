@@ -11,7 +11,7 @@ import pytest
 
 import everstep
 from everstep import Webhook, step, workflow
-from everstep.engine import notifying
+from everstep.engine import holding, notifying
 from everstep.errors import RunHeld, StoreError, StoreFull
 from everstep.stores.protocol import Append, HoldRow
 from everstep.testing.faulty_store import FaultyStore
@@ -148,7 +148,7 @@ async def test_a_hold_that_was_fenced_off_tells_nobody(machine: Machine, receive
     await app.start(notified_waiting, id="r")
     await machine.rest(app)
     machine.sql("UPDATE runs SET epoch = epoch + 1 WHERE id = 'r'")  # somebody else has taken it over
-    app.drivers["r"].put_on_hold(everstep.engine.holding.asked_report("x", "ann"))  # type: ignore[attr-defined]
+    app.drivers["r"].put_on_hold(holding.asked_report("x", "ann"))
     await machine.until(lambda: "r" not in app.drivers)
     await machine.rest(app)
     assert told == []
