@@ -1,6 +1,5 @@
 """Strands' sessions in an Everstep store: durable when a write returns, seen by whoever comes next."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,42 +12,31 @@ from strands.types.session import Session, SessionAgent, SessionMessage, Session
 import everstep
 from everstep.integrations.strands import EverstepRepository, EverstepSessionManager, ScriptedModel, durable
 from everstep.testing.checker import check, export_histories
-from tests.postgres.server import server
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/everstep.db"
-        return
-    schema = server().fresh_schema()
-    yield server().url(schema)
-    server().drop(schema)
-
-
-def chat(place: str, *answers: str) -> tuple[Agent, EverstepSessionManager]:
-    manager = EverstepSessionManager("chat", url=place)
+def chat(url: str, *answers: str) -> tuple[Agent, EverstepSessionManager]:
+    manager = EverstepSessionManager("chat", url=url)
     return Agent(model=ScriptedModel(*answers), session_manager=manager, callback_handler=None), manager
 
 
-def test_a_conversation_goes_on_in_another_process(place: str) -> None:
-    agent, manager = chat(place, "one", "two")
+def test_a_conversation_goes_on_in_another_process(url: str) -> None:
+    agent, manager = chat(url, "one", "two")
     agent.state.set("word", "tide")
     agent("first")
     manager.close()
-    agent, manager = chat(place, "one", "two")
+    agent, manager = chat(url, "one", "two")
     assert [one["role"] for one in agent.messages] == ["user", "assistant"]
     assert agent.state.get("word") == "tide"
     assert str(agent("second")).strip() == "two"
     manager.close()
-    agent, manager = chat(place, "one", "two")
+    agent, manager = chat(url, "one", "two")
     assert len(agent.messages) == 4
     manager.close()
 
 
 def test_what_a_repository_writes_it_reads_also_anew(tmp_path: Path) -> None:
-    place = f"sqlite:///{tmp_path}/everstep.db"
-    repository = EverstepRepository(place)
+    url = f"sqlite:///{tmp_path}/everstep.db"
+    repository = EverstepRepository(url)
     assert repository.read_session("s") is None
     repository.create_session(Session("s", SessionType.AGENT))
     with pytest.raises(SessionException, match="already"):
@@ -65,7 +53,7 @@ def test_what_a_repository_writes_it_reads_also_anew(tmp_path: Path) -> None:
     other = {"role": "user", "content": [{"text": "redacted"}]}
     repository.update_message("s", "a", SessionMessage.from_message(other, 1))  # type: ignore[arg-type]
     repository.close()
-    repository = EverstepRepository(place)
+    repository = EverstepRepository(url)
     texts = [one.message["content"][0]["text"] for one in repository.list_messages("s", "a")]
     assert texts == ["0", "redacted", "2"]
     assert [one.message_id for one in repository.list_messages("s", "a", limit=1, offset=1)] == [1]
@@ -78,7 +66,7 @@ def test_what_a_repository_writes_it_reads_also_anew(tmp_path: Path) -> None:
         with pytest.raises(SessionException, match="has no"):
             missing()
     repository.close()
-    with everstep.open(place) as app:
+    with everstep.open(url) as app:
         assert check(export_histories(app.inner.store)) == []
 
 
@@ -102,8 +90,8 @@ def a_swarm(manager: EverstepSessionManager) -> MultiAgentBase:
 
 @pytest.mark.parametrize("build", [a_graph, a_swarm])
 def test_graphs_and_swarms_keep_their_state_in_it(tmp_path: Path, build: type) -> None:
-    place = f"sqlite:///{tmp_path}/everstep.db"
-    manager = EverstepSessionManager("team", url=place)
+    url = f"sqlite:///{tmp_path}/everstep.db"
+    manager = EverstepSessionManager("team", url=url)
     subject = build(manager)
     assert subject("go").status.value == "completed"
     state = manager.session_repository.read_multi_agent("team", subject.id)

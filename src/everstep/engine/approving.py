@@ -73,7 +73,7 @@ def open_approvals(store: Store, run: str | None = None) -> list[Approval]:
         try:
             known = approvals_in(store, row, load_verified(store, row))
         except (Damaged, NotReadable):
-            continue
+            continue  # nobody may answer on the strength of it; whoever takes the run up holds it, and says why
         answered = {delivery.name for delivery in store.inbox(one)}
         found += [asked for asked in known if APPROVAL + asked.id not in answered and not is_expired(asked, now)]
     return sorted(found, key=lambda one: (one.asked_at, one.run, one.id))
