@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_BENCH ?= .venv-bench
 PYTEST_ARGS ?=
-PYTEST_WORKERS ?= 4
+PYTEST_WORKERS ?= 6
 BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -29,7 +29,7 @@ define build_venv
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test pytest check format docs bench bench-postgres soak test-all clean
+.PHONY: help setup demo test pytest check format docs bench bench-sqlite bench-postgres bench-savers soak test-all clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -70,16 +70,18 @@ docs: setup ## write the reference from the code, what docs/desync.md shows, and
 	@$(BIN)/python docs/make_desync.py
 	@test ! -e build/trials.json || $(BIN)/python docs/make_trials.py
 
-bench: $(VENV_BENCH)/.finished ## measure Everstep beside other systems, on SQLite and on PostgreSQL (QUICK=1: a glance)
-	$(SAY) "benchmarks"
-	@$(VENV_BENCH)/bin/python -m compileall -q src # as pip did with the other systems
-	@$(VENV_BENCH)/bin/python benchmarks $(if $(QUICK),--quick) $(BENCH_ARGS); on_sqlite=$$?; \
-		$(MAKE) --no-print-directory bench-postgres && exit $$on_sqlite
+BENCHES := bench-sqlite bench-postgres bench-savers
 
-bench-postgres: $(VENV_BENCH)/.finished ## the same on PostgreSQL alone
-	$(SAY) "benchmarks on PostgreSQL"
-	@$(VENV_BENCH)/bin/python -m compileall -q src
-	@$(VENV_BENCH)/bin/python benchmarks --postgres $(if $(QUICK),--quick) $(BENCH_ARGS)
+bench: ## measure Everstep beside other systems, on SQLite, on PostgreSQL and under LangGraph (QUICK=1: a glance)
+	@failed=0; for one in $(BENCHES); do $(MAKE) --no-print-directory $$one || failed=1; done; exit $$failed
+
+bench-sqlite: BENCHMARK = benchmarks
+bench-postgres: BENCHMARK = benchmarks --postgres
+bench-savers: BENCHMARK = benchmarks/savers.py
+$(BENCHES): $(VENV_BENCH)/.finished # each of them alone
+	$(SAY) "$@"
+	@$(VENV_BENCH)/bin/python -m compileall -q src # as pip did with the other systems
+	@$(VENV_BENCH)/bin/python $(BENCHMARK) $(if $(QUICK),--quick) $(BENCH_ARGS)
 
 $(VENV_BENCH)/.finished: pyproject.toml constraints-bench.txt
 	$(SAY) "setting up $(VENV_BENCH)"

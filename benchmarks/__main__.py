@@ -48,7 +48,7 @@ def main() -> int:
         bench.run()
     plan = bench.plan
     bench.findings.notes += disturbances(bench.findings, plan)
-    verdicts = judge(bench.findings, plan)
+    verdicts = judge(bench.findings, plan.ratios, plan.limits)
     text = page(bench.findings, verdicts, bench.seconds() / 60, plan)
     print(text)
     if not bench.quick:

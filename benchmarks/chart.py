@@ -33,6 +33,11 @@ def chart(findings: Findings, plan: Plan) -> str:
     panels = [panel for panel in panels_of(findings, plan.floors[0]) if len(panel.bars) > 1]
     if len(panels) < 4:
         return ""
+    return picture(f"{plan.title}: Everstep beside other systems and bare commits", panels)
+
+
+def picture(about: str, panels: list[Panel]) -> str:
+    """Return panels in two columns."""
     panel_height = TOP + BAR_STEP * max(len(panel.bars) for panel in panels) + 18
     height = panel_height * ((len(panels) + 1) // 2) + 10
     drawn = [
@@ -41,7 +46,7 @@ def chart(findings: Findings, plan: Plan) -> str:
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        f'role="img" aria-label="{plan.title}: Everstep beside other systems and bare commits" '
+        f'role="img" aria-label="{escape(about)}" '
         'font-family="system-ui, -apple-system, Segoe UI, Roboto, sans-serif" font-size="13">\n'
         + "\n".join(drawn)
         + "\n</svg>\n"

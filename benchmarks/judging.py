@@ -1,10 +1,11 @@
 """Medians of what was measured, and whether they clear the bars."""
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from measuring import Figures
-from plan import Plan
+from plan import Limit, Plan, Ratio
 
 KEPT = (
     "p50_milliseconds",
@@ -78,16 +79,16 @@ class Verdict:
     passed: bool
 
 
-def judge(findings: Findings, plan: Plan) -> list[Verdict]:
+def judge(findings: Findings, ratios: Iterable[Ratio], limits: Iterable[Limit]) -> list[Verdict]:
     """Compare with every bar for which there are figures."""
     verdicts = []
-    for bar in plan.ratios:
+    for bar in ratios:
         ours = findings.rate(bar.ours)
         theirs = [rate for key in bar.theirs if (rate := findings.rate(key)) is not None]
         if ours is not None and theirs:
             ratio = ours / max(theirs)
             verdicts.append(Verdict(bar.text, f"≥ {times(bar.at_least)}", times(ratio), ratio >= bar.at_least))
-    for limit in plan.limits:
+    for limit in limits:
         value = findings.figure(limit.figure)
         if value is not None:
             found = value * limit.scale

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 
@@ -10,13 +11,15 @@ from plan import IMPORTS, Plan
 
 Table = list[list[str]]
 
+W2_NOTE = "In W2 no run begins after 12 seconds; the rate is that of the runs done until then."
+
 
 def page(findings: Findings, verdicts: list[Verdict], minutes: float, plan: Plan) -> str:
     """Return the whole report in Markdown."""
     parts = [
         f"# {plan.title}",
-        "\n".join([origin(minutes, plan.command), *plan.notes]),
-        "Versions: " + ", ".join(f"{name} {version(name)}" for name in plan.packages) + ".",
+        "\n".join([origin(minutes, plan.command), W2_NOTE, *plan.notes]),
+        versions(plan.packages),
         table([["", "asked of its own connection"], *([name, text] for name, text in findings.settings.items())]),
         *(
             f"## {name}\n\n{text}\n\n{throughput(findings, name, plan)}"
@@ -42,9 +45,13 @@ def origin(minutes: float, command: str) -> str:
     return (
         f"Made by `{command}` on {datetime.now(UTC):%Y-%m-%d}, in {minutes:.1f} minutes, on {machine()}.\n"
         "Each figure is a median; each measurement is a process of its own, and the systems take turns.\n"
-        "In W2 no run begins after 12 seconds; the rate is that of the runs done until then.\n"
         "Absolute figures hold only for that machine and hour: compare within this page."
     )
+
+
+def versions(packages: Iterable[str]) -> str:
+    """Return what was measured, to the release."""
+    return "Versions: " + ", ".join(f"{name} {version(name)}" for name in packages) + "."
 
 
 def machine() -> str:

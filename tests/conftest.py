@@ -18,9 +18,14 @@ TESTS = str(Path(__file__).parent)
 EVERYTHING: dict[str, dict[str, Workflow]] = {}
 """All workflows that any test has declared, by name and file."""
 LONG = (
+    *("test_crash_points.py", "crash/test_checkpoints.py", "test_system_calls.py", "test_differential.py"),
     *("tests/chaos/", "tests/crash/", "tests/crashtest/", "tests/postgres/", "_kills.py", "test_pasting.py"),
     *("test_clock.py", "test_sweep.py", "test_desync.py", "test_moving.py", "test_worker_processes.py"),
+    *("test_plugin.py", "test_snippets.py", "test_recovery.py", "test_notifications.py", "test_glossary.py"),
+    *("test_conformance.py", "test_checkpoints_property.py", "test_restored.py", "test_typing.py", "test_files.py"),
+    *("test_sqlite_processes.py", "test_langgraph_graphs.py", "test_langgraph_example.py", "test_repair.py"),
 )
+"""The files that take long, those that take longest first."""
 TRIALS: Counter[str] = Counter()
 """How often each test function broke something on purpose; or how many cases of it there are."""
 TRIALS_FILE = Path(TESTS).parent / "build" / "trials.json"
@@ -37,7 +42,7 @@ settings.load_profile("push")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long come first, so that no process is left with one of them when the others are done."""
-    items.sort(key=lambda item: not any(word in item.nodeid for word in LONG))
+    items.sort(key=lambda item: next((n for n, word in enumerate(LONG) if word in item.nodeid), len(LONG)))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -26,22 +26,20 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import walk_packages
 from subprocess import DEVNULL, PIPE, STDOUT
 from typing import IO, Any
 
 AHEAD = (
     *("everstep", "everstep.cli", "everstep.stores.sqlite", "everstep.blocking", "everstep.files", "everstep.witness"),
-    *("everstep.engine.app", "everstep.engine.blocking_app", "everstep.stores.opening", "everstep.effects.atomic"),
-    *(
-        "everstep.testing.ledger",
-        "everstep.testing.journals",
-        "sqlite3",
-        "email.parser",
-        "inspect",
-        "concurrent.futures.thread",
-    ),
+    *("everstep.testing.ledger", "everstep.testing.journals", "sqlite3", "email.parser", "inspect", "shlex"),
+    *("concurrent.futures.thread", "encodings.ascii", "encodings.idna", "rich.console", "rich.logging", "rich.table"),
 )
 """What every parent imports before it has children."""
+ALL_OF = ("everstep.effects", "everstep.engine", "everstep.stores", "everstep.worker", "everstep.graph", "everstep.cli")
+"""Packages of which every parent imports all modules: else each program would load by itself what it needs of them."""
+NOT_AHEAD = (".sqlalchemy_database", ".demo")
+"""But for these: the one loads very much that few programs need, the other declares a workflow."""
 SEED = "PYTHONHASHSEED"
 
 
@@ -363,13 +361,21 @@ def end(status: int) -> None:
     os._exit(status)
 
 
+def import_ahead() -> None:
+    """Import what programs need. Where there is no driver for PostgreSQL, nothing of that."""
+    has_driver = find_spec("psycopg") is not None
+    for name in (*AHEAD, *(("psycopg",) if has_driver else ())):
+        import_module(name)
+    for package in ALL_OF:
+        for found in walk_packages(import_module(package).__path__, f"{package}."):
+            if not any(part in found.name for part in NOT_AHEAD) and (has_driver or "postgres" not in found.name):
+                import_module(found.name)
+
+
 if __name__ == "__main__":
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     beside = [path for path in sys.path[1:] if path not in known]
-    for name in AHEAD:
-        import_module(name)
-    if find_spec("psycopg") is not None:
-        import_module("psycopg")
+    import_ahead()
     gc.collect()
     gc.freeze()
     asked = serve(sys.argv[1])

@@ -3,6 +3,7 @@
 from everstep.effects.surroundings import CURRENT, Outside, call_outside_with
 from everstep.engine.calling import INLINE
 from everstep.engine.grounds import Ground, ground_of
+from everstep.engine.streams import stream_of
 from everstep.model.digests import digest_of
 from everstep.stores.saved import (
     ChangeItems,
@@ -27,4 +28,5 @@ __all__ = [
     "call_outside_with",
     "digest_of",
     "ground_of",
+    "stream_of",
 ]

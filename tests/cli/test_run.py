@@ -88,6 +88,33 @@ def test_ctrl_c_gives_the_run_back_and_says_how_to_go_on(folder: Folder) -> None
     assert "Traceback" not in done.err
 
 
+SPINNING = """\
+from everstep import workflow
+
+@workflow
+async def spin() -> None:
+    while True:
+        pass
+"""
+
+
+def test_code_that_does_not_give_way_is_named_when_somebody_wants_to_stop_and_a_second_signal_ends_it(
+    folder: Folder,
+) -> None:
+    folder.file("spinning.py", SPINNING)
+    process = folder.begin("run", "spinning.py:spin", "--id", "s-1")
+    folder.wait_for(lambda: folder.run_row("s-1")[0] == "running")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    while "does not give way" not in line:
+        line = process.stderr.readline()
+    assert "it is at spinning.py:" in line
+    process.send_signal(signal.SIGINT)
+    assert folder.finish(process).status == 130
+    assert folder.run_row("s-1")[0] == "running"  # nothing was done to it
+
+
 def test_a_failed_run_exits_with_1_and_retry_goes_on_from_what_failed(folder: Folder) -> None:
     done = folder.everstep("run", "app.py:failing", "--id", "f-1")
     assert done.status == 1
@@ -122,7 +149,7 @@ def test_the_id_of_a_run_with_other_arguments_is_a_conflict(folder: Folder) -> N
     [
         (("app.py:report", "tides", "{}"), """write it as '"tides"'"""),
         (("app.py:report", '"tides"'), "report takes (topic: str, reader: Reader); 1 arguments were given"),
-        (("app.py:report", '"tides"', '{"name": 3}'), "The argument reader is not a Reader"),
+        (("app.py:report", '"tides"', '{"name": 3}'), "The argument reader is not of the type Reader"),
         (("app.py:reprot",), "app.py declares no workflow named 'reprot'"),
         (("app.py",), "app.py declares 8 workflows. Say which one is meant"),
         (("app.py:note",), "note in app.py is not a workflow"),

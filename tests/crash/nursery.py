@@ -70,12 +70,20 @@ def arm_crash_points() -> None:
 
 
 if __name__ == "__main__":
+    # Else each child would load by itself what it needs: the databases, and what a connection to the ledger looks up.
+    import encodings.ascii
+    import encodings.idna  # noqa: F401
+    import sqlite3  # noqa: F401
+
+    import exchange  # noqa: F401
     import workload
 
+    import everstep.stores.sqlite.guard
+    import everstep.stores.sqlite.marked  # noqa: F401
     from everstep.engine.parts import load_all
     from everstep.model import crash_points
 
-    load_all()  # else each child would load by itself what it needs
+    load_all()
     gc.collect()
     gc.freeze()
     nursery.serve(sys.argv[1], become)

@@ -69,3 +69,43 @@ def test_a_step_is_placed_where_it_is_defined(causes: Causes) -> None:
     assert causes.place_of("count#3") == "app.py:11"
     assert causes.place_of("nowhere") == "app.py"
     assert causes.place_of("") == ""
+
+
+SEVERAL = """\
+import time
+
+import everstep
+from everstep import workflow
+
+
+@workflow
+async def stranger() -> float:
+    return time.time()
+
+
+@workflow
+async def child() -> float:
+    return time.monotonic()
+
+
+@workflow
+async def parent() -> float:
+    return await child()
+
+
+@workflow
+async def alone() -> int:
+    return 1
+"""
+
+
+def test_a_mistake_of_another_workflow_in_the_file_explains_nothing_unless_it_is_called(tmp_path: Path) -> None:
+    file = tmp_path / "several.py"
+    file.write_text(SEVERAL)
+    assert Causes(str(file), "alone").likeliest([BY_CHANCE]) is None
+    found = Causes(str(file), "parent").likeliest([BY_CHANCE])
+    assert found is not None
+    assert "time.monotonic()" in found.what
+    found = Causes(str(file), "stranger").likeliest([BY_CHANCE])
+    assert found is not None
+    assert "time.time()" in found.what

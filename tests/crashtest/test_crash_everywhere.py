@@ -5,7 +5,11 @@ import pytest
 from everstep.cli.crash_page import page_of
 from everstep.errors import Misuse
 from everstep.testing import crash_everywhere
+from everstep.testing.causes import Causes
 from everstep.testing.crash_boundaries import Boundary, chosen, spread
+from everstep.testing.crash_trial import Account, Setting
+from everstep.testing.crash_verdict import Expected, Judge
+from everstep.testing.crashtest import unused
 from everstep.worker.loading import load_workflow
 from tests.crashtest import kit
 
@@ -56,3 +60,67 @@ def test_an_approved_effect_happens_once_wherever_the_process_is_killed(answer: 
 def test_an_approval_that_nobody_gives_is_asked_for() -> None:
     with pytest.raises(Misuse, match="--approve post=JSON"):
         crash_everywhere(load_workflow(f"{SUBJECT}:wait_for_approval"), seconds=20)
+
+
+def test_signals_come_one_at_a_time_and_requests_in_their_order_and_what_nobody_wants_is_named() -> None:
+    report = crash_everywhere(
+        load_workflow(f"{SUBJECT}:talk"),
+        signals={"yes": "a", "no": "b"},
+        requests={"say": ["hello", "bye"], "sya": ["hello"]},
+        files=["out/*"],
+        most=1,
+        orders=0,
+    )
+    assert report.holds, report.text()
+    assert report.count("kept") > 25
+    assert report.notes == [
+        "Never wanted, undisturbed: --signal no. Is the name right?",
+        "Never wanted, undisturbed: --ask sya. Is the name right?",
+        "No file matches --files out/*, undisturbed.",
+    ]
+
+
+def test_a_request_that_nobody_makes_is_asked_for() -> None:
+    with pytest.raises(Misuse, match="--ask say=JSON"):
+        crash_everywhere(
+            load_workflow(f"{SUBJECT}:talk"), signals={"yes": "a"}, requests={"say": ["hello"]}, seconds=20
+        )
+
+
+def test_a_signal_that_the_workflow_does_not_take_is_named_with_the_reason() -> None:
+    with pytest.raises(Misuse, match="value that is given for the signal word: not a str"):
+        crash_everywhere(load_workflow(f"{SUBJECT}:wait_for_word"), signals={"word": 5}, seconds=20)
+
+
+def expected(*effects: tuple[str, str]) -> Expected:
+    return Expected([Account(status="completed", effects=dict.fromkeys(effects, 1), contracts={"mark": "repeat"})])
+
+
+def test_an_effect_that_no_undisturbed_run_has_is_not_blamed_on_a_receiver_that_ignores_keys() -> None:
+    judge = Judge(Causes(SUBJECT, "talk"), expected(("mark", "a")))
+    account = Account(status="completed", effects={("mark", "a"): 1, ("mark", "b"): 1}, repeated={"mark": "repeat"})
+    broken = judge.judge(account, [Boundary("body.before", 1, "mark")])
+    assert broken is not None
+    assert "took another way" in broken.why
+    assert broken.place.startswith("subject.py:")
+    assert "arguments that no undisturbed run has" in broken.found[0]
+
+    account.effects = {("mark", "a"): 2}
+    broken = judge.judge(account, [Boundary("body.before", 1, "mark")])
+    assert broken is not None
+    assert "ignores keys" in broken.why
+
+
+def test_how_an_undisturbed_run_failed_is_said() -> None:
+    account = Account(status="failed", error="ValueError: no such thing")
+    assert unused(Setting(target="", file="", arguments="[]"), account) == [
+        "Undisturbed, the run ends as failed, ValueError: no such thing; that is what was compared with."
+    ]
+
+
+def test_what_no_kill_shows_since_its_steps_are_quick_is_shown_by_a_replay() -> None:
+    report = crash_everywhere(load_workflow(f"{SUBJECT}:look_at_the_clock"), most=1, orders=0)
+    (broken,) = report.broken
+    assert broken.promise == "replayed code asks for the same as before"
+    assert "time.time()" in broken.why
+    assert broken.place.startswith("subject.py:")

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def missing_tests(text: str) -> list[str]:
     return [f"{file}::{name}" for file, name in NAMED_TEST.findall(text) if name not in names_in(ROOT / file)]
 
 
+@cache
 def names_in(file: Path) -> set[str]:
     if not file.exists():
         return set()

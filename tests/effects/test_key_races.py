@@ -86,11 +86,11 @@ class Slow:
         app.store.commit = self.commit  # type: ignore[method-assign]
         app.committer._seconds = 1.0  # such a disk is not waited for on the application's loop
 
-    def commit(self, operations: Any, *, patient: bool = True) -> Any:
+    def commit(self, operations: Any, **how: bool) -> Any:
         if has_claims(operations):
             self.reached.set()
             assert self.opened.wait(20)
-        return self._commit(operations, patient=patient)
+        return self._commit(operations, **how)
 
 
 async def owned(machine: Machine, app: App, run: str = "a", flow: Any = racing_charge, invoice: int = 7) -> Any:

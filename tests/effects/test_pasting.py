@@ -17,6 +17,7 @@ import pytest
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import check, export_histories
 from everstep.testing.ledger import Ledger, Mode
+from tests import forked
 
 COMMAND = re.compile(r"^ +(everstep resolve .*)$", re.MULTILINE)
 
@@ -45,6 +46,14 @@ class Desk:
         assert done.returncode == status, (line, done.returncode, done.stdout, done.stderr)
         return done.stdout
 
+    def look(self, *words: str, status: int = 0) -> str:
+        """Return what a command says that is not pasted, but helps to judge what was."""
+        command = [sys.executable, "-m", "everstep", *words]
+        done = forked.run(command, cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=60)
+        assert done.returncode == status, (words, done.returncode, done.stdout, done.stderr)
+        said: str = done.stdout
+        return said
+
     def copied(self, ledger: Ledger, name: str) -> "Desk":
         """Return the same desk once more, with its own copy of the store and of the ledger's book."""
         shutil.copytree(self.folder, self.folder.parent / name)
@@ -62,7 +71,7 @@ class Desk:
 
     def commands(self) -> dict[str, str]:
         """Return the commands that `everstep holds` prints, by the answer that each gives."""
-        return {answer_in(command): command for command in COMMAND.findall(self.shell("everstep holds"))}
+        return {answer_in(command): command for command in COMMAND.findall(self.look("holds"))}
 
     def row(self) -> tuple[str, Any]:
         store = SqliteStore(self.folder / "everstep.db", create=False)
@@ -74,7 +83,7 @@ class Desk:
             store.close()
 
     def events(self) -> list[dict[str, Any]]:
-        events: list[dict[str, Any]] = json.loads(self.shell("everstep history m-1 --json"))
+        events: list[dict[str, Any]] = json.loads(self.look("history", "m-1", "--json"))
         return events
 
     def violations(self) -> list[Any]:
@@ -229,11 +238,11 @@ def ended(desk: Desk, command: str) -> tuple[str, list[str]]:
 
 def held_again(desk: Desk, command: str) -> None:
     """Paste a command beside a worker, which leads to another question."""
-    before = {one["id"] for one in json.loads(desk.shell("everstep holds --json"))}
+    before = {one["id"] for one in json.loads(desk.look("holds", "--json"))}
     with Worker(desk):
         desk.shell(command)
         until = time.monotonic() + 30
-        while {one["id"] for one in json.loads(desk.shell("everstep holds --json"))} in (before, set()):
+        while {one["id"] for one in json.loads(desk.look("holds", "--json"))} in (before, set()):
             assert time.monotonic() < until
             time.sleep(0.1)
 

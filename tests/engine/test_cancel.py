@@ -299,13 +299,13 @@ async def test_a_cancel_that_arrives_while_the_run_completes_comes_first(machine
     commit = app.store.commit
     raced = []
 
-    def commit_after_a_cancel(operations: Any, *, patient: bool = True) -> Any:
+    def commit_after_a_cancel(operations: Any, **how: bool) -> Any:
         ends = [one for one in operations if isinstance(one, Append) and one.row.status == "completed"]
         if ends and not raced:
             raced.append(True)
             body = everstep.model.events.CancelRequested(reason="just in time")  # type: ignore[attr-defined]
             machine.store.commit([Post("r", "cancel", value=everstep.model.events.encode_body(body), at=1)])  # type: ignore[attr-defined]
-        return commit(operations, patient=patient)
+        return commit(operations, **how)
 
     app.store.commit = commit_after_a_cancel  # type: ignore[method-assign]
     gate.opened.set()
@@ -327,7 +327,7 @@ async def test_a_signal_beside_that_cancel_is_visibly_undelivered(machine: Machi
     commit = app.store.commit
     raced = []
 
-    def commit_after_both(operations: Any, *, patient: bool = True) -> Any:
+    def commit_after_both(operations: Any, **how: bool) -> Any:
         ends = [one for one in operations if isinstance(one, Append) and one.row.status == "completed"]
         if ends and not raced:
             raced.append(True)
@@ -336,7 +336,7 @@ async def test_a_signal_beside_that_cancel_is_visibly_undelivered(machine: Machi
             machine.store.commit(
                 [Post("r", "signal", "word", value=b"[1]", at=1), Post("r", "cancel", value=value, at=2)]
             )
-        return commit(operations, patient=patient)
+        return commit(operations, **how)
 
     app.store.commit = commit_after_both  # type: ignore[method-assign]
     run = await app.start(flow, id="r")

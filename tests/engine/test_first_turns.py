@@ -295,7 +295,7 @@ def test_an_interrupt_in_a_first_turn_reaches_the_loop_and_no_task_stays_current
 def test_bodies_that_lead_to_bodies_leave_the_loop_to_others() -> None:
     async def main() -> int:
         loop = asyncio.get_running_loop()
-        turns = FirstTurns(loop)
+        turns = FirstTurns(loop, lambda: None)
         ends = loop.time() + 0.05
 
         class Endless:

@@ -61,8 +61,8 @@ class ReadingStore(MemoryStore):
         self.app: App | None = None
         self.has_looked = threading.Event()
 
-    def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
-        verdicts = super().commit(operations, patient=patient)
+    def commit(self, operations: Sequence[Operation], **how: bool) -> list[Verdict]:
+        verdicts = super().commit(operations, **how)
         for place, verdict in enumerate(verdicts):
             if isinstance(verdict, Claimed) and self.app is not None:
                 row = verdict.row

@@ -181,11 +181,11 @@ class SlowStore(MemoryStore):
         self.open.set()
         self.committing = threading.Event()
 
-    def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
+    def commit(self, operations: Sequence[Operation], **how: bool) -> list[Verdict]:
         if not self.open.is_set():
             self.committing.set()
             assert self.open.wait(20)
-        return super().commit(operations, patient=patient)
+        return super().commit(operations, **how)
 
 
 @asynccontextmanager

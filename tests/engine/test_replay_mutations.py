@@ -341,7 +341,7 @@ DIVERGE: dict[Any, tuple[int, str, str, str]] = {
     concurrency_more: (7, "extra call", "step_completed pay", "timer of 60 s"),
     returns_early: (6, "kind", "step pay(", "return"),
     raises_early: (6, "kind", "step pay(", "raise an error"),
-    new_parameter: (1, "arguments", "start of order", "no longer fit"),
+    new_parameter: (1, "arguments", "start of order", "order() is missing the required argument 'speed'"),
     other_parameter_type: (2, "kind", "step look(", "raise an error"),
     def_workflow: (2, "kind", "step look(", "timer of 60 s"),
 }

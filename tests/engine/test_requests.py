@@ -233,10 +233,10 @@ async def test_an_answer_reaches_nobody_before_it_is_on_disk(machine: Machine) -
     await machine.until_status("r", "waiting")
     held, real = threading.Event(), app.store.commit
 
-    def slow(operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
+    def slow(operations: Sequence[Operation], **how: bool) -> list[Verdict]:
         if any(getattr(one, "beside", None) for one in operations):
             held.wait(5)
-        return real(operations, patient=patient)
+        return real(operations, **how)
 
     app.store.commit = slow  # type: ignore[method-assign]
     app.committer._seconds = 1.0  # slow commits are made on a thread

@@ -16,8 +16,8 @@ from tests.engine.resume_helpers import Machine, scenario
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "resume.md"
 VERBS = (
-    "start, attach", "start, retry", "start, restart", "start, fail", "signal", "cancel", "cancel, now", "retry",
-    "hold", "resolve", "fork", "rollback",
+    "start, attach", "start, retry", "start, restart", "start, fail", "signal", "approve", "cancel", "cancel, now",
+    "retry", "hold", "resolve", "fork", "rollback",
 )  # fmt: skip
 ERRORS = {error.__name__: error for error in (HoldConflict, IdConflict, RunActive, RunCancelled, RunEnded, RunHeld)}
 
@@ -67,13 +67,22 @@ async def subject() -> str:
         raise
 
 
-async def bring(machine: Machine, status: str) -> App:
+@workflow
+async def asking() -> str:
+    done = await load()
+    async with asyncio.TaskGroup() as both:
+        asked = both.create_task(everstep.approval("word", None, answer=str))
+        done += await work()
+    return done + asked.result()
+
+
+async def bring(machine: Machine, status: str, verb: str = "") -> App:
     """Bring the run into a status, driven by a living process if it is running or waiting; return that process."""
     NOTES.clear()
     FAILS[:] = [True] if status == "failed" else []
     GATES[:] = [asyncio.Event()] if status in ("queued", "running") else []
     owner = await machine.boot()
-    run = await owner.start(subject, id="r")
+    run = await owner.start(asking if verb == "approve" else subject, id="r")
     if status in ("queued", "running"):
         await machine.until(lambda: "work" in NOTES)
         await machine.until(lambda: machine.kinds("r").count("step_started") == 2)
@@ -85,7 +94,7 @@ async def bring(machine: Machine, status: str) -> App:
     elif status == "held":
         await owner.hold("r")
     elif status == "completed":
-        await run.signal("word", "!")
+        await (run.approve("!") if verb == "approve" else run.signal("word", "!"))
     elif status == "cancelled":
         await run.cancel(now=True)
     await machine.until_status("r", status)
@@ -103,6 +112,8 @@ async def do(app: App, verb: str) -> Any:
             return await app.start(subject, id="r", on_existing=policy)  # type: ignore[arg-type]
         case ["signal"]:
             return await app.signal("r", "word", "!")
+        case ["approve"]:
+            return await app.get("r").approve("!")
         case ["cancel", *now]:
             return await app.cancel("r", now=bool(now))
         case ["retry"]:
@@ -271,7 +282,7 @@ def test_every_word_of_the_table_is_used_and_explained() -> None:
 @pytest.mark.parametrize(("verb", "status"), TABLE, ids=[f"{verb} of {status}" for verb, status in TABLE])
 @scenario
 async def test_the_cell_holds(machine: Machine, verb: str, status: str) -> None:
-    owner = await bring(machine, status)
+    owner = await bring(machine, status, verb)
     app = await machine.boot()
     cell = TABLE[verb, status]
     if cell.startswith("`"):

@@ -191,10 +191,10 @@ async def test_an_entry_reaches_nobody_before_it_is_on_disk(machine: Machine) ->
     app = await machine.boot()
     held, real = threading.Event(), app.store.commit
 
-    def slow(operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
+    def slow(operations: Sequence[Operation], **how: bool) -> list[Verdict]:
         if any(isinstance(one, Append) and one.beside is not None for one in operations):
             held.wait(5)
-        return real(operations, patient=patient)
+        return real(operations, **how)
 
     app.store.commit = slow  # type: ignore[method-assign]
     app.committer._seconds = 1.0  # slow commits are made on a thread

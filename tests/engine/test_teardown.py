@@ -13,6 +13,7 @@ from everstep import blocking, step, workflow
 from everstep.engine import loop as loop_module
 from everstep.engine import resting
 from everstep.engine.app import App
+from everstep.engine.holding import report_facts
 from everstep.errors import Evicted, RunHeld
 from everstep.stores.memory import MemoryStore
 from everstep.testing.clock import FakeClock
@@ -357,7 +358,13 @@ async def held_as(workflow: Any, clock: FakeClock | None = None) -> tuple[str, s
         with pytest.raises(RunHeld) as held:
             await run.result(timeout=20)
         assert await app.run(echo_flow, 5) == 5  # the app is as lively as before
+        (hold,) = await run.holds()
+        assert reason_places(hold), "it says where the code is"
         return held.value.reason, str(held.value), [event.kind for event in await run.history()]
+
+
+def reason_places(hold: Any) -> list[str]:
+    return [line for line in report_facts(hold)["waiting_at"] if "test_teardown.py:" in line]
 
 
 @workflow

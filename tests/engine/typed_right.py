@@ -10,6 +10,7 @@ import apsw
 
 import everstep
 from everstep import STORE, Live, Retry, Run, step, transaction, workflow
+from everstep.testing import crash_everywhere
 
 
 class Client:
@@ -71,6 +72,10 @@ async def flow(topic: str, count: int) -> dict[str, int]:
     assert_type(await asyncio.to_thread(Till().sell, "lamp"), bool)
     child = await other(1)
     assert_type(child, bool)
+    started = await everstep.start(other, 1, id="other-1")
+    assert_type(await started.result(), bool)
+    assert_type(await (await everstep.start(plain, "text")).result(), int)
+    assert_type(await (await everstep.start("other", 1)).result(), Any)
     return {topic: count}
 
 
@@ -101,6 +106,10 @@ async def driving() -> None:
         assert_type(await run.result(timeout=5), dict[str, int])
         assert_type(await app.run(plain, "text"), int)
         assert_type(await (await app.start(plain, "text")).result(), int)
+
+
+def crash_testing() -> None:
+    assert_type(crash_everywhere(plain, "text", most=1).holds, bool)
 
 
 def blocking() -> None:

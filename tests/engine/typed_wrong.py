@@ -94,3 +94,10 @@ async def drive_graph() -> None:
     async with everstep.open() as app:
         await app.run(graph, "tides")  # refused
         await app.start(graph)  # refused
+
+
+@workflow
+async def starts() -> str:
+    await everstep.start(plain, 5)  # refused
+    await everstep.start(flow, "tides")  # refused
+    return await (await everstep.start(plain, "x")).result()  # refused

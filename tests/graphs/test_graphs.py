@@ -3,9 +3,8 @@
 import asyncio
 import operator
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
@@ -16,12 +15,6 @@ import everstep
 from everstep import step
 from everstep.engine.blocking_app import BlockingApp
 from everstep.errors import GraphStuck, IdConflict, Misuse, NotEncodable
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> Iterator[BlockingApp]:
-    with everstep.open(str(tmp_path / "graphs.db"), durability="process") as app:
-        yield app
 
 
 @dataclass

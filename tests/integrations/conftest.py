@@ -28,6 +28,13 @@ def file_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/everstep.db"
 
 
+@pytest.fixture
+def saver(file_url: str) -> Iterator[EverstepSaver]:
+    """A saver on a file."""
+    with EverstepSaver(file_url) as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
 def postgres_saver() -> Iterator[EverstepSaver]:
     """A saver on PostgreSQL."""

@@ -112,6 +112,19 @@ async def told(prompt: str) -> dict[str, Any]:
     return found
 
 
+@everstep.workflow(budget=everstep.Budget(tokens=40, then="fail"))
+async def frugal(prompt: str) -> str:
+    try:
+        return str(await durable(Told.subject).invoke_async(prompt)).strip()
+    except everstep.BudgetExceeded as exceeded:
+        return f"{exceeded.over} ran out"
+
+
+@everstep.workflow(budget=everstep.Budget(steps=3))
+async def hurried(prompt: str) -> str:
+    return str(await durable(Told.subject).invoke_async(prompt)).strip()
+
+
 @everstep.workflow
 async def streamed(prompt: str) -> list[str]:
     events = durable(Told.subject).stream_async(prompt)

@@ -82,6 +82,30 @@ def test_a_graph_in_a_workflow_has_its_routes_its_tools_and_its_usage_in_the_run
     assert charged == [30, 70, 110]
 
 
+@pytest.mark.parametrize(
+    ("budget", "done"),
+    [
+        ({"tokens": 100}, ["ask_model", "search", "ask_model#2", "book"]),  # the third question would be too much
+        ({"steps": 3}, ["ask_model", "search", "ask_model#2"]),  # there is no room for the tool
+    ],
+    ids=["model", "tool"],
+)
+def test_a_graph_whose_budget_is_used_up_is_held_and_goes_on_when_a_person_grants_more(
+    budget: dict[str, int], done: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    frugal = everstep.workflow(name="frugal_trip", budget=everstep.Budget(**budget))(load_workflow(WORKFLOW).function)
+
+    with everstep.open("sqlite:///everstep.db") as app:
+        run = app.start(frugal, "Lisbon", id="trip-1")
+        with pytest.raises(everstep.errors.RunHeld, match="budget"):
+            run.result(timeout=30)
+        assert [event.step for event in run.history() if event.kind == "step_completed"] == done
+        assert (tmp_path / "booking.txt").exists() is ("book" in done)
+        app.resolve("trip-1", "accept", by="ann")
+        assert run.result(timeout=30) == "You have a room in the Aurora."
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_graph_in_a_workflow_asks_its_model_again_only_if_that_was_under_way() -> None:

@@ -93,3 +93,11 @@ def test_a_filter_is_never_part_of_a_statement(key: str, file_url: str) -> None:
         store.put(("a",), "k", {"n": 1})
         assert store.search(("a",), filter={key: 1}) == []
         assert store.search((key.replace(".", ""),)) == []
+
+
+def test_items_that_have_no_number_are_not_what_a_search_for_numbers_looks_for(file_url: str) -> None:
+    with EverstepStore(file_url) as store:
+        for key, value in {"five": {"n": 5}, "none": {"m": 1}, "text": {"n": "many"}}.items():
+            store.put(("a",), key, value)
+        assert [one.key for one in store.search(("a",), filter={"n": {"$gt": 3}})] == ["five"]
+        assert store.search(("a",), filter={"n": {"$lte": 3}}) == []

@@ -2,7 +2,7 @@
 
 import asyncio
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -24,12 +24,6 @@ DONE: list[Any] = []
 @pytest.fixture(autouse=True)
 def nothing_done() -> None:
     DONE.clear()
-
-
-@pytest.fixture
-def saver(file_url: str) -> Iterator[EverstepSaver]:
-    with EverstepSaver(file_url) as made:
-        yield made
 
 
 class State(TypedDict, total=False):

@@ -9,7 +9,6 @@ import string
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -46,12 +45,6 @@ def growing(steps: int, saver: Any, size: int = 1000) -> Any:
     graph.add_edge(START, "grow")
     graph.add_conditional_edges("grow", lambda state: END if state["n"] % steps == 0 else "grow")
     return graph.compile(checkpointer=saver)
-
-
-@pytest.fixture
-def saver(file_url: str) -> Iterator[EverstepSaver]:
-    with EverstepSaver(file_url) as made:
-        yield made
 
 
 def path_of(url: str) -> str:

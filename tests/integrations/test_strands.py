@@ -21,6 +21,8 @@ from tests.integrations.strands_shop import (
     Told,
     agent,
     fail,
+    frugal,
+    hurried,
     look_up,
     remember,
     streamed,
@@ -160,14 +162,39 @@ async def test_strands_own_retries_are_durable_timers(machine: Machine) -> None:
 
 
 @scenario
-async def test_usage_is_charged_and_a_budget_stops_the_agent(machine: Machine) -> None:
+async def test_usage_is_charged_in_tokens_and_in_dollars(machine: Machine) -> None:
     Told.subject = agent(TWO_LOOKS, TWO_LOOKS, TWO_LOOKS, "done")
     Told.options = {"price": lambda usage: usage["totalTokens"] / 1000}
     app = await machine.boot()
     await app.run(told, "go", id="r")
-    charged = [body for body in machine.bodies("r", "step_completed") if body.charged is not None]
-    assert len(charged) == 4
-    assert charged[0].charged.tokens == 15
+    charged = [body.charged for body in machine.bodies("r", "step_completed") if body.charged is not None]
+    assert [(one.tokens, one.microdollars) for one in charged] == [(15, 15_000)] * 4
+
+
+@scenario
+async def test_an_agent_whose_budget_is_used_up_is_stopped_before_it_asks_its_model_again(machine: Machine) -> None:
+    Told.subject = agent(TWO_LOOKS, TWO_LOOKS, TWO_LOOKS, TWO_LOOKS, "done")
+    app = await machine.boot()
+    assert await app.run(frugal, "go", id="r") == "tokens ran out"
+    assert steps(machine).count("model#3") == 1
+    assert Told.subject.model.calls == 3, "45 tokens of 40: the third call was begun with 30"
+    sound(machine)
+
+
+@scenario
+async def test_a_tool_for_which_there_is_no_budget_holds_the_run_and_the_model_is_not_told_of_an_error(
+    machine: Machine,
+) -> None:
+    Told.subject = agent([("look_up", {"topic": "tides"})], [("post", {"text": "hello"})], "done")
+    app = await machine.boot()
+    run = await app.start(hurried, "go", id="r")
+    await machine.until_status("r", "held")
+    assert machine.hold("r").reason == "budget"
+    assert (Told.subject.model.calls, DONE) == (2, ["look_up tides"])
+    await app.resolve("r", "accept", by="ann")
+    assert await run.result() == "done"
+    assert DONE == ["look_up tides", "post hello"]
+    sound(machine)
 
 
 @scenario
@@ -281,6 +308,15 @@ def test_outside_a_workflow_each_call_is_a_run_and_a_script_that_is_run_again_go
         durable(agent("x"))("one")
     with pytest.raises(everstep.errors.IdConflict):
         durable(agent("x"), id="chat")("another prompt")
+
+
+def test_outside_a_workflow_agents_without_names_are_not_mixed_up(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    agents = [Agent(model=ScriptedModel(f"I am {name}"), callback_handler=None) for name in "AB"]
+    one, two = (durable(agent, id=f"talk-{number}") for number, agent in enumerate(agents))
+    assert [str(called("Who are you?")).strip() for called in (one, two, one)] == ["I am A", "I am B", "I am A"]
 
 
 def test_outside_a_workflow_a_graph_and_a_running_loop_work_as_well(

@@ -10,6 +10,7 @@ from strands.types.exceptions import SessionException
 from strands.types.session import Session, SessionAgent, SessionMessage, SessionType
 
 import everstep
+from everstep.engine.past import load_past
 from everstep.integrations.strands import EverstepRepository, EverstepSessionManager, ScriptedModel, durable
 from everstep.testing.checker import check, export_histories
 
@@ -106,3 +107,64 @@ def test_in_a_run_the_session_manager_is_not_used(tmp_path: Path, monkeypatch: p
     assert str(durable(agent, id="d")("hello")).strip() == "one"
     assert manager.session_repository.list_messages("chat", agent.agent_id) == []
     manager.close()
+
+
+def said(text: str, number: int) -> SessionMessage:
+    return SessionMessage.from_message({"role": "user", "content": [{"text": text}]}, number)
+
+
+def test_a_message_that_is_larger_than_an_entry_of_a_stream_is_kept_whole(url: str) -> None:
+    repository = EverstepRepository(url)
+    repository.create_session(Session("s", SessionType.AGENT))
+    texts = ["small", "é" * 1_500_000, "after it"]
+    for number, text in enumerate(texts):
+        repository.create_message("s", "a", said(text, number))
+    repository.close()
+    repository = EverstepRepository(url)
+    assert [one.message["content"][0]["text"] for one in repository.list_messages("s", "a")] == texts
+    repository.close()
+
+
+@pytest.mark.parametrize("name", ["my agent", "a#2", "größer/…", "x+20y", "語" * 200])
+def test_sessions_and_agents_have_any_names(name: str, tmp_path: Path) -> None:
+    repository = EverstepRepository(f"sqlite:///{tmp_path}/everstep.db")
+    for session in (name, f"{name}."):
+        repository.create_session(Session(session, SessionType.AGENT))
+        repository.create_agent(session, SessionAgent(name, {}, {}))
+        repository.create_message(session, name, said(session, 0))
+    for session in (name, f"{name}."):
+        assert repository.read_agent(session, name) is not None
+        assert repository.list_messages(session, name)[0].message["content"][0]["text"] == session
+    assert repository.read_agent(name, name + name) is None
+    repository.close()
+
+
+def test_a_write_that_is_wrong_is_refused_and_the_session_goes_on(tmp_path: Path) -> None:
+    repository = EverstepRepository(f"sqlite:///{tmp_path}/everstep.db")
+    repository.create_session(Session("s", SessionType.AGENT))
+    run = repository._app.get("session:s")
+    for wrong in ({"name": "no name", "value": 1, "append": True}, {"what": "is this"}):
+        with pytest.raises((everstep.errors.Misuse, everstep.errors.RequestRefused, TypeError)):
+            run.ask("write", wrong)
+    repository.create_message("s", "a", said("still here", 0))
+    assert len(repository.list_messages("s", "a")) == 1
+    repository.close()
+
+
+def test_to_open_a_session_reads_no_more_events_the_longer_it_is(url: str) -> None:
+    read = {}
+    for count in (60, 260):
+        repository = EverstepRepository(url)
+        for number in range(count):
+            repository.create_message(f"s-{count}", "a", said("hello", number))
+        repository.close()
+        repository = EverstepRepository(url)
+        store = repository._app.inner.store
+        row = store.run(f"session:s-{count}")
+        assert row is not None
+        assert row.head_seq > 3 * count
+        read[count] = len(load_past(store, row).events)
+        repository.create_message(f"s-{count}", "a", said("the last", count))
+        assert [one.message_id for one in repository.list_messages(f"s-{count}", "a")] == [*range(count + 1)]
+        repository.close()
+    assert read[260] == read[60] < 60

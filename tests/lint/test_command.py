@@ -87,3 +87,20 @@ def test_a_sound_file_exits_with_0_and_a_missing_one_with_2(folder: Folder) -> N
     missing = folder.everstep("lint", "nowhere.py")
     assert missing.status == 2
     assert "There is no file or folder nowhere.py" in missing.err
+
+
+def test_a_named_file_that_is_no_python_is_found_and_one_without_everstep_is_said_to_be(folder: Folder) -> None:
+    folder.file("broken.py", "def x(:\n")
+    done = folder.everstep("lint", "broken.py")
+    assert done.status == 1
+    assert "broken.py:1:7: syntax: This is not Python" in done.out
+    folder.file("other.py", "x = 1\n")
+    done = folder.everstep("lint", "other.py")
+    assert (done.status, done.out.strip()) == (0, "Nothing found in 1 file; it does not use Everstep.")
+
+
+def test_a_folder_without_python_is_not_called_sound(folder: Folder) -> None:
+    (folder.path / "empty").mkdir()
+    done = folder.everstep("lint", "empty")
+    assert done.status == 2
+    assert "There is no Python file in empty" in done.err

@@ -434,6 +434,15 @@ def test_random_operations_give_equal_verdicts_and_equal_reads_on_every_store(da
     compare(data, list(HARNESSES))
 
 
+def drawn_batch(draw: Draw, harness: Harness) -> list[Operation]:
+    """Any operations or, as most batches are, a move of each of several runs."""
+    if draw(st.integers(0, 2)) == 0:
+        rows = [harness.store.run(run) for run in RUNS]
+        return [drawn_move(draw, row) for row in rows if row is not None and draw(st.booleans())]
+    drawn = [drawn_operation(draw, harness) for _ in range(draw(st.integers(1, 6)))]
+    return [operation for operation in drawn if operation is not None]
+
+
 def compare(data: st.DataObject, names: Sequence[str]) -> None:
     """Do random operations on several stores, and compare all that they say."""
     # Also what could be done at once takes the longer way.
@@ -449,9 +458,9 @@ def compare(data: st.DataObject, names: Sequence[str]) -> None:
             for _ in range(data.draw(st.integers(1, 7), "batches")):
                 if data.draw(st.booleans()):
                     drawn_change_of_workers(data.draw, harnesses, living)
-                drawn = [drawn_operation(data.draw, reference) for _ in range(data.draw(st.integers(1, 6)))]
-                batch = [operation for operation in drawn if operation is not None]
-                same([comparable(harness.store.commit(batch), harness.store) for harness in harnesses])
+                batch, meanwhile = drawn_batch(data.draw, reference), data.draw(st.booleans())
+                verdicts = [harness.store.commit(batch, meanwhile=meanwhile) for harness in harnesses]
+                same([comparable(said, harness.store) for said, harness in zip(verdicts, harnesses, strict=True)])
                 same([everything(harness.store) for harness in harnesses])
         finally:
             for harness in harnesses:

@@ -12,6 +12,7 @@ from everstep.model.digests import shared_key
 from everstep.model.forked import Forked
 from everstep.stores.protocol import Delivery
 from everstep.testing.checker import RULES, RunHistory, check
+from everstep.testing.ledger import MODEL
 from tests.testing.accounts import (
     KEY,
     START,
@@ -239,6 +240,19 @@ def an_effect_has_begun_before_its_intent_was_durable(accounts: Accounts) -> Non
     accounts.journal.clear()
     accounts.signals.clear()
     accounts.settled, accounts.drop_child = False, True
+
+
+def renamed(accounts: Accounts) -> Accounts:
+    """Let the ledger know what `charge` and `look` do by other names."""
+    for one in accounts.ledger:
+        one["effect"] = {"charge": "payment", "look": MODEL}.get(one["effect"], one["effect"])
+    return accounts
+
+
+@planted("D3")
+def an_effect_of_another_name_is_applied_twice(accounts: Accounts) -> None:
+    accounts.ledger.append(entry("applied", "order", "charge", 34))
+    renamed(accounts)
 
 
 @planted("D4")
@@ -518,6 +532,12 @@ def test_a_planted_bug_is_caught_by_its_rule(rule: str, plant: Callable[[Account
     accounts = Accounts()
     plant(accounts)
     assert rule in {violation.rule for violation in accounts.check()}
+
+
+def test_an_effect_is_known_by_its_steps_key_whatever_its_name_and_a_model_call_is_no_second_effect() -> None:
+    accounts = renamed(Accounts())
+    accounts.ledger.append({**entry("request", "order", "charge", 12), "effect": MODEL, "digest": "other"})
+    assert accounts.check() == []
 
 
 def test_one_key_in_many_runs_is_sound() -> None:

@@ -28,6 +28,8 @@ def decoded_json(text: str, what: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
+        if text.startswith(('"', "{", "[")):  # meant as JSON, so quoting it once more would not be what is meant
+            raise Misuse(f"{what} is not JSON: {text[:80]} ({error}). Is a quote, comma or bracket missing?") from None
         quoted = shlex.quote(msgspec.json.encode(text).decode())
         raise Misuse(f"{what} is not JSON ({error}). If it is a text, write it as {quoted}") from None
 
@@ -60,6 +62,6 @@ def _converted(value: Any, annotation: Any, name: str) -> Any:
             return validate(value)
         return msgspec.convert(value, annotation)
     except (msgspec.ValidationError, ValueError) as error:
-        raise Misuse(f"The argument {name} is not a {types_text(annotation)}: {error}") from None
+        raise Misuse(f"The argument {name} is not of the type {types_text(annotation)}: {error}") from None
     except TypeError:
         return value  # a type that msgspec does not know: the codec says whether it fits

@@ -34,6 +34,9 @@ PROMISES_SHOWN_MAX = 5
     "--signal", "signals", multiple=True, metavar="NAME=JSON", help="Delivered whenever the run waits for it."
 )
 @click.option("--approve", "approvals", multiple=True, metavar="WHAT=JSON", help="The answer to an approval.")
+@click.option(
+    "--ask", "asked", multiple=True, metavar="NAME=JSON", help="A request; those of a name are asked in their order."
+)
 @click.option("--given", metavar="FOLDER", help="A folder whose content each trial begins with.")
 @click.option("--env", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the processes.")
 @click.option("--most", type=click.IntRange(1), metavar="N", help="Kill at so many boundaries of each kind, at most.")
@@ -48,6 +51,7 @@ def crashtest_command(
     arguments: tuple[str, ...],
     signals: tuple[str, ...],
     approvals: tuple[str, ...],
+    asked: tuple[str, ...],
     settings: tuple[str, ...],
     html: str | None,
     in_json: bool,
@@ -69,7 +73,12 @@ def crashtest_command(
     options["approvals"] = {
         what: decoded_json(text, f"--approve {what}") for what, text in _pairs(approvals, "--approve")
     }
+    options["requests"] = {}
+    for name, text in _pairs(asked, "--ask"):
+        options["requests"].setdefault(name, []).append(decoded_json(text, f"--ask {name}"))
     options["environment"] = dict(_pairs(settings, "--env"))
+    if html is not None:
+        _check_writable(html)
     with ProgressLine(silent=in_json) as progress:
         report = crash_everywhere(workflow, *values, progress=progress, **options)
     if html is not None:
@@ -79,6 +88,15 @@ def crashtest_command(
     else:
         print_report(report, html)
     return EXIT_DONE if report.holds else EXIT_FAILED
+
+
+def _check_writable(path: str) -> None:
+    """Say it before minutes of testing if the page cannot be written after them."""
+    try:
+        with open(path, "a"):
+            pass
+    except OSError as error:
+        raise click.BadParameter(f"{path} cannot be written: {error.strerror}.", param_hint="--html") from None
 
 
 def _pairs(texts: tuple[str, ...], option: str) -> list[tuple[str, str]]:
@@ -190,7 +208,10 @@ def _print_broken(one: Broken) -> None:
     out = console()
     out.print(styled("✗ broken: ", "bold red").append(clean(one.promise), style="bold"))
     if one.place or one.why:
-        out.print(styled(f"  {one.place}", "bold").append(f": {clean(one.why)}" if one.why else "", style=""))
+        told = ": ".join(part for part in (one.place, clean(one.why)) if part)
+        line = styled(f"  {told}")
+        line.stylize("bold", 2, 2 + len(one.place))
+        out.print(line)
     if one.remedy:
         out.print(styled("  remedy: ", "green").append(clean(one.remedy)))
     for boundary in one.boundaries:

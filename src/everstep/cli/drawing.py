@@ -23,6 +23,10 @@ MARKS: Final = {
 UNDONE: Final = {"wanted": "to be undone", "compensated": "undone", "skipped": "not undone, a person decided"}
 COMPRESSED_FROM: Final = 10_000_000
 """Shorter runs (microseconds) are drawn to scale, whatever they wait for."""
+ROWS_FIRST: Final = 100
+ROWS_BETWEEN: Final = 200
+ROWS_LAST: Final = 200
+"""Of a run with more rows than the first and the last of these, not all are drawn."""
 NAME_CHARACTERS_MAX: Final = 28
 _FIRST_TEXT: Final = re.compile(r'\[\["((?:[^"\\]|\\.)*)"')
 WAITING: Final = {
@@ -88,7 +92,7 @@ def draw_timeline(timeline: Timeline, *, now: int, width: int, most: int = 0) ->
     from rich.console import Group
     from rich.table import Table
 
-    rows = timeline.rows[-most:] if most else timeline.rows
+    rows = timeline.rows[-most:] if most else abridged(timeline.rows)
     names = min(max([len(row.name) for row in rows] + [12]), NAME_CHARACTERS_MAX)
     bar = max(20, min(56, width - names - 56))
     scale = Scale(times_of(timeline, now), bar)
@@ -104,9 +108,26 @@ def draw_timeline(timeline: Timeline, *, now: int, width: int, most: int = 0) ->
     cells = [cells_of(row, scale, now) for row in rows]
     add_fitted(table, cells, width)
     hidden = len(timeline.rows) - len(rows)
-    if hidden:
+    if hidden and most:
         return Group(styled(f"  … {hidden} earlier rows", "dim"), table)
+    if hidden:
+        return Group(
+            table, styled(f"  … and {hidden} more that just completed; `everstep history` has them all", "dim")
+        )
     return table
+
+
+def abridged(rows: list[Row]) -> list[Row]:
+    """Return what a person wants to see of very many rows: the first and last, and whatever did not just complete."""
+    if len(rows) <= ROWS_FIRST + ROWS_LAST:
+        return rows
+    middle = [row for row in rows[ROWS_FIRST:-ROWS_LAST] if not _just_completed(row)]
+    return [*rows[:ROWS_FIRST], *middle[-ROWS_BETWEEN:], *rows[-ROWS_LAST:]]
+
+
+def _just_completed(row: Row) -> bool:
+    is_plain = row.kind != "note" and len(row.attempts) <= 1
+    return is_plain and row.state == "completed" and not (row.crashes or row.error or row.undone or row.undoes)
 
 
 def axis(width: int, length: str, *, compressed: bool) -> "Text":

@@ -153,7 +153,7 @@ def _print_rows(
         line += [styled(row.run), styled(between(row.changed_at, now)), styled(waiting), styled(preview, "dim")]
         cells.append(line)
     add_fitted(table, cells, out.width)
-    out.print(table)
+    out.print(table, crop=False)
     for row, one in zip(rows, facts, strict=True):
         if one["state"] == "in-doubt":
             out.print(styled(f"{row.key}: run {row.run} has ended, and nobody knows whether it happened.", "yellow"))

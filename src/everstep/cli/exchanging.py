@@ -7,12 +7,13 @@ from typing import Any
 import click
 
 from everstep.cli.arguments import decoded_json
-from everstep.cli.opening import acting, existing_run, store_options
+from everstep.cli.opening import acting, existing_run, line_to_paste, store_options
 from everstep.cli.resolving import is_served_here
 from everstep.cli.terminal import clean, json_text, payload_json, say_json, say_json_line
 from everstep.codec import Codec
 from everstep.engine.app import App
 from everstep.engine.streams import Entry, entries_now
+from everstep.errors import NoAnswer
 from everstep.model.secrets import HIDDEN
 from everstep.model.status import ENDED
 
@@ -44,7 +45,12 @@ def ask_command(
             app.store.bury_dead(app.clock.now())
             if not (in_json or row.status in ENDED or is_served_here(app)):
                 click.echo("Nobody drives the run: it answers when a process takes it up.", err=True)
-            return await app.ask(run, name, decoded, id=ask_id, timeout=timeout)
+            try:
+                return await app.ask(run, name, decoded, id=ask_id, timeout=timeout)
+            except NoAnswer as late:
+                line = line_to_paste("ask", run, name, value, "--ask-id", late.id, url=url)
+                told = f"The run {run} has not answered within {timeout:g} s. It keeps the request. To go on waiting:"
+                raise NoAnswer(f"{told}\n{line}", late.id) from None
 
     answer = _plain(asyncio.run(do()))
     if in_json:
@@ -74,7 +80,11 @@ def stream_command(
 
     async def do() -> None:
         async with acting(url) as app:
-            existing_run(app.store, run)
+            row = existing_run(app.store, run)
+            there = dict(app.store.streams(run, row.generation))
+            if name not in there and not in_json and (row.status in ENDED or not follow):
+                others = f" It has {', '.join(map(clean, there))}." if there else ""
+                click.echo(f"The run {run} has appended nothing to a stream {clean(name)}.{others}", err=True)
             async for entry in _entries(app, run, name, after, follow=follow):
                 _say(entry, in_json=in_json, as_text=as_text)
 

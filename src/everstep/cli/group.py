@@ -107,6 +107,7 @@ class Everstep(click.Group):
         words = list(args) if args is not None else sys.argv[1:]
         options["standalone_mode"] = False
         in_json = "--json" in words
+        output = sys.stdout
         try:
             status = super().main(words, *rest, **options)
         except click.ClickException as error:
@@ -115,8 +116,14 @@ class Everstep(click.Group):
             status = 130
         except BrokenPipeError:
             # Whoever read our output has gone. Python would complain about it once more at its end.
+            # No run has failed by that, so the status is that of a process which SIGPIPE ended.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            status = EXIT_FAILED
+            status = 141
+        except SystemExit:
+            if sys.stdout is output:
+                raise
+            # click has put another in its place, for it found that the reader has gone.
+            status = 141
         except Error as error:
             _raise_for_debugging(error)
             say_error(error, in_json=in_json)
@@ -136,8 +143,8 @@ def _raise_for_debugging(error: Exception) -> None:
 @click.group(
     cls=Everstep,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="The store is a SQLite file: --url, else EVERSTEP_URL, else sqlite:///everstep.db. Exit status: 0 done, "
-    "1 the run failed, 2 misuse, 3 held.",
+    epilog="The store is a SQLite file or a PostgreSQL database: --url, else EVERSTEP_URL, else sqlite:///everstep.db. "
+    "Exit status: 0 done, 1 the run failed, 2 misuse, 3 held.",
 )
 @click.version_option(__version__, message="everstep %(version)s")
 def main() -> None:

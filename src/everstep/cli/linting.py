@@ -37,7 +37,8 @@ def _print(linted: Linted) -> None:
             out.print(styled(f"    by way of {' → '.join(one.via)}", "dim"), soft_wrap=True)
     files = f"{linted.files} file{'s' if linted.files != 1 else ''}"
     if not linted.findings:
-        out.print(styled(f"Nothing found in {files}.", "green"))
+        unused = "" if linted.using else f"; {'it does not use' if linted.files == 1 else 'none of them uses'} Everstep"
+        out.print(styled(f"Nothing found in {files}{unused}.", "yellow" if unused else "green"))
         return
     counts = Counter(one.rule for one in linted.findings)
     listed = ", ".join(f"{count} {rule}" for rule, count in sorted(counts.items()))

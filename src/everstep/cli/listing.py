@@ -10,7 +10,6 @@ from everstep.cli.money import amounts_text, budget_facts, budget_text, standing
 from everstep.cli.opening import existing_run, line_to_paste, place_of, reading, store_options
 from everstep.cli.tags import parsed_tags
 from everstep.cli.terminal import (
-    add_fitted,
     arguments_text,
     between,
     clean,
@@ -19,6 +18,7 @@ from everstep.cli.terminal import (
     local_time,
     moment,
     payload_json,
+    print_rows,
     say_json,
     shortened,
     styled,
@@ -99,18 +99,13 @@ def published_of(row: RunRow) -> dict[str, Any]:
 
 
 def _print_rows(rows: list[RunRow], now: int, counts: dict[str, int], place: str, url: str | None) -> None:
-    from rich.table import Table
-
     out = console()
     if not rows:
         out.print(styled(f"No run matches in {place}." if counts else f"There are no runs in {place} yet.", "dim"))
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     has_budgets = any(row.budget is not None for row in rows)
-    for name in ("run", "workflow", "status", "age", "step", *(["budget"] if has_budgets else []), "arguments"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "age" else "left")
-    add_fitted(table, [_cells(row, now, has_budgets=has_budgets) for row in rows], out.width)
-    out.print(table)
+    heads = ("run", "workflow", "status", "age", "step", *(["budget"] if has_budgets else []), "arguments")
+    print_rows(out, heads, [_cells(row, now, has_budgets=has_budgets) for row in rows], right=frozenset({"age"}))
     total = sum(counts.values())
     summary = ", ".join(f"{counts[one]} {one}" for one in STATUSES if counts.get(one))
     out.print(styled(f"{len(rows)} of {total} runs ({summary}) in {place}", "dim"))
@@ -185,12 +180,7 @@ def _say_archived(store: Store, run: str, *, in_json: bool) -> None:
 
 
 def _print_events(store: Store, row: RunRow, generation: int) -> None:
-    from rich.table import Table
-
     out = console()
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name in ("seq", "time", "after", "event", "step", ""):
-        table.add_column(name, no_wrap=True, justify="right" if name in ("seq", "after") else "left")
     rows: list[list[Any]] = []
     before = 0
     for event in public_events(store.events(row.id, generation)):
@@ -201,8 +191,7 @@ def _print_events(store: Store, row: RunRow, generation: int) -> None:
         style = "magenta" if event.kind.startswith("checkpoint_") else style
         cells = [styled(event.seq), styled(time, "dim"), styled(after, "dim"), styled(event.kind, style)]
         rows.append([*cells, styled(shortened(event.step, 32), "bold"), styled(_gist(event.body), "dim")])
-    add_fitted(table, rows, out.width)
-    out.print(table)
+    print_rows(out, ("seq", "time", "after", "event", "step", ""), rows, right=frozenset({"seq", "after"}))
     if row.generation > 1:
         out.print(styled(f"generation {generation} of {row.generation}", "dim"))
 

@@ -9,6 +9,7 @@ from everstep.cli.mistakes import EXIT_DONE
 from everstep.cli.opening import acting, line_to_paste, place_of, store_options, user_name
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.engine.app import App
+from everstep.engine.exporting import read_header
 from everstep.engine.moving import Exported, Imported
 from everstep.engine.opening import default_on_hold
 from everstep.stores.opening import default_url, open_store
@@ -65,6 +66,8 @@ def import_command(path: str, skip_existing: bool, copies: bool, url: str | None
     All of the file is verified before anything is written. Each family of runs is imported in one transaction; after a
     crash say the same with --skip-existing.
     """
+    with open(path, "rb") as file:
+        read_header(file)  # before a store is created for it
 
     async def do() -> tuple[Imported, str]:
         app = App(open_store(url or default_url()), workflows=(), on_hold=default_on_hold())

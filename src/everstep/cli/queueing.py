@@ -148,7 +148,7 @@ def _list(url: str | None, *, in_json: bool) -> None:
         cells += [styled(facts["begun"]), styled(facts.get("waiting", "")), styled(facts.get("delayed", ""))]
         rows.append([*cells, styled(between(oldest, now) if oldest else ""), styled(limits_text(facts))])
     add_fitted(table, rows, out.width)
-    out.print(table)
+    out.print(table, crop=False)
 
 
 def _show(name: str, url: str | None, *, in_json: bool) -> None:

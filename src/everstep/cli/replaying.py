@@ -66,7 +66,7 @@ def _replay_one(store: Store, row: RunRow) -> dict[str, Any]:
     except NotReadable as missing:
         return facts | {"verdict": "not verified", "problem": str(missing)}
     except NotDecodable as error:
-        return facts | {"verdict": "diverged", "problem": f"the arguments no longer decode: {error}"}
+        return facts | {"verdict": "diverged", "problem": f"the arguments do not fit the code: {error}"}
     facts["patches"] = dict(replayed.execution.patches)
     replayed.execution.evict()
     if replayed.differences:

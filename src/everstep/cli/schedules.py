@@ -134,7 +134,7 @@ def ls_command(url: str | None, in_json: bool) -> None:
     for column in ("schedule", "workflow", "when", "next", "last run"):
         table.add_column(column, no_wrap=True)
     add_fitted(table, [_cells(row) for row in rows], out.width)
-    out.print(table)
+    out.print(table, crop=False)
 
 
 def _cells(facts: Scheduled) -> list[Any]:

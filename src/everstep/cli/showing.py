@@ -33,9 +33,11 @@ from everstep.cli.terminal import (
     say_json,
     shortened,
     styled,
+    to_paste,
 )
 from everstep.cli.timeline import Timeline, error_line, timeline_of
 from everstep.cli.timeline_rows import Row
+from everstep.cli.workers import unserved_among
 from everstep.engine.history import verify_now
 from everstep.engine.telling import hold_facts
 from everstep.errors import Damaged, Misuse, NotReadable
@@ -187,6 +189,7 @@ def _waits(row: RunRow, timeline: Timeline, url: str | None) -> list[dict[str, A
             "type": one.type,
             "command": line_to_paste("signal", row.id, one.name, example_value(one.type), url=url),
         }
+        | ({"certain": False} if timeline.went_on_after(one) else {})
         for one in timeline.awaited_signals()
     ]
     waits += [
@@ -206,6 +209,7 @@ def _waits(row: RunRow, timeline: Timeline, url: str | None) -> list[dict[str, A
             "type": one.type,
             "command": line_to_paste("ask", row.id, one.name, example_value(one.type), url=url),
         }
+        | ({"certain": False} if timeline.went_on_after(one) else {})
         for one in timeline.awaited_requests()
     ]
     if row.wake_at is not None:
@@ -238,8 +242,11 @@ def draw_run(
         parts.append("")
     for name, count in store.streams(row.id, row.generation):
         line = line_to_paste("stream", row.id, name, url=url)
-        parts += [styled(f"stream {name}: {count} entries", "dim"), styled(f"  {line}", "bold"), ""]
+        parts += [styled(f"stream {name}: {count} entries", "dim"), to_paste(line), ""]
     parts += _problems(store, row, timeline, url)
+    if unserved_among(store, [row]):
+        text = f"nobody serves {clean(row.workflow)} in queue {clean(row.queue)}: start `everstep worker FILE`"
+        parts.append(styled("◷ ", "blue").append(text))
     for wait in _waits(row, timeline, url):
         parts += _draw_wait(wait, now)
     if row.status == "completed":
@@ -333,7 +340,7 @@ def _problems(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
         parts += _draw_error("the run", timeline.error)
         if row.status == "failed" and not timeline.is_undone:
             line = line_to_paste("retry", row.id, url=url)
-            parts += [styled("go on from what failed:", "dim"), styled(f"  {line}", "bold"), ""]
+            parts += [styled("go on from what failed:", "dim"), to_paste(line), ""]
     for hold in store.holds(run=row.id):
         parts.append(draw_hold(hold, url))
     return parts
@@ -362,20 +369,23 @@ def theirs(traceback: str) -> list[str]:
 
 def _draw_wait(wait: dict[str, Any], now: int) -> list[Any]:
     if "signal" in wait:
-        text = styled("✉ ", "magenta").append(f"waits for the signal {clean(wait['signal'])} ({clean(wait['type'])}):")
-        return [text, styled(f"  {wait['command']}", "bold")]
+        unless = "has asked for, and waits for unless its code has given up,"
+        waits = "waits for" if wait.get("certain", True) else unless
+        text = styled("✉ ", "magenta").append(f"{waits} the signal {clean(wait['signal'])} ({clean(wait['type'])}):")
+        return [text, to_paste(wait["command"])]
     if "approval" in wait:
         text = styled("☐ ", "magenta").append(f"waits for the approval {clean(wait['approval'])}:")
         arguments = styled(f"  {clean(wait['arguments'])}")
-        return [text, arguments, styled(f"  {wait['command']}", "bold")]
+        return [text, arguments, to_paste(wait["command"])]
     if "request" in wait:
-        text = styled("? ", "magenta").append(f"takes requests {clean(wait['request'])} ({clean(wait['type'])}):")
-        return [text, styled(f"  {wait['command']}", "bold")]
+        takes = "takes" if wait.get("certain", True) else "takes, unless its code has given up,"
+        text = styled("? ", "magenta").append(f"{takes} requests {clean(wait['request'])} ({clean(wait['type'])}):")
+        return [text, to_paste(wait["command"])]
     if "timer" in wait:
         left = duration(max(0, wait["timer"] - now) / 1e6)
         return [styled("◷ ", "blue").append(f"waits until {moment(wait['timer'], now)} ({left} left)")]
     if "key" in wait:
         whose = f", which run {clean(wait['run'])} has" if wait["run"] else ""
         text = styled("⚿ ", "cyan").append(f"{clean(wait['step'])} waits for the key {clean(wait['key'])}{whose}:")
-        return [text, styled(f"  {wait['command']}", "bold")]
+        return [text, to_paste(wait["command"])]
     return [styled("▸ ", "cyan").append(f"waits for the child run {clean(wait['child'])}")]

@@ -4,6 +4,7 @@ Payloads are written by agents and other strangers. Their text never reaches the
 and escape codes become visible escapes, and nothing is read as markup.
 """
 
+import functools
 import json
 import re
 import sys
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH: Final = 160
 """So wide are lines that no terminal limits."""
+LAST_COLUMN_LEAST: Final = 10
+"""Wider than this is the last column of a table, also if the terminal is too narrow for all of it."""
+ROWS_AT_ONCE: Final = 200
 LATEST: Final = 250_000_000_000
 """Seconds since 1970: a damaged time beyond this (the year 9892) is shown as this."""
 _UNPRINTABLE: Final = re.compile(r"[^\n\x20-\x7e]")
@@ -30,11 +34,36 @@ _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
 
 def console(*, err: bool = False) -> "Console":
     """Return a console that takes no text for markup."""
-    from rich.console import Console
-
     stream = sys.stderr if err else sys.stdout
     width = None if stream.isatty() else PIPE_WIDTH
-    return Console(file=stream, markup=False, emoji=False, highlight=False, width=width, soft_wrap=False)
+    return _console_class()(file=stream, markup=False, emoji=False, highlight=False, width=width, soft_wrap=False)
+
+
+@functools.cache
+def _console_class() -> "type[Console]":
+    from rich.console import Console
+    from rich.text import Text
+
+    class WholeLines(Console):
+        """Leaves the breaking of lines to the terminal: a command that was broken in two could not be pasted."""
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            if len(objects) == 1 and isinstance(objects[0], str | Text):
+                options.setdefault("soft_wrap", True)
+            super().print(*objects, **options)
+
+        def on_broken_pipe(self) -> None:
+            """Whoever read our output has gone; the command line says what that means."""
+            raise BrokenPipeError
+
+    return WholeLines
+
+
+def to_paste(line: str) -> "Text":
+    """Return a command as a line of its own that nothing breaks in two, for what is printed with `crop=False`."""
+    from rich.text import Text
+
+    return Text(f"  {clean(line)}", style="bold", no_wrap=True, overflow="ignore")
 
 
 def clean(text: object) -> str:
@@ -64,7 +93,12 @@ def json_text(value: Any, *, indent: int = 2) -> str:
 
     An `indent` below zero gives one line.
     """
-    encoded = msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
+    try:
+        encoded = msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
+    except OverflowError:  # a number of more than 64 bits
+        plain = msgspec.to_builtins(value)
+        compact = (",", ":") if indent < 0 else None
+        encoded = json.dumps(plain, indent=None if indent < 0 else indent, ensure_ascii=False, separators=compact)
     return _UNPRINTABLE.sub(_visible, encoded)
 
 
@@ -87,7 +121,11 @@ def say_json_line(value: Any) -> None:
 def payload_json(payload: bytes) -> Any:
     """Return the value in a payload as plain JSON data; None if it cannot be read."""
     try:
-        return msgspec.json.decode(payload)[0]
+        if len(envelope := msgspec.json.decode(payload)) > 1:  # with types that JSON does not have
+            from everstep.cli.shown import shown
+
+            return shown(payload)
+        return envelope[0]
     except (msgspec.MsgspecError, ValueError, LookupError, TypeError):
         return None
 
@@ -152,6 +190,27 @@ def add_fitted(table: "Table", rows: "list[list[Text]]", width: int) -> None:
     widths = [max([cell.cell_len for cell in cells]) for cells in zip(*rows, strict=True)]
     heads = [column.width or len(str(column.header)) for column in table.columns]
     used = sum(max(pair) + 2 for pair in zip(widths[:-1], heads[:-1], strict=True))
+    if used + LAST_COLUMN_LEAST > width:
+        table.width = used + LAST_COLUMN_LEAST  # the terminal breaks the lines, and nothing is cut off
     for row in rows:
-        row[-1].truncate(max(width - used, 10), overflow="ellipsis")
+        row[-1].truncate(max(width - used, LAST_COLUMN_LEAST), overflow="ellipsis")
         table.add_row(*row)
+
+
+def print_rows(out: "Console", heads: "tuple[str, ...]", rows: "list[list[Text]]", *, right: frozenset[str]) -> None:
+    """Print rows under their heads, as `add_fitted` fits them. Twenty thousand take a second, and a table many."""
+    from rich.text import Text
+
+    columns = [*zip([Text(head, style="dim") for head in heads], *rows, strict=True)]
+    widths = [max(cell.cell_len for cell in cells) for cells in columns]
+    room = max(out.width - sum(widths[:-1]) - 2 * (len(widths) - 1), LAST_COLUMN_LEAST)
+    for start in range(0, len(rows) + 1, ROWS_AT_ONCE):
+        chunk = Text()
+        for cells in zip(*(cells[start : start + ROWS_AT_ONCE] for cells in columns), strict=True):
+            for head, width, cell in zip(heads[:-1], widths[:-1], cells[:-1], strict=True):
+                padding = " " * (width - cell.cell_len)
+                chunk.append(padding if head in right else "").append_text(cell)
+                chunk.append("  " if head in right else f"{padding}  ")
+            cells[-1].truncate(room, overflow="ellipsis")
+            chunk.append_text(cells[-1]).append("\n")
+        out.print(chunk, soft_wrap=True, end="")

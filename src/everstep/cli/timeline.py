@@ -89,6 +89,15 @@ class Timeline:
         """Return the signals that the code has asked for and not got."""
         return [row for row in self.rows if row.kind == "signal" and row.state == "open"]
 
+    def went_on_after(self, awaited: Row) -> bool:
+        """Tell whether the code was told something since it asked for this, and then asked for more.
+
+        It may have given up waiting for this.
+        """
+        told = [row.ended_at for row in self.rows if row.ended_at is not None and row.ended_at > awaited.started_at]
+        rows = (row for row in self.rows if row.seq > awaited.seq and row.kind != "note")
+        return bool(told) and any(row.started_at >= min(told) for row in rows)
+
     def awaited_requests(self) -> list[Row]:
         """Return the requests that the code waits for."""
         return [row for row in self.rows if row.kind == "request" and row.state == "open"]

@@ -112,6 +112,12 @@ def _queue_rows(facts: dict[str, Any]) -> list[list[str]]:
     ]
 
 
+def _of_how_many(status: str, facts: dict[str, Any]) -> str:
+    """Return the title of a table of runs, and whether there are more."""
+    shown, there = len(facts[status]), facts["runs"].get(status, 0)
+    return f"{status} (the newest {shown} of {there})" if there > shown else status
+
+
 def _drawn(facts: dict[str, Any]) -> Any:
     from rich.console import Group
     from rich.table import Table
@@ -143,7 +149,7 @@ def _drawn(facts: dict[str, Any]) -> Any:
             ],
         ),
         (
-            "running",
+            _of_how_many("running", facts),
             ("run", "workflow", "step", "events", "last"),
             [
                 [

@@ -56,7 +56,7 @@ def list_workers(url: str | None, *, in_json: bool) -> None:
     for name in ("worker", "process", "host", "since", "state", "at work", "in memory", "lease", "queues", "workflows"):
         table.add_column(name, no_wrap=True)
     add_fitted(table, [_cells(facts, now) for facts in found], out.width)
-    out.print(table)
+    out.print(table, crop=False)
 
 
 def _cells(facts: dict[str, Any], now: int) -> list[Any]:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from everstep.codec.signature import inspected
+from everstep.codec.signature import Signature, inspected
 from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse
 
@@ -68,6 +68,18 @@ def compensation_of(step: "Step", function: Callable[..., Any]) -> "Step":
     return undoing
 
 
+def knowing(undoing: "Step", step: "Step") -> "Step":
+    """Return a compensation that also takes the classes that the step which it undoes takes and returns."""
+    made: Step = object.__new__(type(undoing))
+    made.__dict__.update(undoing.__dict__)
+    known, undone = undoing.signature, step.signature
+    arguments = known.arguments | undone.arguments | undone.result  # and so they have been looked at
+    made.signature = object.__new__(Signature)
+    made.signature.__dict__.update(known.__dict__)
+    made.signature.arguments = arguments
+    return made
+
+
 def is_of_the_same_class(step: "Step", undoing: "Step") -> bool:
     """Tell whether both are methods of one class, so that they are bound to the same object."""
     return _class_around(step.function) == _class_around(undoing.function) != ""
@@ -99,8 +111,11 @@ def _check_call(step: "Step", undoing: "Step") -> None:
         try:
             called.bind(*given, "outcome", *args, **kwargs)
         except TypeError as error:
-            wanted = inspect.Signature([one.replace(annotation=one.empty) for one in taken])
+            plain = [one.replace(annotation=one.empty, default=one.empty) for one in taken]
+            named = [one.name if one.kind is not one.KEYWORD_ONLY else f"{one.name}={one.name}" for one in plain]
+            call = ", ".join(["outcome", *named])
+            has = inspect.Signature([one.replace(annotation=one.empty) for one in called.parameters.values()])
             raise Misuse(
-                f"{undoing.name} cannot undo {step.name}: it is called with the outcome and then the arguments of "
-                f"{step.name}, as (outcome, …) followed by {wanted}, and {error}."
+                f"{undoing.name} cannot undo {step.name}: it would be called as {undoing.name}({call}), with the "
+                f"outcome of {step.name} first and then its arguments, and it takes {has} ({error})."
             ) from None

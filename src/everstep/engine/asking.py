@@ -38,8 +38,8 @@ async def ask(
     post = Post(checked_run_id(run), "request", checked_name(name, "request"), id, payload, app.clock.now())
     try:
         async with asyncio.timeout(timeout) as limit:
-            posted = await _posted(app, post)
-            body = await _answer(app, post, posted.number, asked_before=posted.duplicate)
+            there = await posted(app, post)
+            body = await _answer(app, post, there.number, asked_before=there.duplicate)
     except TimeoutError:
         if not limit.expired():
             raise
@@ -61,7 +61,7 @@ def _checked_id(id: Any) -> str:
     raise Misuse(f"The id of a request is a text of 1 to {ID_MAX} characters, without control characters.")
 
 
-async def _posted(app: "App", post: Post) -> Posted:
+async def posted(app: "App", post: Post) -> Posted:
     """Put a request into the inbox, unless one with its id is there."""
     verdict = await app.committer.submit(post)
     if isinstance(verdict, NotPosted):

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, overload
@@ -15,6 +16,7 @@ from everstep.engine.repairing import Repair
 from everstep.engine.schedules import Moment, Schedule, Scheduled
 from everstep.engine.streams import Entry
 from everstep.engine.workflow import OnExisting
+from everstep.errors import Misuse
 from everstep.model.status import Status
 from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow, RunRow
@@ -32,6 +34,7 @@ class BlockingApp:
     """What `with everstep.open() as app:` gives: the methods of `App`, blocking."""
 
     def __init__(self, make: Callable[[], App]) -> None:
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="everstep-loop", daemon=True)
         self._thread.start()
@@ -43,6 +46,9 @@ class BlockingApp:
 
     def wait(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine on the app's loop and wait for it. An interrupt of the wait cancels it."""
+        if self.is_elsewhere:
+            coroutine.close()
+            self.refuse_elsewhere()
         future: concurrent.futures.Future[R] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -51,8 +57,23 @@ class BlockingApp:
             raise
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether this process is a fork of the one that opened the app: its loop and its connections are not here."""
+        return self._process != os.getpid()
+
+    def refuse_elsewhere(self) -> None:
+        """Refuse to wait here for a loop that runs in another process, or to write in that one's name."""
+        if self.is_elsewhere:
+            raise Misuse(
+                f"The store was opened in process {self._process}, and this process ({os.getpid()}) is a fork of it: "
+                "connections, leases and threads do not come along. Open it in each process, after the fork (under a "
+                "server that loads the application before it forks, in what that calls when a worker begins)."
+            )
+
+    @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop of the app, on a thread of its own."""
+        self.refuse_elsewhere()
         return self._loop
 
     @property
@@ -72,6 +93,8 @@ class BlockingApp:
 
     def close(self, drain: float = 0.0) -> None:
         """Give the runs back and stop."""
+        if self.is_elsewhere:
+            return  # nothing of it is here
         try:
             self.wait(self._app.close(drain))
         finally:

@@ -3,6 +3,9 @@
 A hop to another thread costs as much as a fast fsync. So while only one run is ready and commits are quick, the
 commit is made right here on the application's loop; as soon as there are many or the disk is slow, on the committer's
 thread: the application's loop never waits long for a disk.
+
+Many runs at a time take turns in two halves, if that is quicker: while the commit of one half is made, the code of the
+other half runs.
 """
 
 import asyncio
@@ -11,11 +14,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, final
+from collections.abc import Callable, Sequence, Set
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from everstep.errors import Misuse, StoreFull
 from everstep.stores.protocol import Append, Busy, Failed, Operation, Store, Verdict
+
+if TYPE_CHECKING:
+    from everstep.engine.halves import Halves
 
 log = logging.getLogger("everstep.store")
 
@@ -23,6 +29,8 @@ QUICK_SECONDS: Final = 0.002
 """A commit that takes longer than this is not made on the application's loop."""
 LINGER_SECONDS: Final = 0.001
 """How long events that nobody waits for may gather before their commit begins."""
+HALF_MIN: Final = 16
+"""So many runs must be ready for a commit that is begun while the others are at work."""
 ROOM_SECONDS: Final = 0.5
 """How often a full disk is tried again."""
 
@@ -88,7 +96,13 @@ class Committer:
         self._is_settling = False
         self._closed = False
         self._seconds = 0.0
-        self._batches: queue.SimpleQueue[list[_Entry] | None] = queue.SimpleQueue()
+        self._made_halves: Halves | None = None
+        self._in_flight: Set[Source] = frozenset()
+        """Whose units are being written, or wait for their verdicts."""
+        self._batches: queue.SimpleQueue[tuple[list[_Entry], bool] | None] = queue.SimpleQueue()
+        self._begun = threading.Lock()
+        """Held, but for the moment in which the thread tells that it has begun what the loop waits for."""
+        self._begun.acquire()
         self._thread: threading.Thread | None = None
         self._idle: asyncio.Future[None] | None = None
 
@@ -128,6 +142,20 @@ class Committer:
         if self._waited_for and not self._busy and not self._is_settling:
             self._flush()
 
+    @property
+    def halves(self) -> "Halves":
+        """What decides about halves: most programs never have so many runs at a time."""
+        if self._made_halves is None:
+            from everstep.engine.halves import Halves
+
+            self._made_halves = Halves()
+        return self._made_halves
+
+    def half_is_ready(self) -> None:
+        """Half of the runs that are at work now have had their turn: begin their commit, if that is worth it."""
+        if self._waited_for and not self._busy and not self._is_settling:
+            self._begin_half()
+
     # -- one transaction -------------------------------------------------------------------------------------------
     def _flush(self) -> None:
         self._flush_soon = False
@@ -138,13 +166,22 @@ class Committer:
             self._now_idle()
             return
         here = self._waited_for and len(batch) == 1 and self._seconds < QUICK_SECONDS and not self.full
-        self._waited_for = False
+        self._waited_for = self._leaves_those_in_flight()
         if here:
             self._commit_here(batch)
         else:
             self._commit_elsewhere(batch)
 
+    def _begin_half(self) -> None:
+        """Begin a commit before the code of other runs goes on, rather than when the loop next has nothing to do."""
+        if len(self._queue) < HALF_MIN or self.full or not self.halves.are_wanted():
+            return
+        if batch := self._take_batch():
+            self._waited_for = self._leaves_those_in_flight()
+            self._commit_elsewhere(batch, meanwhile=True)
+
     def _take_batch(self) -> list[_Entry]:
+        """Take what is ready, but for further units of runs that have one in flight: those expect its verdict."""
         batch: list[_Entry] = list(self._stalled)
         self._stalled.clear()
         entries, self._queue = self._queue, deque()
@@ -152,6 +189,9 @@ class Committer:
         for entry in entries:
             if type(entry) is _Request:
                 batch.append(entry)
+                continue
+            if entry in self._in_flight:
+                self._queue.append(entry)
                 continue
             entry.is_queued = False
             if entry in stalled:
@@ -162,6 +202,10 @@ class Committer:
             self._flush_later.cancel()
             self._flush_later = None
         return batch
+
+    def _leaves_those_in_flight(self) -> bool:
+        """Whether a batch had to leave units for the next one. (Those of a full disk wait for room instead.)"""
+        return any(entry in self._in_flight for entry in self._queue)
 
     def _commit_here(self, batch: list[_Entry]) -> None:
         began = time.perf_counter()
@@ -176,23 +220,30 @@ class Committer:
         self._seconds += (time.perf_counter() - began - self._seconds) / 8
         self._settle(batch, verdicts)
 
-    def _commit_elsewhere(self, batch: list[_Entry]) -> None:
+    def _commit_elsewhere(self, batch: list[_Entry], *, meanwhile: bool = False) -> None:
+        """Let the thread do it. `meanwhile` the loop goes on, as soon as the thread needs no Python any more."""
         self._busy = True
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="everstep-committer", daemon=True)
             self._thread.start()
-        self._batches.put(batch)
+        self._in_flight = {entry[0] for entry in batch if type(entry) is tuple}
+        self._batches.put((batch, meanwhile))
+        if meanwhile:
+            self._begun.acquire()  # else the thread would wait for its turn until this one waits for something
 
     def _work(self) -> None:
         """The committer's thread."""
-        while (batch := self._batches.get()) is not None:
+        while (taken := self._batches.get()) is not None:
+            batch, meanwhile = taken
+            if meanwhile:
+                self._begun.release()
             began = time.perf_counter()
             try:
-                verdicts = self.store.commit(_operations(batch))
+                verdicts = self.store.commit(_operations(batch), meanwhile=meanwhile)
             except Exception as error:  # noqa: BLE001  # every failure goes to whoever waits for the commit
                 self._tell(self._fail, batch, error)
             else:
-                self._tell(self._done_elsewhere, batch, verdicts, time.perf_counter() - began)
+                self._tell(self._done_elsewhere, batch, verdicts, time.perf_counter() - began, meanwhile)
 
     def _tell(self, callback: Callable[..., None], *args: Any) -> None:
         try:
@@ -200,13 +251,21 @@ class Committer:
         except RuntimeError:
             pass  # the application's loop is closed: nobody is left to be told
 
-    def _done_elsewhere(self, batch: list[_Entry], verdicts: Sequence[Verdict], seconds: float) -> None:
+    def _done_elsewhere(
+        self, batch: list[_Entry], verdicts: Sequence[Verdict], seconds: float, meanwhile: bool
+    ) -> None:
         self._busy = False
         self._seconds += (seconds / len(batch) - self._seconds) / 8
+        if len(batch) >= HALF_MIN:
+            self.halves.note(len(batch), time.perf_counter(), is_half=meanwhile)
+        if meanwhile and self._waited_for:
+            self._begin_half()  # the other half; meanwhile this one goes on
         self._settle(batch, verdicts)
 
     def _settle(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
         self.commits += 1
+        if not self._busy:
+            self._in_flight = frozenset()
         if self.full:
             self.full = False
             log.warning("There is room again: work goes on.")
@@ -234,6 +293,7 @@ class Committer:
     def _fail(self, batch: list[_Entry], error: Exception) -> None:
         """Units of runs wait out a full disk; whoever asked directly is told. Any other failure stops the runs."""
         self._busy = False
+        self._in_flight = frozenset()
         full = isinstance(error, StoreFull)
         for entry in batch:
             if isinstance(entry, _Request):

@@ -118,8 +118,8 @@ class Driving(Parts):
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self.threads = Threads(self.loop, THREADS_MAX)
-        self.first_turns = FirstTurns(self.loop)
         self.committer = Committer(self.store, self.loop)
+        self.first_turns = FirstTurns(self.loop, self.committer.half_is_ready)
         self.pump = Pump(self)
         if self.recover:
             await self.become_worker()

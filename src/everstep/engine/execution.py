@@ -152,7 +152,7 @@ class Execution:
         try:
             self.workflow.signature.normalise(args, kwargs)
         except TypeError as error:
-            raise NotDecodable(f"the run's arguments no longer fit: {error}") from None
+            raise NotDecodable(str(error)) from None
 
     def apply(self, kind: str, body: Any, at: int) -> None:
         """Apply one outcome and let the code run until it can only wait."""

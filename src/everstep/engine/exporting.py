@@ -122,12 +122,13 @@ def read_header(stream: BinaryIO) -> Header:
             digest.update(last)
             lines += 1
         first, last = first or line, line
-    header: Header = _decoded(first, "everstep", Header, "It is not a file of exported runs.")
+    name = getattr(stream, "name", "This")
+    header: Header = _decoded(first, "everstep", Header, f"{name} is not a file of exported runs.")
     if header.format > FORMAT:
-        raise Misuse(f"The file has format {header.format}; this version knows {FORMAT}. Use a newer version.")
-    trailer: Trailer = _decoded(last, "end", Trailer, "Its last line is missing: it is not complete.")
+        raise Misuse(f"{name} has format {header.format}; this version knows {FORMAT}. Use a newer version.")
+    trailer: Trailer = _decoded(last, "end", Trailer, f"The last line of {name} is missing: it is not complete.")
     if (trailer.lines, trailer.digest) != (lines, digest.hexdigest()):
-        raise Damaged("The file does not match its digest: it was damaged or changed. Export the runs again.")
+        raise Damaged(f"{name} does not match its digest: it was damaged or changed. Export the runs again.")
     return header
 
 

@@ -75,6 +75,7 @@ class Ground:
     @property
     def saved(self) -> SavedReads:
         """What the store has of threads and items."""
+        self.blocking.refuse_elsewhere()
         return self.store.saved
 
     @property
@@ -84,6 +85,8 @@ class Ground:
 
     def close(self) -> None:
         """Give everything back. The app of somebody else stays open."""
+        if self.blocking.is_elsewhere:
+            return
         self._taken.clear()  # a worker that leaves runs nothing
         if self._owned:
             self._owned = False
@@ -96,6 +99,7 @@ class Ground:
         What several threads want to write at the same time goes into one transaction, by whoever of them comes first to
         it. One that lingers lets another come first for a moment.
         """
+        self.blocking.refuse_elsewhere()
         offer, is_patient = Offer(operation), always or getattr(self._calm, "patient", True)
         with self._lock:
             self._offers.append(offer)
@@ -184,6 +188,8 @@ class Ground:
 
     def free(self, thread: str) -> None:
         """Give the right back, when nothing here runs the thread any more."""
+        if self.blocking.is_elsewhere:
+            return  # whoever has it still runs it
         with self._taking[hash(thread) % len(self._taking)]:
             epoch, calls = self._taken.get(thread, (0, 0))
             if calls > 1:

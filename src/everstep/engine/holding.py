@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from everstep.effects.surroundings import persons_line, where_is
 from everstep.engine.commands import Difference, StepCall
 from everstep.engine.telling import example_of
 from everstep.errors import Damaged, StoreError
@@ -234,16 +233,11 @@ def budget_report(
 
 def stuck_report(execution: "Execution", error: BaseException | None) -> HoldReport:
     """The code waits for something that can never happen, or does not come to rest."""
-    from everstep.engine.greenlets import frame_behind
-
-    lines: list[str] = []
-    for task in list(execution.loop.tasks.values()):
-        frames = [frame_behind(frame) for frame in task.get_stack(limit=1)]
-        lines += [f"{task.get_name()}: {persons_line(frame) or where_is(frame)}" for frame in frames]
+    lines = execution.loop.spun_at or execution.loop.places()
     if error is None:
         summary = "the code waits for something that can never happen: no step, timer, signal or child is open"
     else:
-        summary = f"the code does not come to rest: {type(error).__name__}"
+        summary = f"the code does not come to rest: {str(error) or 'it goes round and round, and waits for nothing'}"
     if error is not None and execution.saga.begun:
         summary = f"a compensation cannot begin: {error}"
     without = ["rollback"] if error is not None else []  # a replay would come to the same place

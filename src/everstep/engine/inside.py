@@ -2,10 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, TypeVarTuple, overload
 
 from everstep.effects.body import StepBody
 from everstep.effects.step import Step
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -171,10 +172,12 @@ def _retrieve(future: Any) -> None:
 
 
 @overload
-async def start(workflow: Callable[..., Any], *args: Any, id: str | None = ...) -> Child[Any]: ...
+async def start(workflow: Callable[[*Ts], Coroutine[Any, Any, T]], /, *args: *Ts, id: str | None = ...) -> Child[T]: ...
 @overload
-async def start(workflow: str, *args: Any, id: str | None = ...) -> Child[Any]: ...
-async def start(workflow: Any, *args: Any, id: str | None = None) -> Child[Any]:
+async def start(workflow: Callable[[*Ts], T], /, *args: *Ts, id: str | None = ...) -> Child[T]: ...
+@overload
+async def start(workflow: str, /, *args: Any, id: str | None = ...) -> Child[Any]: ...
+async def start(workflow: Any, /, *args: Any, id: str | None = None) -> Child[Any]:  # type: ignore[misc]  # as in App.start
     """Start a child run and go on; `await child.result()` waits for it. Calling a workflow directly does both."""
     execution = current_execution("everstep.start()")
     target = workflow_of(workflow)

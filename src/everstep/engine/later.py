@@ -284,7 +284,7 @@ def undecodable_report(error: BaseException) -> "HoldReport":
     """The arguments of a run are not what its code takes."""
     from everstep.engine.holding import HoldReport
 
-    return HoldReport("diverged", f"the arguments no longer decode: {error}", without=["accept"])
+    return HoldReport("diverged", f"the arguments do not fit the code: {error}", without=["accept"])
 
 
 def damaged_report(error: "Damaged", store: "Store", row: "RunRow") -> "HoldReport":

@@ -133,6 +133,8 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._is_entered = False
         self.is_guarded = False
         """Whether its code is running just now, and so must not touch the outside."""
+        self.spun_at: list[str] = []
+        """Where the code was when it did not come to rest."""
         guard.install()
 
     # -- what asyncio asks of a loop -------------------------------------------------------------------------------
@@ -196,6 +198,17 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     async def shutdown_asyncgens(self) -> None:
         """Nothing to do: open generators are closed when the run leaves memory."""
 
+    def places(self) -> list[str]:
+        """Return where each task is, by the line of the user's code."""
+        from everstep.effects.surroundings import persons_line, where_is
+        from everstep.engine.greenlets import frame_behind
+
+        found: list[str] = []
+        for task in list(self.tasks.values()):
+            frames = [frame_behind(frame) for frame in task.get_stack(limit=1)]
+            found += [f"{task.get_name()}: {persons_line(frame) or where_is(frame)}" for frame in frames]
+        return found
+
     # -- moving ----------------------------------------------------------------------------------------------------
     def fire(self, timer: Timer) -> None:
         """Make a durable timer's callback ready."""
@@ -238,6 +251,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
                         self.call_exception_handler({"message": "A callback raised", "exception": error})
                 turns += 1
                 if turns > TURNS_MAX:
+                    self.spun_at = self.places()
                     raise SpinningWorkflow
         finally:
             handle = what = None  # an error's traceback may keep this frame, and so would keep what it held last

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from everstep.codec import Arguments
-from everstep.effects.saga import declared_step, place_of
+from everstep.effects.saga import declared_step, knowing, place_of
 from everstep.effects.step import Step
 from everstep.engine.commands import BeginCompensation, CompensationCall, EndRun, StepCall, call_future
 from everstep.errors import NotDecodable, NotEncodable
@@ -149,7 +149,11 @@ class Saga:
         undoing: Step = target.compensate
         try:
             outcome = execution.codec.decode(execution.payload(done.value, done.ref), target.signature.result)
-            arguments = execution.codec.encode_arguments(undoing.signature, (outcome, *args), kwargs, undoing.name)
+            try:
+                arguments = execution.codec.encode_arguments(undoing.signature, (outcome, *args), kwargs, undoing.name)
+            except NotEncodable:  # it need not say again what the step has said
+                undoing = knowing(undoing, target)
+                arguments = execution.codec.encode_arguments(undoing.signature, (outcome, *args), kwargs, undoing.name)
         except (NotEncodable, TypeError) as error:
             raise NotDecodable(f"{undoing.name} cannot be called to undo {done.title}: {error}") from error
         name = self._name(done, undoing.name)

@@ -24,6 +24,7 @@ from everstep.stores.protocol import RunRow, Store
 
 if TYPE_CHECKING:
     from everstep.engine.app import App
+    from everstep.engine.blocking_app import BlockingApp
 
 PAGE: Final = 500
 """So many entries are read at once."""
@@ -125,6 +126,16 @@ def entries_now(app: "App", run: str, name: str, after: int = 0) -> Iterator[Ent
     while page := reader.page():
         for row in page:
             yield _entry(app, row)
+
+
+def stream_of(blocking: "BlockingApp", run: str, name: str) -> list[Entry]:
+    """Return all entries that a stream has now, verified, and none if there is no such run."""
+    app = blocking.inner
+
+    def read() -> list[Entry]:
+        return list(entries_now(app, run, name)) if app.store.run(checked_run_id(run)) is not None else []
+
+    return blocking.wait(app.read(read))
 
 
 def _entry(app: "App", row: EntryRow) -> Entry:

@@ -45,6 +45,7 @@ import everstep.engine.fork_points
 import everstep.engine.forking
 import everstep.engine.generations
 import everstep.engine.greenlets
+import everstep.engine.halves
 import everstep.engine.holding
 import everstep.engine.inbox
 import everstep.engine.inside

@@ -102,9 +102,11 @@ class Drive:
     # -- a visit ------------------------------------------------------------------------------------------------------
     def _begin(self, visit: Visit) -> None:
         node = self.form.node(visit.node)
-        future = start_visit(self.execution, node, visit.text, self._arguments(node, visit))
+        arguments = self._arguments(node, visit)
+        future = start_visit(self.execution, node, visit.text, arguments)
         self.under_way[visit] = future
-        self._given[visit] = self.state
+        # What a person was shown is compared with what is there later: no reducer may have changed it in its place.
+        self._given[visit] = arguments[0] if isinstance(node.work, Approval) else self.state
         self._changes.begin(visit.text)
         future.add_done_callback(lambda _: self._note_finished(visit))
 
@@ -113,7 +115,8 @@ class Drive:
             return ()
         if visit.item and node.takes == 1:
             return (self._own_copy(node, self.items[visit.item]),)
-        state = self.graph.state_for(node, self.state)
+        nested = self.graph.nested(node)
+        state = self.state if nested is None else nested.state(self.state)
         given = (state,) if not visit.item else (state, self.items[visit.item])
         return tuple(self._own_copy(node, one) for one in given)
 
@@ -121,8 +124,11 @@ class Drive:
         """What workflow code does to its arguments must not reach the state: only what it returns does."""
         if node.kind in ("step", "graph"):
             return value  # they get copies anyway
+        return self._copied(value, node.name)
+
+    def _copied(self, value: Any, whose: str) -> Any:
         codec, types = self.execution.codec, self.graph.types
-        return codec.decode(codec.encode(value, types, f"the state given to {node.name}"), types)
+        return codec.decode(codec.encode(value, types, f"the state given to {whose}"), types)
 
     def _note_finished(self, visit: Visit) -> None:
         self._finished.append(visit)
@@ -153,14 +159,19 @@ class Drive:
         if graph.passes_values:
             self.state = returned
             return
-        changes = graph.changes_by(node, given, returned)
-        if isinstance(node.work, Approval) and node.work.about(given) != node.work.about(self.state):
+        nested, replaced = graph.nested(node), frozenset[str]()
+        if nested is not None:
+            began = self.items[visit.item] if visit.item else nested.state(given)
+            changes, replaced = nested.changes(began, returned, self.state, is_item=visit.item > 0)
+        else:
+            changes = graph.shape.changes(node.name, given, returned)
+        if isinstance(node.work, Approval) and not visit.item and node.work.about(given) != node.work.about(self.state):
             raise GraphStuck(
                 f"What {visit.text} asked a person about has changed since: the answer is not about what it is now. "
                 "Put the approval where no other branch changes that."
             )
         self._changes.note(visit.text, changes, graph.shape.values(self.state), graph.shape.reduce)
-        self.state = graph.shape.updated(self.state, changes)
+        self.state = graph.shape.updated(self.state, changes, replaced)
 
     async def _let_others_finish(self) -> None:
         """Steps and children come to their end; workflow code, which may wait for long, is cancelled."""
@@ -219,8 +230,11 @@ class Drive:
     def _decided(self, node: str, after: str) -> tuple[list[Taken], list[list[Any]], bytes]:
         taken: list[Taken] = []
         lists: list[list[Any]] = []
-        self._decide(node, taken, lists, set())
         leaving = self.form.definition.leaving[node]
+        is_plain = all(edge.when is None and edge.over is None for edge in leaving)
+        # A run that goes on takes the recorded way and asks nothing: so what is asked must not change the state.
+        state = self.state if is_plain else self._copied(self.state, f"the edges of {node}")
+        self._decide(node, state, taken, lists, set())
         if leaving and not taken:
             targets = ", ".join(edge.target for edge in leaving)
             raise GraphStuck(
@@ -232,21 +246,21 @@ class Drive:
         payload = self.execution.codec.encode(lists, self.graph.types, f"the items after {after or 'the start'}")
         return taken, self.execution.codec.decode(payload, self.graph.types), payload
 
-    def _decide(self, node: str, taken: list[Taken], lists: list[list[Any]], passed: set[str]) -> None:
+    def _decide(self, node: str, state: Any, taken: list[Taken], lists: list[list[Any]], passed: set[str]) -> None:
         """Find the edges of a node that hold. A fan-out over an empty list passes over its node, to what follows."""
         passed.add(node)
         for edge in self.form.definition.leaving[node]:
-            if edge.when is not None and not edge.when(self.state):
+            if edge.when is not None and not edge.when(state):
                 continue
             if edge.over is None:
                 taken.append(Taken(edge.source, edge.target))
                 continue
-            items = self._items(edge)
+            items = self._items(edge, state)
             taken.append(Taken(edge.source, edge.target, len(items)))
             lists.append(items)
             if not items and edge.target not in passed:
-                self._decide(edge.target, taken, lists, passed)
+                self._decide(edge.target, state, taken, lists, passed)
 
-    def _items(self, edge: Edge) -> list[Any]:
+    def _items(self, edge: Edge, state: Any) -> list[Any]:
         assert edge.over is not None
-        return list(edge.over(self.state))
+        return list(edge.over(state))

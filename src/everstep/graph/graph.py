@@ -16,6 +16,7 @@ from everstep.errors import Misuse
 from everstep.graph.body import drive
 from everstep.graph.definition import END, JOINS, START, Definition, Edge, Join, NodeRule
 from everstep.graph.form import Form
+from everstep.graph.nested import Nested
 from everstep.graph.nodes import Approval, Node, NodeKind, arguments_taken, step_node, widen
 from everstep.graph.state import Reducer, Shape
 from everstep.model import events as ev
@@ -242,6 +243,8 @@ class Graph(Workflow, Generic[S]):
         """
         if target in (START, END):
             raise Misuse("graph.each leads to a node, which is visited for each item.")
+        if isinstance(over, str) and self.shape.fields is not None and over not in self.shape.fields:
+            raise Misuse(f"over={over!r} is no field of {self.shape.name}: {', '.join(self.shape.fields)}.")
         self._add_edge(Edge(source, target, when, _over(over)))
 
     def _add_edge(self, edge: Edge) -> None:
@@ -344,23 +347,12 @@ class Graph(Workflow, Generic[S]):
         self._signature = Signature(self.function)
 
     # -- states -------------------------------------------------------------------------------------------------------
-    def state_for(self, node: Node, state: Any) -> Any:
-        """Return what a node begins with: the state; a graph with a state of its own: what both have."""
-        if node.kind != "graph" or not isinstance(node.work, Graph) or node.work.shape.cls is self.shape.cls:
-            return state
-        inner: Shape = node.work.shape
-        values = self.shape.values(state)
-        given = {name: values[name] for name in inner.shared_with(self.shape) if name in values}
-        return given if inner.is_dict else inner.cls(**given)
-
-    def changes_by(self, node: Node, state: Any, returned: Any) -> dict[str, Any]:
-        """Return what a node changes in the state."""
-        if node.kind == "graph" and isinstance(node.work, Graph) and node.work.shape.cls is not self.shape.cls:
-            inner: Shape = node.work.shape
-            values, before = inner.values(returned), self.shape.values(state)
-            returned = {name: values[name] for name in inner.shared_with(self.shape) if name in values}
-            returned = {name: value for name, value in returned.items() if before.get(name) != value}
-        return self.shape.changes(node.name, state, returned)
+    def nested(self, node: Node) -> Nested | None:
+        """Return how a node that is a graph shares the state; None if it is none, or values are handed on."""
+        inner = node.work
+        if node.kind != "graph" or not isinstance(inner, Graph) or inner.passes_values or self.passes_values:
+            return None
+        return Nested(self, inner, node)
 
 
 def _over(over: str | Callable[[Any], Iterable[Any]]) -> Callable[[Any], Iterable[Any]]:

@@ -23,8 +23,12 @@ def pipeline(work: Sequence[Any], *, name: str | None = None, **options: Any) ->
         raise Misuse("everstep.pipeline() of nothing: give it the functions that follow each other.")
     names: list[str] = []
     for one in work:
-        known = names.count(base := name_of(one))
-        names.append(base if not known else f"{base}-{known + 1}")
+        called = base = name_of(one)
+        number = 1
+        while called in names:
+            number += 1
+            called = f"{base}-{number}"
+        names.append(called)
     made: Graph[Any] = Graph(name or f"{names[0]}-{names[-1]}", **options)
     made.pass_values()
     for one, called in zip(work, names, strict=True):

@@ -1,6 +1,7 @@
 """The state of a graph: its fields, what a node changes in it, and how that is put together."""
 
-from collections.abc import Callable, Iterable, Mapping
+import copy
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, get_type_hints, is_typeddict
 
 import msgspec
@@ -68,13 +69,19 @@ class Shape:
             )
         return dict(returned)
 
-    def updated(self, state: Any, changes: Mapping[str, Any]) -> Any:
-        """Return the state with these changes: reduced where there is a reducer, replaced where there is none."""
+    def updated(self, state: Any, changes: Mapping[str, Any], replaced: Collection[str] = ()) -> Any:
+        """Return the state with these changes: reduced where there is a reducer, replaced where there is none.
+
+        replaced: fields that have a reducer and are to be replaced all the same.
+        """
         if not changes:
             return state
         before = self.values(state)
         new = {
-            name: self.reduce[name](before[name], value) if name in self.reduce and name in before else value
+            # A reducer may add in place; nodes that are under way still have the state that they began with.
+            name: self.reduce[name](copy.copy(before[name]), value)
+            if name in self.reduce and name in before and name not in replaced
+            else value
             for name, value in changes.items()
         }
         if self.is_dict:
@@ -82,7 +89,7 @@ class Shape:
         if issubclass(self.cls, msgspec.Struct):
             return msgspec.structs.replace(state, **new)
         if hasattr(self.cls, "__pydantic_fields__"):
-            return state.__class__.model_validate({**before, **new})
+            return _updated_model(state, before, new)
         if hasattr(self.cls, "__dataclass_fields__"):
             import dataclasses
 
@@ -125,6 +132,18 @@ class Changes:
                     f"they are put together: everstep.Graph(…, reduce={{{name!r}: function}})."
                 )
             self._last[name] = (self._now, visit)
+
+
+def _updated_model(state: Any, before: dict[str, Any], new: dict[str, Any]) -> Any:
+    """Return a pydantic model with changes, validated as a whole: by the names of its fields, not by their aliases."""
+    cls = type(state)
+    has_aliases = any(one.validation_alias is not None for one in cls.__pydantic_fields__.values())
+    how = {"by_alias": False, "by_name": True} if has_aliases else {}
+    made = cls.__pydantic_validator__.validate_python({**(state.__pydantic_extra__ or {}), **before, **new}, **how)
+    object.__setattr__(made, "__pydantic_fields_set__", state.__pydantic_fields_set__ | new.keys())
+    if state.__pydantic_private__ is not None:
+        object.__setattr__(made, "__pydantic_private__", {**state.__pydantic_private__})
+    return made
 
 
 def _fields_of(cls: Any) -> tuple[str, ...] | None:

@@ -1,5 +1,6 @@
 """Reading files and asking the rules."""
 
+import ast
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -35,40 +36,69 @@ OF_STEPS: Final[tuple[Callable[[Module, Sequence[Reached]], Found], ...]] = (
 OF_MODULES: Final[tuple[Callable[[Module], Found], ...]] = (judge_defaults, judge_import)
 """Rules about a file."""
 
+SPOKEN_OF: Final = "everstep"
+"""A file without this word does not use Everstep."""
 NOT_LOOKED_INTO: Final = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
 
 
 class Linted(NamedTuple):
-    """What was looked at, and what was found."""
+    """What was looked at, and what was found. `using` of the files use Everstep; there is nothing to find in others."""
 
     files: int
     findings: list[Finding]
+    using: int
 
 
 def lint_paths(paths: Sequence[str]) -> Linted:
     """Look at files, and at all Python files below folders."""
     files = sorted({file for path in paths for file in _files(path)})
-    findings = [found for file in files for found in lint_file(file)]
-    return Linted(len(files), findings)
+    if not files:
+        raise Misuse(f"There is no Python file in {', '.join(paths)}.")
+    findings: list[Finding] = []
+    using = 0
+    for file in files:
+        text = _text_of(file)
+        found = [text] if isinstance(text, Finding) else lint_text(file, text)
+        if not isinstance(text, Finding) and not found and file in paths:
+            found = _unread(file, text)
+        using += not isinstance(text, Finding) and SPOKEN_OF in text
+        findings += found
+    return Linted(len(files), findings, using)
+
+
+def _unread(file: str, text: str) -> list[Finding]:
+    """A file that was named, and may be no Python at all: whoever named it does not want to hear that all is well."""
+    if SPOKEN_OF in text:
+        return []
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        return [_not_python(file, error)]
+    return []
 
 
 def lint_file(file: str, *, heed_silence: bool = True) -> list[Finding]:
     """Look at a file. Without heed of `# everstep: ok`, also what a person has silenced is found."""
+    text = _text_of(file)
+    return [text] if isinstance(text, Finding) else lint_text(file, text, heed_silence=heed_silence)
+
+
+def _text_of(file: str) -> str | Finding:
+    """Return the text of a file, or that it is not Python."""
     import tokenize
 
     try:
         with tokenize.open(file) as opened:
-            text = opened.read()
+            return opened.read()
     except (SyntaxError, UnicodeDecodeError) as error:
-        return [_not_python(file, error)]
+        return _not_python(file, error)
     except OSError as error:
         raise Misuse(f"{file} cannot be read: {error.strerror}.") from None
-    return lint_text(file, text, heed_silence=heed_silence)
 
 
 def lint_text(file: str, text: str, *, heed_silence: bool = True) -> list[Finding]:
     """Look at the text of a file. A file that does not speak of Everstep has nothing to look at."""
-    if "everstep" not in text:
+    if SPOKEN_OF not in text:
         return []
     try:
         module = Module(file, text)

@@ -15,7 +15,8 @@ def paused_collector() -> Generator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
+        # Little may have been built up after all; and to count what is frozen, all of it is walked.
+        if gc.get_count()[0] > gc.get_threshold()[0] and not gc.get_freeze_count():
             gc.freeze()  # and back: what was built up counts as old, so that it is not walked at once
             gc.unfreeze()
         gc.enable()

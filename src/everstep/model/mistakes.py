@@ -220,7 +220,11 @@ def written_in_part() -> Mistake:
 def takes_another_way() -> Mistake:
     """Workflow code that does something else in another process, without anything in it that says why."""
     what = "The workflow body took another way after the crash than before"
-    return Mistake("", what, "whatever may differ between two processes belongs into a step (@everstep.step)")
+    remedy = (
+        "whatever may differ between two processes belongs into a step (@everstep.step); if concurrent calls race "
+        "here, and either may win, let the workflow end alike in both cases"
+    )
+    return Mistake("", what, remedy)
 
 
 def not_storable(type_name: str) -> tuple[str, str]:

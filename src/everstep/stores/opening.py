@@ -101,8 +101,9 @@ def _path_of(url: str) -> str:
     elif scheme == "sqlite" and rest.startswith("/"):
         path = rest[1:]
     else:
-        raise Misuse(f"{scheme}://… is not the URL of a store. Use sqlite:///relative.db or sqlite:////absolute.db.")
-    if not path or path.startswith(":") or "\0" in path:
+        known = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://host/database"
+        raise Misuse(f"{scheme}://… is not the URL of a store. Use {known}.")
+    if not path or path.startswith((":", "sqlite:")) or "\0" in path:
         raise Misuse("A store needs the path of a file, as in sqlite:///runs.db; for tests there is memory:")
     return path
 

@@ -274,11 +274,13 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         ...
 
     # -- writing ---------------------------------------------------------------------------------------------------
-    def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
+    def commit(
+        self, operations: Sequence[Operation], *, patient: bool = True, meanwhile: bool = False
+    ) -> list[Verdict]:
         """Do all operations in one durable transaction, in order, each accepted or refused by itself.
 
         What concerns other runs may go into a second transaction. Nobody hears of any before all are durable.
-
+        `meanwhile`: another thread of this process has work to do, so Python is best not needed until it is done.
         Raises `StoreFull` (nothing was done), `StoreFailed` (unknown; nothing may be assumed), `Busy` when not
         `patient` and another process is writing just now (nothing was done). Any other failure of the transaction is
         resolved inside: the store reads back what was done, then tries the operations singly.

@@ -5,7 +5,13 @@ Import from the modules: `everstep.testing.clock`, `everstep.testing.ledger`, `e
 (`everstep.testing.plugin`).
 """
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from everstep.testing.crashtest import crash_everywhere
+    from everstep.testing.golden import GoldenDiffers, replay_golden, save_history
+
+__all__ = ["GoldenDiffers", "crash_everywhere", "replay_golden", "save_history"]
 
 _LATER: Final = {
     **dict.fromkeys(("GoldenDiffers", "replay_golden", "save_history"), "everstep.testing.golden"),
@@ -13,10 +19,12 @@ _LATER: Final = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Load what is asked for, and only then the engine that it needs."""
-    from importlib import import_module
+if not TYPE_CHECKING:  # which would take any name for one that is here, and say nothing about its type
 
-    if name not in _LATER:
-        raise AttributeError(f"module 'everstep.testing' has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    def __getattr__(name: str) -> Any:
+        """Load what is asked for, and only then the engine that it needs."""
+        from importlib import import_module
+
+        if name not in _LATER:
+            raise AttributeError(f"module 'everstep.testing' has no attribute {name!r}")
+        return getattr(import_module(_LATER[name]), name)

@@ -19,12 +19,17 @@ REFUSED: Final = ("outside", "sleep", "thread", "blocks", "loop")
 """What the engine refuses as soon as workflow code does it."""
 
 
+NAMES: Final = (ast.Name, ast.Attribute)
+
+
 class Causes:
     """The mistakes of a file, for one of its workflows."""
 
     def __init__(self, file: str, workflow: str) -> None:
         self._file, self._workflow = file, workflow
-        self._found = lint_file(file, heed_silence=False)  # whoever silenced one may have been wrong
+        strangers = other_workflows(file, workflow)
+        found = lint_file(file, heed_silence=False)  # whoever silenced one may have been wrong
+        self._found = [one for one in found if _last(_owner(one)) not in strangers]
 
     def likeliest(self, groups: Sequence[tuple[str, ...]], line: int = 0) -> Finding | None:
         """Return the mistake of the first group that has any: in the workflow's own code, nearest above a line."""
@@ -51,9 +56,39 @@ class Causes:
         """Return where a step is defined."""
         return self.at(line_of_function(self._file, step)) if step else ""
 
+    def own_place(self) -> str:
+        """Return where the workflow itself is defined."""
+        return self.at(line_of_function(self._file, self._workflow))
+
     def _nearness(self, found: Finding, line: int) -> tuple[bool, bool, int]:
-        is_own = (found.via or (found.function,))[0] == self._workflow
+        is_own = _owner(found) == self._workflow
         return is_own, found.line <= line, found.line if found.line <= line else -found.line
+
+
+def _owner(found: Finding) -> str:
+    """Return the workflow or step whose mistake it is, also if a helper makes it."""
+    return (found.via or (found.function,))[0]
+
+
+def other_workflows(path: str, workflow: str) -> set[str]:
+    """Return the workflows of a file that this one has nothing to do with: neither it nor what it calls names them."""
+    with open(path, "rb") as file:
+        tree = ast.parse(file.read())
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    workflows = {
+        name
+        for name, node in functions.items()
+        if any("workflow" in ast.unparse(decorator) for decorator in node.decorator_list)
+    }
+    reached: set[str] = set()
+    waiting = [_last(workflow)]
+    while waiting:
+        name = waiting.pop()
+        if name in functions and name not in reached:
+            reached.add(name)
+            parts = ast.walk(functions[name])
+            waiting += [one.id if isinstance(one, ast.Name) else one.attr for one in parts if isinstance(one, NAMES)]
+    return workflows - reached
 
 
 def line_of_function(path: str, name: str) -> int:

@@ -21,17 +21,22 @@ from typing import Any, Final
 
 import msgspec
 
-from everstep.engine import starting
+from everstep.codec import ANY, Codec
+from everstep.engine import asyncio_parts, starting
 from everstep.engine.app import App
 from everstep.engine.approving import open_approvals
+from everstep.engine.asking import posted
 from everstep.engine.bodies import Bodies
 from everstep.engine.loop import WorkflowLoop
-from everstep.errors import Error
+from everstep.engine.past import load_past
+from everstep.engine.resume import replay
+from everstep.engine.workflow import DECLARED
+from everstep.errors import Error, Misuse
 from everstep.model.events import decode_body
 from everstep.model.exchange_events import APPROVAL
 from everstep.model.status import ENDED
 from everstep.stores.opening import open_store
-from everstep.stores.protocol import RunFilter
+from everstep.stores.protocol import Post, RunFilter
 from everstep.testing.clock import Alarm
 from everstep.testing.crash_boundaries import REST, Passing
 from everstep.worker.loading import load_workflow
@@ -47,6 +52,11 @@ STUCK_TURNS: Final = 250
 ORDER_SECONDS: Final = 0.03
 """An outcome comes so much later at most when orders are tried."""
 LAST_LINES: Final = "end.json"
+DIFFERENCES: Final = "differences.json"
+REPLAYED_MAX: Final = 100
+"""So many runs of a trial are replayed; the first is the one that is tested, the others are its children."""
+REQUEST: Final = "request:"
+"""So begin the names of requests among those that a run waits for."""
 
 _sleep = asyncio.sleep
 
@@ -69,6 +79,10 @@ class Ask(msgspec.Struct):
     signals: dict[str, Any] = {}
     approvals: dict[str, Any] = {}
     """Answers, by what is to be approved."""
+    requests: dict[str, list[Any]] = {}
+    """What is asked, one after the other, by the names of requests."""
+    replay: bool = False
+    """Compare the code with the histories that are there, and do nothing else."""
     order: int = 0
     pace: float = 1.0
     seconds: float = 30.0
@@ -135,6 +149,7 @@ class Life:
             elif rested > STUCK_TURNS:
                 names = {name for _, name in self._awaited() if not name.startswith(APPROVAL)}
                 names |= {APPROVAL + one.what for one in open_approvals(self._app.store)}
+                names |= {REQUEST + name for _, name in self._asked_for()}
                 return {"awaited": sorted(names)}
 
     def _is_quiet(self, *, patient: bool) -> bool:
@@ -155,34 +170,73 @@ class Life:
         found = []
         for row in self._unfinished():
             driver = self._app.drivers.get(row.id)
-            names = driver.execution.receiving.awaited() if driver is not None else self._awaited_by_events(row)
+            names = driver.execution.receiving.awaited() if driver is not None else self._by_events(row, "signal")
             found += [(row.id, name) for name in names]
         return found
 
-    def _awaited_by_events(self, row: Any) -> list[str]:
-        """A run that is not in memory: what its history has asked for and not received."""
-        names = []
+    def _asked_for(self) -> list[tuple[str, str]]:
+        """Return the runs that wait for requests, and the requests' names."""
+        found = []
+        for row in self._unfinished():
+            driver = self._app.drivers.get(row.id)
+            if driver is None:
+                names = self._by_events(row, "request")
+            else:
+                requests = driver.execution.receiving.requests
+                names = requests.awaited() if requests is not None else []
+            found += [(row.id, name) for name in names]
+        return found
+
+    def _by_events(self, row: Any, kind: str) -> list[str]:
+        """A run that is not in memory: what its history has asked for and not received, or has given up since."""
+        names: list[str] = []
         for event in self._app.store.events(row.id, row.generation):
-            if event.kind == "signal_awaited":
+            if event.kind == f"{kind}_awaited":
                 names.append(decode_body(event.kind, event.body).name)
-            elif event.kind == "signal_received" and (name := decode_body(event.kind, event.body).name) in names:
+            elif event.kind == f"{kind}_received" and (name := decode_body(event.kind, event.body).name) in names:
                 names.remove(name)
         return names
 
     async def _deliver(self) -> bool:
-        """Deliver the signals that are waited for. The id is the same in every life, so each arrives once."""
-        delivered = await self._approve()
+        """Deliver one thing that is waited for, and look again: it may be all that the code wants.
+
+        The id is the same in every life, so each arrives once. What has arrived and is not taken is not wanted any
+        more.
+        """
+        if await self._approve():
+            return True
         for run, name in self._awaited():
-            if name in self._ask.signals:
-                signals = self._app.store.signals(run)
-                number = sum(1 for one in signals if one.name == name and one.state == "consumed") + 1
+            inbox = [one for one in self._app.store.signals(run) if one.name == name and one.kind == "signal"]
+            if name in self._ask.signals and all(one.state != "pending" for one in inbox):
+                self._refuse_rejected(run, name)
+                number = sum(1 for one in inbox if one.state == "consumed") + 1
                 await self._app.signal(run, name, self._ask.signals[name], id=f"crashtest-{name}-{number}")
-                delivered = True
-        return delivered
+                return True
+        return await self._ask_next()
+
+    def _refuse_rejected(self, run: str, name: str) -> None:
+        """A value that the code does not take would be delivered for ever."""
+        row = self._app.store.run(run)
+        for event in self._app.store.events(run, row.generation) if row is not None else ():
+            if event.kind == "signal_rejected" and (body := decode_body(event.kind, event.body)).name == name:
+                raise Misuse(f"The workflow does not take the value that is given for the signal {name}: {body.why}")
+
+    async def _ask_next(self) -> bool:
+        """Ask what is next to be asked, of a run that waits for it. Nobody waits for the answer: the history has it."""
+        for run, name in self._asked_for():
+            inbox = [one for one in self._app.store.signals(run) if one.name == name and one.kind == "request"]
+            number = sum(1 for one in inbox if one.state == "consumed")
+            values = self._ask.requests.get(name, [])
+            if number < len(values) and all(one.state != "pending" for one in inbox):
+                payload = self._app.codec.encode(values[number], ANY, f"the request {name!r}")
+                post = Post(run, "request", name, f"crashtest-{name}-{number + 1}", payload, self._clock.now())
+                await posted(self._app, post)
+                return True
+        return False
 
     async def _approve(self) -> bool:
-        """Answer the approvals that are waited for. What is answered is no longer among them."""
-        wanted = [one for one in open_approvals(self._app.store) if one.what in self._ask.approvals]
+        """Answer the first approval that is waited for. What is answered is no longer among them."""
+        wanted = [one for one in open_approvals(self._app.store) if one.what in self._ask.approvals][:1]
         for one in wanted:
             await self._app.approve(one.run, self._ask.approvals[one.what], id=one.id, by="crashtest")
         return bool(wanted)
@@ -210,6 +264,25 @@ async def live(ask: Ask, passing: Passing) -> dict[str, Any]:
         return await Life(ask, app, clock, passing).go()
     finally:
         await app.close()
+
+
+async def replay_all(ask: Ask) -> list[dict[str, Any]]:
+    """Replay all runs that are there from their beginnings, and return what the code asks for differently."""
+    load_workflow(ask.target)
+    asyncio_parts.install()
+    store = open_store(os.path.join(os.path.dirname(ask.notes), STORE), create=False)
+    found: list[dict[str, Any]] = []
+    try:
+        for row in store.runs(RunFilter(limit=REPLAYED_MAX)):
+            if row.status in ENDED and row.workflow in DECLARED.names():
+                past = load_past(store, row)
+                workflow = DECLARED.named(row.workflow)
+                replayed = replay(store, Codec(), row, workflow, past.events, past.checkpoint, quiet=True)
+                replayed.execution.evict()
+                found += [one._asdict() for one in replayed.differences]
+    finally:
+        store.close()
+    return found
 
 
 def entropy_of(randomness: random.Random) -> str:
@@ -254,11 +327,14 @@ def become(ask: Ask) -> int:
     shorten_sleep(ask.pace)
     if ask.order:
         shuffle_ends(ask.order)
-    passing.arm()
     try:
-        end = asyncio.run(live(ask, passing))
+        if ask.replay:
+            end: Any = asyncio.run(replay_all(ask))
+        else:
+            passing.arm()
+            end = asyncio.run(live(ask, passing))
     except Error as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 2
-    Path(ask.notes).with_name(LAST_LINES).write_text(json.dumps(end))
+    Path(ask.notes).with_name(DIFFERENCES if ask.replay else LAST_LINES).write_text(json.dumps(end))
     return 0

@@ -7,6 +7,7 @@ nurseries: each has its own hash seed.
 import gc
 import os
 import sys
+import sysconfig
 import traceback
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +21,7 @@ from everstep.testing.crash_child import Ask, become
 AHEAD: Final = (
     *("everstep", "everstep.stores.sqlite", "everstep.blocking", "everstep.files", "everstep.witness"),
     *("everstep.engine.whole", "everstep.testing.ledger", "sqlite3", "email.parser"),
+    *("encodings.ascii", "encodings.idna"),
 )
 """What is imported before any child is made, beside what this module needs itself."""
 OUTPUT: Final = "output.txt"
@@ -49,6 +51,7 @@ def serve(address: str, *ahead: str) -> None:
     """Be the parent. `ahead` is imported before any child is made."""
     for name in (*AHEAD, *ahead):
         import_module(name)
+    sysconfig.get_paths()  # every child asks for them, and the first answer takes long
     gc.collect()
     gc.freeze()
     nursery.serve(address, be_child)

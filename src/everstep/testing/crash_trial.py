@@ -17,7 +17,7 @@ from everstep.stores.opening import open_store
 from everstep.stores.protocol import HoldRow, RunRow
 from everstep.testing.checker import RunHistory, check, export_histories
 from everstep.testing.crash_boundaries import Boundary, read_passes
-from everstep.testing.crash_child import LAST_LINES, RUN, STORE, Ask
+from everstep.testing.crash_child import DIFFERENCES, LAST_LINES, RUN, STORE, Ask
 from everstep.testing.crash_nursery import OUTPUT, Nursery
 from everstep.testing.ledger import LEDGER_SETTING, MODEL, Ledger
 
@@ -25,6 +25,7 @@ KILLED: Final = -signal.SIGKILL
 SHAPE: Final = frozenset(
     {"step_started", "step_completed", "step_failed", "step_shared", "signal_received", "child_started", "child_ended"}
     | {"value_published", "run_completed", "run_failed", "run_cancelled", "compensation_started", "timer_fired"}
+    | {"request_received", "request_answered"}
 )
 """The kinds of events that an undisturbed run and one that was killed have equally often."""
 FILE_BYTES_SHOWN: Final = 2000
@@ -38,6 +39,7 @@ class Setting(msgspec.Struct):
     arguments: str
     signals: dict[str, Any] = {}
     approvals: dict[str, Any] = {}
+    requests: dict[str, list[Any]] = {}
     files: tuple[str, ...] = ()
     given: str = ""
     environment: dict[str, str] = {}
@@ -53,6 +55,8 @@ class Account(msgspec.Struct):
     error: str = ""
     published: str = ""
     files: dict[str, str] = {}
+    matched: set[str] = set()
+    """The patterns of declared files that match any."""
     effects: dict[tuple[str, str], int] = {}
     """How often each effect was applied, by its name and arguments."""
     entries: list[dict[str, Any]] = []
@@ -61,6 +65,10 @@ class Account(msgspec.Struct):
     history: list[str] = []
     violations: list[str] = []
     awaited: list[str] = []
+    answers: dict[str, str] = {}
+    """What was answered, by the ids of requests."""
+    taken: list[str] = []
+    """What runs were given from outside, as options name it: `--signal approved`."""
     repeated: dict[str, str] = {}
     """Steps that were begun again after a crash, and their contracts."""
     contracts: dict[str, str] = {}
@@ -95,7 +103,16 @@ class Trial:
         else:
             self._work.mkdir(parents=True)
 
-    def live(self, nursery: Nursery, at: Boundary | None = None) -> tuple[int | None, list[Boundary]]:
+    def replayed(self, nursery: Nursery) -> list[dict[str, Any]]:
+        """Replay what is there from its beginning, in a process of its own. Returns what differs."""
+        self.live(nursery, replay=True)
+        path = self.folder / DIFFERENCES
+        differences: list[dict[str, Any]] = msgspec.json.decode(path.read_bytes()) if path.exists() else []
+        return differences
+
+    def live(
+        self, nursery: Nursery, at: Boundary | None = None, *, replay: bool = False
+    ) -> tuple[int | None, list[Boundary]]:
         """Let one process live, to its end or to a boundary. Returns its exit status, and what it passed."""
         self._lives += 1
         notes = self.folder / f"passed-{self._lives}"
@@ -110,6 +127,8 @@ class Trial:
             at=at.id if at is not None else "",
             signals=setting.signals,
             approvals=setting.approvals,
+            requests=setting.requests,
+            replay=replay,
             order=self.order,
             pace=setting.pace,
             seconds=setting.seconds,
@@ -123,7 +142,8 @@ class Trial:
 
     def account(self) -> Account:
         """Return what is there now."""
-        account = Account(files=self._files(), entries=self._book.entries())
+        account = Account(entries=self._book.entries())
+        account.files, account.matched = self._files()
         applied = [entry for entry in account.entries if entry["kind"] == "applied"]
         account.effects = dict(Counter((entry["effect"], entry["digest"]) for entry in applied))
         account.model_calls = sum(1 for one in account.entries if (one["kind"], one["effect"]) == ("request", MODEL))
@@ -144,16 +164,17 @@ class Trial:
             self._take_history(account, history)
         return account
 
-    def _files(self) -> dict[str, str]:
-        """Return the declared files, each as the start of its text and the digest of the whole."""
-        found = {}
+    def _files(self) -> tuple[dict[str, str], set[str]]:
+        """Return the declared files, each as the start of its text and the digest of the whole; and who matched."""
+        found, matched = {}, set()
         for pattern in self._setting.files:
             for path in sorted(self._work.glob(pattern)):
                 if path.is_file():
                     content = path.read_bytes()
                     shown = content[:FILE_BYTES_SHOWN].decode(errors="replace")
                     found[str(path.relative_to(self._work))] = f"{hashlib.sha256(content).hexdigest()[:12]} {shown}"
-        return found
+                    matched.add(pattern)
+        return found, matched
 
     @staticmethod
     def _take_history(account: Account, history: RunHistory) -> None:
@@ -173,6 +194,8 @@ class Trial:
                 account.contracts[event.step] = body.effect
                 if body.because == "crash":
                     account.repeated[event.step] = body.effect
+            if event.kind in ("request_answered", "signal_received", "approval_asked"):
+                _take_exchange(account, event.kind, body)
             if event.kind == "step_completed" and body.key_unused:
                 account.keyless.append(event.step)
             if event.kind in SHAPE and not (event.kind == "step_started" and body.attempt > 1):
@@ -186,6 +209,16 @@ class Trial:
     def remove(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _take_exchange(account: Account, kind: str, body: Any) -> None:
+    """Note what a run was given from outside, and what it has answered."""
+    if kind == "request_answered":
+        text = error_text(msgspec.json.decode(bytes(body.error))[0]) if body.refused else bytes(body.value).decode()
+        account.answers[body.id] = f"refused: {text}" if body.refused else body.ref or text
+        account.taken.append(f"--ask {body.name}")
+    else:
+        account.taken.append(f"--signal {body.name}" if kind == "signal_received" else f"--approve {body.what}")
 
 
 def _take_end(account: Account, row: RunRow) -> None:

@@ -94,6 +94,7 @@ class Judge:
             return self._lost(account, killed, lost)
         for name, promise in (
             ("end", "the run ends as if nothing had happened"),
+            ("answers", "whoever asks is given the answer of an undisturbed run"),
             ("published", "published values are those of an undisturbed run"),
             ("files", "files are those of an undisturbed run"),
             ("shape", "the history has the steps of an undisturbed run"),
@@ -120,14 +121,18 @@ class Judge:
         hold = unusual[0]
         if hold.reason != "diverged":
             found = [f"held as {hold.reason}: {harmless(hold.summary)}"]
-            return Broken("the run goes on by itself", self._causes.place_of(hold.step or ""), found=found)
-        differences = report_facts(hold).get("differences", [])
+            place = self._causes.place_of(hold.step or "") or self._causes.own_place()
+            return Broken("the run goes on by itself", place, found=found)
+        return self.diverged(report_facts(hold).get("differences", []))
+
+    def diverged(self, differences: list[dict[str, Any]]) -> Broken:
+        """The replayed code asks for something else than what is recorded."""
         found = [f"recorded: {one['recorded']}   now: {one['now']}" for one in differences[:3]]
         line = _line_in(str(differences[0].get("now_source", "")) if differences else "")
         broken = Broken("replayed code asks for the same as before", found=[harmless(one) for one in found])
         if (seen := self._causes.likeliest((BY_CHANCE, BY_ORDER, IN_MEMORY), line)) is not None:
             return self._found(broken, seen)
-        return _told(broken, mistakes.takes_another_way(), self._causes.at(line))
+        return _told(broken, mistakes.takes_another_way(), self._causes.at(line) if line else self._causes.own_place())
 
     # -- effects ----------------------------------------------------------------------------------------------------
     def _effects(self, account: Account) -> tuple[list[str], list[str]]:
@@ -142,7 +147,15 @@ class Judge:
     def _doubled(self, account: Account, killed: list[Boundary], names: list[str]) -> Broken:
         found = [f"{name} was applied more often than in an undisturbed run" for name in dict.fromkeys(names)]
         broken = Broken("an effect happens as often as in an undisturbed run", found=found)
+        new = [f"{name} was applied with arguments that no undisturbed run has" for name in self._new(account)]
+        if new and len(new) == len(names) and not set(account.repeated) & set(account.keyless):
+            broken.found = list(dict.fromkeys(new))  # nothing was done twice: something else was done
+            return self._another_way(broken, killed)
         return self._repeated(broken, account, killed)
+
+    def _new(self, account: Account) -> list[str]:
+        """Return the effects that an undisturbed run does not have, not even once."""
+        return [name for name, digest in account.effects if (name, digest) not in self._expected.first.effects]
 
     def _repeated(self, broken: Broken, account: Account, killed: list[Boundary]) -> Broken:
         """Something happened again: a step's body was repeated, or the workflow's own code did it in the replay."""
@@ -154,7 +167,7 @@ class Judge:
             again = list(account.repeated)
         if not again:
             seen = self._causes.likeliest([IN_MEMORY])
-            return self._found(broken, seen) if seen is not None else _told(broken, mistakes.takes_another_way())
+            return self._found(broken, seen) if seen is not None else self._another_way(broken, killed)
         step = again[-1]
         place = self._causes.place_of(step)
         if account.repeated[step] == "read":
@@ -193,6 +206,10 @@ class Judge:
             return self._repeated(broken, account, killed)
         if name == "files" and self._is_shorter(usual, now):
             return _told(broken, mistakes.written_in_part(), self._place(killed[0]))
+        return self._another_way(broken, killed)
+
+    def _another_way(self, broken: Broken, killed: list[Boundary]) -> Broken:
+        """The workflow's code did something else: by what lint has found, or else nobody can say why."""
         seen = self._causes.likeliest((IN_MEMORY, BY_ORDER, BY_CHANCE, IN_THE_BODY))
         if seen is not None:
             return self._found(broken, seen)
@@ -207,7 +224,7 @@ class Judge:
         return _told(broken, Mistake(seen.rule, seen.what, seen.remedy), self._causes.at(seen.line))
 
     def _place(self, boundary: Boundary) -> str:
-        return os.path.basename(boundary.place) or self._causes.place_of(boundary.step)
+        return os.path.basename(boundary.place) or self._causes.place_of(boundary.step) or self._causes.own_place()
 
 
 def _told(broken: Broken, mistake: Mistake, place: str = "") -> Broken:

@@ -21,11 +21,13 @@ from typing import Any, Final
 import msgspec
 
 from everstep.codec import Codec
+from everstep.codec.preview import harmless
 from everstep.engine.workflow import Workflow, workflow_of
 from everstep.errors import Misuse
 from everstep.model.exchange_events import APPROVAL
 from everstep.testing.causes import Causes
 from everstep.testing.crash_boundaries import Boundary, chosen, is_durable_write, spread
+from everstep.testing.crash_child import REQUEST
 from everstep.testing.crash_nursery import Nursery
 from everstep.testing.crash_trial import KILLED, Account, Setting, Trial
 from everstep.testing.crash_verdict import Broken, Expected, Judge
@@ -131,6 +133,7 @@ def crash_everywhere(
     files: Sequence[str] = (),
     signals: Mapping[str, Any] | None = None,
     approvals: Mapping[str, Any] | None = None,
+    requests: Mapping[str, Sequence[Any]] | None = None,
     given: str | os.PathLike[str] | None = None,
     environment: Mapping[str, str] | None = None,
     most: int | None = None,
@@ -146,6 +149,8 @@ def crash_everywhere(
     files: patterns, such as `"out/*.txt"`, of the files that must be the same. Each trial has a folder of its own.
     signals: values by name; each is delivered whenever the run waits for it.
     approvals: answers, by what is to be approved (`everstep.approval`).
+    requests: what is asked, by name: a list of values, each asked when the run waits for the next request
+        (`everstep.requests`). The answers must be those of an undisturbed run.
     given: a folder whose content each trial begins with.
     environment: settings of the processes.
     most: kill at so many boundaries of each kind (default: at all, if there are not more than some hundred).
@@ -168,6 +173,7 @@ def crash_everywhere(
         arguments=_payload(target, args),
         signals=dict(signals or {}),
         approvals=dict(approvals or {}),
+        requests={name: list(values) for name, values in (requests or {}).items()},
         files=tuple(files),
         given=os.path.abspath(given) if given is not None else "",
         environment=dict(environment or {}),
@@ -244,14 +250,14 @@ class CrashTest:
         """Run undisturbed, then kill, then kill twice, then try other orders."""
         report = self._report
         self._progress("undisturbed runs", 0, 0)
-        accounts, passed = self._undisturbed(orders)
+        accounts, passed, differences = self._undisturbed(orders)
         expected = Expected(accounts)
         self._judge = Judge(Causes(self._setting.file, self._qualname), expected)
         for account in accounts:
             if (broken := self._judge.undisturbed(account)) is not None:
                 report.broken = [broken]
                 return report
-        report.notes = _notes(expected)
+        report.notes = [*unused(self._setting, expected.first), *_notes(expected)]
         report.model_calls = expected.first.model_calls
         report.counted, report.writes = len(passed), sum(is_durable_write(one) for one in passed)
         kills = chosen(passed, most, IN_ALL)
@@ -267,40 +273,41 @@ class CrashTest:
             found += pool.map(self._kill_again, second, range(len(second)))
             found += pool.map(lambda one: self._kill(one[1], order=one[0]), in_orders)
         self._conclude(found)
+        if differences and not report.broken:  # no kill came between, for its steps are quick: one day one will
+            report.broken = [self._judge.diverged(differences)]
+            report.broken[0].found.append("no kill has shown it; the whole history was replayed in another process")
         return report
 
-    def _undisturbed(self, orders: int) -> tuple[list[Account], list[Boundary]]:
-        """Run undisturbed twice, and once in each other order. Returns their accounts, and what the first passed."""
+    def _undisturbed(self, orders: int) -> tuple[list[Account], list[Boundary], list[dict[str, Any]]]:
+        """Run undisturbed twice, and once in each other order.
+
+        Returns their accounts, what the first passed, and how the code differs when the first is replayed.
+        """
         accounts: list[Account] = []
         first: list[Boundary] = []
+        differences: list[dict[str, Any]] = []
         for order in (0, 0, *range(1, orders + 1)):
             trial = Trial(self._folder, self._setting, self._ledger, order)
             status, passed = trial.live(self._nurseries[0])
             account = trial.account()
             self._refuse(trial, status, account)
             accounts.append(account)
-            first = first or passed
+            if not first:
+                first, differences = passed, trial.replayed(self._nurseries[1])
             trial.remove()
-        return accounts, first
+        return accounts, first, differences
 
     def _refuse(self, trial: Trial, status: int | None, account: Account) -> None:
         """A workflow that does not come to its end by itself cannot be judged."""
         if status is None:
             raise Misuse(f"The workflow did not come to its end within {self._setting.seconds:g} s, undisturbed.")
         if account.awaited:
-            names, first = ", ".join(account.awaited), account.awaited[0]
-            if first.startswith(APPROVAL):
-                what = first.removeprefix(APPROVAL)
-                raise Misuse(
-                    f"The workflow waits for the approval {what}. Give its answer: --approve {what}=JSON, "
-                    "or approvals= in Python."
-                )
-            raise Misuse(
-                f"The workflow waits for the signal {names}. Give its value: --signal {first}=JSON, "
-                "or signals= in Python."
-            )
+            raise Misuse(_missing(account.awaited))
         if status != 0 or account.status in ("not started", "waiting", "running", "queued"):
-            raise Misuse(f"The workflow does not run, undisturbed ({account.status}):\n{trial.output()[-2000:]}")
+            said = trial.output()[-2000:].strip()
+            if said.startswith("Misuse: "):
+                raise Misuse(said.removeprefix("Misuse: "))
+            raise Misuse(f"The workflow does not run, undisturbed ({account.status}):\n{said}")
 
     # -- trials -----------------------------------------------------------------------------------------------------
     def _kill(self, boundary: Boundary, order: int = 0) -> tuple[Outcome, Broken | None]:
@@ -368,10 +375,43 @@ def _last_lines(text: str) -> list[str]:
     return text.strip().splitlines()[-5:]
 
 
+def _missing(awaited: list[str]) -> str:
+    """Say what the workflow waits for, and how to give it."""
+    first = awaited[0]
+    if first.startswith(APPROVAL):
+        what = first.removeprefix(APPROVAL)
+        how = f"--approve {what}=JSON, or approvals= in Python"
+        return f"The workflow waits for the approval {what}. Give its answer: {how}."
+    if first.startswith(REQUEST):
+        name = first.removeprefix(REQUEST)
+        return (
+            f"The workflow waits for a request {name}, and there is none left. Give what is asked, in its order, up to "
+            f"what makes the workflow end: --ask {name}=JSON, several times if need be, or requests= in Python."
+        )
+    names = " and ".join(name for name in awaited if not name.startswith((APPROVAL, REQUEST)))
+    return f"The workflow waits for the signal {names}. Give its value: --signal {first}=JSON, or signals= in Python."
+
+
+def unused(setting: Setting, first: Account) -> list[str]:
+    """Say what was given and never wanted: a name may be misspelt. And how the run ends, if that is not its result."""
+    given = [f"--signal {name}" for name in setting.signals] + [f"--approve {what}" for what in setting.approvals]
+    given += [f"--ask {name}" for name in setting.requests]
+    notes = [f"Never wanted, undisturbed: {one}. Is the name right?" for one in given if one not in first.taken]
+    notes += [f"No file matches --files {one}, undisturbed." for one in setting.files if one not in first.matched]
+    if first.status != "completed":
+        how = f"{first.status}, {first.error}" if first.error else first.status
+        reasons = ", ".join(f"{hold.reason}: {hold.summary}" for hold in first.holds)
+        notes.append(
+            f"Undisturbed, the run ends as {how}{reasons and f' ({reasons})'}; that is what was compared with."
+        )
+    return [harmless(note) for note in notes]
+
+
 def _notes(expected: Expected) -> list[str]:
     """Say what is not judged, since it differs between undisturbed runs."""
     named = {
         "end": "the result",
+        "answers": "answers to requests",
         "published": "published values",
         "files": "declared files",
         "effects": "effects in the ledger",

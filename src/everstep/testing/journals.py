@@ -37,8 +37,8 @@ def watch_commits(store: Store, journal: ClientJournal) -> None:
     """Let a journal have every append and claim that this store accepts: the account that epochs are judged by."""
     commit = store.commit
 
-    def watched(operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
-        verdicts = commit(operations, patient=patient)
+    def watched(operations: Sequence[Operation], **how: bool) -> list[Verdict]:
+        verdicts = commit(operations, **how)
         for operation, verdict in zip(operations, verdicts, strict=True):
             match operation, verdict:
                 case Append(events=[first, *_]), Accepted():

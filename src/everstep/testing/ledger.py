@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from everstep.errors import Misuse
+
 LEDGER_SETTING: Final = "EVERSTEP_LEDGER"
 """Where a crash test puts the address of its ledger."""
 
@@ -107,7 +109,7 @@ class Ledger:
 def offered() -> str:
     """Return the address of the ledger that a crash test offers to the workflow (`EVERSTEP_LEDGER`), or an empty text.
 
-    The bodies of steps give it to `apply` and `ask`.
+    The bodies of steps give it to `apply` and `ask`, which refuse an empty one.
     """
     return os.environ.get(LEDGER_SETTING, "")
 
@@ -127,6 +129,11 @@ def ask(url: str, effect: str, key: str, arguments: Any, *, timeout: float = 30.
 
 
 def _post(url: str, path: str, body: dict[str, Any], timeout: float) -> str:
+    if not url:
+        raise Misuse(
+            f"There is no ledger: {LEDGER_SETTING} is not set, as it is in a crash test. "
+            "Start one with Ledger.start(folder), and give its url."
+        )
     host, _, book = url.removeprefix("http://").partition("/")
     connection = http.client.HTTPConnection(host, timeout=timeout)
     try:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from everstep.model.status import ENDED
 from everstep.testing.histories import RunHistory, Violation
+from everstep.testing.ledger import MODEL
 from everstep.testing.rules_history import Call, HistoryJudge
 
 LATE_MICROSECONDS: Final = 20_000
@@ -24,8 +25,9 @@ def judge_effects(
 ) -> list[Violation]:
     """Compare what the ledger received and applied with what the histories say.
 
-    A step goes through the ledger if the ledger knows an effect of its name. A `read` may have been made that no
-    history knows: a crash may lose it, and the code may then take another turn.
+    A step goes through the ledger if the ledger knows an effect of its name, and then each that is completed was
+    applied. An effect under another name is known by its step's key: it was applied once at most. A `read` may have
+    been made that no history knows: a crash may lose it, and the code may then take another turn.
     """
     requests: dict[str, list[Entry]] = defaultdict(list)
     applied: dict[str, list[Entry]] = defaultdict(list)
@@ -39,17 +41,20 @@ def judge_effects(
     reads = set(reads)
     for judge in judges:
         for call in judge.every_call:
-            if call.kind == "step_started" and call.key and _effect_of(call) in effects:
+            if call.kind != "step_started" or not call.key:
+                continue
+            if _effect_of(call) in effects or call.key in requests:
                 known[call.key] = (judge, call)
                 if call.own_key:
                     actions[call.key].append((judge.run, call))
                 if call.effect == "read":
-                    reads.add(_effect_of(call))
+                    reads |= {_effect_of(call), *(entry["effect"] for entry in requests[call.key])}
     for key, (judge, call) in known.items():
         if len(actions[key]) > 1:
             found += _one_action(actions[key], requests[key], applied[key])
         else:
-            found += _one_step(judge.run, call, requests[key], applied[key], faults)
+            is_named = _effect_of(call) in effects
+            found += _one_step(judge.run, call, requests[key], applied[key], faults, is_named=is_named)
     for key, asked in requests.items():
         if key not in known and asked[0]["effect"] not in reads:
             found.append(
@@ -64,19 +69,25 @@ def _effect_of(call: Call) -> str:
 
 def _one_question(key: str, asked: Sequence[Entry]) -> list[Violation]:
     """Every request with one key asks for the same thing."""
-    different = {(entry["effect"], entry["digest"]) for entry in asked}
-    if len(different) == 1:
+    different = {(entry["effect"], entry["digest"]) for entry in asked if entry["effect"] != MODEL}
+    if len(different) <= 1:
         return []
     return [Violation("D7", "", 0, f"requests with the key {key} ask for {len(different)} different things")]
 
 
 def _one_step(
-    run: str, call: Call, requests: Sequence[Entry], applied: Sequence[Entry], faults: Sequence[str]
+    run: str,
+    call: Call,
+    requests: Sequence[Entry],
+    applied: Sequence[Entry],
+    faults: Sequence[str],
+    *,
+    is_named: bool,
 ) -> list[Violation]:
     found = []
     most = {"read": len(applied), "atomic": 1, "once": 1}.get(call.effect, 1)
     was_done = call.outcome == "step_completed" and not call.adopted  # else somebody else said so
-    least = 1 if was_done and call.effect != "read" else 0
+    least = 1 if was_done and is_named and call.effect != "read" else 0
     if len(applied) > most:
         found.append(Violation("D3", run, call.seq, f"{call.step} ({call.effect}) was applied {len(applied)} times"))
     if len(applied) < least:

@@ -139,17 +139,22 @@ def _explained(error: BaseException, shown: str) -> BaseException:
     """Return what to raise when a user's file cannot be imported: one message that names the line."""
     if isinstance(error, KeyboardInterrupt):
         return error
-    if isinstance(error, Misuse):
-        return error  # of Everstep, such as a run that is not under the guard: it says what to do
+    if isinstance(error, Misuse):  # of Everstep, such as a run that is not under the guard: it says what to do
+        place = _their_place(error)
+        return Misuse(f"{error}{place}") if place and type(error) is Misuse and ".py:" not in str(error) else error
     if isinstance(error, SyntaxError):
         place = f"{os.path.basename(error.filename or shown)}:{error.lineno}"
         return Misuse(f"{shown} cannot be imported: {type(error).__name__}: {error.msg} ({place}).")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_theirs(frame.filename)]
-    place = ""
-    if frames:
-        place = f"\nin {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line or ''}".rstrip(": ")
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return Misuse(f"{shown} cannot be imported: {text}{place}")
+    return Misuse(f"{shown} cannot be imported: {text}{_their_place(error)}")
+
+
+def _their_place(error: BaseException) -> str:
+    """Return the line of the user's code that an error came from, as a line of its own."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_theirs(frame.filename)]
+    if not frames:
+        return ""
+    return f"\nin {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line or ''}".rstrip(": ")
 
 
 def _is_theirs(filename: str) -> bool:

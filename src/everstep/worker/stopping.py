@@ -3,12 +3,15 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Final
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+DEAF_SECONDS: Final = 2.0
+"""After this time without a sign of the event loop, whoever wants to stop is told why nothing happens."""
 
 
 class Stop:
@@ -17,6 +20,7 @@ class Stop:
     def __init__(self) -> None:
         self.number = 0
         self.asked = asyncio.Event()
+        self.wanted, self.heard, self.over = threading.Event(), threading.Event(), False
 
     @property
     def exit_status(self) -> int:
@@ -35,15 +39,39 @@ def stopping_on_signals(on_first: Callable[[], None] | None = None) -> Generator
             os._exit(128 + number)
         stop.number = number
         loop.call_soon_threadsafe(stop.asked.set)
+        loop.call_soon_threadsafe(stop.heard.set)
+        stop.wanted.set()
         if on_first is not None:
             loop.call_soon_threadsafe(on_first)
 
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
+    # It is there before it is needed: a signal may come in the middle of workflow code, which must not start a thread.
+    threading.Thread(target=_say_if_deaf, args=(stop,), daemon=True).start()
     before = {number: signal.signal(number, note) for number in SIGNALS}
     try:
         yield stop
     finally:
+        stop.over = True
+        stop.wanted.set()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _say_if_deaf(stop: Stop) -> None:
+    """Code that does not give way keeps the loop from stopping, and would leave the person before it in the dark."""
+    stop.wanted.wait()
+    if stop.over or stop.heard.wait(DEAF_SECONDS) or stop.over:
+        return
+    from everstep.effects.surroundings import persons_line
+
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    where = persons_line(frame) if frame is not None else ""
+    at = f": it is at {where}" if where else ""
+    print(
+        f"This does not stop yet, for code in it does not give way{at}. The same signal again (Ctrl-C) ends it at "
+        "once; nothing that is recorded is lost.",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -36,13 +36,25 @@ Vectors = dict[str, list[float]]
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(tuple[str, bytes, Vectors]).decode
 
+
+def _numbers(compare: Callable[[float, float], bool]) -> Callable[[Any, Any], bool]:
+    def are_so(value: Any, wanted: Any) -> bool:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            return False  # an item that has no number there is not what was looked for
+        return compare(number, float(wanted))
+
+    return are_so
+
+
 COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "$eq": operator.eq,
     "$ne": operator.ne,
-    "$gt": lambda a, b: float(a) > float(b),
-    "$gte": lambda a, b: float(a) >= float(b),
-    "$lt": lambda a, b: float(a) < float(b),
-    "$lte": lambda a, b: float(a) <= float(b),
+    "$gt": _numbers(operator.gt),
+    "$gte": _numbers(operator.ge),
+    "$lt": _numbers(operator.lt),
+    "$lte": _numbers(operator.le),
 }
 
 

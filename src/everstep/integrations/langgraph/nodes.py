@@ -2,8 +2,8 @@
 
 LangGraph runs a node again from its top when it is resumed after an `interrupt()` or a crash. Under an `EverstepSaver`
 the steps that it calls then return what they came to. The place of a call does not depend on checkpoint ids, which are
-made anew when checkpoints were lost: it is the thread, the nodes that lead there, the number of the superstep of each,
-and which call of that step it is in the node.
+made anew when checkpoints were lost: it is the thread and its branch, the nodes that lead there, the number of the
+superstep of each, and which call of that step it is in the node.
 """
 
 import threading
@@ -23,6 +23,7 @@ CHECKPOINTER: Final = "__pregel_checkpointer"
 SCRATCHPAD: Final = "__pregel_scratchpad"
 RUNTIME: Final = "__pregel_runtime"
 TASK: Final = "__pregel_task_id"
+PUSH: Final = "__pregel_push"
 OUTER_MAX: Final = 10_000
 """So many nodes that run graphs are remembered."""
 
@@ -61,16 +62,27 @@ class Places:
             while len(self._outer) >= OUTER_MAX:
                 del self._outer[next(iter(self._outer))]
             node = str(metadata.get("langgraph_checkpoint_ns", ""))
-            self._outer[thread, namespace] = self.of(thread, node, metadata)
+            place = self.of(thread, node, metadata)
+            # A node that runs graphs one after the other has a number behind its own namespace from the second one on.
+            number = namespace.removeprefix(node)
+            self._outer[thread, namespace] = [*place, number] if number else place
 
     def of(self, thread: str, namespace: str, metadata: dict[str, Any]) -> list[Any]:
         """Return where a node is, in a form that is the same when it is run again."""
-        *outer, own = namespace.split("|")
-        inside = "|".join(outer)
+        inside, own = graph_of(namespace, metadata), namespace.rpartition("|")[2]
         place = self._outer.get((thread, inside)) if inside else []
         if place is None:
             place = [inside]  # nobody has told where that is: its ids are those of this life of the thread
         return [*place, own.partition(":")[0], metadata.get("langgraph_step"), _plain(metadata.get("langgraph_path"))]
+
+
+def graph_of(namespace: str, metadata: Any) -> str:
+    """Return the namespace of the graph that a node is in, or a task that a node has called."""
+    parts = namespace.split("|")[:-1]
+    path: Any = metadata.get("langgraph_path") or ()
+    while len(path) > 2 and path[0] == PUSH and path[-1] is True:  # a task: it is below whoever called it
+        parts, path = parts[:-1], path[1]
+    return "|".join(parts)
 
 
 def _plain(value: Any) -> Any:
@@ -108,16 +120,22 @@ def recorded(
 ) -> Any:
     """Call a step at its place in a thread; with a name of its own for the call, that is its place in the node."""
     configurable, metadata = config["configurable"], config.get("metadata") or {}
-    thread = str(configurable["thread_id"])
-    namespace = str(metadata.get("langgraph_checkpoint_ns", ""))
-    where = name or CALLS.number(configurable, step.name)
-    place = [thread, saver.ground.born(thread), saver.places.of(thread, namespace, metadata), step.name, where]
-    node = str(metadata.get("langgraph_node", ""))
-    last = step.name.rpartition(".")[2]
-    run = f"{_word(thread)}/{_word(node)}/{_word(last)}/{digest_of(repr(place).encode()).hex()[:20]}"
-    tags = {"thread": thread, "node": node}  # by the first the collector sees whether it may still be asked for
+    run = run_at(saver, step, config, name or CALLS.number(configurable, step.name))
+    # By the first the collector sees whether it may still be asked for.
+    tags = {"thread": str(configurable["thread_id"]), "node": str(metadata.get("langgraph_node", ""))}
     call = str(configurable.get(TASK, ""))
     return saver.ground.steps.call(step, args, kwargs, run, call, tags, NOT_INSIDE)
+
+
+def run_at(saver: "EverstepSaver", step: Any, config: Any, where: str | int) -> str:
+    """Return the id of the run that a call of a step is."""
+    configurable, metadata = config["configurable"], config.get("metadata") or {}
+    thread = str(configurable["thread_id"])
+    namespace = str(metadata.get("langgraph_checkpoint_ns", ""))
+    begun = [saver.ground.born(thread), saver.branches.of_call(thread, configurable)]
+    place = [thread, begun, saver.places.of(thread, namespace, metadata), step.name, where]
+    node, last = str(metadata.get("langgraph_node", "")), step.name.rpartition(".")[2]
+    return f"{_word(thread)}/{_word(node)}/{_word(last)}/{digest_of(repr(place).encode()).hex()[:20]}"
 
 
 def _word(text: str) -> str:

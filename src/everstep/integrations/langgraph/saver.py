@@ -24,8 +24,10 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from everstep.adapters import CURRENT, SavedState, ground_of
 from everstep.errors import Damaged, Misuse
+from everstep.integrations.langgraph.branches import Branches
 from everstep.integrations.langgraph.nodes import Places
 from everstep.integrations.langgraph.serde import Allowed, StrictSerializer
+from everstep.integrations.langgraph.states import body_of
 from everstep.integrations.langgraph.threads import Loaded, Threads, log
 
 FRAMES_MAX: Final = 4
@@ -64,6 +66,7 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         self.ground = ground_of(url, **options)
         self.threads = Threads(self.ground)
         self.places = Places()
+        self.branches = Branches(self.threads)
         self.keep = keep
         self._puts: Counter[str] = Counter()
 
@@ -113,9 +116,10 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         values = saved.pop("channel_values")
         whole = get_checkpoint_metadata(config, metadata)
         dump = self.serde.dumps_typed
+        id, parent, source = checkpoint["id"], get_checkpoint_id(config) or "", str(metadata.get("source", ""))
         self.threads.save(
-            (thread, namespace, checkpoint["id"]),
-            get_checkpoint_id(config) or "",
+            (thread, namespace, id),
+            parent,
             str(whole.get("run_id") or ""),
             dump(saved),
             dump(whole),
@@ -123,6 +127,7 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
             new_versions,
             values,
             dump,
+            "" if namespace else self.branches.of_state(thread, id, parent, source),
         )
         if self.keep is not None:
             self._puts[thread] += 1
@@ -152,7 +157,10 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
             self._begin(thread, loop)
         elif loop is not None:
             self.places.note(thread, config)
-        found = self.threads.find(thread, namespace, get_checkpoint_id(config) or "")
+        id = get_checkpoint_id(config) or ""
+        found = self.threads.find(thread, namespace, id)
+        if loop is not None and not loop.is_nested:
+            self.branches.begin(thread, loop, found, is_addressed=bool(id))
         return self._tuple(thread, found) if found is not None else None
 
     def _begin(self, thread: str, loop: Any) -> None:
@@ -215,12 +223,12 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
 
     def _matching(self, thread: str, row: SavedState, filter: dict[str, Any] | None) -> Loaded | None:
         try:
-            found = self.threads.load(thread, row)
+            metadata = self.serde.loads_typed(body_of(thread, row).metadata) if filter else {}
+            is_wanted = all(metadata.get(key) == value for key, value in (filter or {}).items())
+            return self.threads.load(thread, row) if is_wanted else None
         except Damaged as error:
             log.error("%s It is left out of the list.", error)
             return None
-        metadata = self.serde.loads_typed(found.body.metadata) if filter else {}
-        return found if all(metadata.get(key) == value for key, value in (filter or {}).items()) else None
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]

@@ -39,10 +39,12 @@ class Body(NamedTuple):
     checkpoint: tuple[str, bytes]
     metadata: tuple[str, bytes]
     refs: dict[str, Ref]
+    branch: str = ""
+    """In which branch of its thread it is: see `branches`."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode_body: Final = msgspec.msgpack.Decoder(tuple[tuple[str, bytes], tuple[str, bytes], dict[str, Ref]]).decode
+_decode_body: Final = msgspec.msgpack.Decoder(Body).decode
 _decode_value: Final = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
 
 
@@ -67,7 +69,7 @@ def body_of(thread: str, row: SavedState) -> Body:
     if _digest(thread, row.namespace, row.id, row.parent, row.body) != row.digest:
         raise Damaged(f"The saved state {row.id} of thread {thread!r} does not match its digest.")
     try:
-        return Body(*_decode_body(row.body))
+        return _decode_body(row.body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Damaged(f"The saved state {row.id} of thread {thread!r} cannot be read.") from error
 

@@ -13,13 +13,14 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Annotated, Any, Final
 
 from langchain_core.runnables.config import var_child_runnable_config
-from langchain_core.tools import BaseTool, InjectedToolCallId, StructuredTool
+from langchain_core.tools import BaseTool, InjectedToolCallId, StructuredTool, ToolException
 from langgraph.types import interrupt
 
 import everstep
 from everstep.adapters import digest_of
-from everstep.errors import Misuse, RunHeld
-from everstep.integrations.langgraph.nodes import CALLS, CHECKPOINTER, recorded
+from everstep.errors import Misuse, Refused, RunHeld
+from everstep.integrations.langgraph.nodes import CALLS, CHECKPOINTER, graph_of, recorded
+from everstep.integrations.langgraph.questions import QUESTIONS, plain
 
 DURABILITY: Final = "__pregel_durability"
 CALL_ID: Final = "tool_call_id"
@@ -42,8 +43,20 @@ def _tool(given: Any) -> BaseTool:
     about = spec.get("description") or inspect.getdoc(step.function) or step.name
     name = step.name.rpartition(".")[2]
     if step.is_async:
-        return StructuredTool.from_function(coroutine=_async_call(step), name=name, description=about)
-    return StructuredTool.from_function(func=_call(step), name=name, description=about)
+        return StructuredTool.from_function(
+            coroutine=_async_call(step), name=name, description=about, handle_tool_error=_told
+        )
+    return StructuredTool.from_function(func=_call(step), name=name, description=about, handle_tool_error=_told)
+
+
+class RefusedByPerson(ToolException):
+    """A person has refused a call. The model is told so, whatever else a graph does about errors of tools."""
+
+
+def _told(error: ToolException) -> str:
+    if isinstance(error, RefusedByPerson):
+        return str(error)
+    raise error
 
 
 def _with_signature(call: Callable[..., Any], step: Any) -> Callable[..., Any]:
@@ -112,7 +125,7 @@ class ToolCall:
         """Give something as long as the checkpoint that asks for this call is not durable."""
         configurable = self._config["configurable"]
         metadata = self._config.get("metadata") or {}
-        namespace = "|".join(str(metadata.get("langgraph_checkpoint_ns", "")).split("|")[:-1])
+        namespace = graph_of(str(metadata.get("langgraph_checkpoint_ns", "")), metadata)
         id = (configurable.get("checkpoint_map") or {}).get(namespace)
         if configurable.get(DURABILITY) == "exit" or not id:
             return
@@ -129,7 +142,10 @@ class ToolCall:
         """Let a person approve just these arguments, if the tool wants that."""
         needs = getattr(self._step, "needs_approval", None)
         if needs is not None and needs((), self._kwargs):
-            approve(self._step, (), self._kwargs, self._saver, self._config, f"approval {self._id}")
+            try:
+                approve(self._step, (), self._kwargs, self._saver, self._config, f"approval {self._id}")
+            except Refused as refused:
+                raise RefusedByPerson(str(refused)) from refused
 
     def perform(self) -> Any:
         """Do it, or return what it came to."""
@@ -170,16 +186,10 @@ def shown(tool: str, arguments: Any) -> bool:
 
 def approve(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], saver: Any, config: Any, name: str) -> None:
     """Interrupt the graph until a person has answered `True` to just these arguments; any other answer refuses it."""
-    arguments = step.shown(args, kwargs)
+    arguments = plain(step.shown(args, kwargs))
     # Recorded, so that other arguments at this place, when the node is run again, are not taken for approved.
     recorded(saver, shown, (step.name, arguments), {}, config, name)
-    answer = interrupt({"approve": step.name, "arguments": arguments})
+    answer = QUESTIONS.ask(saver, config, name, {"approve": step.name, "arguments": arguments})
     if answer is not True:
         why = f": {answer}" if isinstance(answer, str) and answer else ""
-        raise _refused(f"{step.name} was refused by a person{why}.")
-
-
-def _refused(message: str) -> Exception:
-    kind: Any = getattr(everstep.errors, "Refused", None) or everstep.Fatal
-    error: Exception = kind(message)
-    return error
+        raise Refused(f"{step.name} was refused by a person{why}.")

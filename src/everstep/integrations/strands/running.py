@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 from strands.agent import Agent
 from strands.agent.agent_result import AgentResult
@@ -15,8 +16,8 @@ from everstep.integrations.strands import standins
 from everstep.integrations.strands.calls import Price, storable
 from everstep.integrations.strands.copies import Options, own_copy
 
-_DECLARED: dict[str, tuple[Any, Options]] = {}
-"""What `durable(…, id=…)` has been given in this process, by name: a run finds its agent here."""
+_DECLARED: "WeakValueDictionary[str, Durable]" = WeakValueDictionary()
+"""What `durable(…, id=…)` has made in this process, by id: a run finds its agent here."""
 
 
 class Durable:
@@ -32,7 +33,7 @@ class Durable:
         self._own: Any = None
         self._is_of_a_run = standins.in_workflow()
         if id is not None:
-            _DECLARED[_name(subject)] = (subject, options)
+            _DECLARED[id] = self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inside() if standins.in_workflow() else self._subject, name)
@@ -111,10 +112,8 @@ class Durable:
 @everstep.workflow(name="strands_turn")
 async def strands_turn(name: str, prompt: Any, before: dict[str, Any] | None) -> dict[str, Any]:
     """One call of a declared agent, graph or swarm, as a run of its own."""
-    if name not in _DECLARED:
-        raise Misuse(f"There is no agent {name!r} in this process: durable(agent, id=…) declares one.")
-    subject, options = _DECLARED[name]
-    called = Durable(subject, options, None, None)
+    declared = _declared(everstep.current().run, name)
+    called = Durable(declared._subject, declared._options, None, None)
     own = called._inside()
     if before is not None and isinstance(own, Agent):
         own.messages[:] = before["messages"]
@@ -125,6 +124,18 @@ async def strands_turn(name: str, prompt: Any, before: dict[str, Any] | None) ->
     if isinstance(own, Agent):
         after = {"messages": storable(own.messages), "state": storable(own.state.get())}
     return {"result": storable(result.to_dict()), "after": after}
+
+
+def _declared(run: str, name: str) -> Durable:
+    """Return what a run is a turn of: many agents have no name of their own, so it is found by its id."""
+    found = _DECLARED.get(run.rpartition(".")[0])
+    if found is not None and _name(found._subject) == name:
+        return found
+    others = {id(one._subject): one for one in [*_DECLARED.values()] if _name(one._subject) == name}
+    if len(others) != 1:
+        which = f"There is no agent {name!r}" if not others else f"Several agents are called {name!r}"
+        raise Misuse(f"{which} in this process: durable(agent, id=…) declares one, and an agent can have a name.")
+    return others.popitem()[1]
 
 
 async def _unwrapped(call: Any) -> Any:

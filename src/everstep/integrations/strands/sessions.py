@@ -5,36 +5,88 @@ two processes with one session only one drives it, and both see the same. Messag
 published by it.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from strands.session.repository_session_manager import RepositorySessionManager
 from strands.session.session_repository import SessionRepository
 from strands.types.exceptions import SessionException
 from strands.types.session import Session, SessionAgent, SessionMessage
 
 import everstep
+from everstep.adapters import digest_of, stream_of
 from everstep.integrations.strands.calls import storable
 
 if TYPE_CHECKING:
     from strands.multiagent.base import MultiAgentBase
 
-COUNTS = "counts"
+PIECE: Final = "everstep.piece"
+PIECE_LENGTH: Final = 200_000
+"""Larger messages are appended in pieces of so many characters."""
+WORD_LENGTH_MAX: Final = 120
+CHECKPOINT_EACH: Final = 50
+"""After so many writes the run can go on from there: to open a session does not take longer as it grows."""
 
 
 @everstep.workflow(name="strands_session")
 async def strands_session() -> None:
     """Keep a session: write what is asked for, for as long as there are sessions."""
-    counts: dict[str, int] = {}
-    async for request in everstep.requests("write", dict, answer=int):
-        name, value = request.value["name"], request.value["value"]
-        if request.value["append"]:
-            everstep.stream(name).append(value)
-            counts[name] = counts.get(name, 0) + 1
-            everstep.publish(COUNTS, counts)
+    requests = everstep.requests("write", dict, answer=int)
+    written: int = await everstep.checkpoint(0)
+    while True:
+        request = await anext(requests)
+        written += 1
+        try:
+            _write(**request.value)
+        except Exception as error:  # noqa: BLE001  # it is whoever asked that is wrong: the session goes on
+            request.refuse(error)
         else:
-            everstep.publish(name, value)
-        request.answer(counts.get(name, 0))
+            request.answer(written)
+        if written % CHECKPOINT_EACH == 0:
+            written = await everstep.checkpoint(written)
+
+
+def _write(name: str, value: Any, append: bool) -> None:
+    if not append:
+        everstep.publish(name, value)
+        return
+    entries = everstep.stream(name)
+    text = msgspec.json.encode(value).decode()
+    if len(text) <= PIECE_LENGTH:
+        entries.append(value)
+        return
+    for begin in range(0, len(text), PIECE_LENGTH):  # an entry of a stream has its limit, and an image is larger
+        entries.append({PIECE: text[begin : begin + PIECE_LENGTH], "more": begin + PIECE_LENGTH < len(text)})
+
+
+def _whole(entries: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """Give what was appended. What a crash cut off was not acknowledged, and is not there yet."""
+    pieces: list[str] = []
+    for entry in entries:
+        value = entry.value
+        if PIECE not in value:
+            yield value
+            continue
+        pieces.append(value[PIECE])
+        if not value["more"]:
+            yield msgspec.json.decode("".join(pieces))
+            pieces = []
+
+
+def _run_of(session_id: str) -> str:
+    return f"session:{_word(session_id)}"
+
+
+def _word(text: str) -> str:
+    """Return any text as a part of a name or an id, another one for each."""
+    word = "".join(
+        one
+        if one.isascii() and (one.isalnum() or one in "._:@/-")
+        else "".join(f"+{byte:02X}" for byte in one.encode())
+        for one in text
+    )
+    return word if len(word) <= WORD_LENGTH_MAX else f"{word[:40]}++{digest_of(text.encode()).hex()[:40]}"
 
 
 class EverstepRepository(SessionRepository):
@@ -66,11 +118,11 @@ class EverstepRepository(SessionRepository):
     # -- agents ------------------------------------------------------------------------------------------------------
     def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
         """Enter an agent."""
-        self._write(session_id, f"agent:{session_agent.agent_id}", session_agent.to_dict())
+        self._write(session_id, f"agent:{_word(session_agent.agent_id)}", session_agent.to_dict())
 
     def read_agent(self, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:
         """Return an agent, if it is entered."""
-        found = self._published(session_id).get(f"agent:{agent_id}")
+        found = self._published(session_id).get(f"agent:{_word(agent_id)}")
         return SessionAgent.from_dict(found) if found is not None else None
 
     def update_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
@@ -84,7 +136,7 @@ class EverstepRepository(SessionRepository):
     # -- messages ----------------------------------------------------------------------------------------------------
     def create_message(self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any) -> None:
         """Append a message."""
-        self._write(session_id, f"messages:{agent_id}", session_message.to_dict(), append=True)
+        self._write(session_id, f"messages:{_word(agent_id)}", session_message.to_dict(), append=True)
 
     def read_message(self, session_id: str, agent_id: str, message_id: int, **kwargs: Any) -> SessionMessage | None:
         """Return a message, if there is one."""
@@ -108,11 +160,11 @@ class EverstepRepository(SessionRepository):
     # -- graphs and swarms -------------------------------------------------------------------------------------------
     def create_multi_agent(self, session_id: str, multi_agent: "MultiAgentBase", **kwargs: Any) -> None:
         """Enter a graph or swarm."""
-        self._write(session_id, f"multi:{multi_agent.id}", multi_agent.serialize_state())
+        self._write(session_id, f"multi:{_word(multi_agent.id)}", multi_agent.serialize_state())
 
     def read_multi_agent(self, session_id: str, multi_agent_id: str, **kwargs: Any) -> dict[str, Any] | None:
         """Return the state of a graph or swarm, if it is entered."""
-        found: dict[str, Any] | None = self._published(session_id).get(f"multi:{multi_agent_id}")
+        found: dict[str, Any] | None = self._published(session_id).get(f"multi:{_word(multi_agent_id)}")
         return found
 
     def update_multi_agent(self, session_id: str, multi_agent: "MultiAgentBase", **kwargs: Any) -> None:
@@ -121,28 +173,23 @@ class EverstepRepository(SessionRepository):
 
     # -- the run -----------------------------------------------------------------------------------------------------
     def _run(self, session_id: str) -> Any:
-        return self._app.start(strands_session, id=f"session:{session_id}")
+        return self._app.start(strands_session, id=_run_of(session_id))
 
     def _write(self, session_id: str, name: str, value: Any, *, append: bool = False) -> None:
         self._run(session_id).ask("write", {"name": name, "value": storable(value), "append": append})
 
     def _published(self, session_id: str) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = self._app.get(f"session:{session_id}").published()
+            found: dict[str, Any] = self._app.get(_run_of(session_id)).published()
         except everstep.errors.UnknownRun:
             return {}
         return found
 
     def _messages(self, session_id: str, agent_id: str) -> dict[int, SessionMessage]:
-        name = f"messages:{agent_id}"
-        count = self._published(session_id).get(COUNTS, {}).get(name, 0)
-        entries: Iterator[Any] = self._app.get(f"session:{session_id}").stream(name) if count else iter(())
         found: dict[int, SessionMessage] = {}
-        for entry in entries:
-            message = SessionMessage.from_dict(entry.value)
+        for value in _whole(stream_of(self._app, _run_of(session_id), f"messages:{_word(agent_id)}")):
+            message = SessionMessage.from_dict(value)
             found[message.message_id] = message
-            if entry.position >= count:
-                break
         return found
 
 

@@ -40,6 +40,7 @@ from everstep.stores.postgres.connections import (
 )
 from everstep.stores.postgres.heads import Heads
 from everstep.stores.postgres.news import is_news
+from everstep.stores.postgres.threads import do_changes, only_add
 from everstep.stores.postgres.transaction import PostgresStatements, Transaction, UnitFails
 from everstep.stores.protocol import (
     Accepted,
@@ -55,6 +56,7 @@ from everstep.stores.protocol import (
     StartRun,
     Verdict,
 )
+from everstep.stores.saved import ChangeThread
 from everstep.stores.sql.batch import Batch, runs_mentioned
 from everstep.stores.sql.reading_back import is_there
 
@@ -206,6 +208,7 @@ class Writer:
 
     def _write(self, work: Work) -> None:
         if not work.has_tried_simple:
+            self._write_changes(work)
             self._write_simple(work)
             work.has_tried_simple = True
         left = work.left()
@@ -216,6 +219,27 @@ class Writer:
         if left and not self._write_in_order(work, left):
             for place in left:
                 self._write_in_order(work, [place])
+
+    def _write_changes(self, work: Work) -> None:
+        """Do changes of threads in one round trip. One that was done already, before an outage, is left undecided."""
+        left = work.left()
+        changes = [work.operations[place] for place in left]
+        if not left or type(changes[0]) is not ChangeThread or not only_add(changes):
+            return
+        crash_point("store.commit.before")
+        try:
+            work.verdicts |= dict(zip(left, do_changes(self._statements, changes), strict=True))
+        except psycopg.Error as error:
+            self._raise_outage(error)
+            self._roll_back()
+            return  # each is tried by itself, and says what is wrong with it
+        except Exception:  # noqa: BLE001 - a value that cannot be sent
+            self._roll_back()
+            return
+        except BaseException:
+            self._drop()  # an interruption: what the session does is unknown
+            raise
+        crash_point("store.commit.after")
 
     def _write_simple(self, work: Work) -> None:
         """Do what is simple in one round trip. What is not accepted is left undecided."""

@@ -18,6 +18,42 @@ UPDATE everstep.saved_threads SET owner = NULL WHERE thread = $1 AND owner = $2 
 SELECT owner, epoch, EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = saved_threads.owner AND workers.lease_until > $2)
 FROM everstep.saved_threads WHERE thread = $1 FOR SHARE;
 
+-- name: change_thread
+-- A change that adds states, parts and writes, for whoever may; it says why not. If a part is there already it fails, and
+-- nothing was done: the longer way tells whether it is the same.
+WITH guard AS MATERIALIZED (
+    SELECT owner, epoch, EXISTS (
+        SELECT 1 FROM everstep.workers WHERE workers.id = saved_threads.owner AND workers.lease_until > $2
+    ) AS lives
+    FROM everstep.saved_threads WHERE thread = $1 FOR SHARE
+), refusal AS MATERIALIZED (
+    SELECT CASE
+        WHEN $4 > 0 AND NOT EXISTS (SELECT 1 FROM guard WHERE owner = $3 AND epoch = $4) THEN 'fenced'
+        WHEN $4 = 0 AND EXISTS (SELECT 1 FROM guard WHERE owner <> $3 AND lives) THEN 'taken'
+    END AS why
+), parts AS (
+    INSERT INTO everstep.saved_parts (thread, namespace, channel, series, number, value, digest)
+    SELECT $1, * FROM unnest(
+        $5::text[], $6::text[], $7::text[], $8::bigint[], $9::bytea[], $10::bytea[]
+    ) WHERE (SELECT why FROM refusal) IS NULL
+    ON CONFLICT DO NOTHING RETURNING 1
+), states AS (
+    INSERT INTO everstep.saved_states (thread, namespace, id, parent, origin, body, digest, at)
+    SELECT $1, * FROM unnest(
+        $11::text[], $12::text[], $13::text[], $14::text[], $15::bytea[], $16::bytea[], $17::bigint[]
+    ) WHERE (SELECT why FROM refusal) IS NULL
+    ON CONFLICT (thread, namespace, id) DO UPDATE SET
+        parent = excluded.parent, origin = excluded.origin, body = excluded.body, digest = excluded.digest,
+        at = excluded.at
+), writes AS (
+    INSERT INTO everstep.saved_writes (thread, namespace, state, call, place, path, channel, body, digest)
+    SELECT $1, * FROM unnest(
+        $18::text[], $19::text[], $20::text[], $21::bigint[], $22::text[], $23::text[], $24::bytea[], $25::bytea[]
+    ) WHERE (SELECT why FROM refusal) IS NULL
+    ON CONFLICT DO NOTHING
+)
+SELECT why, 1 / (why IS NOT NULL OR (SELECT count(*) FROM parts) = cardinality($5))::int FROM refusal;
+
 -- name: thread_owner
 -- For whoever is told that it is not they.
 SELECT owner, epoch, since, born FROM everstep.saved_threads WHERE thread = $1;

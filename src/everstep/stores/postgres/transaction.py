@@ -69,6 +69,7 @@ class PostgresStatements:
         self.claim_simple = self._direct("claim_simple", "TNtT")
         self.events_of_claimed = self._direct("events_of_claimed", "Tn")
         self.inboxes = self._direct("inboxes", "T")
+        self.change_thread = self._direct("change_thread", "tntnTTTNBBTTTTBBNTTTNTTBB")
 
     def _direct(self, name: str, kinds: str) -> Direct:
         return Direct(name, self._texts[name], kinds)

@@ -47,6 +47,8 @@ def has_more(append: Append) -> bool:
 
 def is_move(append: Append) -> bool:
     """Tell whether an append brings one or two events, and nothing else."""
+    if append.plain:
+        return len(append.events) <= 2
     return is_simple(append) and not has_more(append) and len(append.events) <= 2
 
 

@@ -151,10 +151,17 @@ def change_values(append: Append) -> Row:
 
 
 def move_values(append: Append) -> Row:
-    """Return the parameters of `move`, for an append with one or two events."""
+    """Return the parameters of `moves`, for an append with one or two events."""
     events = append.events
-    head = (*head_values(append), *_NO_CHANGE) if stays(append) else change_values(append)
-    return (*head, *events[0], *(events[1] if len(events) == 2 else _NO_EVENT))
+    first, second = events[0], events[1] if len(events) == 2 else _NO_EVENT
+    if not append.plain:
+        head = (*head_values(append), *_NO_CHANGE) if stays(append) else change_values(append)
+        return (*head, *first, *second)
+    row, last = append.row, events[-1]
+    return (  # the same in one go: nearly all of them are plain
+        append.run, append.generation, append.epoch, append.expected_seq, append.expected_digest, row.at,
+        row.current_step, row.published, last[0], last[5], None, None, None, None, None, None, *first, *second,
+    )  # fmt: skip
 
 
 def effect_values(row: EffectRow) -> Row:

@@ -43,14 +43,14 @@ class Writer:
         self._data_version = self._read_data_version()
 
     # -- batches ----------------------------------------------------------------------------------------------------
-    def commit(self, operations: Sequence[Operation], *, patient: bool) -> list[Verdict]:
+    def commit(self, operations: Sequence[Operation], *, patient: bool, meanwhile: bool = False) -> list[Verdict]:
         """Do a batch. See `Store.commit`."""
         if not operations:
             return []
         if not self._lock.acquire(blocking=patient):
             raise Busy
         try:
-            done, verdicts = self._attempt(operations, patient)
+            done, verdicts = self._attempt(operations, patient, meanwhile)
             if done:
                 return verdicts
             return self._commit_singly(operations)
@@ -72,8 +72,12 @@ class Writer:
                 verdicts.append(Failed(error))
         return verdicts
 
-    def _attempt(self, operations: Sequence[Operation], patient: bool) -> tuple[bool, list[Verdict]]:
+    def _attempt(
+        self, operations: Sequence[Operation], patient: bool, meanwhile: bool = False
+    ) -> tuple[bool, list[Verdict]]:
         """Try a batch once. Returns whether it was done and the verdicts, which are failures if it was not.
+
+        A single statement is best for one operation, and for many if other threads have work; else it is no quicker.
 
         Raises what stops the whole store, or this batch: no room, read-only, locked, failed.
         """
@@ -81,7 +85,7 @@ class Writer:
         verdicts: list[Verdict] | None
         try:
             verdicts = [ACCEPTED] * len(operations)
-            if not self._write_at_once(operations, patient):
+            if not ((meanwhile or len(operations) == 1) and self._write_at_once(operations, patient)):
                 verdicts = None
                 self._begin(patient)
                 verdicts = self._write(operations, patient)

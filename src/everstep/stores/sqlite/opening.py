@@ -54,7 +54,8 @@ def prepare_file(path: str, *, create: bool) -> None:
             mode = os.stat(path).st_mode
         except FileNotFoundError:
             if not create:
-                raise StoreUnusable(f"There is no store {path}.") from None
+                what = "The first run makes one; --url or EVERSTEP_URL name another place."
+                raise StoreUnusable(f"There is no store {path}. {what}") from None
             crash_point("store.create.before")
             _create(path, folder)
             crash_point("store.create.after")

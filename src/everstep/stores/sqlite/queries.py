@@ -1,6 +1,7 @@
 """The named statements of queries.sql, and statements for batches."""
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Final
@@ -8,6 +9,8 @@ from typing import Any, Final
 HERE: Final = os.path.dirname(__file__)
 ROWS_MAX: Final = 32
 """More in one statement gain nothing, and such a statement takes longer to prepare than a small batch to write."""
+LENGTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""For so many rows there are statements of those that are filled up."""
 
 
 def sql_text(*names: str) -> str:
@@ -87,3 +90,10 @@ def batches(name: str, width: int, parameters: Sequence[Any]) -> Iterator[tuple[
         count = min(ROWS_MAX, 1 << ((rows - done).bit_length() - 1))
         yield _for_rows(name, count), parameters[done * width : (done + count) * width]
         done += count
+
+
+def filled_up(name: str, width: int, parameters: list[Any]) -> tuple[str, list[Any]]:
+    """Return one statement for all rows of parameters, with rows of NULLs up to one of the lengths. They do nothing."""
+    rows = len(parameters) // width
+    length = LENGTHS[bisect_left(LENGTHS, rows)]
+    return _for_rows(name, length), parameters + [None] * (width * (length - rows)) if length > rows else parameters

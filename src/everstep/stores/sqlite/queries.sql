@@ -32,9 +32,9 @@ INSERT INTO meta (name, value) VALUES ('schema_version', ?) ON CONFLICT (name) D
 
 -- ---------------------------------------------------------------------------------------------------- appending
 
--- name: move
--- An append that concerns nobody else: see the view.
-INSERT INTO moves VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: moves
+-- Appends of one or two events that concern nobody else: see the view. A row of NULLs fills up, and does nothing.
+INSERT INTO moves VALUES {rows:28};
 
 -- name: move_heads
 -- Many appends, each to a run that stays `running` under the same owner. It leaves alone every column that an index has or

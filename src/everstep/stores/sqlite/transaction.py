@@ -5,7 +5,7 @@ batch with a handful of statements, provided that all of it is accepted, which i
 rolls back and does the operations one by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import chain
 from typing import Any, Final
 
@@ -24,8 +24,11 @@ from everstep.stores.sql.rows import (
     run_values,
     stays,
 )
-from everstep.stores.sqlite.queries import Texts, batches
+from everstep.stores.sqlite.queries import LENGTHS, Texts, batches, filled_up
 
+MOVE_WIDTH: Final = 28
+TRIED_AGAIN_AFTER: Final = 32
+"""Ends of runs that others follow tend to come in a row, and a batch that has to be done again costs twice."""
 WITH_KEYS: Final = 2
 """What `entangled` says of a run whose steps have keys."""
 
@@ -89,20 +92,38 @@ class Transaction(Operations):
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         self._cursor = connection.cursor()
+        self._not_tried = 0
+        """So many batches with more than plain moves are not tried at once: the last one was not as expected."""
         super().__init__(SqliteStatements(connection))
 
     # -- a whole batch --------------------------------------------------------------------------------------------
     def at_once(self, operations: Sequence[Operation]) -> bool:
         """Do a batch with one statement, which is a transaction by itself. If that cannot be, nothing was done."""
-        append = operations[0]
-        if len(operations) > 1 or type(append) is not Append or not is_move(append):
+        values: list[Any] = []
+        runs: set[str] = set()
+        is_plain = True
+        for append in operations:
+            if type(append) is not Append or not is_move(append):
+                return False
+            check_events(append)
+            is_plain = is_plain and append.plain
+            runs.add(append.run)
+            values += move_values(append)
+        if len(runs) < len(operations) or len(runs) > LENGTHS[-1] or not (is_plain or self._is_worth_trying(runs)):
             return False
-        check_events(append)
         try:
-            self._run("move", *move_values(append))
+            self._cursor.execute(*filled_up("moves", MOVE_WIDTH, values))
         except apsw.ConstraintError:
+            self._not_tried = TRIED_AGAIN_AFTER
             return False
         return True
+
+    def _is_worth_trying(self, runs: Set[str]) -> bool:
+        """Whether a batch with ends is tried: if they concern others, it has to be done again."""
+        if not self._not_tried or len(runs) == 1:
+            return True
+        self._not_tried -= 1
+        return False
 
     def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
         """Do a batch with few statements, or return None if some would be refused; then roll back."""

@@ -76,10 +76,10 @@ CREATE TABLE events (
 -- For lists of approvals: few events are of this kind.
 CREATE INDEX events_asking ON events (run, generation) WHERE kind = 'approval_asked';
 
--- What most transactions of a program with one run at a time do, as one statement, which is a transaction by itself: the
--- row that is inserted here moves the head of a run and appends its next one or two events. If the run is not as
--- expected, the statement is undone. Without a status the run stays `running` under the same owner: that leaves alone
--- every column of `runs` that an index has or asks about. An end must concern nobody else.
+-- What most transactions do, as one statement, which is a transaction by itself: each row that is inserted here moves the
+-- head of a run and appends its next one or two events. If a run is not as expected, the statement is undone. Without a
+-- status the run stays `running` under the same owner: that leaves alone every column of `runs` that an index has or asks
+-- about. An end must concern nobody else. A row without a run does nothing: it fills a statement up to one of few lengths.
 CREATE VIEW moves (
     run, generation, epoch, expected_seq, expected_digest, at, current_step, published, head_seq, head_digest,
     status, wake_at, outcome, ended_at, release, progress,
@@ -88,7 +88,7 @@ CREATE VIEW moves (
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
 
-CREATE TRIGGER moves_of_running_runs INSTEAD OF INSERT ON moves WHEN NEW.status IS NULL
+CREATE TRIGGER moves_of_running_runs INSTEAD OF INSERT ON moves WHEN NEW.status IS NULL AND NEW.run IS NOT NULL
 BEGIN
     UPDATE runs SET
         head_seq = NEW.head_seq, head_digest = NEW.head_digest, updated_at = NEW.at, current_step = NEW.current_step,

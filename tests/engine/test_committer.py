@@ -1,0 +1,291 @@
+"""The committer by itself: halves that take turns, units in flight, and what becomes of them when a commit fails."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from everstep.engine import committer as module
+from everstep.engine.committer import HALF_MIN, Committer
+from everstep.engine.halves import PERIOD, TRIED, Halves
+from everstep.errors import StoreError, StoreFull
+from everstep.stores.protocol import Accepted, Append, Failed, Operation, Refused, RowChange, Verdict
+
+WAIT_SECONDS_MAX = 10.0
+
+
+class SlowStore:
+    """A store whose commits last until they are let through, on their thread; each is kept."""
+
+    def __init__(self) -> None:
+        self.batches: list[Sequence[Operation]] = []
+        self.gates: list[threading.Event] = []
+        self.refuses: set[str] = set()
+        self.error: Exception | None = None
+        self.is_open = True
+
+    def commit(self, operations: Sequence[Operation], **how: bool) -> list[Verdict]:
+        gate = threading.Event()
+        if self.is_open:
+            gate.set()
+        self.gates.append(gate)
+        self.batches.append(operations)
+        assert gate.wait(WAIT_SECONDS_MAX)
+        if self.error is not None:
+            raise self.error
+        return [Refused("head") if one.run in self.refuses else Accepted() for one in operations]  # type: ignore[union-attr]
+
+
+class Run:
+    """A run that writes one unit each time that it is asked, and notes what it hears."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_queued = False
+        self.units = 0
+        self.heard: list[Verdict | BaseException] = []
+
+    def unit(self) -> Append | None:
+        self.units += 1
+        assert self.units == len(self.heard) + 1, "the verdict on the last unit is not known yet"
+        return Append(self.name, 1, 1, self.units, b"", [], RowChange("running", 0))
+
+    def settle(self, unit: Append, verdict: Verdict) -> None:
+        self.heard.append(verdict)
+
+    def fail(self, error: BaseException) -> None:
+        self.heard.append(error)
+
+
+class Bench:
+    """A committer on a running loop, and as many runs as both halves have."""
+
+    def __init__(self) -> None:
+        self.store = SlowStore()
+        self.committer = Committer(self.store, asyncio.get_running_loop())  # type: ignore[arg-type]
+        self.first = [Run(f"a{number}") for number in range(HALF_MIN)]
+        self.second = [Run(f"b{number}") for number in range(HALF_MIN)]
+
+    async def until(self, is_so: Callable[[], Any]) -> None:
+        until = time.monotonic() + WAIT_SECONDS_MAX
+        while not is_so():
+            assert time.monotonic() < until
+            await asyncio.sleep(0.001)
+
+    def ready(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            self.committer.ready(run, waited_for=True)
+
+    async def learn(self, *, are_wanted: bool = True) -> None:
+        """Let everybody have a first commit, and decide about halves from then on."""
+        self.committer.halves.are_wanted = lambda: are_wanted  # type: ignore[method-assign]
+        self.ready([*self.first, *self.second])
+        await self.until(lambda: self.second[-1].heard)
+        self.store.batches.clear()
+        self.store.gates.clear()
+
+    def names(self, batch: int) -> list[str]:
+        return [one.run for one in self.store.batches[batch]]  # type: ignore[union-attr]
+
+
+def bench(function: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def test() -> None:
+        async def main() -> None:
+            made = Bench()
+            try:
+                await function(made)
+            finally:
+                for gate in made.store.gates:
+                    gate.set()
+                made.store.is_open, made.store.error = True, None
+                await asyncio.wait_for(made.committer.close(), WAIT_SECONDS_MAX)
+
+        asyncio.run(main())
+
+    test.__name__ = function.__name__
+    return test
+
+
+@bench
+async def test_the_commit_of_one_half_is_begun_while_the_other_half_is_at_work(bench: Bench) -> None:
+    await bench.learn()
+    bench.store.is_open = False
+    bench.ready(bench.first)
+    bench.committer.half_is_ready()
+    await bench.until(lambda: bench.store.batches)
+    assert bench.names(0) == [run.name for run in bench.first]
+    bench.ready(bench.second)  # their code ran meanwhile
+    bench.store.gates[0].set()
+    await bench.until(lambda: len(bench.store.batches) == 2)
+    assert bench.names(1) == [run.name for run in bench.second]
+    await bench.until(lambda: len(bench.first[-1].heard) == 2)
+    assert len(bench.second[-1].heard) == 1, "the first half goes on before the second one is durable"
+    bench.store.gates[1].set()
+    await bench.until(lambda: len(bench.second[-1].heard) == 2)
+
+
+@bench
+async def test_a_run_with_a_unit_in_flight_is_not_asked_for_the_next_before_its_verdict(bench: Bench) -> None:
+    await bench.learn()
+    bench.store.is_open = False
+    bench.store.refuses = {"a3"}
+    bench.ready(bench.first)
+    bench.committer.half_is_ready()
+    bench.ready([*bench.first, *bench.second])
+    bench.store.gates[0].set()
+    await bench.until(lambda: len(bench.store.batches) == 2)
+    assert bench.names(1) == [run.name for run in bench.second], "those of the first half wait"
+    assert bench.first[3].heard[-1] == Refused("head")
+    bench.store.is_open = True
+    bench.store.gates[1].set()
+    await bench.until(lambda: all(len(run.heard) == 3 for run in bench.first))
+    assert sorted(bench.names(2)) == sorted(run.name for run in bench.first)
+
+
+@bench
+async def test_if_halves_are_not_worth_it_there_is_one_commit_of_everything(bench: Bench) -> None:
+    await bench.learn(are_wanted=False)
+    bench.ready(bench.first)
+    bench.committer.half_is_ready()
+    assert bench.store.batches == []
+    bench.ready(bench.second)
+    await bench.until(lambda: len(bench.second[-1].heard) == 2)
+    assert len(bench.store.batches) == 1
+
+
+@bench
+async def test_few_runs_get_one_commit(bench: Bench) -> None:
+    await bench.learn()
+    bench.ready(bench.first[1:])
+    bench.committer.half_is_ready()
+    assert bench.store.batches == []
+    await bench.until(lambda: len(bench.first[-1].heard) == 2)
+
+
+@bench
+async def test_when_the_commit_of_one_half_fails_both_halves_are_told(bench: Bench) -> None:
+    await bench.learn()
+    bench.store.is_open = False
+    bench.store.error = StoreError("the disk is gone")
+    bench.ready(bench.first)
+    bench.committer.half_is_ready()
+    bench.ready(bench.second)
+    bench.store.is_open = True
+    bench.store.gates[0].set()
+    await bench.until(lambda: all(len(run.heard) == 2 for run in [*bench.first, *bench.second]))
+    assert all(run.heard[-1] is bench.store.error for run in [*bench.first, *bench.second])
+
+
+@bench
+async def test_a_half_that_finds_the_disk_full_is_written_when_there_is_room(bench: Bench) -> None:
+    await bench.learn()
+    bench.store.is_open = False
+    bench.store.error = StoreFull("no room")
+    bench.ready(bench.first)
+    bench.committer.half_is_ready()
+    bench.ready(bench.second)
+    bench.store.gates[0].set()
+    await bench.until(lambda: bench.committer.full)
+    bench.store.is_open, bench.store.error = True, None
+    await bench.until(lambda: all(len(run.heard) == 2 for run in [*bench.first, *bench.second]))
+    assert all(run.heard[-1] == Accepted() for run in [*bench.first, *bench.second])
+
+
+@bench
+async def test_a_full_disk_for_one_of_a_half_lets_the_others_go_on(bench: Bench) -> None:
+    await bench.learn()
+    failed = StoreFull("no room for this one")
+    commit = bench.store.commit
+
+    def all_but_one(operations: Sequence[Operation], **how: bool) -> list[Verdict]:
+        verdicts = commit(operations, **how)
+        return [
+            Failed(failed) if one.run == "a5" and len(bench.store.batches) == 1 else verdict  # type: ignore[union-attr]
+            for one, verdict in zip(operations, verdicts, strict=True)
+        ]
+
+    bench.store.commit = all_but_one  # type: ignore[method-assign]
+    bench.ready(bench.first)
+    bench.committer.half_is_ready()
+    bench.ready(bench.second)
+    await bench.until(lambda: all(len(run.heard) == 2 for run in [*bench.first, *bench.second]))
+    assert bench.first[5].units == 2, "it was not asked again"
+
+
+@bench
+async def test_a_run_that_finds_the_disk_full_and_has_more_to_write_does_not_try_without_a_pause(bench: Bench) -> None:
+    await bench.learn()
+    run = bench.first[0]
+    bench.store.commit = lambda operations, **how: (  # type: ignore[method-assign]
+        bench.store.batches.append(operations) or [Failed(StoreFull("no room")) for _ in operations]
+    )
+    bench.ready([run, bench.first[1]])
+    await bench.until(lambda: bench.committer.full)
+    bench.ready([run])  # another step of it has ended
+    await asyncio.sleep(module.ROOM_SECONDS / 2)
+    assert len(bench.store.batches) <= 3
+    del bench.store.commit
+    await bench.until(lambda: len(run.heard) == 3)
+
+
+@bench
+async def test_a_request_goes_with_the_next_half(bench: Bench) -> None:
+    await bench.learn()
+    bench.store.is_open = False
+    bench.ready(bench.first)
+    bench.committer.half_is_ready()
+    asked = bench.committer.submit(Append("c", 1, 1, 1, b"", [], RowChange("running", 0)))
+    bench.ready(bench.second)
+    bench.store.is_open = True
+    bench.store.gates[0].set()
+    assert await asyncio.wait_for(asked, WAIT_SECONDS_MAX) == Accepted()
+    assert bench.names(1)[0] == "c"
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_closing_waits_for_what_is_in_flight(half: bool) -> None:
+    async def main() -> None:
+        bench = Bench()
+        await bench.learn()
+        bench.store.is_open = False
+        bench.ready(bench.first)
+        if half:
+            bench.committer.half_is_ready()
+        closing = asyncio.ensure_future(bench.committer.close())
+        await bench.until(lambda: bench.store.gates)
+        assert not closing.done()
+        bench.store.gates[0].set()
+        await asyncio.wait_for(closing, WAIT_SECONDS_MAX)
+        assert all(len(run.heard) == 2 for run in bench.first)
+
+    asyncio.run(main())
+
+
+# -- when halves are worth it ------------------------------------------------------------------------------------------
+def lived(at_once: float, in_halves: float, commits: int, halves: Halves | None = None) -> tuple[Halves, list[bool]]:
+    """Let commits take so long for a run, by the way in which they are made. Returns which way that was."""
+    at = 1000.0 if halves is None else 1_000_000.0
+    halves, ways = halves or Halves(), []
+    for number in range(commits):
+        ways.append(halves.are_wanted())
+        runs = 50 if ways[-1] else 100
+        at += runs * (in_halves if ways[-1] else at_once) * (1 if number % 3 else 3)  # ends and starts take longer
+        at += 60.0 if number % 31 == 30 else 0.0  # nobody had anything to do for a minute
+        halves.note(runs, at, is_half=ways[-1])
+    return halves, ways
+
+
+def test_the_quicker_way_is_found_and_both_are_tried_now_and_then() -> None:
+    for at_once, in_halves in ((0.00005, 0.00004), (0.00004, 0.00005)):
+        _, ways = lived(at_once, in_halves, 3 * PERIOD)
+        assert ways.count(in_halves < at_once) == 3 * (PERIOD - TRIED)
+
+
+def test_what_becomes_slower_is_given_up_in_the_next_period() -> None:
+    halves, ways = lived(0.00005, 0.00004, PERIOD)
+    assert ways.count(True) == PERIOD - TRIED
+    _, ways = lived(0.00005, 0.00006, PERIOD, halves)
+    assert ways[2 * TRIED :] == [False] * (PERIOD - 2 * TRIED)

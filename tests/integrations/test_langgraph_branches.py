@@ -1,0 +1,117 @@
+"""Time travel with steps in nodes: each branch does its own work, once."""
+
+import operator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, interrupt
+
+import everstep
+from everstep.integrations.langgraph import EverstepSaver
+
+DONE: list[int] = []
+THREAD: Any = {"configurable": {"thread_id": "t"}}
+
+
+@pytest.fixture(autouse=True)
+def nothing_done() -> None:
+    DONE.clear()
+
+
+class State(TypedDict, total=False):
+    log: Annotated[list[Any], operator.add]
+    amount: int
+
+
+@everstep.step(effect="once")
+def charge(amount: int) -> str:
+    DONE.append(amount)
+    return f"charged {amount}"
+
+
+def laps(saver: EverstepSaver) -> Any:
+    graph = StateGraph(State)
+    graph.add_node("node", lambda state: {"log": [charge(1)]})
+    graph.add_edge(START, "node")
+    graph.add_conditional_edges("node", lambda state: "node" if len(state["log"]) < 4 else END)
+    return graph.compile(checkpointer=saver)
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+@pytest.mark.parametrize("way", ["from there", "changed there", "new input there"])
+def test_each_branch_does_its_own_work_also_in_supersteps_of_the_same_numbers(
+    way: str, durability: Any, saver: EverstepSaver
+) -> None:
+    app = laps(saver)
+    app.invoke({"log": []}, THREAD)
+    early = next(one.config for one in app.get_state_history(THREAD) if len(one.values["log"]) == 1)
+    for branch in (1, 2, 3):
+        given = {"log": []} if way == "new input there" else None
+        where = app.update_state(early, {"amount": 1}) if way == "changed there" else early
+        assert app.invoke(given, where, durability=durability)["log"] == ["charged 1"] * 4
+        assert len(DONE) == 4 + 3 * branch
+
+
+def ask(state: State) -> State:
+    return {"log": [charge(5), interrupt("ship?")]}
+
+
+def asking(saver: EverstepSaver) -> Any:
+    graph = StateGraph(State)
+    graph.add_node("ask", ask)
+    graph.add_edge(START, "ask")
+    return graph.compile(checkpointer=saver)
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_in_a_branch_an_effect_before_an_interrupt_happens_once(is_changed: bool, file_url: str) -> None:
+    with EverstepSaver(file_url) as saver:
+        app = asking(saver)
+        app.invoke({"amount": 1}, THREAD)
+        app.invoke(Command(resume=1), THREAD)
+        asked = next(one.config for one in app.get_state_history(THREAD) if one.next == ("ask",))
+        app.invoke(None, app.update_state(asked, {"amount": 2}) if is_changed else asked)
+        assert DONE == [5, 5]
+    with EverstepSaver(file_url) as saver:  # which knows nothing of the first one
+        assert asking(saver).invoke(Command(resume=2), THREAD)["log"] == ["charged 5", 2]
+        assert DONE == [5, 5]
+
+
+def test_an_answer_that_is_given_a_second_time_does_nothing_a_second_time(saver: EverstepSaver) -> None:
+    app = asking(saver)
+    app.invoke({"amount": 1}, THREAD)
+    asked = app.get_state(THREAD).config
+    for _ in range(2):  # as a browser does that sends its form again, with the checkpoint in it
+        assert app.invoke(Command(resume=1), asked)["log"] == ["charged 5", 1]
+    assert DONE == [5]
+
+
+def test_a_branch_that_lost_its_checkpoints_does_not_do_its_work_again(saver: EverstepSaver) -> None:
+    app = laps(saver)
+    app.invoke({"log": []}, THREAD)
+    early = next(one.config for one in app.get_state_history(THREAD) if len(one.values["log"]) == 1)
+    there = {row.id for row in saver.threads.rows("t", None)}
+    app.invoke(None, early)
+    *lost, first = [row.id for row in saver.threads.rows("t", None) if row.id not in there]
+    saver.threads.forget_states("t", [("", id) for id in lost])
+    assert len(DONE) == 7
+    for begins in ({**THREAD["configurable"], "checkpoint_id": first}, THREAD["configurable"]):
+        assert app.invoke(None, {"configurable": begins})["log"] == ["charged 1"] * 4
+        assert len(DONE) == 7
+
+
+def test_graphs_of_many_threads_at_a_time_find_their_branches(saver: EverstepSaver) -> None:
+    app = asking(saver)
+
+    def go(number: int) -> None:
+        thread: Any = {"configurable": {"thread_id": f"t-{number}"}}
+        for _ in range(3):
+            app.invoke({"amount": number}, thread)
+            app.invoke(Command(resume=number), thread)
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(go, number) for number in range(24)]:
+            done.result()
+    assert len(DONE) == 72
