@@ -1170,7 +1170,7 @@ KEPT = {
     "patches": "patches",
     "witnesses": "facts",
     "kept": "kept",
-    "receiving": "signals",
+    "_receiving": "signals",
     "loop": "now",
     "checkpoints": "number",
     "caution": "caution",

@@ -1,6 +1,7 @@
 """The committer by itself: halves that take turns, units in flight, and what becomes of them when a commit fails."""
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -265,10 +266,13 @@ def test_closing_waits_for_what_is_in_flight(half: bool) -> None:
 
 
 # -- when halves are worth it ------------------------------------------------------------------------------------------
+DAYS = itertools.count(1000.0, 86_400.0)
+
+
 def lived(at_once: float, in_halves: float, commits: int, halves: Halves | None = None) -> tuple[Halves, list[bool]]:
     """Let commits take so long for a run, by the way in which they are made. Returns which way that was."""
-    at = 1000.0 if halves is None else 1_000_000.0
-    halves, ways = halves or Halves(), []
+    at = next(DAYS)
+    halves, ways = halves or Halves(cores=2), []
     for number in range(commits):
         ways.append(halves.are_wanted())
         runs = 50 if ways[-1] else 100
@@ -280,12 +284,22 @@ def lived(at_once: float, in_halves: float, commits: int, halves: Halves | None 
 
 def test_the_quicker_way_is_found_and_both_are_tried_now_and_then() -> None:
     for at_once, in_halves in ((0.00005, 0.00004), (0.00004, 0.00005)):
-        _, ways = lived(at_once, in_halves, 3 * PERIOD)
-        assert ways.count(in_halves < at_once) == 3 * (PERIOD - TRIED)
+        halves, ways = lived(at_once, in_halves, PERIOD - 3 * TRIED)
+        assert all(ways), "a guess, until both are tried"
+        _, ways = lived(at_once, in_halves, 3 * PERIOD, halves)
+        assert ways.count(in_halves < at_once) == 3 * (PERIOD - (TRIED if in_halves < at_once else 2 * TRIED))
 
 
 def test_what_becomes_slower_is_given_up_in_the_next_period() -> None:
-    halves, ways = lived(0.00005, 0.00004, PERIOD)
+    halves, _ = lived(0.00005, 0.00004, PERIOD - 3 * TRIED)
+    halves, ways = lived(0.00005, 0.00004, PERIOD, halves)
     assert ways.count(True) == PERIOD - TRIED
     _, ways = lived(0.00005, 0.00006, PERIOD, halves)
-    assert ways[2 * TRIED :] == [False] * (PERIOD - 2 * TRIED)
+    assert ways[3 * TRIED :] == [False] * (PERIOD - 3 * TRIED)
+
+
+def test_on_a_single_core_halves_are_not_made_before_they_have_proved_quicker() -> None:
+    halves, ways = lived(0.00005, 0.00004, PERIOD - 3 * TRIED, Halves(cores=1))
+    assert not any(ways)
+    _, ways = lived(0.00005, 0.00004, PERIOD, halves)
+    assert all(ways[3 * TRIED :])

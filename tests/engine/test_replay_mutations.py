@@ -124,7 +124,7 @@ def extra_draw() -> None:
     @workflow(name="order")
     async def order(number: int) -> str:
         await asyncio.gather(look("a"), look("b"))
-        everstep.random().random()
+        everstep.random().randbytes(40)  # so much that `randrange`, which draws again at times, cannot come to the same
         await pay(everstep.random().randrange(1_000_000_000))
         everstep.publish("paid", number)
         await asyncio.sleep(60)

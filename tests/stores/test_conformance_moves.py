@@ -1,9 +1,9 @@
-"""Batches of moves, one or two events for each of many runs, as a store does them while other threads have work."""
+"""Batches of starts, and of moves: one or two events for each of many runs, as a store does them while others work."""
 
 import pytest
 
-from everstep.stores.protocol import Accepted, Append, Post, Refused, StartRun
-from tests.stores.kit import Harness, append_to, new_run
+from everstep.stores.protocol import Accepted, Append, Existing, Post, Refused, RunFilter, StartRun
+from tests.stores.kit import Harness, append_to, new_run, with_history
 
 pytestmark = pytest.mark.parametrize("meanwhile", [False, True])
 
@@ -85,3 +85,60 @@ def test_two_moves_of_one_run_follow_each_other(harness: Harness, meanwhile: boo
     row.head_seq, row.head_digest = 3, first.events[-1].digest
     appends = [first, append_to(row, 1), append_to(row, 1)]
     assert harness.store.commit(appends, meanwhile=meanwhile) == [Accepted(), Accepted(), Refused("head")]
+
+
+# -- starts ------------------------------------------------------------------------------------------------------------
+def test_all_runs_are_started_however_many(harness: Harness, meanwhile: bool) -> None:
+    for count in (1, *COUNTS):
+        new = [new_run(f"of{count}-{n:03}", status="running", epoch=1, owner="me") for n in range(count)]
+        assert harness.store.commit([StartRun(one) for one in new], meanwhile=meanwhile) == [Accepted()] * count
+        for one in new:
+            assert harness.row(one.row.id) == one.row
+            assert list(harness.store.events(one.row.id, 1)) == [one.event]
+
+
+def test_those_that_exist_are_left_alone_and_the_others_are_started(harness: Harness, meanwhile: bool) -> None:
+    for first in range(3):  # also when it has been so before
+        there = [harness.start(f"{first}-{n}", workflow="other") for n in (1, 4)]
+        new = [new_run(f"{first}-{n}") for n in range(6)]
+        verdicts = harness.store.commit([StartRun(one) for one in new], meanwhile=meanwhile)
+        existing = {1: Existing(there[0]), 4: Existing(there[1])}
+        assert verdicts == [existing.get(n, Accepted()) for n in range(6)]
+        assert [harness.row(one.row.id).workflow for one in new] == [
+            "other" if n in existing else "order" for n in range(6)
+        ]
+        assert [len(harness.store.events(one.row.id, 1)) for one in new] == [1] * 6
+
+
+def test_of_two_starts_of_one_run_the_first_counts(harness: Harness, meanwhile: bool) -> None:
+    new = [new_run("a", version="1"), new_run("b"), new_run("a", version="2")]
+    verdicts = harness.store.commit([StartRun(one) for one in new], meanwhile=meanwhile)
+    assert verdicts == [Accepted(), Accepted(), Existing(new[0].row)]
+    assert harness.row("a").version == "1"
+
+
+def test_what_some_runs_are_started_with_is_there(harness: Harness, meanwhile: bool) -> None:
+    harness.start("parent", status="waiting")
+    new = [
+        new_run("plain"),
+        new_run("tagged", tags={"customer": "7"}),
+        new_run("large", payloads=[("digest", b"value")]),
+        new_run("child", follower="parent", follower_call=3),
+        with_history(new_run("long"), 2),
+    ]
+    for one in new:  # each by itself: one of them decides how a batch is done
+        assert harness.store.commit([StartRun(one)], meanwhile=meanwhile) == [Accepted()]
+    assert [row.id for row in harness.store.runs(RunFilter(tags={"customer": "7"}))] == ["tagged"]
+    assert harness.store.payload("large", "digest") == b"value"
+    assert len(harness.store.events("long", 1)) == 3
+    harness.one(append_to(harness.row("child"), 1, "completed", outcome=b"1"))
+    assert [one.name for one in harness.store.inbox("parent")] == ["child"]
+
+
+def test_starts_and_moves_come_in_one_batch(harness: Harness, meanwhile: bool) -> None:
+    appends = moves_of(harness, 6)
+    starts = [StartRun(new_run(f"new{n}")) for n in range(3)]
+    batch = [starts[0], *appends[:3], starts[1], *appends[3:], starts[2]]
+    assert harness.store.commit(batch, meanwhile=meanwhile) == [Accepted()] * 9
+    assert [harness.row(f"new{n}").head_seq for n in range(3)] == [1, 1, 1]
+    assert [harness.row(a.run).head_seq for a in appends] == [1 + len(a.events) for a in appends]

@@ -34,7 +34,7 @@ from everstep.stores.protocol import (
     StartRun,
 )
 from everstep.stores.schedules import ChangeSchedule, ScheduleRow
-from everstep.stores.sql.batch import is_move
+from everstep.stores.sql.batch import is_bare, is_move
 from everstep.stores.sqlite import SqliteStore, connections
 from tests.stores.kit import SqliteHarness, append_to, claimed, new_run
 
@@ -59,7 +59,8 @@ def at_ends_of_commits(
             nonlocal done
             done = at_once(operations)
 
-        if len(operations) == 1 and isinstance(operations[0], Append) and is_move(operations[0]):
+        one = operations[0] if len(operations) == 1 else None
+        if (isinstance(one, Append) and is_move(one)) or (isinstance(one, StartRun) and is_bare(one.new)):
             act(try_it)
         return done
 

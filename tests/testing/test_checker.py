@@ -651,8 +651,8 @@ def test_the_time_it_takes_grows_no_faster_than_the_history() -> None:
             lines.append(("step_started", f"look#{call}", call, ev.StepStarted(call, "aa", "read")))
             lines.append(("step_completed", f"look#{call}", call, ev.StepCompleted(call)))
         long = history("order", lines)
-        began = time.perf_counter()
+        began = time.process_time()  # others may be at work meanwhile
         assert check([long], earlier=[long]) == []
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     assert min(seconds(8000) for _ in range(3)) < 30 * min(seconds(800) for _ in range(3))

@@ -33,8 +33,8 @@ class StepAttempts:
     def __init__(self, driver: "Driver", known: dict[int, Attempts]) -> None:
         self.bodies = Bodies(driver, self)
         self.has_doubts = self.has_keys = False
-        self.starting: set[int] = set()
-        """Calls whose intent is not durable yet."""
+        self.starting: dict[int, None] = {}
+        """Calls whose intent is not durable yet. (The garbage collector need not look at a dict of numbers.)"""
         self.restarts = 0
         """Events that only begin again what a crash had cut off, since the last unit."""
         self._driver = driver
@@ -100,7 +100,7 @@ class StepAttempts:
         if execution.caution and self._may_have_happened_unseen(call):
             self.doubts.begin(call, None, because=execution.caution)
         elif target.needs_intent:  # see start_when_allowed
-            self.starting.add(call.call)
+            self.starting[call.call] = None
             driver.saver.start_when_durable(seq, call, False)
         else:
             self.start_when_allowed(call, seq)
@@ -296,7 +296,7 @@ class StepAttempts:
         saver = driver.saver
         must_wait = call.target.needs_intent or driver.budgets is not None
         if must_wait and seq > saver.durable:
-            self.starting.add(call.call)
+            self.starting[call.call] = None
             saver.start_when_durable(seq, call, fallback)
         else:
             driver.app.committer.ready(saver, waited_for=False)
@@ -304,7 +304,7 @@ class StepAttempts:
 
     def start(self, call: StepCall, fallback: bool) -> None:
         """Start the body of a call, or its fallback, unless it is not wanted any more: it is allowed now."""
-        self.starting.discard(call.call)
+        self.starting.pop(call.call, None)
         driver = self._driver
         if call.cancelled or driver.stopped or driver.ending or driver.hold:
             return

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from everstep.codec import Signature
 from everstep.effects.step import Step
 from everstep.effects.surroundings import where_is
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
-from everstep.errors import Misuse
+from everstep.errors import Misuse, NotDecodable, OutsideInWorkflow
 from everstep.model import mistakes
 
 INLINE: set[str] = set()
@@ -45,6 +46,26 @@ def cannot_await(what: str, name: str, frame: FrameType) -> Misuse:
     """Return what is wrong with a call of something `async` by a `def` workflow."""
     wrong = mistakes.cannot_await(what, name)
     return Misuse(f"{where_is(frame)} — {wrong.what}: {wrong.remedy}.")
+
+
+def blocks(what: str, name: str, line: str) -> OutsideInWorkflow:
+    """Return what is wrong with a call of something that is `def` by an `async def` workflow."""
+    wrong = mistakes.blocks(what, name)
+    return OutsideInWorkflow(f"{line} — {wrong.what}: {wrong.remedy}.")
+
+
+def plain_function_on_thread(function: Any, line: str) -> OutsideInWorkflow:
+    """Return what is wrong with a function on a thread that is no step."""
+    wrong = mistakes.plain_function_on_thread(getattr(function, "__qualname__", repr(function)))
+    return OutsideInWorkflow(f"{line + ' — ' if line else ''}{wrong.what}. {wrong.remedy}.")
+
+
+def check_arguments(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The code may have other parameters by now than when the run was started."""
+    try:
+        signature.normalise(args, kwargs)
+    except TypeError as error:
+        raise NotDecodable(str(error)) from None
 
 
 def unwrap_to_thread(

@@ -22,6 +22,10 @@ class MachineRandom(random.Random):
         count = (k + 7) // 8
         return int.from_bytes(self._take(count), "big") >> (count * 8 - k)
 
+    def randbytes(self, n: int) -> bytes:
+        """Return `n` random bytes."""
+        return self._take(n)
+
     def random(self) -> float:
         """Return a number from 0.0 up to, but not including, 1.0."""
         return self.getrandbits(53) / (1 << 53)

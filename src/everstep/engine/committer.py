@@ -146,9 +146,9 @@ class Committer:
     def halves(self) -> "Halves":
         """What decides about halves: most programs never have so many runs at a time."""
         if self._made_halves is None:
-            from everstep.engine.halves import Halves
+            from everstep.engine.halves import Halves, cores_of_process
 
-            self._made_halves = Halves()
+            self._made_halves = Halves(cores_of_process())
         return self._made_halves
 
     def half_is_ready(self) -> None:

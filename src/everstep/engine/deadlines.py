@@ -31,11 +31,6 @@ class Deadlines:
         self._set = 0
         """How many there were ever."""
 
-    @property
-    def are_any(self) -> bool:
-        """Whether there is any deadline."""
-        return bool(self.heap)
-
     def add(self, at: int, kind: DeadlineKind, call: int = 0) -> None:
         """Set a deadline."""
         self._set += 1

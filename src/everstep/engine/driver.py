@@ -66,6 +66,7 @@ class Driver:
     damaged_checkpoints: "Sequence[DamagedCheckpoint]" = ()
     """Those that recovery had to pass over."""
     _alarm: Alarm | None = None
+    _deadlines: Deadlines | None = None
     _inbox: "Inbox | None" = None
     _children: "Children | None" = None
 
@@ -79,13 +80,11 @@ class Driver:
         self.fresh: Sequence[Command] = replayed.fresh
         """What the code asks for beyond its history."""
         self.journal = journal
-        self.deadlines = Deadlines()
         self.attempts = StepAttempts(self, replayed.attempts)
         self.saver = Saver(self)
         books = self.execution.books
         self.budgets = later.budgets_of(self, books, replayed.attempts) if books is not None else None
         self.stopped = False
-        self._now = app.clock.now
         self.ending = ""
         self.hold: HoldRow | None = None
         self.hold_wanted: HoldReport | None = None
@@ -107,9 +106,10 @@ class Driver:
         self._set_deadlines(replayed, clock_started)
 
     def _set_deadlines(self, replayed: Replayed, clock_started: int) -> None:
-        for call, timer in self.execution.loop.timers.items():
-            if timer.deadline:
-                self.deadlines.add(timer.deadline, "timer", call)
+        if timers := self.execution.loop.timers:
+            for call, timer in timers.items():
+                if timer.deadline:
+                    self.deadlines.add(timer.deadline, "timer", call)
         timeout, cancel = self.execution.workflow.timeout, self.execution.cancel
         if self.execution.rollback is not None:
             self.end_wanted = True
@@ -118,6 +118,13 @@ class Driver:
             self.deadlines.add(replayed.cancel_at + microseconds(cancel.grace), "grace")
         elif timeout is not None:
             self.deadlines.add(clock_started + microseconds(timeout), "run")
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """What is to be done at which time: most runs end before there is anything."""
+        if self._deadlines is None:
+            self._deadlines = Deadlines()
+        return self._deadlines
 
     @property
     def inbox(self) -> "Inbox":
@@ -287,7 +294,7 @@ class Driver:
 
     def wake_at(self) -> int | None:
         """Return when the run has something to do by itself."""
-        top = self.deadlines.next(self)
+        top = self._deadlines.next(self) if self._deadlines is not None else None
         return top.at if top is not None else None
 
     def request_cancel(self, request: ev.CancelRequested) -> None:
@@ -299,7 +306,7 @@ class Driver:
             self.end_wanted, self.execution.cancel = True, request
             self.deliver("cancel_requested", "", request)
             return
-        self.deadlines.add(max(self._now(), self.journal.at) + microseconds(request.grace), "grace")
+        self.deadlines.add(max(self.app.now(), self.journal.at) + microseconds(request.grace), "grace")
         self.deliver("cancel_requested", "", request)
 
     # -- undoing: see compensating.py ------------------------------------------------------------------------------
@@ -405,20 +412,21 @@ class Driver:
         if attempts.starting or self._unapplied or attempts.are_under_way or is_deciding:
             self.status = "running"
         else:
-            self.execution.receiving.forget_stale()
+            if self.execution.is_receiving:
+                self.execution.receiving.forget_stale()
             if not self.execution.is_waiting:
                 self.put_on_hold(later.stuck_report(self.execution, None))
                 return
             self.status = "waiting"
             self.saver.save_status()
             self.app.resting.add(self)
-        if self._alarm_at is not None or self.deadlines.heap:
+        if self._alarm_at is not None or self._deadlines is not None:
             self._set_alarm()
 
     def _set_alarm(self) -> None:
         if self.stopped:  # a run that remembers facts leaves memory as soon as it rests
             return
-        wake_at = self.wake_at() if self.deadlines.are_any else None
+        wake_at = self.wake_at()
         if wake_at == self._alarm_at:
             return
         self._alarm_at = wake_at
@@ -430,7 +438,7 @@ class Driver:
 
     def record(self, kind: str, step: str, body: ev.Body) -> int:
         """Append an event to the history and return its number."""
-        seq = self.journal.record(kind, step, body, self._now())
+        seq = self.journal.record(kind, step, body, self.app.now())
         if self.budgets is not None:
             self.budgets.record(seq, kind, step, body)
         return seq

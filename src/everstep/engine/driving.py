@@ -81,6 +81,7 @@ class Driving(Parts):
         self.lease = lease
         self.concurrency = concurrency
         self.clock = clock or StoreClock(store.now)
+        self.now = self.clock.now
         self.codec = codec or Codec()
         self.randomness = randomness or MachineRandom()
         self.context = contextvars.copy_context()

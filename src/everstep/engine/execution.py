@@ -8,7 +8,7 @@ import asyncio
 import functools
 import random
 import sys
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextvars import Context
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,8 +18,7 @@ import msgspec
 from everstep.codec import ANY, Codec
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
-from everstep.engine import later
-from everstep.engine.calling import as_declared, called_inline, cannot_await, is_inline, unwrap_to_thread
+from everstep.engine import calling, later
 from everstep.engine.commands import (
     NOT_RETURNED,
     CallFuture,
@@ -37,9 +36,8 @@ from everstep.engine.ending import Failure, end_of
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
 from everstep.engine.receiving import Receiving
 from everstep.engine.workflow import Workflow
-from everstep.errors import Evicted, IdConflict, Misuse, NotDecodable, OutsideInWorkflow, RunCancelled
+from everstep.errors import Evicted, IdConflict, Misuse, RunCancelled
 from everstep.model import events as ev
-from everstep.model import mistakes
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
 
@@ -74,6 +72,9 @@ class Execution:
     """In a fork: the ids that the other run gave them."""
     followed: "Followed | None" = None
     """In the replay of a graph: its recorded definition, and the edges that it took."""
+    new_patches: Sequence[str] = ()
+    """Names that the code has asked `patched` about since the last rest."""
+    _receiving: Receiving | None = None
     _random: random.Random | None = None
     _cancel_came_too_late: bool = False
 
@@ -83,11 +84,10 @@ class Execution:
         self.generation = generation
         self.codec = codec
         self.lookup = lookup
-        self.loop = WorkflowLoop(self._call_in_executor)  # type: ignore[abstract]  # the rest is forbidden, in a loop
+        self.loop = WorkflowLoop(self)  # type: ignore[abstract]  # the rest is forbidden, in a loop
         self.entropy = ""
         self.steps: dict[int, StepCall] = {}
         self.children: dict[int, ChildCall] = {}
-        self.receiving = Receiving()
         self.patches: dict[str, bool] = {}
         self.witnesses: dict[str, Taken] = {}
         """The facts that the run remembers, by subject."""
@@ -98,7 +98,6 @@ class Execution:
         """Outcomes that are recorded, and that the code has not seen yet: the driver's own list."""
         self.books: Books | None = None
         """What the run has used, if it has a budget."""
-        self.new_patches: list[str] = []
         self._saga: Saga | None = None
         self.failures: dict[int, Failure] = {}
         """Failures that the code was told of, by the identity of their errors."""
@@ -124,7 +123,7 @@ class Execution:
             later.take_along(self, started.carried)
         payload = self.payload(started.arguments, started.arguments_ref)
         args, kwargs = self.codec.decode_arguments(self.workflow.signature, payload)
-        self._check_arguments(args, kwargs)
+        calling.check_arguments(self.workflow.signature, args, kwargs)
         context = self._new_context()
         if self.workflow.is_async:
             coroutine = self.workflow.function(*args, **kwargs)
@@ -134,6 +133,18 @@ class Execution:
             coroutine = on_greenlet(functools.partial(self.workflow.function, *args, **kwargs))
         self.main = self.loop.create_main(coroutine, "main", context)
         self.loop.drain()
+
+    @property
+    def receiving(self) -> "Receiving":
+        """What looks after signals and requests: most runs have none."""
+        if self._receiving is None:
+            self._receiving = Receiving()
+        return self._receiving
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether the code waits for any signal or request."""
+        return self._receiving is not None and self._receiving.is_awaited
 
     @property
     def saga(self) -> "Saga":
@@ -146,13 +157,6 @@ class Execution:
         context = Context()
         context.run(CURRENT.set, self)
         return context
-
-    def _check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The code may have other parameters by now than when the run was started."""
-        try:
-            self.workflow.signature.normalise(args, kwargs)
-        except TypeError as error:
-            raise NotDecodable(str(error)) from None
 
     def apply(self, kind: str, body: Any, at: int) -> None:
         """Apply one outcome and let the code run until it can only wait."""
@@ -202,7 +206,7 @@ class Execution:
                     payload = self.lookup(body.ref) if body.ref else body.value
                     value = self.codec.decode(payload, call.target.signature.result)
                 is_adopted = body.__class__ is ev.StepCompleted and body.adopted
-                future.set_result(as_declared(value, call.target) if is_adopted else value)
+                future.set_result(calling.as_declared(value, call.target) if is_adopted else value)
 
     def _step_failed(self, body: ev.StepFailed) -> None:
         call = self._awaited(self.steps, body)
@@ -278,6 +282,8 @@ class Execution:
     # -- the code's end --------------------------------------------------------------------------------------------
     def _waits_before_its_end(self) -> bool:
         """The code is done, but its end waits for children that it waits for, and for effects that must be settled."""
+        if not (self.steps or self.children):
+            return False
         return self._waits_for_children() or self.unsettled() is not None
 
     def unsettled(self) -> StepCall | None:
@@ -295,7 +301,7 @@ class Execution:
     @property
     def is_waiting(self) -> bool:
         """Whether the code waits for anything that can still happen."""
-        return bool(self.steps or self.loop.timers or self.children or self.receiving.is_awaited)
+        return bool(self.steps or self.loop.timers or self.children or self.is_receiving)
 
     # -- the code asks ---------------------------------------------------------------------------------------------
     def next_call(self) -> int:
@@ -321,12 +327,11 @@ class Execution:
 
         if step.is_async:
             if in_greenlet():
-                raise cannot_await("step", step.name, frame or sys._getframe(2))
+                raise calling.cannot_await("step", step.name, frame or sys._getframe(2))
             return self._await_step(step, args, kwargs, source)
         if in_greenlet():
             return wait_in_greenlet(self.issue_step(step, args, kwargs, source))
-        wrong = mistakes.blocks("step", step.name)
-        raise OutsideInWorkflow(f"{source or where_is(sys._getframe(2))} — {wrong.what}: {wrong.remedy}.")
+        raise calling.blocks("step", step.name, source or where_is(sys._getframe(2)))
 
     async def _await_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> Any:
         return await self.issue_step(step, args, kwargs, source)
@@ -373,12 +378,12 @@ class Execution:
         target.is_told_to_stop = True
         self.issue(CancelChild(self.next_call(), target))
 
-    def _call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """`asyncio.to_thread(step, …)`: the way in which an `async` workflow calls a `def` step."""
         handed, given = function, args
-        function, args, kwargs = unwrap_to_thread(function, args)
-        if is_inline(function):
-            return called_inline(self.loop, handed, given)
+        function, args, kwargs = calling.unwrap_to_thread(function, args)
+        if calling.is_inline(function):
+            return calling.called_inline(self.loop, handed, given)
         line = persons_line(sys._getframe(2))
         if isinstance(function, Step) and not function.is_async:
             if function.asks:
@@ -386,9 +391,7 @@ class Execution:
             return self.issue_step(function, args, kwargs, line or "asyncio.to_thread")
         if isinstance(function, Workflow) and not function.is_async:
             return self.issue_child(function, args, kwargs, None, line or "asyncio.to_thread")
-        name = getattr(function, "__qualname__", repr(function))
-        wrong = mistakes.plain_function_on_thread(name)
-        raise OutsideInWorkflow(f"{line + ' — ' if line else ''}{wrong.what}. {wrong.remedy}.")
+        raise calling.plain_function_on_thread(function, line)
 
     def call_workflow(self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A workflow called by workflow code is a child run."""
@@ -398,12 +401,11 @@ class Execution:
 
         if workflow.is_async:
             if in_greenlet():
-                raise cannot_await("workflow", workflow.name, frame)
+                raise calling.cannot_await("workflow", workflow.name, frame)
             return self._await_child(workflow, args, kwargs, where_is(frame))
         if in_greenlet():
             return wait_in_greenlet(self.issue_child(workflow, args, kwargs, None, where_is(frame)))
-        wrong = mistakes.blocks("workflow", workflow.name)
-        raise OutsideInWorkflow(f"{where_is(frame)} — {wrong.what}: {wrong.remedy}.")
+        raise calling.blocks("workflow", workflow.name, where_is(frame))
 
     async def _await_child(self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> Any:
         return await self.issue_child(workflow, args, kwargs, None, source)
@@ -441,7 +443,7 @@ class Execution:
         self.require_live()
         if name not in self.patches:
             self.patches[name] = not self.replaying
-            self.new_patches.append(name)
+            self.new_patches = [*self.new_patches, name]
         return self.patches[name]
 
     def random(self) -> random.Random:
@@ -459,9 +461,9 @@ class Execution:
         """Let the code go for good, while its run goes on without it, to undo what it did."""
         self.evict()
         self.loop.timers.clear()
-        self.loop.new_timers.clear()
+        self.loop.forget_new_timers()
         self.witnesses.clear()
-        self.new_patches.clear()
+        self.new_patches = ()
         self._issued.clear()
 
     def evict(self) -> None:

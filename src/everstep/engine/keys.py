@@ -139,7 +139,7 @@ class Keys:
         changes.claims.remove(claim)
         if self._claims.get(claim.call) is claim:
             del self._claims[claim.call]
-        self._attempts.starting.discard(claim.call)
+        self._attempts.starting.pop(claim.call, None)
         if claim.call in self._known:
             attempts = self._known[claim.call]
             attempts.attempt, attempts.due = attempts.attempt - 1, KEY

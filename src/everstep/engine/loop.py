@@ -14,11 +14,11 @@ import collections
 import logging
 import sys
 from asyncio.events import _get_running_loop, _set_running_loop
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -115,26 +115,36 @@ def _outside(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-class WorkflowLoop(asyncio.AbstractEventLoop):
-    """The loop of one run. `executor` is what `run_in_executor` becomes: a call of a `def` step."""
+class Executor(Protocol):
+    """What a call of `run_in_executor` becomes."""
 
-    def __init__(self, executor: Callable[[Callable[..., Any], tuple[Any, ...]], "asyncio.Future[Any]"]) -> None:
+    def call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Return the future of a call of a `def` step."""
+        ...
+
+
+class WorkflowLoop(asyncio.AbstractEventLoop):
+    """The loop of one run. What few runs have is made when the first comes: each list costs the garbage collector."""
+
+    new_timers: list[Timer] | tuple[()] = ()
+    """Those that were made since the last rest."""
+    spun_at: Sequence[str] = ()
+    """Where the code was when it did not come to rest."""
+    _asyncgens: list[Any] | tuple[()] = ()
+    _asyncgens_swept = 0
+
+    def __init__(self, executor: Executor) -> None:
         self.created = 0
         """How many futures and tasks there were."""
         self.now = 0
         self.tasks: dict[int, WorkflowTask] = {}
-        self.new_timers: list[Timer] = []
         self.timers: dict[int, Timer] = {}
         self.quiet = False
         self._ready: collections.deque[Ready | Timer] = collections.deque()
         self._executor = executor
-        self._asyncgens: list[Any] = []
-        self._asyncgens_swept = 0
         self._is_entered = False
         self.is_guarded = False
         """Whether its code is running just now, and so must not touch the outside."""
-        self.spun_at: list[str] = []
-        """Where the code was when it did not come to rest."""
         guard.install()
 
     # -- what asyncio asks of a loop -------------------------------------------------------------------------------
@@ -147,6 +157,8 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         if delay <= 0:
             return self.call_soon(callback, *args, context=context)
         timer = Timer(round(min(delay, FOREVER_SECONDS) * 1e6), self.time() + delay, callback, args, self, context)
+        if not self.new_timers:
+            self.new_timers = []
         self.new_timers.append(timer)
         return timer
 
@@ -178,7 +190,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self.tasks.pop(task.number, None)
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
-        return self._executor(function, args)
+        return self._executor.call_in_executor(function, args)
 
     get_debug = staticmethod(bool)  # it is asked for every future, and always says no
 
@@ -220,8 +232,12 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         if not self.new_timers:
             return []
         pending = [timer for timer in self.new_timers if not timer.cancelled()]
-        self.new_timers.clear()
+        self.forget_new_timers()
         return pending
+
+    def forget_new_timers(self) -> None:
+        """Those that were made since the last rest are known, or not wanted any more."""
+        self.new_timers = ()
 
     def drain(self) -> None:
         """Run workflow code until it can only wait for events."""
@@ -286,7 +302,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     def hold_asyncgen(self, generator: Any) -> None:
         """Hold a generator that begins: when the garbage collector finds one is no part of the history."""
-        held = self._asyncgens
+        held = self._asyncgens = self._asyncgens or []
         held.append(generator)
         if len(held) > 2 * self._asyncgens_swept + 100:
             held[:] = [one for one in held if one.ag_frame is not None]  # the others have ended
@@ -294,7 +310,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     def forget_executor(self) -> None:
         """The run has left memory: what `run_in_executor` leads to would keep it alive."""
-        self._executor = _no_executor
+        self._executor = _NOBODY
 
     @property
     def has_asyncgens(self) -> bool:
@@ -303,7 +319,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     def take_asyncgens(self) -> list[Any]:
         """Return the generators that are still open, and hold them no longer."""
-        taken, self._asyncgens = self._asyncgens, []
+        taken, self._asyncgens = self._asyncgens, ()
         return [one for one in taken if one.ag_frame is not None]
 
 
@@ -361,8 +377,15 @@ else:
         return None
 
 
-def _no_executor(function: Callable[..., Any], args: tuple[Any, ...]) -> "asyncio.Future[Any]":
-    raise Evicted
+class _Nobody:
+    """In the place of a run that has left memory."""
+
+    def call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Raise `Evicted`, as all that such code asks for does."""
+        raise Evicted
+
+
+_NOBODY: Final = _Nobody()
 
 
 def _forbid(name: str, remedy: str) -> None:

@@ -68,5 +68,5 @@ def record_patches(driver: "Driver") -> None:
     """Record the answers to `patched` that the code has got since the last time."""
     for name in driver.execution.new_patches:
         driver.record("patched", "", ev.Patched(name, driver.execution.patches[name]))
-    driver.execution.new_patches.clear()
+    driver.execution.new_patches = ()
     driver.saver.save(waited_for=False)

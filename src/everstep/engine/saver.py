@@ -35,7 +35,7 @@ class Saver:
         self.durable = driver.journal.seq
         """The newest event that is surely on disk."""
         self._driver = driver
-        self._sent = (driver.journal.seq, driver.journal.digest)
+        self._sent_seq, self._sent_digest = driver.journal.seq, driver.journal.digest
         is_running = driver.row.status == "running" and driver.row.wake_at is None
         self._written: tuple[Status, int | None] = _RUNNING if is_running else (driver.row.status, driver.row.wake_at)
         self._durable_status = self._written
@@ -91,7 +91,8 @@ class Saver:
         if not journal.unsaved and journal.more is None and self._written == (driver.status, wake_at):
             return None
         row = self._row_change(wake_at)
-        unit = Append(driver.run, journal.generation, driver.row.epoch, *self._sent, journal.unsaved, row)
+        head = self._sent_seq, self._sent_digest
+        unit = Append(driver.run, journal.generation, driver.row.epoch, *head, journal.unsaved, row)
         if driver.renewal is not None:
             unit.renewal = driver.renewal
         if driver.hold is not None:
@@ -106,7 +107,7 @@ class Saver:
             before, _ = self._written
             assert row.status == before or may_become(before, row.status), f"{before} does not lead to {row.status}"
             self._written = (row.status, wake_at) if row.status != "running" else _RUNNING
-        self._sent = (journal.seq, journal.digest)
+        self._sent_seq, self._sent_digest = journal.seq, journal.digest
         journal.unsaved = []
         return unit
 
@@ -126,11 +127,11 @@ class Saver:
 
     def _plain_unit(self, driver: "Driver", journal: "Journal") -> Append:
         """Return the unit of a run that goes on: its events, and where it is now."""
-        events, steps, (seq, digest) = journal.unsaved, driver.execution.steps, self._sent
+        events, steps, seq, digest = journal.unsaved, driver.execution.steps, self._sent_seq, self._sent_digest
         current = next(iter(steps.values())).step if steps else ""
         row = RowChange("running", journal.at, None, current, None, None, True, None, True)
         journal.unsaved = []
-        self._sent = (journal.seq, journal.digest)
+        self._sent_seq, self._sent_digest = journal.seq, journal.digest
         return Append(driver.run, journal.generation, driver.row.epoch, seq, digest, events, row, plain=True)
 
     def settle(self, unit: Append, verdict: Verdict) -> None:
@@ -213,10 +214,10 @@ class Saver:
         driver = self._driver
         driver.journal.take_back(unit, count)
         driver.take_back_row(unit.row, count)
-        self._sent = (unit.expected_seq, unit.expected_digest)
+        self._sent_seq, self._sent_digest = unit.expected_seq, unit.expected_digest
         self._written = self._durable_status
 
     def rewrite(self, changed: dict[int, tuple[str, Body]]) -> None:
         """Record something else under the numbers of unsaved events. What waited for the old ones waits no more."""
-        self._driver.journal.rewrite(self._sent[1], changed)
+        self._driver.journal.rewrite(self._sent_digest, changed)
         self._waiters = deque(waiter for waiter in self._waiters if waiter[0] not in changed)

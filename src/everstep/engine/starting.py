@@ -30,7 +30,7 @@ PYTHON: Final = ".".join(str(part) for part in sys.version_info[:3])
 
 def new_entropy(randomness: random.Random) -> str:
     """Return 128 random bits: the root of all keys of a run or branch."""
-    return randomness.getrandbits(128).to_bytes(16, "big").hex()
+    return randomness.randbytes(16).hex()
 
 
 class Origin(msgspec.Struct):
@@ -50,7 +50,8 @@ def _started(
     workflow: "Workflow | NamedWorkflow", arguments: Arguments, origin: Origin
 ) -> tuple[RunStarted, Sequence[tuple[str, bytes]]]:
     """Return the body of the first event, and the arguments beside it if they are large."""
-    payload, ref, payloads = arguments.payload, "", []
+    payload, ref = arguments.payload, ""
+    payloads: Sequence[tuple[str, bytes]] = ()
     if len(payload) > INLINE_BYTES_MAX:
         stored, ref = store_payload(payload)
         payload, payloads = b"", [(ref, stored)]

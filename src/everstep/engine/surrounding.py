@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,6 +29,8 @@ class Surrounding(Protocol):
     committer: "Committer"
     codec: "Codec"
     clock: "Clock"
+    now: Callable[[], int]
+    """The clock's: a driver asks it for each event."""
     loop: asyncio.AbstractEventLoop
     context: Context
     thread: int

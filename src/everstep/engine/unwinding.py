@@ -22,7 +22,7 @@ def unwind(loop: WorkflowLoop, context: Context) -> None:
     would be a plain function, and its body would run.
     """
     loop.quiet = True
-    loop.new_timers.clear()
+    loop.forget_new_timers()
     loop.timers.clear()
     if not loop.tasks and not loop.has_asyncgens:
         return

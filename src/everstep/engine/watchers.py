@@ -54,23 +54,34 @@ class Watchers:
                 if not nudged:  # once: after a nudge whoever waits looks again, and so would nudge for ever
                     nudged = True
                     app.pump.nudge()
-            ended = await self.watch(run)
+            news = self._news_of(run)
+            try:
+                ended = await news
+            finally:
+                self._forget(run, news)
             if ended is not None:
                 return ended
 
     async def watch(self, run: str) -> End | None:
         """Wait for news of a run: its end, or None when somebody should look again."""
-        future: asyncio.Future[End | None] = self._app.loop.create_future()
-        self._waiting.setdefault(run, []).append(future)
-        self._app.pump.look_after()
+        news = self._news_of(run)
         try:
-            return await future
+            return await news
         finally:
-            waiting = self._waiting.get(run, [])
-            if future in waiting:
-                waiting.remove(future)
-            if not waiting:
-                self._waiting.pop(run, None)
+            self._forget(run, news)
+
+    def _news_of(self, run: str) -> "asyncio.Future[End | None]":
+        news: asyncio.Future[End | None] = self._app.loop.create_future()
+        self._waiting.setdefault(run, []).append(news)
+        self._app.pump.look_after()
+        return news
+
+    def _forget(self, run: str, news: "asyncio.Future[End | None]") -> None:
+        waiting = self._waiting.get(run, [])
+        if news in waiting:
+            waiting.remove(news)
+        if not waiting:
+            self._waiting.pop(run, None)
 
     def tell(self, run: str, status: Status, outcome: bytes | None) -> None:
         """A run has ended or is held."""

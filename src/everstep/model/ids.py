@@ -1,11 +1,12 @@
 """Ids of runs, and names of workflows, steps and signals: narrow patterns, so that no id is ever a surprise."""
 
 import re
+from functools import cache
 from typing import Final
 
 from everstep.errors import Misuse
 
-# Not compiled here: a program that uses none of them need not wait for that, and `re` keeps those that are used.
+# Not compiled here: a program that uses none of them need not wait for that.
 RUN_ID: Final = r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,199}"
 KEY: Final = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,500}"
 STEP_PREFIX: Final = "step:"
@@ -13,9 +14,12 @@ STEP_PREFIX: Final = "step:"
 NAME: Final = r"[^\s#\x00-\x1f\x7f]{1,200}"
 
 
+_pattern: Final = cache(re.compile)
+
+
 def checked_run_id(run: object) -> str:
     """Return the id if it is one, else say what an id looks like."""
-    if isinstance(run, str) and re.fullmatch(RUN_ID, run):
+    if isinstance(run, str) and _pattern(RUN_ID).fullmatch(run):
         return run
     raise Misuse(
         f"{str(run)[:80]!r} is not a run id. An id has 1 to 200 characters: letters, digits and . _ : @ + / -, "
@@ -25,7 +29,7 @@ def checked_run_id(run: object) -> str:
 
 def checked_name(name: object, what: str) -> str:
     """Return a workflow's, step's or signal's name if it is one."""
-    if isinstance(name, str) and (_is_plain(name) or re.fullmatch(NAME, name)):
+    if isinstance(name, str) and (_is_plain(name) or _pattern(NAME).fullmatch(name)):
         return name
     raise Misuse(f"{str(name)[:80]!r} is not a name for a {what}: use 1 to 200 characters without spaces and '#'.")
 
@@ -37,7 +41,7 @@ def _is_plain(name: str) -> bool:
 
 def checked_key(key: object, step: str) -> str:
     """Return a step's own key if it is one."""
-    if isinstance(key, str) and re.fullmatch(KEY, key):
+    if isinstance(key, str) and _pattern(KEY).fullmatch(key):
         return key
     if not isinstance(key, str):
         raise Misuse(f"The key of {step} is a {type(key).__name__}. A key is a text.")

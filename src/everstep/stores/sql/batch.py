@@ -11,6 +11,7 @@ from everstep.stores.protocol import (
     Append,
     Claim,
     MarkRestored,
+    NewRun,
     Operation,
     Post,
     Release,
@@ -50,6 +51,11 @@ def is_move(append: Append) -> bool:
     if append.plain:
         return len(append.events) <= 2
     return is_simple(append) and not has_more(append) and len(append.events) <= 2
+
+
+def is_bare(new: NewRun) -> bool:
+    """Tell whether a run is started with its first event, and nothing else."""
+    return not (new.row.tags or new.payloads or new.more or new.entries) and new.follower is None
 
 
 class Batch:

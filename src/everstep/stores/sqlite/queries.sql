@@ -36,6 +36,10 @@ INSERT INTO meta (name, value) VALUES ('schema_version', ?) ON CONFLICT (name) D
 -- Appends of one or two events that concern nobody else: see the view. A row of NULLs fills up, and does nothing.
 INSERT INTO moves VALUES {rows:28};
 
+-- name: starts
+-- Starts of runs that bring nothing but their first event: see the view. A row of NULLs fills up, and does nothing.
+INSERT INTO starts VALUES {rows:31};
+
 -- name: move_heads
 -- Many appends, each to a run that stays `running` under the same owner. It leaves alone every column that an index has or
 -- asks about, so no index is written. It changes no row of a run that is not as expected. Each `+` keeps SQLite from any

@@ -5,15 +5,15 @@ batch with a handful of statements, provided that all of it is accepted, which i
 rolls back and does the operations one by one.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
 
 import apsw
 
 from everstep.model.status import Status
-from everstep.stores.protocol import Append, Operation, RunRow, Verdict, check_events, child_value
-from everstep.stores.sql.batch import Batch, is_move
+from everstep.stores.protocol import Append, Operation, RunRow, StartRun, Verdict, check_events, child_value
+from everstep.stores.sql.batch import Batch, is_bare, is_move
 from everstep.stores.sql.operations import ACCEPTED, Operations
 from everstep.stores.sql.rows import (
     Row,
@@ -27,8 +27,10 @@ from everstep.stores.sql.rows import (
 from everstep.stores.sqlite.queries import LENGTHS, Texts, batches, filled_up
 
 MOVE_WIDTH: Final = 28
+START_WIDTH: Final = 31
 TRIED_AGAIN_AFTER: Final = 32
-"""Ends of runs that others follow tend to come in a row, and a batch that has to be done again costs twice."""
+"""Ends of runs that others follow, and starts of runs that exist, tend to come in a row, and what has to be done again
+costs twice."""
 WITH_KEYS: Final = 2
 """What `entangled` says of a run whose steps have keys."""
 
@@ -92,13 +94,17 @@ class Transaction(Operations):
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         self._cursor = connection.cursor()
-        self._not_tried = 0
+        self._not_tried = {"moves": 0, "starts": 0}
         """So many batches with more than plain moves are not tried at once: the last one was not as expected."""
         super().__init__(SqliteStatements(connection))
 
     # -- a whole batch --------------------------------------------------------------------------------------------
     def at_once(self, operations: Sequence[Operation]) -> bool:
         """Do a batch with one statement, which is a transaction by itself. If that cannot be, nothing was done."""
+        if len(operations) > LENGTHS[-1]:
+            return False
+        if type(operations[0]) is StartRun:
+            return self._start_at_once(operations)
         values: list[Any] = []
         runs: set[str] = set()
         is_plain = True
@@ -109,21 +115,36 @@ class Transaction(Operations):
             is_plain = is_plain and append.plain
             runs.add(append.run)
             values += move_values(append)
-        if len(runs) < len(operations) or len(runs) > LENGTHS[-1] or not (is_plain or self._is_worth_trying(runs)):
+        if len(runs) < len(operations) or not (is_plain or len(runs) == 1 or self._is_worth_trying("moves")):
             return False
+        return self._write_at_once("moves", MOVE_WIDTH, values)
+
+    def _start_at_once(self, operations: Sequence[Operation]) -> bool:
+        if not self._is_worth_trying("starts"):
+            return False
+        values: list[Any] = []
+        for start in operations:
+            if type(start) is not StartRun or not is_bare(start.new):
+                return False
+            check_events(start.new)
+            values += run_values(start.new.row)
+            values += start.new.event
+        return self._write_at_once("starts", START_WIDTH, values)
+
+    def _is_worth_trying(self, what: str) -> bool:
+        """Whether a batch is tried that may be refused as a whole: then it has to be done again."""
+        if not self._not_tried[what]:
+            return True
+        self._not_tried[what] -= 1
+        return False
+
+    def _write_at_once(self, what: str, width: int, values: list[Any]) -> bool:
         try:
-            self._cursor.execute(*filled_up("moves", MOVE_WIDTH, values))
+            self._cursor.execute(*filled_up(what, width, values))
         except apsw.ConstraintError:
-            self._not_tried = TRIED_AGAIN_AFTER
+            self._not_tried[what] = TRIED_AGAIN_AFTER
             return False
         return True
-
-    def _is_worth_trying(self, runs: Set[str]) -> bool:
-        """Whether a batch with ends is tried: if they concern others, it has to be done again."""
-        if not self._not_tried or len(runs) == 1:
-            return True
-        self._not_tried -= 1
-        return False
 
     def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
         """Do a batch with few statements, or return None if some would be refused; then roll back."""

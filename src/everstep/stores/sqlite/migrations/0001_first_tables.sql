@@ -125,6 +125,30 @@ BEGIN
         WHERE NEW.seq_2 IS NOT NULL;
 END;
 
+-- In the same way: each row that is inserted here creates a run with its first event. One that exists fails the statement.
+CREATE VIEW starts (
+    id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority, tags,
+    parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget,
+    seq, kind, step, at, body, digest
+) AS SELECT
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL;
+
+CREATE TRIGGER starts_of_runs INSTEAD OF INSERT ON starts WHEN NEW.id IS NOT NULL
+BEGIN
+    INSERT INTO runs (
+    id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority, tags,
+    parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
+    ) VALUES (
+        NEW.id, NEW.workflow, NEW.version, NEW.semantics, NEW.status, NEW.generation, NEW.head_seq,
+        NEW.head_digest, NEW.epoch, NEW.owner, NEW.wake_at, NEW.queue, NEW.priority, NEW.tags, NEW.parent,
+        NEW.arguments, NEW.current_step, NEW.deaths, NEW.created_at, NEW.updated_at, NEW.ended_at,
+        NEW.preview, NEW.published, NEW.outcome, NEW.budget
+    );
+    INSERT INTO events (run, generation, seq, kind, step, at, body, digest)
+        VALUES (NEW.id, NEW.generation, NEW.seq, NEW.kind, NEW.step, NEW.at, NEW.body, NEW.digest);
+END;
+
 -- With a rowid: large rows in the tree of the key itself would make it deep.
 CREATE TABLE payloads (
     run TEXT NOT NULL,
