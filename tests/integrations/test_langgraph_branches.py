@@ -1,5 +1,6 @@
 """Time travel with steps in nodes: each branch does its own work, once."""
 
+import asyncio
 import operator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, TypedDict
@@ -115,3 +116,89 @@ def test_graphs_of_many_threads_at_a_time_find_their_branches(saver: EverstepSav
         for done in [pool.submit(go, number) for number in range(24)]:
             done.result()
     assert len(DONE) == 72
+
+
+# -- to go on from a checkpoint by its name ----------------------------------------------------------------------------
+def failing(saver: EverstepSaver, fails: list[bool], nested: str = "") -> Any:
+    """Two laps of a node that charges, and fails in the second one after that; or of one that runs a graph with it."""
+
+    def pay(state: State) -> State:
+        receipt = charge(5)
+        if state["log"] and fails:
+            raise RuntimeError("the process dies here")
+        return {"log": [receipt]}
+
+    inner = StateGraph(State)
+    inner.add_node("pay", pay)
+    inner.add_edge(START, "pay")
+    inside = inner.compile()
+
+    def run_graph(state: State) -> State:
+        return {"log": inside.invoke(state)["log"][-1:]}
+
+    async def await_graph(state: State) -> State:
+        return {"log": (await inside.ainvoke(state))["log"][-1:]}
+
+    graph = StateGraph(State)
+    graph.add_node("node", {"": pay, "invoke": run_graph, "ainvoke": await_graph}[nested])
+    graph.add_edge(START, "node")
+    graph.add_conditional_edges("node", lambda state: "node" if len(state["log"]) < 2 else END)
+    return graph.compile(checkpointer=saver)
+
+
+def invoked(app: Any, nested: str, *given: Any, **options: Any) -> Any:
+    return asyncio.run(app.ainvoke(*given, **options)) if nested == "ainvoke" else app.invoke(*given, **options)
+
+
+@pytest.mark.parametrize("nested", ["", "invoke", "ainvoke"])
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+@pytest.mark.parametrize("names_it", ["always", "once", "the newest"])
+def test_going_on_from_the_newest_checkpoint_by_its_name_does_nothing_again(
+    names_it: str, durability: Any, nested: str, file_url: str
+) -> None:
+    fails = [True]
+    with EverstepSaver(file_url) as saver:
+        app = failing(saver, fails, nested)
+        with pytest.raises(RuntimeError):
+            invoked(app, nested, {"log": []}, THREAD, durability=durability)
+        where = app.get_state(THREAD).config
+        for _ in range(3):
+            with pytest.raises(RuntimeError):
+                invoked(app, nested, None, where, durability=durability)
+            where = {"always": where, "once": THREAD, "the newest": app.get_state(THREAD).config}[names_it]
+        assert DONE == [5, 5], "one for each lap"
+    fails.clear()
+    with EverstepSaver(file_url) as saver:  # which knows nothing of the first one
+        app = failing(saver, fails, nested)
+        assert invoked(app, nested, None, where, durability=durability)["log"] == ["charged 5"] * 2
+        assert DONE == [5, 5]
+        early = [one.config for one in app.get_state_history(THREAD) if one.values["log"] == [] and one.next]
+        for branch in (1, 2) if early else ():  # but that is time travel
+            assert invoked(app, nested, None, early[0], durability=durability)["log"] == ["charged 5"] * 2
+            assert len(DONE) == 2 + 2 * branch
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_a_branch_that_fails_before_its_first_checkpoint_goes_on_when_it_is_begun_again(
+    durability: Any, saver: EverstepSaver
+) -> None:
+    fails: list[bool] = []
+    app = failing(saver, fails)
+    app.invoke({"log": []}, THREAD)
+    early = next(one.config for one in app.get_state_history(THREAD) if len(one.values["log"]) == 1)
+    fails.append(True)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            app.invoke(None, early, durability=durability)
+    assert DONE == [5, 5, 5]
+    fails.clear()
+    assert app.invoke(None, early, durability=durability)["log"] == ["charged 5"] * 2
+    assert DONE == [5, 5, 5]
+
+
+def test_new_input_at_the_newest_checkpoint_is_a_new_turn(saver: EverstepSaver) -> None:
+    app = laps(saver)
+    for turn in (1, 2, 3):
+        where = app.get_state(THREAD).config if turn > 1 else THREAD
+        app.invoke({"log": []}, where)
+        assert len(DONE) == 3 + turn

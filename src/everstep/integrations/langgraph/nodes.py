@@ -17,6 +17,7 @@ from langgraph.errors import GraphBubbleUp
 from everstep.adapters import INLINE, call_outside_with, digest_of
 
 if TYPE_CHECKING:
+    from everstep.integrations.langgraph.branches import Standing
     from everstep.integrations.langgraph.saver import EverstepSaver
 
 CHECKPOINTER: Final = "__pregel_checkpointer"
@@ -54,7 +55,7 @@ class Places:
     def __init__(self) -> None:
         self._outer: dict[tuple[str, str], list[Any]] = {}
 
-    def note(self, thread: str, config: Any) -> None:
+    def note(self, thread: str, config: Any, standing: "Standing") -> None:
         """A graph begins to run in a node: remember where the node is."""
         namespace = config["configurable"].get("checkpoint_ns", "")
         metadata = config.get("metadata") or {}
@@ -62,18 +63,21 @@ class Places:
             while len(self._outer) >= OUTER_MAX:
                 del self._outer[next(iter(self._outer))]
             node = str(metadata.get("langgraph_checkpoint_ns", ""))
-            place = self.of(thread, node, metadata)
+            place = self.of(thread, node, metadata, standing)
             # A node that runs graphs one after the other has a number behind its own namespace from the second one on.
             number = namespace.removeprefix(node)
             self._outer[thread, namespace] = [*place, number] if number else place
 
-    def of(self, thread: str, namespace: str, metadata: dict[str, Any]) -> list[Any]:
+    def of(self, thread: str, namespace: str, metadata: dict[str, Any], standing: "Standing") -> list[Any]:
         """Return where a node is, in a form that is the same when it is run again."""
         inside, own = graph_of(namespace, metadata), namespace.rpartition("|")[2]
         place = self._outer.get((thread, inside)) if inside else []
         if place is None:
             place = [inside]  # nobody has told where that is: its ids are those of this life of the thread
-        return [*place, own.partition(":")[0], metadata.get("langgraph_step"), _plain(metadata.get("langgraph_path"))]
+        number = metadata.get("langgraph_step")
+        if number is not None and not inside:
+            number -= standing.skipped
+        return [*place, own.partition(":")[0], number, _plain(metadata.get("langgraph_path"))]
 
 
 def graph_of(namespace: str, metadata: Any) -> str:
@@ -132,8 +136,9 @@ def run_at(saver: "EverstepSaver", step: Any, config: Any, where: str | int) -> 
     configurable, metadata = config["configurable"], config.get("metadata") or {}
     thread = str(configurable["thread_id"])
     namespace = str(metadata.get("langgraph_checkpoint_ns", ""))
-    begun = [saver.ground.born(thread), saver.branches.of_call(thread, configurable)]
-    place = [thread, begun, saver.places.of(thread, namespace, metadata), step.name, where]
+    standing = saver.branches.of_call(thread, configurable)
+    begun = [saver.ground.born(thread), standing.branch]
+    place = [thread, begun, saver.places.of(thread, namespace, metadata, standing), step.name, where]
     node, last = str(metadata.get("langgraph_node", "")), step.name.rpartition(".")[2]
     return f"{_word(thread)}/{_word(node)}/{_word(last)}/{digest_of(repr(place).encode()).hex()[:20]}"
 

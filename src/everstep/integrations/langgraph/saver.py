@@ -127,7 +127,8 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
             new_versions,
             values,
             dump,
-            "" if namespace else self.branches.of_state(thread, id, parent, source),
+            ("", 0) if namespace else self.branches.of_state(thread, id, parent, source),
+            source,
         )
         if self.keep is not None:
             self._puts[thread] += 1
@@ -156,12 +157,17 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         if loop is not None and not loop.is_nested:
             self._begin(thread, loop)
         elif loop is not None:
-            self.places.note(thread, config)
+            self._note_place(config)
         id = get_checkpoint_id(config) or ""
         found = self.threads.find(thread, namespace, id)
         if loop is not None and not loop.is_nested:
             self.branches.begin(thread, loop, found, is_addressed=bool(id))
         return self._tuple(thread, found) if found is not None else None
+
+    def _note_place(self, config: RunnableConfig) -> None:
+        """A graph begins to run in a node."""
+        thread, configurable = _thread_of(config)[0], config["configurable"]
+        self.places.note(thread, config, self.branches.of_call(thread, configurable))
 
     def _begin(self, thread: str, loop: Any) -> None:
         """A graph begins to run: nobody else may run this thread until it has ended."""
@@ -207,6 +213,8 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Give checkpoints, the newest first. The thread may be written to meanwhile."""
+        if config is not None and before is not None and _loop_of(sys._getframe(1)) is not None:
+            self._note_place(config)  # in time travel a graph in a node asks for its checkpoint in this way
         if limit is not None and limit <= 0:
             return
         namespace = config["configurable"].get("checkpoint_ns") if config is not None else None
@@ -342,6 +350,8 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """See `list`."""
+        if config is not None and before is not None and _loop_of(sys._getframe(1)) is not None:
+            self._note_place(config)
         found = self.list(config, filter=filter, before=before, limit=limit)
         while (one := await self.ground.soon(next, found, None)) is not None:
             yield one

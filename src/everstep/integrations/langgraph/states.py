@@ -41,6 +41,10 @@ class Body(NamedTuple):
     refs: dict[str, Ref]
     branch: str = ""
     """In which branch of its thread it is: see `branches`."""
+    skipped: int = 0
+    """How many numbers of supersteps before it stand for copies of checkpoints."""
+    source: str = ""
+    """What LangGraph says that it came from: an input, a superstep, a change by a person, or another one."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

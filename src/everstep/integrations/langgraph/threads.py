@@ -85,7 +85,8 @@ class Threads:
         new: Mapping[str, Any],
         values: Mapping[str, Any],
         dump: Dump,
-        branch: str = "",
+        standing: "tuple[str, int]" = ("", 0),
+        source: str = "",
     ) -> None:
         """Save a state: of its values only those that are new."""
         thread, namespace, id = place
@@ -102,7 +103,7 @@ class Threads:
                     refs[channel] = self._stored(
                         (thread, namespace, channel), series, version, dump(values[channel]), old, parts, grown
                     )
-            body = Body(checkpoint, metadata, refs, branch)
+            body = Body(checkpoint, metadata, refs, *standing, source)
             row = state_row(thread, namespace, id, parent, origin, body, self.ground.now())
             if self.change(thread, states=[row], parts=parts):
                 self._refs.put(place, refs, 200 * (len(refs) + 1))
