@@ -363,6 +363,24 @@ def test_what_a_model_said_is_not_asked_for_again(saver: EverstepSaver) -> None:
     assert asked == [1, 2, 1]
 
 
+def test_plain_options_of_a_model_are_arguments_and_objects_are_not(saver: EverstepSaver) -> None:
+    options: dict[str, Any] = {"stop": ["."], "extra": {"b": 1, "a": 2}, "handler": object()}
+
+    def node(state: State) -> State:
+        model = Scripted(messages=iter([AIMessage("one")]))
+        return {"log": [ask_model(model, [("user", "hello")], **options).content, interrupt("?")]}
+
+    app = one_node(node, saver)
+    app.invoke({"log": []}, thread())
+    options["handler"], options["extra"] = object(), {"a": 2, "b": 1}
+    app.invoke(None, thread())
+    options["stop"] = ["!"]
+    with pytest.raises(IdConflict, match="other arguments"):
+        app.invoke(Command(resume=1), thread())
+    options["stop"] = ["."]
+    assert app.invoke(Command(resume=1), thread())["log"] == ["one", 1]
+
+
 def test_a_saver_and_a_store_share_one_place(saver: EverstepSaver) -> None:
     with EverstepStore(saver) as store:
         store.put(("a",), "k", {"v": 1})

@@ -26,7 +26,8 @@ class Asking:
     def digest(self) -> str:
         """Return the digest of what is asked."""
         asked = [_that_counts(message) for message in self._messages]
-        return digest_of(msgspec.json.encode([asked, sorted(self._options)], enc_hook=repr)).hex()
+        options = [(name, _plain_or_nothing(value)) for name, value in sorted(self._options.items())]
+        return digest_of(msgspec.json.encode([asked, options], enc_hook=repr)).hex()
 
     # An estimate of what it costs makes its answer durable before anything is done with it.
     @everstep.step(name="ask_model", effect="read", cost={"tokens": 1})
@@ -59,6 +60,14 @@ def _charged(answer: BaseMessage) -> dict[str, Any]:
 
 def _that_counts(message: BaseMessage) -> dict[str, Any]:
     return {name: value for name, value in message_to_dict(message)["data"].items() if name not in MADE_ANEW}
+
+
+def _plain_or_nothing(value: Any) -> Any:
+    """Return the value of an option, or None if another process could not tell that it is the same: an object."""
+    try:
+        return msgspec.Raw(msgspec.json.encode(value, order="deterministic"))
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def ask_model(model: Any, messages: Sequence[Any], **options: Any) -> AIMessage:
