@@ -4,7 +4,19 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from types import MethodType
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from everstep.codec import Arguments, Signature
 from everstep.effects.answers import Done
@@ -151,104 +163,39 @@ class DeclaringOneOf(Protocol[C, D, E]):
     def __call__(self, function: Callable[Concatenate[S, E, P], R], /) -> Callable[Concatenate[S, P], R]: ...
 
 
+class TransactionOptions(TypedDict, total=False):
+    """The options of `transaction`, as type checkers see them."""
+
+    name: str | None
+    retry: Retry | None
+    timeout: float | None
+    raises: Iterable[type[BaseException]]
+    fallback: Any
+    compensate: Callable[..., Any] | None
+    secret: bool
+    cost: Cost | None
+
+
 @overload
 def transaction(
-    database: "StoreDatabase",
-    /,
-    *,
-    name: str | None = ...,
-    retry: Retry | None = ...,
-    timeout: float | None = ...,
-    raises: Iterable[type[BaseException]] = ...,
-    fallback: Any = ...,
-    compensate: Callable[..., Any] | None = ...,
-    secret: bool = ...,
-    cost: Cost | None = ...,
+    database: "StoreDatabase", /, **options: Unpack[TransactionOptions]
 ) -> "DeclaringOneOf[apsw.Connection, psycopg.Connection[Any], psycopg.AsyncConnection[Any]]": ...
 @overload
 def transaction(
-    database: "str | os.PathLike[str]",
-    /,
-    *,
-    name: str | None = ...,
-    retry: Retry | None = ...,
-    timeout: float | None = ...,
-    raises: Iterable[type[BaseException]] = ...,
-    fallback: Any = ...,
-    compensate: Callable[..., Any] | None = ...,
-    secret: bool = ...,
-    cost: Cost | None = ...,
+    database: "str | os.PathLike[str]", /, **options: Unpack[TransactionOptions]
 ) -> "DeclaringOneOf[sqlite3.Connection, psycopg.Connection[Any], psycopg.AsyncConnection[Any]]": ...
 @overload
-def transaction(
-    database: Database[C],
-    /,
-    *,
-    name: str | None = ...,
-    retry: Retry | None = ...,
-    timeout: float | None = ...,
-    raises: Iterable[type[BaseException]] = ...,
-    fallback: Any = ...,
-    compensate: Callable[..., Any] | None = ...,
-    secret: bool = ...,
-    cost: Cost | None = ...,
-) -> Declaring[C]: ...
+def transaction(database: Database[C], /, **options: Unpack[TransactionOptions]) -> Declaring[C]: ...
+@overload
+def transaction(database: "sessionmaker[Se]", /, **options: Unpack[TransactionOptions]) -> "Declaring[Se]": ...
 @overload
 def transaction(
-    database: "sessionmaker[Se]",
-    /,
-    *,
-    name: str | None = ...,
-    retry: Retry | None = ...,
-    timeout: float | None = ...,
-    raises: Iterable[type[BaseException]] = ...,
-    fallback: Any = ...,
-    compensate: Callable[..., Any] | None = ...,
-    secret: bool = ...,
-    cost: Cost | None = ...,
-) -> "Declaring[Se]": ...
-@overload
-def transaction(
-    database: "async_sessionmaker[AsyncSe]",
-    /,
-    *,
-    name: str | None = ...,
-    retry: Retry | None = ...,
-    timeout: float | None = ...,
-    raises: Iterable[type[BaseException]] = ...,
-    fallback: Any = ...,
-    compensate: Callable[..., Any] | None = ...,
-    secret: bool = ...,
-    cost: Cost | None = ...,
+    database: "async_sessionmaker[AsyncSe]", /, **options: Unpack[TransactionOptions]
 ) -> "Declaring[AsyncSe]": ...
 @overload
-def transaction(
-    database: "Engine",
-    /,
-    *,
-    name: str | None = ...,
-    retry: Retry | None = ...,
-    timeout: float | None = ...,
-    raises: Iterable[type[BaseException]] = ...,
-    fallback: Any = ...,
-    compensate: Callable[..., Any] | None = ...,
-    secret: bool = ...,
-    cost: Cost | None = ...,
-) -> "Declaring[sqlalchemy.Connection]": ...
+def transaction(database: "Engine", /, **options: Unpack[TransactionOptions]) -> "Declaring[sqlalchemy.Connection]": ...
 @overload
-def transaction(
-    database: "AsyncEngine",
-    /,
-    *,
-    name: str | None = ...,
-    retry: Retry | None = ...,
-    timeout: float | None = ...,
-    raises: Iterable[type[BaseException]] = ...,
-    fallback: Any = ...,
-    compensate: Callable[..., Any] | None = ...,
-    secret: bool = ...,
-    cost: Cost | None = ...,
-) -> "Declaring[AsyncConnection]": ...
+def transaction(database: "AsyncEngine", /, **options: Unpack[TransactionOptions]) -> "Declaring[AsyncConnection]": ...
 def transaction(database: Any, /, **options: Any) -> Any:
     """Make a function an atomic step: what it writes to a database happens once, or not at all.
 
