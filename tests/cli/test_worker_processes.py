@@ -41,9 +41,8 @@ def asked(port: int, path: str) -> tuple[int, Any]:
 
 
 def pids(folder: Folder) -> set[int]:
-    if not (folder.path / "everstep.db").exists():
-        return set()
-    return {worker["pid"] for worker in folder.json("worker", "ls")}
+    listed = folder.json("worker", "ls")
+    return {worker["pid"] for worker in listed} if isinstance(listed, list) else set()  # there is no store yet
 
 
 def is_alive(pid: int) -> bool:
