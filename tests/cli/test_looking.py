@@ -1,9 +1,12 @@
 """`ls`, `show` and `history`; stores that are missing, foreign or newer; and text that must not reach the terminal."""
 
+import os
 import sqlite3
+import time
 
 import pytest
 
+from everstep.stores.sqlite import SqliteStore
 from tests.cli.conftest import INSTRUCTIONS, Folder
 
 
@@ -138,6 +141,19 @@ def test_a_store_that_is_not_there_is_not_made(folder: Folder, words: tuple[str,
     assert done.status == 2
     assert "There is no store" in done.err
     assert not (folder.path / "everstep.db").exists()
+
+
+def test_a_store_that_another_process_is_making_is_waited_for(folder: Folder) -> None:
+    store = folder.path / "everstep.db"
+    store.touch()
+    looking = folder.begin("ls", "--json")
+    time.sleep(0.7)
+    assert looking.poll() is None
+    SqliteStore(store).close()
+    done = folder.finish(looking)
+    assert (done.status, done.json()) == (0, [])
+    os.truncate(store, 0)
+    assert folder.json("ls")["error"]["message"].endswith("is empty: there is no store in it.")
 
 
 def test_a_file_that_is_no_store_is_left_alone(folder: Folder) -> None:

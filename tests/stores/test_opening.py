@@ -117,26 +117,6 @@ def test_without_create_a_missing_or_empty_file_is_refused_and_left_alone(tmp_pa
     assert path.read_bytes() == b""
 
 
-MAKING_SLOWLY = """
-import pathlib, sys, time
-from everstep.stores.sqlite import SqliteStore
-pathlib.Path(sys.argv[1]).touch()
-print("begun", flush=True)
-time.sleep(0.5)
-SqliteStore(sys.argv[1]).close()
-"""
-
-
-def test_without_create_a_store_that_another_process_is_making_is_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    with begin_python(MAKING_SLOWLY, str(path)) as making:
-        assert making.stdout is not None
-        assert making.stdout.readline() == "begun\n"
-        SqliteStore(path, create=False).close()
-    assert making.returncode == 0
-    assert version(path) == [(1,)]
-
-
 def test_two_names_of_one_file_share_its_liveness_locks(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")

@@ -1,14 +1,15 @@
 """What commands have in common: options, opening the store that is meant, and lines to paste."""
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from everstep.errors import UnknownRun
+from everstep.errors import StoreUnusable, UnknownRun
 from everstep.model.ids import checked_run_id
-from everstep.stores.opening import default_url, open_store
+from everstep.stores.opening import default_url, may_be_in_the_making, open_store
 from everstep.stores.protocol import RunRow, Store
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+MAKING_SECONDS: Final = 2.0
+"""To make a store takes less."""
 URL_HELP: Final = (
     "The store, such as sqlite:///runs.db, a path or postgresql://host/database. "
     "Default: EVERSTEP_URL, else sqlite:///everstep.db."
@@ -33,7 +36,7 @@ def store_options(function: F) -> F:
 @contextmanager
 def reading(url: str | None) -> Iterator[Store]:
     """Open a store that must exist, and only look at it."""
-    store = open_store(url or default_url(), create=False, migrate=False)
+    store = _existing(url or default_url())
     try:
         yield store
     finally:
@@ -47,12 +50,24 @@ async def acting(url: str | None) -> "AsyncIterator[App]":
     from everstep.engine.opening import default_on_hold
 
     on_hold = default_on_hold()
-    app = App(open_store(url or default_url(), create=False, migrate=False), workflows=(), on_hold=on_hold)
+    app = App(_existing(url or default_url()), workflows=(), on_hold=on_hold)
     await app.open()
     try:
         yield app
     finally:
         await app.close()
+
+
+def _existing(url: str) -> Store:
+    """Open a store that must exist. One that another process is making just now is waited for."""
+    until = time.monotonic() + MAKING_SECONDS
+    while True:
+        try:
+            return open_store(url, create=False, migrate=False)
+        except StoreUnusable:
+            if time.monotonic() > until or not may_be_in_the_making(url):
+                raise
+        time.sleep(0.05)
 
 
 def place_of(store: Store) -> str:

@@ -14,6 +14,8 @@ COMPATIBLE: Final = "-- Compatible with the version before."
 a store that is one version newer than it knows, if that version's migration says so."""
 
 DEFAULT_URL: Final = "sqlite:///everstep.db"
+NEW_BYTES: Final = (0, 4096)
+"""The size of a store's file before its tables are there."""
 
 
 def default_url() -> str:
@@ -67,6 +69,14 @@ def _opened(
         from everstep.stores.sqlite import SqliteStore
 
     return SqliteStore(path, durability=durability, clock=clock, create=create, migrate=migrate)
+
+
+def may_be_in_the_making(url: str) -> bool:
+    """Tell whether a URL names a file with next to nothing in it: another process may be at work on it."""
+    try:
+        return not is_postgres(url) and os.stat(_path_of(url)).st_size in NEW_BYTES
+    except (OSError, Misuse):
+        return False
 
 
 def is_postgres(url: str) -> bool:

@@ -29,9 +29,6 @@ APPLICATION_ID: Final = 0x45765374
 SIZE_MIN: Final = 512
 """No SQLite file is smaller. SQLite would take one of a single byte for empty, and overwrite it."""
 
-MAKING_SECONDS: Final = 2.0
-"""An empty file that was written to less long ago may be in the making."""
-
 JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
 JOURNAL_HEADER_BYTES: Final = 28
 
@@ -92,18 +89,7 @@ def _create(path: str, folder: str) -> None:
 
 
 def check_is_store(path: str, *, create: bool, vfs: str | None) -> None:
-    """Raise `StoreUnusable` unless the file is a store or, if one may be made of it, empty.
-
-    The file is opened for reading only. One that is new may be in the making by another process: that is waited for.
-    """
-    while not _is_made(path, vfs=vfs) and not create:
-        if not 0 <= time.time() - os.stat(path).st_mtime < MAKING_SECONDS:
-            raise StoreUnusable(f"{path} is empty: there is no store in it.")
-        time.sleep(0.01)
-
-
-def _is_made(path: str, *, vfs: str | None) -> bool:
-    """Tell whether the file is a store, not an empty file. Raises `StoreUnusable` if it is something else."""
+    """Raise `StoreUnusable` unless the file is a store or empty. The file is opened for reading only."""
     size = os.stat(path).st_size
     if 0 < size < SIZE_MIN:
         raise StoreUnusable(f"{path} is not a store: it is no SQLite file.")
@@ -120,8 +106,10 @@ def _is_made(path: str, *, vfs: str | None) -> bool:
         finally:
             if connection is not None:
                 connection.close()
-        return version > 0
-    return False
+        if version:
+            return
+    if not create:
+        raise StoreUnusable(f"{path} is empty: there is no store in it.")
 
 
 def is_half_made(path: str) -> bool:
