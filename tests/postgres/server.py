@@ -14,6 +14,7 @@ import time
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -33,6 +34,12 @@ class Server:
         separator = "&" if "?" in self.uri else "?"
         more = "".join(f"&{name}={value}" for name, value in options.items())
         return f"{self.uri}{separator}schema={schema}{more}"
+
+    def as_role(self, role: str, password: str = "") -> "Server":
+        """Return the same server as another role sees it, however its own URI is written."""
+        parts = urlsplit(self.uri)
+        host = parts.netloc.rpartition("@")[2]
+        return Server(parts._replace(netloc=f"{role}:{password}@{host}").geturl(), self._embedded)
 
     def fresh_schema(self) -> str:
         """Return the name of a schema that is not there."""
@@ -81,10 +88,14 @@ class Server:
         """Stop it and start it again."""
         self._control("-w", "-m", mode, "-l", str(Path(self._pgdata) / "log"), "restart")
 
-    @property
-    def _pgdata(self) -> str:
+    def skip_unless_ours(self) -> None:
+        """Skip a test that would stop the server of somebody else: at its beginning, for a thread cannot skip it."""
         if self._embedded is None:
             pytest.skip("The server of EVERSTEP_TEST_POSTGRES is not ours to stop.")
+
+    @property
+    def _pgdata(self) -> str:
+        self.skip_unless_ours()
         return str(self._embedded.pgdata)
 
     def _control(self, *arguments: str) -> None:

@@ -80,7 +80,7 @@ def test_a_role_without_the_right_is_told_what_to_do_and_works_with_what_another
     server: Server, schema: str
 ) -> None:
     server.ask(f"CREATE ROLE {schema}_poor LOGIN")
-    poor = server.url(schema).replace("//postgres:", f"//{schema}_poor:")
+    poor = server.as_role(f"{schema}_poor").url(schema)
     try:
         with pytest.raises(StoreReadOnly, match="everstep migrate --print"):
             PostgresStore(poor)
@@ -172,7 +172,7 @@ def test_what_a_role_has_set_for_other_purposes_does_not_count(server: Server, s
     }
     for name, value in odd.items():
         server.ask(f"ALTER ROLE {schema}_odd SET {name} = '{value}'")
-    store = PostgresStore(server.url(schema).replace("//postgres:", f"//{schema}_odd:"))
+    store = PostgresStore(server.as_role(f"{schema}_odd").url(schema))
     try:
         store.commit([StartRun(new_run("ü€", status="running"))])
         assert store.run("ü€") is not None

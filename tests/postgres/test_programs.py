@@ -202,6 +202,6 @@ def test_a_signal_from_the_command_line_reaches_a_run(folder: Folder) -> None:
 
 
 def test_a_password_is_never_shown(server: Server, schema: str) -> None:
-    store = PostgresStore(server.url(schema).replace("postgres:@", "postgres:hush@"))
+    store = PostgresStore(server.as_role("postgres", "hush").url(schema))
     assert "hush" not in store.url
     store.close()

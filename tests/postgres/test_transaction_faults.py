@@ -93,6 +93,7 @@ def test_a_commit_that_is_still_under_way_in_the_server_is_waited_for(shop: Shop
 @pytest.mark.parametrize("name", ["psycopg", "store"])
 def test_a_server_that_is_killed_in_the_middle_of_a_commit_decides_when_it_is_back(shop: Shop, name: str) -> None:
     """The run waits for it: the history says nothing before it is known whether it has happened."""
+    shop.server.skip_unless_ours()
     way = WAYS[name]
     made: list[int] = []
     restarting = threading.Thread(target=shop.server.restart)
@@ -156,6 +157,7 @@ def test_a_server_that_is_not_there_is_a_failed_attempt_that_says_so(shop: Shop,
 
 def test_the_store_s_own_server_is_waited_for(shop: Shop) -> None:
     """As by everything else that writes to the store."""
+    shop.server.skip_unless_ours()
     way = WAYS["store"]
     made: list[int] = []
 

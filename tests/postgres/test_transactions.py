@@ -361,7 +361,7 @@ def test_a_role_that_may_not_make_the_table_is_told_what_to_run(shop: Shop, serv
     try:
         server.ask(f'GRANT USAGE ON SCHEMA "{shop.schema}" TO {role}')
         server.ask(f'GRANT INSERT ON "{shop.schema}".sales TO {role}')
-        url = shop.url(server.uri.replace("postgres:@", f"{role}:@"))
+        url = shop.url(server.as_role(role).uri)
         flow = flow_of(WAYS[name], url)
         with pytest.raises(Misuse, match="may not make the table of markers") as told:
             shop.run(name, flow)

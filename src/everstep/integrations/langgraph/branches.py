@@ -66,13 +66,13 @@ class Branches:
 
     def begin(self, thread: str, loop: Any, found: Loaded | None, *, is_addressed: bool) -> None:
         """A graph begins to run, from a checkpoint that it was told or from the newest."""
-        if any(one.loop is loop for one in self._here(thread)):
+        if any(there is loop for there, _ in self._here(thread)):
             return  # it looks for the newest one as well
         standing = self._begins(thread, loop, found, is_addressed) if found is not None else Standing()
         with self._lock:
             if len(self._running) >= KNOWN_MAX:
                 self._running = {name: there for name, there in self._running.items() if any(one.loop for one in there)}
-            self._running[thread] = [*self._here(thread), Running(loop, standing)]
+            self._running[thread] = [*(one for _, one in self._here(thread)), Running(loop, standing)]
 
     def _begins(self, thread: str, loop: Any, found: Loaded, is_addressed: bool) -> Standing:
         """Return where a graph is that goes on from a checkpoint."""
@@ -90,12 +90,12 @@ class Branches:
         here = self._here(thread)
         if len(here) > 1:
             id = (configurable.get("checkpoint_map") or {}).get("")
-            here = [one for one in here if one.loop.checkpoint["id"] == id] or here
-        return here[-1].standing if here else Standing()
+            here = [(loop, one) for loop, one in here if _is_at(loop, id)] or here
+        return here[-1][1].standing if here else Standing()
 
-    def _here(self, thread: str) -> list[Running]:
-        """Return the graphs that run a thread here."""
-        return [one for one in self._running.get(thread, ()) if one.loop is not None]
+    def _here(self, thread: str) -> list[tuple[Any, Running]]:
+        """Return the graphs that run a thread here, each with its loop, which then cannot go while it is looked at."""
+        return [(loop, one) for one in self._running.get(thread, ()) if (loop := one.loop) is not None]
 
     def of_state(self, thread: str, id: str, parent: str, source: str) -> Standing:
         """Return where a checkpoint is that is about to be saved."""
@@ -149,6 +149,12 @@ class Branches:
 
 def _standing_of(body: Body) -> Standing:
     return Standing(body.branch, body.skipped)
+
+
+def _is_at(loop: Any, id: Any) -> bool:
+    """Tell whether a graph is at a checkpoint. One that has just asked where it begins is at none yet."""
+    checkpoint = getattr(loop, "checkpoint", None)
+    return checkpoint is not None and checkpoint["id"] == id
 
 
 @cache
