@@ -217,6 +217,20 @@ def test_a_command_at_the_newest_checkpoint_by_its_name_does_nothing_again(
     assert DONE == [5, 5]
 
 
+def test_a_node_after_a_change_by_a_person_and_in_a_copied_thread_is_another_call(saver: EverstepSaver) -> None:
+    app = asking(saver)
+    app.invoke({"amount": 1}, THREAD)
+    saver.copy_thread("t", "copy")
+    copied: Any = {"configurable": {"thread_id": "copy"}}
+    assert app.invoke(Command(resume=1), copied)["log"] == ["charged 5", 1]
+    assert DONE == [5, 5]
+    app.update_state(THREAD, {"amount": 2})
+    app.invoke(None, THREAD)
+    assert DONE == [5, 5, 5]
+    assert app.invoke(Command(resume=2), THREAD)["log"] == ["charged 5", 2]
+    assert DONE == [5, 5, 5]
+
+
 # -- copies of one checkpoint ------------------------------------------------------------------------------------------
 @everstep.step(effect="once")
 def take_number() -> int:
