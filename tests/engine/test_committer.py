@@ -233,6 +233,24 @@ async def test_a_run_that_finds_the_disk_full_and_has_more_to_write_does_not_try
 
 
 @bench
+async def test_a_run_that_is_ready_while_requests_find_the_disk_full_is_not_forgotten(bench: Bench) -> None:
+    bench.store.is_open = False
+    bench.store.error = StoreFull("no room")
+    asked = [bench.committer.submit(Append(name, 1, 1, 1, b"", [], RowChange("running", 0))) for name in "cd"]
+    await bench.until(lambda: bench.store.gates)
+    run = bench.first[0]
+    bench.ready([run])
+    bench.store.gates[0].set()
+    for one in asked:
+        with pytest.raises(StoreFull):
+            await one
+    bench.store.is_open, bench.store.error = True, None
+    for gate in bench.store.gates:
+        gate.set()
+    await bench.until(lambda: run.heard == [Accepted()])
+
+
+@bench
 async def test_a_request_goes_with_the_next_half(bench: Bench) -> None:
     await bench.learn()
     bench.store.is_open = False

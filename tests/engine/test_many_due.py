@@ -14,6 +14,7 @@ from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Claimed, ClaimedPast, Operation, Post, Verdict
 
 SECONDS_MAX = 20.0
+TURNS_MAX = 200
 
 
 @step
@@ -49,6 +50,52 @@ def test_a_worker_with_more_runs_than_places_takes_the_next_without_waiting_for_
             while store.counts() != {"completed": 40}:
                 await asyncio.sleep(0.005)
         await worker.close()
+
+    asyncio.run(main())
+
+
+@step(effect="read")
+async def stay(number: int) -> int:
+    await LEAVE[number].wait()
+    return number
+
+
+@workflow
+async def staying(number: int) -> int:
+    return await stay(number)
+
+
+LEAVE: list[asyncio.Event] = []
+
+
+def test_runs_that_leave_an_app_which_drives_more_than_it_has_places_for_do_not_take_its_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns: list[int] = []
+
+    async def turn(self: pump.Pump) -> None:
+        turns.append(1)
+        await take_turn(self)
+        if len(turns) > TURNS_MAX:
+            await asyncio.sleep(0)  # it would never pause
+
+    take_turn = pump.Pump._turn
+    monkeypatch.setattr(pump.Pump, "_turn", turn)
+
+    async def main() -> None:
+        LEAVE[:] = [asyncio.Event() for _ in range(12)]
+        app = await App(MemoryStore(), concurrency=4).open()
+        runs = [await app.start(staying, number) for number in range(12)]
+        async with asyncio.timeout(SECONDS_MAX):
+            app.pump.nudge()
+            while not app.pump._has_more:  # it has looked, and there was no room
+                await asyncio.sleep(0.001)
+            turns.clear()
+            for number, run in enumerate(runs):
+                LEAVE[number].set()
+                assert await run.result() == number
+        assert len(turns) < TURNS_MAX
+        await app.close()
 
     asyncio.run(main())
 

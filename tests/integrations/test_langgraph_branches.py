@@ -267,3 +267,109 @@ def test_new_input_at_the_newest_checkpoint_is_a_new_turn(saver: EverstepSaver) 
         where = app.get_state(THREAD).config if turn > 1 else THREAD
         app.invoke({"log": []}, where)
         assert len(DONE) == 3 + turn
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_a_command_at_the_newest_checkpoint_by_its_name_does_nothing_again(
+    durability: Any, saver: EverstepSaver
+) -> None:
+    fails = [True]
+    app = failing(saver, fails)
+    with pytest.raises(RuntimeError):
+        app.invoke({"log": []}, THREAD)
+    fails.clear()
+    app.invoke(Command(update={"amount": 1}), app.get_state(THREAD).config, durability=durability)
+    assert DONE == [5, 5]
+
+
+def test_a_node_after_a_change_by_a_person_and_in_a_copied_thread_is_another_call(saver: EverstepSaver) -> None:
+    app = asking(saver)
+    app.invoke({"amount": 1}, THREAD)
+    saver.copy_thread("t", "copy")
+    copied: Any = {"configurable": {"thread_id": "copy"}}
+    assert app.invoke(Command(resume=1), copied)["log"] == ["charged 5", 1]
+    assert DONE == [5, 5]
+    app.update_state(THREAD, {"amount": 2})
+    app.invoke(None, THREAD)
+    assert DONE == [5, 5, 5]
+    assert app.invoke(Command(resume=2), THREAD)["log"] == ["charged 5", 2]
+    assert DONE == [5, 5, 5]
+
+
+# -- copies of one checkpoint ------------------------------------------------------------------------------------------
+@everstep.step(effect="once")
+def take_number() -> int:
+    DONE.append(len(DONE))
+    return DONE[-1]
+
+
+def counting(saver: EverstepSaver, fails: list[bool]) -> Any:
+    """Four laps of a node that takes a number; one that fails does so after that, but not in the first lap."""
+
+    def count(state: State) -> State:
+        number = take_number()
+        if fails and state["log"]:
+            raise RuntimeError("the process dies here")
+        return {"log": [number]}
+
+    graph = StateGraph(State)
+    graph.add_node("node", count)
+    graph.add_edge(START, "node")
+    graph.add_conditional_edges("node", lambda state: "node" if len(state["log"]) < 4 else END)
+    return graph.compile(checkpointer=saver)
+
+
+def fail(app: Any, fails: list[bool], where: Any, given: Any = None, **options: Any) -> Any:
+    """Let a graph fail, and return the checkpoint that is the newest then."""
+    fails.append(True)
+    with pytest.raises(RuntimeError):
+        app.invoke(given, where, **options)
+    fails.clear()
+    return app.get_state(THREAD).config
+
+
+def after_one_lap(app: Any) -> Any:
+    return next(one.config for one in app.get_state_history(THREAD) if len(one.values["log"]) == 1)
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_two_copies_of_one_checkpoint_do_their_own_work(durability: Any, saver: EverstepSaver) -> None:
+    fails: list[bool] = []
+    app = counting(saver, fails)
+    assert app.invoke({"log": []}, THREAD)["log"] == [0, 1, 2, 3]
+    early = after_one_lap(app)
+    left = fail(app, fails, early, durability=durability)
+    assert app.invoke(None, early, durability=durability)["log"] == [0, 4, 5, 6], "it goes on with what failed"
+    assert app.invoke(None, left, durability=durability)["log"] == [0, 7, 8, 9]
+    assert app.invoke(None, left, durability=durability)["log"] == [0, 10, 11, 12]
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+@pytest.mark.parametrize("is_newest", [True, False])
+def test_what_a_person_changes_and_what_a_copy_goes_on_with_do_not_mix(
+    is_newest: bool, durability: Any, saver: EverstepSaver
+) -> None:
+    fails: list[bool] = []
+    app = counting(saver, fails)
+    if is_newest:
+        early = fail(app, fails, THREAD, {"log": []})
+    else:
+        app.invoke({"log": []}, THREAD)
+        early = after_one_lap(app)
+    left = fail(app, fails, early, durability=durability)
+    own = DONE[-1]
+    changed = app.update_state(early, {"amount": 2})
+    done = len(DONE)
+    assert app.invoke(None, changed, durability=durability)["log"] == [0, done, done + 1, done + 2]
+    assert app.invoke(None, left, durability=durability)["log"] == [0, own, done + 3, done + 4]
+
+
+def test_a_copy_of_which_another_copy_failed_is_still_where_the_branch_goes_on(saver: EverstepSaver) -> None:
+    fails: list[bool] = []
+    app = counting(saver, fails)
+    app.invoke({"log": []}, THREAD)
+    early = after_one_lap(app)
+    left = fail(app, fails, early)
+    fail(app, fails, early)
+    fail(app, fails, left)  # which is not the newest, so that it is copied as well
+    assert app.invoke(None, early)["log"] == [0, 4, 5, 6]

@@ -302,12 +302,11 @@ class Committer:
                 self._stalled.append(entry)
             else:
                 entry[0].fail(error)
-        if full and self._stalled:
+        if self._stalled:
             self._wait_for_room(error)
-        if full:
             self._now_idle()
         else:
-            self._go_on()
+            self._go_on()  # also if only requests found no room: runs that became ready meanwhile wait for a commit
 
     def _wait_for_room(self, error: Exception) -> None:
         if not self.full:

@@ -142,6 +142,10 @@ class Pump:
         elif self._has_more and (room := self._room()) > 0:
             await self._take_more(at, room)
             self._expect_queues()
+        else:
+            # An app drives all that it starts, also beyond its places: when some of those leave, there may be no room
+            # yet. Counting goes on from here; else the next pause would be none, and the loop would never get a turn.
+            self._left = 0
         if changed or nudged or sweep:
             app.notifier.look()
             if app.has_limits:

@@ -5,7 +5,8 @@ call is also says in which branch: by the checkpoint that the branch leaves, and
 does not depend on the ids of the branch's own checkpoints, so it is the same when those are lost.
 
 To go on from a checkpoint that nobody has gone on from is no branch, also if the checkpoint is named. But LangGraph
-copies it then, and the copy has the number of a superstep: those numbers are skipped.
+copies it then, and the copy has the number of a superstep: those numbers are skipped. A copy is in the branch of what
+it is a copy of; so if another copy of that has gone on, to go on from this one is a branch as well.
 """
 
 import threading
@@ -20,6 +21,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 from langsmith import tracing_context
 
+from everstep.adapters import SavedState
 from everstep.errors import Damaged
 from everstep.integrations.langgraph.states import Body, body_of
 from everstep.integrations.langgraph.threads import Loaded, Threads
@@ -27,7 +29,8 @@ from everstep.integrations.langgraph.threads import Loaded, Threads
 KNOWN_MAX: Final = 10_000
 """The branches of so many checkpoints are remembered."""
 COPY: Final = "fork"
-BY_PERSONS: Final = (COPY, "update")
+CHANGE: Final = "update"
+BY_PERSONS: Final = (COPY, CHANGE)
 """The sources of checkpoints that a person makes beside others."""
 
 
@@ -77,13 +80,32 @@ class Branches:
     def _begins(self, thread: str, loop: Any, found: Loaded, is_addressed: bool) -> Standing:
         """Return where a graph is that goes on from a checkpoint."""
         id, standing = found.row.id, _standing_of(found.body)
+        self._leaving.pop((thread, id), None)  # of a graph that was cut off before it saved anything
         if not is_addressed or _answers(loop.input):
             return standing
-        if others := self._others(thread, id, ""):
+        if (others := self._others(thread, id, "")) or self._is_overtaken(thread, found):
             standing = self._leaving[thread, id] = standing._replace(branch=f"{id}.{others}")
-        elif loop.input is None and found.body.source not in BY_PERSONS and copies_what_is_named():
+        elif (loop.input is None or isinstance(loop.input, Command)) and self._is_copied(thread, found):
             standing = self._leaving[thread, id] = standing._replace(skipped=standing.skipped + 1)
         return standing
+
+    def _is_copied(self, thread: str, found: Loaded) -> bool:
+        """Tell whether LangGraph copies a checkpoint that it is told to go on from: not what a person made last."""
+        newest = next(self._threads.rows(thread, "", page=1), None)
+        is_newest = newest is None or newest.id == found.row.id
+        copied = what_is_copied()
+        return (found.body.source not in BY_PERSONS and copied.others) or (not is_newest and copied.older)
+
+    def _is_overtaken(self, thread: str, found: Loaded) -> bool:
+        """Tell whether a copy is of a checkpoint from which somebody else has gone on in its branch."""
+        if found.body.source != COPY:
+            return False
+        after = self._after(thread, found.row.parent)
+        for row in after.get(found.row.parent, ()):
+            body = self._body(thread, row) if row.id != found.row.id else None
+            if body is not None and body.branch == found.body.branch and self._went_on(thread, row, after):
+                return True
+        return False
 
     def of_call(self, thread: str, configurable: dict[str, Any]) -> Standing:
         """Return where the graph is that a node which is running belongs to."""
@@ -99,11 +121,13 @@ class Branches:
 
     def of_state(self, thread: str, id: str, parent: str, source: str) -> Standing:
         """Return where a checkpoint is that is about to be saved."""
-        standing = self._leaving.pop((thread, parent), None)
+        # A person's change is made by no graph that runs.
+        standing = self._leaving.pop((thread, parent), None) if source != CHANGE else None
         if standing is None:
             standing = self._of(thread, parent)
-            if parent and source in BY_PERSONS and (others := self._others(thread, parent, id)):
-                standing = standing._replace(branch=f"{parent}.{others}")
+            # What a person changes is not what a copy goes on with, however far that came.
+            if parent and source in BY_PERSONS and (others := self._others(thread, parent, id, with_copies=True)):
+                standing = standing._replace(branch=f"{parent}.{source}.{others}")
         self._note(thread, id, standing)
         return standing
 
@@ -130,21 +154,30 @@ class Branches:
             while len(self._known) > KNOWN_MAX:
                 self._known.popitem(last=False)
 
-    def _others(self, thread: str, parent: str, id: str) -> int:
-        """Return how many checkpoints other than one go on from another. They are newer, so they come before it.
+    def _others(self, thread: str, parent: str, id: str, *, with_copies: bool = False) -> int:
+        """Return how many checkpoints other than one go on from another.
 
         A copy from which nobody has gone on does not count: whoever made it has not come further than the other one.
         """
-        count = 0
-        parents: set[str] = set()
+        after = self._after(thread, parent)
+        others = [row for row in after.get(parent, ()) if row.id != id]
+        return len(others) if with_copies else sum(self._went_on(thread, row, after) for row in others)
+
+    def _after(self, thread: str, id: str) -> dict[str, list[SavedState]]:
+        """Return the checkpoints that are newer than one, by those that they go on from."""
+        after: dict[str, list[SavedState]] = {}
         for row in self._threads.rows(thread, ""):
-            if row.id <= parent:
+            if row.id <= id:
                 break
-            if row.parent == parent and row.id != id:
-                body = self._body(thread, row) if row.id not in parents else None
-                count += body is None or body.source != COPY
-            parents.add(row.parent)
-        return count
+            after.setdefault(row.parent, []).append(row)
+        return after
+
+    def _went_on(self, thread: str, row: SavedState, after: dict[str, list[SavedState]]) -> bool:
+        """Tell whether a checkpoint is more than a copy, or anybody has come further from there."""
+        body = self._body(thread, row)
+        if body is None or body.source != COPY:
+            return True
+        return any(self._went_on(thread, one, after) for one in after.get(row.id, ()))
 
 
 def _standing_of(body: Body) -> Standing:
@@ -157,9 +190,18 @@ def _is_at(loop: Any, id: Any) -> bool:
     return checkpoint is not None and checkpoint["id"] == id
 
 
+class Copied(NamedTuple):
+    """Which checkpoints LangGraph copies when it is told to go on from them."""
+
+    others: bool
+    """Those that it has made itself in a superstep."""
+    older: bool
+    """Those that a person has made, if there are newer ones."""
+
+
 @cache
-def copies_what_is_named() -> bool:
-    """Tell whether LangGraph, in the version that is installed, copies a checkpoint that it is told to go on from.
+def what_is_copied() -> Copied:
+    """Tell which checkpoints LangGraph copies, in the version that is installed.
 
     It does not say so in any other way; and if it were taken for granted, a version that does not would be given what
     an earlier superstep came to. So that is looked at, once.
@@ -170,11 +212,22 @@ def copies_what_is_named() -> bool:
     app = graph.compile(checkpointer=InMemorySaver(), interrupt_before=["node"])
     thread: Any = {"configurable": {"thread_id": "a"}}
 
-    def look() -> bool:
+    def is_copied(where: Any) -> bool:
+        before = {one.config["configurable"]["checkpoint_id"] for one in app.get_state_history(thread)}
+        app.invoke(None, where)
+        made = [
+            one for one in app.get_state_history(thread) if one.config["configurable"]["checkpoint_id"] not in before
+        ]
+        return any(one.metadata.get("source") == COPY for one in made)
+
+    def look() -> Copied:
         with tracing_context(enabled=False):
             app.invoke({"a": 1}, thread)
-            app.invoke(None, app.get_state(thread).config)
-        return any(one.metadata.get("source") == COPY for one in app.get_state_history(thread))
+            first = app.get_state(thread).config
+            others = is_copied(first)
+            changed = app.update_state(first, {"a": 2})
+            app.update_state(first, {"a": 3})
+            return Copied(others, is_copied(changed))
 
     return Context().run(look)
 
