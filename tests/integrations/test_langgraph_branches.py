@@ -2,11 +2,10 @@
 
 import asyncio
 import gc
-import operator
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 import pytest
 from langgraph.graph import END, START, StateGraph
@@ -15,25 +14,7 @@ from langgraph.types import Command, interrupt
 import everstep
 from everstep.integrations.langgraph import EverstepSaver
 from everstep.integrations.langgraph.branches import Standing
-
-DONE: list[int] = []
-THREAD: Any = {"configurable": {"thread_id": "t"}}
-
-
-@pytest.fixture(autouse=True)
-def nothing_done() -> None:
-    DONE.clear()
-
-
-class State(TypedDict, total=False):
-    log: Annotated[list[Any], operator.add]
-    amount: int
-
-
-@everstep.step(effect="once")
-def charge(amount: int) -> str:
-    DONE.append(amount)
-    return f"charged {amount}"
+from tests.integrations.charging import DONE, THREAD, State, charge
 
 
 def laps(saver: EverstepSaver) -> Any:

@@ -1,8 +1,7 @@
 """Where a call of a step is: in graphs that nodes run, and in tasks, each call has a place of its own."""
 
-import operator
 import time
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 import pytest
 from langgraph.func import entrypoint, task
@@ -11,25 +10,7 @@ from langgraph.types import Command, interrupt
 
 import everstep
 from everstep.integrations.langgraph import EverstepSaver, tools
-
-DONE: list[int] = []
-THREAD: Any = {"configurable": {"thread_id": "t"}}
-
-
-@pytest.fixture(autouse=True)
-def nothing_done() -> None:
-    DONE.clear()
-
-
-class State(TypedDict, total=False):
-    log: Annotated[list[Any], operator.add]
-    amount: int
-
-
-@everstep.step(effect="once")
-def charge(amount: int) -> str:
-    DONE.append(amount)
-    return f"charged {amount}"
+from tests.integrations.charging import DONE, THREAD, State, charge
 
 
 @everstep.tool(effect="once")
