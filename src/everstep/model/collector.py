@@ -3,6 +3,10 @@
 import gc
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Final
+
+IMMORTAL_MAX: Final = 1000
+"""CPython 3.12 puts its own immortal tuples, a few hundred, beside what is frozen. A program freezes thousands."""
 
 
 @contextmanager
@@ -16,7 +20,7 @@ def paused_collector() -> Generator[None]:
         yield
     finally:
         # Little may have been built up after all; and to count what is frozen, all of it is walked.
-        if gc.get_count()[0] > gc.get_threshold()[0] and not gc.get_freeze_count():
+        if gc.get_count()[0] > gc.get_threshold()[0] and gc.get_freeze_count() < IMMORTAL_MAX:
             gc.freeze()  # and back: what was built up counts as old, so that it is not walked at once
             gc.unfreeze()
         gc.enable()
