@@ -224,6 +224,49 @@ def test_going_on_from_the_newest_checkpoint_by_its_name_does_nothing_again(
             assert len(DONE) == 2 + 2 * branch
 
 
+def with_a_graph_as_node(saver: EverstepSaver, fails: list[bool]) -> Any:
+    """A node that charges, and a graph of two more, of which the second one fails after that."""
+
+    def last(state: State) -> State:
+        receipt = charge(3)
+        if fails:
+            raise RuntimeError("the process dies here")
+        return {"log": [receipt]}
+
+    inner = StateGraph(State)
+    inner.add_node("next", lambda state: {"log": [charge(2)]})
+    inner.add_node("last", last)
+    inner.add_edge(START, "next")
+    inner.add_edge("next", "last")
+    graph = StateGraph(State)
+    graph.add_node("first", lambda state: {"log": [charge(1)]})
+    graph.add_node("inner", inner.compile())
+    graph.add_edge(START, "first")
+    graph.add_edge("first", "inner")
+    return graph.compile(checkpointer=saver)
+
+
+@pytest.mark.parametrize("keep", [None, 1])
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_by_its_name_a_thread_goes_on_in_a_graph_that_is_a_node(
+    durability: Any, keep: int | None, file_url: str
+) -> None:
+    fails = [True]
+    where = THREAD
+    for _ in range(3):
+        with EverstepSaver(file_url, keep=keep) as saver:
+            app = with_a_graph_as_node(saver, fails)
+            with pytest.raises(RuntimeError):
+                app.invoke(None if where is not THREAD else {"log": []}, where, durability=durability)
+            where = app.get_state(THREAD).config
+        assert DONE == [1, 2, 3]
+    fails.clear()
+    with EverstepSaver(file_url, keep=keep) as saver:
+        log = with_a_graph_as_node(saver, fails).invoke(None, where, durability=durability)["log"]
+    assert log[-1] == "charged 3"
+    assert DONE == [1, 2, 3]
+
+
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 def test_a_branch_that_fails_before_its_first_checkpoint_goes_on_when_it_is_begun_again(
     durability: Any, saver: EverstepSaver
