@@ -610,7 +610,7 @@ async def test_markers_are_kept_while_somebody_who_was_overtaken_could_wake_up(m
     machine.clock.advance(100)
     assert await second.forget_markers(shop.path, older_than=1) == 0
     stop.opened.set()
-    await machine.until(lambda: not first.threads.acting_for())
+    await machine.until(lambda: not first.acting.runs())
     await machine.kill(first)
     second.store.bury_dead(machine.clock.now())
     assert await second.forget_markers(shop.path, older_than=1) == 1

@@ -129,14 +129,14 @@ async def test_a_late_attempt_finds_that_another_one_has_committed(machine: Mach
     app = await machine.boot()
     await app.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
-    threads = app.threads
+    acting = app.acting
     await machine.kill(app)
     again = await machine.boot()
     assert await (await again.start(flow, id="r")).result(timeout=20) == "sold lamp"
     assert NOTES == ["2 lamp"]
     assert adopted(machine) == [False]
     stop.opened.set()
-    await machine.until(lambda: not threads.acting_for())
+    await machine.until(lambda: not acting.runs())
     assert NOTES == ["2 lamp"], "its body does not run"
     assert shop.sales() == ["lamp"]
 
@@ -159,14 +159,14 @@ async def test_a_late_attempt_cannot_do_what_the_history_says_has_failed(machine
     app = await machine.boot()
     await app.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
-    threads = app.threads
+    acting = app.acting
     await machine.kill(app)
     again = await machine.boot()
     with pytest.raises(Fatal):
         await (await again.start(flow, id="r")).result(timeout=20)
     assert [(marker["attempt"], marker["outcome"]) for marker in shop.markers()] == [(2, None)]
     stop.opened.set()
-    await machine.until(lambda: not threads.acting_for())
+    await machine.until(lambda: not acting.runs())
     assert NOTES == ["2 lamp"]
     assert shop.sales() == [], "a failed step has not happened"
     if retried:
@@ -282,9 +282,9 @@ async def test_an_attempt_past_its_timeout_cannot_commit_any_more(machine: Machi
     run = await app.start(selling_flow(shop.path, body, timeout=0.05), id="r")
     with pytest.raises(StepTimedOut):
         await run.result(timeout=20)
-    assert app.threads.acting_for() == {"r"}, "its thread still runs"
+    assert app.acting.runs() == {"r"}, "its thread still runs"
     stop.opened.set()
-    await machine.until(lambda: not app.threads.acting_for())
+    await machine.until(lambda: not app.acting.runs())
     assert shop.sales() == []
     assert shop.markers() == []
 
@@ -323,7 +323,7 @@ async def test_a_statement_that_runs_too_long_is_interrupted(machine: Machine) -
     run = await app.start(selling_flow(shop.path, body, timeout=0.1), id="r")
     with pytest.raises(StepTimedOut):
         await run.result(timeout=20)
-    await machine.until(lambda: not app.threads.acting_for(), seconds=5)
+    await machine.until(lambda: not app.acting.runs(), seconds=5)
     assert shop.sales() == []
 
 
@@ -349,7 +349,7 @@ async def test_an_async_body_past_its_timeout_is_cancelled(machine: Machine) -> 
 
     app = await machine.boot()
     assert await app.run(flow, id="r") == "too late"
-    await machine.until(lambda: not app.threads.acting_for(), seconds=5)
+    await machine.until(lambda: not app.acting.runs(), seconds=5)
     assert NOTES == ["1 lamp", "cleaned up"]
     assert shop.sales() == []
 
@@ -384,7 +384,7 @@ async def test_a_timeout_after_a_crash_is_told_when_the_earlier_attempt_is_settl
     app = await machine.boot()
     await app.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
-    threads = app.threads
+    acting = app.acting
     await machine.kill(app)
     blocking = sqlite3.connect(shop.path, isolation_level=None)
     blocking.execute("BEGIN IMMEDIATE")
@@ -401,7 +401,7 @@ async def test_a_timeout_after_a_crash_is_told_when_the_earlier_attempt_is_settl
         with pytest.raises(StepTimedOut):
             await run.result(timeout=20)
     stop.opened.set()
-    await machine.until(lambda: not threads.acting_for())
+    await machine.until(lambda: not acting.runs())
     assert len(shop.sales()) == has_happened
 
 
@@ -467,14 +467,14 @@ async def test_a_cancel_reaches_the_code_only_after_the_step_is_settled(
     if cut_off == "no":
         stop.opened.set()
     else:
-        threads = app.threads
+        acting = app.acting
         await machine.kill(app)
         app = await machine.boot()
         run = await app.start(flow, id="r")
     assert await run.result(timeout=20) == "too late"
     if cut_off != "no":
         stop.opened.set()
-        await machine.until(lambda: not threads.acting_for())
+        await machine.until(lambda: not acting.runs())
     happened = cut_off != "before its transaction"
     assert len(shop.sales()) == happened, "what was not done is not done later, by nobody"
     assert ["1 lamp"] * happened == NOTES, "and nothing is begun again for a code that was cancelled"
@@ -512,7 +512,7 @@ async def test_a_run_that_is_ended_without_its_code_waits_until_the_step_is_sett
     if cut_off == "no":
         stop.opened.set()
     else:
-        threads = app.threads
+        acting = app.acting
         await machine.kill(app)
         app = await machine.boot()
         run = await app.start(flow, id="r")
@@ -520,7 +520,7 @@ async def test_a_run_that_is_ended_without_its_code_waits_until_the_step_is_sett
         await run.result(timeout=20)
     if cut_off != "no":
         stop.opened.set()
-        await machine.until(lambda: not threads.acting_for())
+        await machine.until(lambda: not acting.runs())
     assert len(shop.sales()) == (cut_off != "before its transaction")
     assert ["1 lamp"] * (cut_off != "before its transaction") == NOTES
 

@@ -167,10 +167,10 @@ async def test_an_attempt_past_its_timeout_is_a_doubt_and_its_thread_may_still_a
     await held(machine, run)
     await app.resolve("r", "not-done")
     hold = await held(machine, run)
-    assert "thread in this process still runs" in hold.summary
+    assert "its body on a thread still runs in this process" in hold.summary
     assert NOTES == ["begun"], "a person's word is not enough while the thread may act"
     go_on.set()
-    await machine.until(lambda: not app.threads.acting_for())
+    await machine.until(lambda: not app.acting.runs())
     await app.resolve("r", "not-done")
     assert await run.result(timeout=20) == "paid"
     assert NOTES == ["begun", "sent", "begun", "sent"]

@@ -274,17 +274,21 @@ async def test_not_done_by_a_process_that_still_exists_is_held_until_it_is_gone(
     app.pump._task = None
     machine.clock.advance(31)
     other = await machine.worker(lease=30.0)
-    await machine.until_status("r", "held")
+    await machine.until(lambda: "probe_answered" in machine.kinds("r"))
+    assert machine.status("r") != "held", "its body is in this process, so its end would be seen"
+    while machine.status("r") != "held":  # until its probe is not asked any more
+        machine.clock.advance(60)
+        await asyncio.sleep(0.01)
     assert app.worker in machine.hold("r").summary
     await other.resolve("r", "not-done")
     await machine.until(lambda: len(machine.bodies("r", "run_held")) == 2)
-    assert NOTES == ["pay", "ask"], "a person's word is treated with the same care"
+    assert NOTES.count("pay") == 1, "a person's word is treated with the same care"
     await machine.kill(app)
     gate.opened.set()
     await machine.until_status("r", "held")
     await other.resolve("r", "not-done")
     assert await other.get("r").result(timeout=20) == "paid"
-    assert NOTES == ["pay", "ask", "pay"]
+    assert NOTES.count("pay") == 2
 
 
 # -- cancels -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from everstep.codec import is_immutable_scalar
 from everstep.engine import later
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from everstep.engine.doubts import Doubts
     from everstep.engine.driver import Driver
     from everstep.engine.keys import Keys
+
+LOOK_AGAIN_SECONDS: Final = 0.5
+"""How often it is looked whether what a failed attempt started has ended, before the next one begins."""
 
 
 class StepAttempts:
@@ -183,9 +186,7 @@ class StepAttempts:
         """Record and start another attempt."""
         call = self._driver.execution.steps[number]
         attempts = self._known[number]
-        still = self.doubts.may_still_act(call) if attempts.by_person and call.target.effect == "once" else ""
-        if still:
-            self.doubts.hold(call, f"it was said that it has not happened, but {still}")
+        if call.target.effect == "once" and self._must_wait(call, attempts):
             return
         if self._may_have_happened_unseen(call) and not attempts.asked:
             self.doubts.begin(call, None, because=self._driver.execution.caution)
@@ -213,6 +214,25 @@ class StepAttempts:
         attempts.by = self._driver.app.worker
         body.attempt = attempts.attempt
         self.start_when_allowed(call, self.record_start(call, body))
+
+    def _must_wait(self, call: StepCall, attempts: Attempts) -> bool:
+        """Whether a `once` step is not begun again yet: an earlier attempt, or what it started, still runs.
+
+        A person's word is not enough then. After a certain failure the next attempt waits for that to end, for as long
+        as a probe would be asked.
+        """
+        if attempts.by_person and (still := self.doubts.may_still_act(call)):
+            self.doubts.hold(call, f"it was said that it has not happened, but {still}")
+            return True
+        if attempts.asked or (attempts.due or 0) <= 0 or not (still := self.doubts.acts_here(call)):
+            return False
+        driver = self._driver
+        if driver.app.clock.now() > attempts.due + microseconds(call.target.probe_for):
+            self.doubts.hold(call, f"its last attempt failed, but {still}")
+        else:
+            driver.deadlines.add(driver.app.clock.now() + microseconds(LOOK_AGAIN_SECONDS), "attempt", call.call)
+            driver.come_to_rest()
+        return True
 
     def has_room(self, call: StepCall, *, again: bool = False) -> bool:
         """Tell whether the budget has room for an attempt. If not, that is recorded, and the step waits or gives way.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from everstep.engine.driver import Driver
     from everstep.engine.spending import Charging, Spending
     from everstep.engine.streaming import Streams
+    from everstep.engine.surrounding import Surrounding
 
 log = logging.getLogger("everstep.step")
 
@@ -39,8 +40,15 @@ class Attempt(StepBody, eq=False, kw_only=True):
     _bodies: "Bodies"
     call: StepCall
     fallback: bool = False
+    is_asked: bool = False
+    """Whether this is only a question to a probe about the attempt."""
     spending: "Spending | None" = None
     task: "asyncio.Task[None] | None" = None
+
+    @property
+    def app(self) -> "Surrounding":
+        """The app whose attempt it is."""
+        return self._bodies.app
 
     def idempotency_key(self) -> str:
         return self.call.idempotency_key()
@@ -115,11 +123,16 @@ class Bodies:
             body = functools.partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)
             app.threads.start(driver.run, body, lambda value, error: self._end(running, value, error, began), call.call)
 
+    @property
+    def app(self) -> "Surrounding":
+        """The app that the run belongs to."""
+        return self._driver.app
+
     def attempt_at(self, call: StepCall, attempt: int) -> Attempt:
         """Return an attempt that somebody asks about, and that does not run."""
         workflow, digest = self._driver.execution.workflow.name, call.arguments.digest
         surroundings = (self._driver.run, workflow, call.step, digest, call.entropy, attempt, None)
-        return Attempt(*surroundings, _bodies=self, call=call)
+        return Attempt(*surroundings, _bodies=self, call=call, is_asked=True)
 
     @property
     def charging(self) -> "Charging":

@@ -15,16 +15,17 @@ from everstep.effects.answers import Done, Unknown
 from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
 from everstep.engine.accounts import account_of
+from everstep.engine.acting import has_ended, where_in_process
 from everstep.engine.bodies import Attempt
 from everstep.engine.clock import Alarm, microseconds, set_alarm
 from everstep.engine.commands import StepCall
 from everstep.engine.due import DOUBT, Attempts
 from everstep.engine.holding import in_doubt_report
-from everstep.engine.processes import has_ended, is_of_this_process
 from everstep.errors import NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.secrets import HIDDEN
+from everstep.stores.processes import is_of_this_process
 
 if TYPE_CHECKING:
     from everstep.engine.attempts import StepAttempts
@@ -73,8 +74,6 @@ class Doubts:
         driver, attempts = self._driver, self._known[call.call]
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error) if error is not None else b"")
         because = because or ("outcome" if happened else "crash" if error is None else "error")
-        if error is not None:
-            driver.app.threads.note_left_behind(driver.run, call.call)
         body = ev.StepDoubted(call.call, attempts.attempt, because, raw, ref, call.is_secret)
         driver.record("step_doubted", call.step, body)
         attempts.due, attempts.doubted_at, attempts.happened = DOUBT, driver.journal.at, happened
@@ -196,10 +195,13 @@ class Doubts:
         attempts = self._known[call.call]
         self._note(call, attempts, "not-done")
         attempts.asked = True
-        still = (self.may_still_act(call) or self._is_unseen(call)) if call.target.effect == "once" else ""
-        is_ours = attempts.by == self._driver.app.worker and not self._driver.execution.unseen_workers
-        if still and is_ours and call.target.is_async:
-            self._ask_later(call, Unknown(still))  # what it left behind on threads ends in its time
+        here = elsewhere = ""
+        if call.target.effect == "once":
+            here, elsewhere = self.acts_here(call), self.acts_elsewhere(call) or self._is_unseen(call)
+        still = elsewhere or here
+        is_awaited = call.target.is_async or attempts.by != self._driver.app.worker
+        if still and not elsewhere and is_awaited and not self._is_too_late(call, self._next_question(attempts)):
+            self._ask_later(call, Unknown(here))  # it ends in its time, and that is seen here
         elif still:
             self.hold(call, f"the probe says that it has not happened, but {still}")
         elif (due := self._repeated_at(call)) <= self._driver.app.clock.now():
@@ -223,13 +225,21 @@ class Doubts:
     def _ask_later(self, call: StepCall, answer: Unknown) -> None:
         driver, attempts = self._driver, self._known[call.call]
         self._note(call, attempts, "unknown", answer.why)
-        attempts.probes += 1
-        due = driver.app.clock.now() + microseconds(_pause(attempts.probes))
-        if due > attempts.doubted_at + microseconds(call.target.settle + call.target.probe_for):
+        due = self._next_question(attempts)
+        if self._is_too_late(call, due):
             self.hold(call, f"its probe does not know, after {call.target.probe_for:g} s")
             return
+        attempts.probes += 1
         driver.deadlines.add(due, "probe", call.call)
         driver.come_to_rest()
+
+    def _next_question(self, attempts: Attempts) -> int:
+        return self._driver.app.clock.now() + microseconds(_pause(attempts.probes + 1))
+
+    def _is_too_late(self, call: StepCall, at: int) -> bool:
+        """Whether the time for asking the probe is over before `at`."""
+        doubted_at = self._known[call.call].doubted_at
+        return at > doubted_at + microseconds(call.target.settle + call.target.probe_for)
 
     def _note(self, call: StepCall, attempts: Attempts, answer: str, why: str = "") -> None:
         shown = HIDDEN if why and call.is_secret else why[:500]
@@ -244,34 +254,42 @@ class Doubts:
         self._driver.put_on_hold(in_doubt_report(call, attempts, why, account, is_done=is_done))
 
     def may_still_act(self, call: StepCall) -> str:
-        """Say where the last attempt may still run; "" if it provably cannot act any more."""
-        app, attempts = self._driver.app, self._known[call.call]
-        if attempts.by in ("", app.worker) and app.threads.is_acting(self._driver.run, call.call):
-            return "a thread in this process still runs that it may have begun"
+        """Say where the last attempt still runs, as far as that can be seen; "" if it is not seen anywhere."""
+        return self.acts_here(call) or self.acts_elsewhere(call)
+
+    def acts_here(self, call: StepCall) -> str:
+        """Say what of the step still runs in this process, in this app or another one; "" if nothing does."""
+        for worker in self._suspects(call):
+            if still := where_in_process(worker, self._driver.run, call.call):
+                return f"{still} still runs in this process (worker {worker})"
+        return ""
+
+    def acts_elsewhere(self, call: StepCall) -> str:
+        """Say which other process began it and is still there; "" if none is seen."""
+        app = self._driver.app
         suspects = self._others(call)
         for worker in app.store.workers() if suspects else ():
-            if worker.id in suspects and not has_ended(worker.id):  # it may be dead and not buried yet
+            if worker.id in suspects and not has_ended(app.store, worker.id):
                 return f"the process that began it still exists (worker {worker.id}, pid {worker.pid} on {worker.host})"
         return ""
 
+    def _suspects(self, call: StepCall) -> list[str]:
+        """Return the workers that may have begun it."""
+        by = self._known[call.call].by or self._driver.app.worker
+        return sorted({by, self._driver.app.worker} | self._driver.execution.unseen_workers)
+
     def _others(self, call: StepCall) -> set[str]:
-        """Return the other workers that may have begun it."""
-        others = {self._known[call.call].by} | self._driver.execution.unseen_workers
-        return others - {"", self._driver.app.worker}
+        """Return those of them that are other processes."""
+        return {worker for worker in self._suspects(call) if not is_of_this_process(worker)}
 
     def _is_unseen(self, call: StepCall) -> str:
-        """Say which process may still run although it is no longer among the workers: only its session was lost.
+        """Say which process may still run although it is no longer among the workers.
 
         A person can know that it has ended, and say so; a probe cannot.
         """
-        if self._driver.app.store.buries_only_ended:
-            return ""
         for worker in sorted(self._others(call)):
-            if is_of_this_process(worker):
-                if self._driver.app.threads.is_acting(self._driver.run, call.call):
-                    return "a thread in this process still runs that it may have begun"
-            elif not has_ended(worker):
-                return f"nobody here can see that the process that began it has ended (worker {worker})"
+            if not has_ended(self._driver.app.store, worker):
+                return f"it is not proven that the process that began it has ended (worker {worker})"
         return ""
 
     def cancel_all(self) -> None:

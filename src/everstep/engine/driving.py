@@ -11,7 +11,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from everstep.codec import Codec
+from everstep.effects import descent
 from everstep.engine import asyncio_parts
+from everstep.engine.acting import Acting
 from everstep.engine.chance import MachineRandom
 from everstep.engine.clock import StoreClock
 from everstep.engine.closing import wait_for_bodies
@@ -119,6 +121,8 @@ class Driving(Parts):
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self.threads = Threads(self.loop, THREADS_MAX)
+        self.acting = Acting(self)
+        descent.watch()
         self.committer = Committer(self.store, self.loop)
         self.first_turns = FirstTurns(self.loop, self.committer.half_is_ready)
         self.pump = Pump(self)
@@ -130,6 +134,7 @@ class Driving(Parts):
         """Enter this process among the workers, once it drives its first run."""
         if not self.worker:
             worker = self.presence.enter()
+            self.acting.enter(worker)
             try:
                 self.restores = self.store.restores()  # now that it is a worker, no restore can be marked any more
             except BaseException:
@@ -161,7 +166,7 @@ class Driving(Parts):
         await self.committer.close()
         try:
             if self.worker and self._failed is None:
-                self._leave(self.threads.acting_for())
+                self._leave(self.acting.runs())
         finally:  # whatever happens: without its liveness lock, the runs of this worker are free
             self.threads.close()
             self._failed = self._failed or Misuse("The app was closed.")
@@ -179,16 +184,17 @@ class Driving(Parts):
             await asyncio.wait(stopping, timeout=STOP_SECONDS)
 
     def _leave(self, acting: set[str]) -> None:
-        """Give all runs back. One whose body still runs on a thread keeps its owner until this process is gone."""
+        """Give all runs back. One of which a step still acts keeps its owner, and its liveness lock, until that ends."""
         if not acting:
             self.store.leave(self.worker)
             return
-        log.warning("%d steps still run on threads; their runs are free when this process ends.", len(acting))
+        log.warning("Steps of %d runs still act; these runs are free when that has ended.", len(acting))
         others = [driver for driver in self.drivers.values() if driver.run not in acting]
         back: list[Operation] = [
             Release(one.run, one.row.epoch, "waiting" if one.status == "waiting" else "queued") for one in others
         ]
         self.store.commit(back)
+        self.acting.keep_until_ended(self.store.hand_over_lock(self.worker))
 
     # -- driving ---------------------------------------------------------------------------------------------------
     @property

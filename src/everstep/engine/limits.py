@@ -148,6 +148,8 @@ class Limits:
             self._look_later = self._app.loop.call_later(LOOK_SECONDS, self._look_again)
 
     def _is_in_use(self, driver: "Driver", call: int) -> bool:
+        if self._app.acting.where(driver.run, call):
+            return True
         if driver.stopped:
             return False
         attempts = driver.attempts
@@ -179,7 +181,8 @@ class Limits:
             while name in self._waiting and not app.draining:
                 self._drop_unwanted(name)
                 room, next_at = self._room(name)
-                chosen = list(self._waiting.get(name, ()))[:room]
+                # An earlier attempt at the same step may still act, and has the slot.
+                chosen = [key for key in self._waiting.get(name, ()) if key not in self._held][:room]
                 if not chosen:
                     self._wake_at(name, next_at)
                     return
@@ -226,10 +229,14 @@ class Limits:
 
     # -- giving back -----------------------------------------------------------------------------------------------
     def free(self, run: str, call: int) -> None:
-        """A body has ended, or left: its slot is free."""
-        held = self._held.pop((run, call), None)
-        if held is not None:
-            self._give_back(held[0], (run, call))
+        """A body has ended, or is not waited for any more: its slot is free, unless something of it still acts."""
+        if (run, call) not in self._held:
+            return
+        if self._app.acting.where(run, call):
+            self._look_soon()
+            return
+        name, _ = self._held.pop((run, call))
+        self._give_back(name, (run, call))
 
     def _give_back(self, name: str, key: tuple[str, int]) -> None:
         try:

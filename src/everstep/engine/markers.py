@@ -47,7 +47,7 @@ def _may_be_forgotten(app: "Driving", run: str) -> bool:
     A run that this store does not know is another store's, and is left alone.
     """
     row = app.store.run(run)
-    if row is None or row.status not in ENDED or run in app.threads.acting_for():
+    if row is None or row.status not in ENDED or run in app.acting.runs():
         return False
     try:
         begun_by = {

@@ -15,7 +15,7 @@ from everstep.engine.clock import microseconds
 from everstep.engine.workflow import DECLARED
 from everstep.errors import Misuse, StoreError
 from everstep.model.digests import digest_of
-from everstep.stores.processes import machine_code
+from everstep.stores.processes import worker_name
 from everstep.stores.protocol import Release, RunRow
 
 if TYPE_CHECKING:
@@ -25,11 +25,6 @@ log = logging.getLogger("everstep.worker")
 
 LEFT_MAX: Final = 1000
 """So many runs that a worker gave back, because its code is not theirs, are named in its row."""
-
-
-def worker_name(host: str, bits: int) -> str:
-    """Return a new name for this process among the workers: where it runs, its number, and 32 random bits."""
-    return f"{host[:40]}-{os.getpid()}-{machine_code()}-{bits:08x}"
 
 
 class Presence:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from everstep.codec import Codec
+    from everstep.engine.acting import Acting
     from everstep.engine.children import RecentEnds
     from everstep.engine.clock import Clock
     from everstep.engine.committer import Committer
@@ -35,6 +36,7 @@ class Surrounding(Protocol):
     context: Context
     thread: int
     threads: "Threads"
+    acting: "Acting"
     first_turns: "FirstTurns"
     randomness: random.Random
     worker: str

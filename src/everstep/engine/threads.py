@@ -7,11 +7,9 @@ in all bodies that have ended meanwhile.
 
 import asyncio
 import queue
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import thread as pools
 from typing import Any
 
 Done = Callable[[Any, BaseException | None], None]
@@ -20,13 +18,14 @@ Done = Callable[[Any, BaseException | None], None]
 class OnThread:
     """A body on a thread. `run` is the run it acts for, and `call` the step; 0 for what cannot act."""
 
-    __slots__ = ("call", "done", "error", "function", "run", "value")
+    __slots__ = ("call", "done", "error", "function", "has_ended", "run", "value")
 
     def __init__(self, run: str, function: Callable[[], Any], done: Done, call: int) -> None:
         self.run = run
         self.call = call
         self.function = function
         self.done = done
+        self.has_ended = False
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -42,8 +41,6 @@ class Threads:
         self._acting: set[OnThread] = set()
         self._ended: deque[OnThread] = deque()
         self._is_woken = False
-        self._left_behind: dict[tuple[str, int], set[tuple[int, int]]] = {}
-        """What pools of threads did when a step's body failed, by run and call."""
 
     def start(self, run: str, function: Callable[[], Any], done: Done, call: int = 0) -> None:
         """Call a function on a thread; `done` gets its value or its error, on the loop."""
@@ -54,20 +51,13 @@ class Threads:
             threading.Thread(target=self._work, name=f"everstep-step-{self._count}", daemon=True).start()
         self._waiting.put(one)
 
-    def acting_for(self) -> set[str]:
-        """Return the runs for which a body is still on a thread, whether anybody waits for it or not."""
-        return {one.run for one in self._acting}
+    def acting(self) -> list[OnThread]:
+        """Return the bodies that are on a thread, whether they are waited for or not. May be called on any thread."""
+        return [one for one in list(self._acting) if not one.has_ended]
 
     def is_acting(self, run: str, call: int) -> bool:
-        """Tell whether a body of this step, or work that it may have left behind, is still on a thread."""
-        left = self._left_behind.get((run, call), set()) & busy_in_pools()
-        if not left:
-            self._left_behind.pop((run, call), None)
-        return bool(left) or any(one.run == run and one.call == call for one in self._acting)
-
-    def note_left_behind(self, run: str, call: int) -> None:
-        """A body failed. What it gave to `asyncio.to_thread` may act on: remember all that pools do just now."""
-        self._left_behind[run, call] = busy_in_pools()
+        """Tell whether a body of this step is still on a thread."""
+        return any(one.run == run and one.call == call for one in self.acting())
 
     def close(self) -> None:
         """Let idle threads end. Those with a body end with it, or with the process."""
@@ -80,6 +70,7 @@ class Threads:
                 one.value = one.function()
             except BaseException as error:  # noqa: BLE001  # whatever a body raises is its outcome
                 one.error = error
+            one.has_ended = True
             self._ended.append(one)
             if not self._is_woken:
                 self._is_woken = True
@@ -96,14 +87,3 @@ class Threads:
             self._acting.discard(one)
             one.done(one.value, one.error)
 
-
-def busy_in_pools() -> set[tuple[int, int]]:
-    """Return the work that pools of threads do just now, `asyncio.to_thread` among them: the thread and its frame."""
-    found = set()
-    for thread, newest in sys._current_frames().items():
-        frame = newest
-        while frame is not None:
-            if frame.f_code is pools._WorkItem.run.__code__:
-                found.add((thread, id(frame)))
-            frame = frame.f_back  # type: ignore[assignment]
-    return found

@@ -63,7 +63,6 @@ class MemoryStore(MemoryWork):
     """A store in plain dicts under one lock. For tests; nothing survives the process."""
 
     look_seconds = 0.0
-    buries_only_ended = True
 
     def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
         super().__init__(clock or (lambda: time.time_ns() // 1000))

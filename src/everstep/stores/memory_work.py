@@ -41,6 +41,7 @@ class MemoryWork(MemoryBeside, MemorySchedules):
         self._notifications = MemoryNotifications()
         self._workers: dict[str, WorkerRow] = {}
         self._dead: set[str] = set()
+        self._ended: set[str] = set()
         self._queues = MemoryQueues(self._runs, self._workers)
         self._saved = MemorySaved(self._lock, self._workers)
 
@@ -227,6 +228,7 @@ class MemoryWork(MemoryBeside, MemorySchedules):
             buried = [row.id for row in self.workers() if row.id in self._dead]
             for worker in buried:
                 del self._workers[worker]
+            self._ended.update(buried)
             self._dead.clear()
             return buried
 
@@ -238,6 +240,15 @@ class MemoryWork(MemoryBeside, MemorySchedules):
                     row.owner = None
                     row.status = "queued" if row.status == "running" else row.status
             self._workers.pop(worker, None)
+            self._ended.add(worker)
+
+    def has_ended(self, worker: str) -> bool:
+        """Tell whether a worker provably cannot act any more."""
+        return worker in self._ended or worker in self._dead
+
+    def hand_over_lock(self, worker: str) -> Callable[[], None]:
+        """Return a function that does nothing: this store ends with its process."""
+        return lambda: None
 
 
 def is_in_line(row: RunRow) -> bool:

@@ -6,6 +6,7 @@ session is no proof that a process cannot act any more; only the machine on whic
 
 import os
 import socket
+import sys
 from functools import cache
 from typing import Final
 
@@ -39,23 +40,66 @@ def machine_code() -> str:
         import uuid
 
         place = str(uuid.getnode())
-    return digest_of(f"{socket.gethostname()} {place}".encode()).hex()[:6]
+    return digest_of(f"{socket.gethostname()} {place}".encode()).hex()[:10]
 
 
-def has_ended(pid: int, where: str) -> bool:
+def worker_name(host: str, bits: int) -> str:
+    """Return a new name for this process among the workers: host, pid, machine, start time, and 32 random bits."""
+    return f"{host[:40]}-{os.getpid()}-{machine_code()}-{start_time(os.getpid()):x}.{bits:08x}"
+
+
+def is_of_this_process(worker: str) -> bool:
+    """Tell whether a worker is, or was, this process."""
+    pid, where, started = _place(worker)
+    return (pid, where) == (os.getpid(), machine_code()) and started in (0, start_time(pid))
+
+
+def worker_has_ended(worker: str) -> bool:
+    """Tell whether the process of a worker has provably ended. Nothing can be said about another machine's."""
+    return has_ended(*_place(worker))
+
+
+def _place(worker: str) -> tuple[int, str, int]:
+    """Return the pid of a worker's process, its machine, and when it was started; 0 where the name does not say."""
+    parts = worker.rsplit("-", 3)
+    if len(parts) != 4 or not parts[1].isdecimal():
+        return (0, "", 0)
+    started = parts[3].partition(".")[0] if "." in parts[3] else "0"
+    try:
+        return (int(parts[1]), parts[2], int(started, 16))
+    except ValueError:
+        return (0, "", 0)
+
+
+def has_ended(pid: int, where: str, started: int = 0) -> bool:
     """Tell whether a process has provably ended: only of one on this machine that can be said.
 
-    where: what `machine` or `machine_code` said in that process. A number that another process has got meanwhile says
-    nothing.
+    where: what `machine` or `machine_code` said in that process. started: its start time, if that is known: then a
+    process that got the same pid later is told apart from it. Otherwise that one's life proves nothing.
     """
     if os.name == "nt" or not where or where not in (machine(), machine_code()):
         return False
+    if sys.platform == "linux" and not machine():
+        return False  # the processes of another namespace would be asked
     try:
         os.kill(pid, 0)
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            state = file.read().rpartition(")")[2].split()[0]
     except ProcessLookupError:
         return True
-    except (OSError, IndexError):
-        return False
-    return state in ENDED_STATES
+    except OSError:
+        pass  # it exists, and is another user's
+    state, begun = _state(pid)
+    return state in ENDED_STATES or (0 < started < begun)
+
+
+def start_time(pid: int) -> int:
+    """Return when a process was started, in clock ticks since the machine was; 0 where that is unknown."""
+    return _state(pid)[1]
+
+
+def _state(pid: int) -> tuple[str, int]:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return fields[0], int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return "", 0

@@ -12,7 +12,7 @@ The inbox of a run is its rows in `signals`: messages (kind `signal`), questions
 changed (kind `key`). They are numbered per store in the order of arrival.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -263,8 +263,6 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
     """128 random bits of the store's own, from which the keys of shared actions derive."""
     look_seconds: float
     """How often a worker looks for work although nobody has said that there is any. (Timers are known beforehand.)"""
-    buries_only_ended: bool
-    """Whether a worker that was buried has provably ended: the kernel said so, and not a network."""
     chain: ChainKeys
     """The chain keys of this process, for whoever makes and verifies histories. A store itself knows none."""
 
@@ -471,7 +469,24 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         ...
 
     def leave(self, worker: str) -> None:
-        """Give back all runs of a worker (owner None; `running` becomes `queued`) and remove it."""
+        """Give back all runs of a worker (owner None; `running` becomes `queued`), remove it, and note its end.
+
+        Only for a worker that has seen everything end that it had begun: see `has_ended`.
+        """
+        ...
+
+    def has_ended(self, worker: str) -> bool:
+        """Tell whether a worker provably cannot act any more: it left, or the kernel says that its process is gone.
+
+        That a worker has no row, no lease or no session proves nothing.
+        """
+        ...
+
+    def hand_over_lock(self, worker: str) -> Callable[[], None]:
+        """Keep a worker's liveness lock beyond `close`: something that it began still acts. What is returned frees it.
+
+        A store whose locks end with its connection returns a function that does nothing.
+        """
         ...
 
     def close(self) -> None: ...

@@ -199,6 +199,12 @@ class WorkerRow(msgspec.Struct):
     """Where it delivers notifications of holds to, by name."""
     about: bytes = b"{}"
     """JSON: what it serves, and how busy it is. For people, and for other workers; nothing is decided by it here."""
+    lock_file: str = ""
+    """On SQLite: the identity of the file on which its liveness lock is held."""
+
+
+ENDED_KEPT_MICROSECONDS: Final = 90 * 86_400 * 1_000_000
+"""How long it is remembered that a worker has provably ended. After that, its steps in doubt are a person's to settle."""
 
 
 class LostTail(msgspec.Struct, kw_only=True):

@@ -904,6 +904,18 @@ WITH noted AS (
 )
 UPDATE everstep.workers SET lease_until = $1, about = coalesce($4::bytea, about) WHERE id = $2;
 
+-- name: note_ended_worker
+-- Proven by the kernel, or by the worker itself, which saw all that it had begun end.
+INSERT INTO everstep.ended_workers (id, at) VALUES ($1, $2) ON CONFLICT (id) DO NOTHING;
+
+-- name: forget_ended_workers
+-- What is forgotten is unknown, and not proven.
+DELETE FROM everstep.ended_workers WHERE at < $1;
+
+-- name: is_ended_worker
+-- Asked before a step that must not happen twice is repeated.
+SELECT 1 FROM everstep.ended_workers WHERE id = $1;
+
 -- name: give_back
 -- What a leaving worker was driving goes on elsewhere. Locked in the order in which everybody locks.
 WITH mine AS MATERIALIZED (SELECT id FROM everstep.runs WHERE owner = $1 ORDER BY id FOR UPDATE)

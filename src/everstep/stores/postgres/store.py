@@ -28,6 +28,7 @@ from everstep.stores.postgres.poolers import REFUSAL, refuse_unsaid_pooler, unsa
 from everstep.stores.postgres.reads import Reader
 from everstep.stores.postgres.watching import Watcher
 from everstep.stores.postgres.workers import Workers
+from everstep.stores.processes import worker_has_ended
 from everstep.stores.protocol import Operation, Verdict, WorkerRow
 from everstep.stores.rows import LostTail
 from everstep.stores.sql.store import SqlStore
@@ -46,7 +47,6 @@ class PostgresStore(SqlStore):
     """
 
     look_seconds = 10.0
-    buries_only_ended = False
     _reader: Reader
 
     def __init__(
@@ -205,8 +205,16 @@ class PostgresStore(SqlStore):
 
     def bury_dead(self, at: int) -> list[str]:
         """Remove workers whose session is gone, and return their ids."""
-        return self._workers.bury()
+        return self._workers.bury(at)
 
     def leave(self, worker: str) -> None:
-        """Give back all runs of a worker and remove it."""
-        self._workers.leave(worker)
+        """Give back all runs of a worker, remove it, and note that it has ended."""
+        self._workers.leave(worker, self.now())
+
+    def has_ended(self, worker: str) -> bool:
+        """Tell whether a worker provably cannot act any more."""
+        return self._reader.is_ended_worker(worker) or worker_has_ended(worker)
+
+    def hand_over_lock(self, worker: str) -> Callable[[], None]:
+        """Return a function that does nothing: the lock ends with the session."""
+        return lambda: None

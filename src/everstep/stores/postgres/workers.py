@@ -8,8 +8,9 @@ from everstep.stores.postgres.commits import Writer
 from everstep.stores.postgres.reads import Reader
 from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.postgres.watching import Watcher
-from everstep.stores.processes import machine
+from everstep.stores.processes import machine, worker_has_ended
 from everstep.stores.protocol import WorkerRow
+from everstep.stores.rows import ENDED_KEPT_MICROSECONDS
 from everstep.stores.sql.rows import as_json, worker_row
 
 
@@ -69,8 +70,11 @@ class Workers:
         with self._writer.transaction("renew") as statements:
             return statements.run("renew", lease_until, worker, at, about) > 0
 
-    def bury(self) -> list[str]:
-        """Remove those whose locks have been free for long enough, and return their ids."""
+    def bury(self, at: int) -> list[str]:
+        """Remove those whose locks have been free for long enough, and return their ids.
+
+        A lost session does not prove that a process has ended. Where the kernel does, that is noted.
+        """
         candidates = self._watcher.gone() if self._waits else self._missing_now()
         if not candidates:
             return []
@@ -80,7 +84,10 @@ class Workers:
             for worker, place in candidates:
                 # Asked again, now that nobody can enter: another worker may have got the place of one that left.
                 if statements.all("is_place_free", self._places, place)[0][0]:
-                    buried += [worker] * statements.run("remove_worker", worker, place)
+                    removed = statements.run("remove_worker", worker, place)
+                    buried += [worker] * removed
+                    if removed and worker_has_ended(worker):
+                        self._note_end(statements, worker, at)
         if buried:
             self._watcher.tell()  # their runs and slots are free
         return buried
@@ -102,11 +109,16 @@ class Workers:
         held: bool = self._reader.ask(lambda statements: statements.all("is_place_taken", *asked))[0][0]
         return held
 
-    def leave(self, worker: str) -> None:
-        """Give back all runs of a worker, remove it, and only then free its lock."""
+    def _note_end(self, statements: PostgresStatements, worker: str, at: int) -> None:
+        statements.run("forget_ended_workers", at - ENDED_KEPT_MICROSECONDS)
+        statements.run("note_ended_worker", worker, at)
+
+    def leave(self, worker: str, at: int) -> None:
+        """Give back all runs of a worker, remove it, note that it has ended, and only then free its lock."""
         with self._writer.transaction("leave") as statements:
             statements.run("give_back", worker)
             statements.run("forget_worker", worker)
+            self._note_end(statements, worker, at)
         place = self._held.pop(worker, None)
         if place is not None:
             self._watcher.free(place)

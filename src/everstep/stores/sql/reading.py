@@ -235,6 +235,10 @@ class Reading(ABC):
         """Return all workers, by their places."""
         return [worker_row(row) for row in self._all("workers")]
 
+    def is_ended_worker(self, worker: str) -> bool:
+        """Tell whether it was noted that a worker has provably ended."""
+        return bool(self._all("is_ended_worker", worker))
+
     # -- notifications ------------------------------------------------------------------------------------------------
     def notifications(self, *, run: str | None, undelivered_only: bool) -> list[NotificationRow]:
         """Return notifications, oldest first."""

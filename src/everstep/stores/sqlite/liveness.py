@@ -7,6 +7,11 @@ On Linux these are open-file-description locks: they belong to the open file and
 in one process see each other as alive, and closing one file frees only its own lock. A forked child would share the
 open file and so keep the lock alive; it closes the file first thing.
 
+A free lock proves that its owner is gone only if it is the owner's lock: somebody may have deleted the file, so that the
+next process made another one with all its places free. So a file has a random name in its first bytes. A worker's row
+says on which file its lock is (`identity`: that name, and the inode, which differs in a copy), and a lock on any other
+file says nothing about it.
+
 Elsewhere there are only the locks of POSIX, which belong to the process: a process cannot see its own, and closing
 *any* descriptor of the file frees all of them. So there one descriptor for each file is opened, never closed, and the
 places that this process holds are remembered beside it. Code outside Everstep that opens and closes the file would
@@ -14,10 +19,12 @@ still free the locks; live workers are then buried by mistake, and only the epoc
 no `fcntl` at all, nobody is ever found dead, and only leases lapse.
 """
 
+import errno
 import os
 import struct
 import sys
 import threading
+import time
 import weakref
 from typing import Final
 
@@ -28,6 +35,10 @@ if _HAS_FCNTL:
 _HAS_OFD: Final[bool] = sys.platform == "linux" and struct.calcsize("P") == 8 and hasattr(fcntl, "F_OFD_SETLK")
 _FLOCK: Final = "hhqqi4x"
 """`struct flock` of 64-bit Linux: type, whence, start, length, process."""
+NAME_BYTES: Final = 16
+"""Length of the random name at the beginning of the file."""
+NAMING: Final = 0
+"""The byte that is locked while a new file gets its name. Workers' places begin with 1."""
 
 _open_files: "weakref.WeakSet[LiveLock]" = weakref.WeakSet()
 
@@ -35,8 +46,10 @@ _open_files: "weakref.WeakSet[LiveLock]" = weakref.WeakSet()
 class LiveLock:
     """A held lock on a place. `release` frees it; the end of the process does as well."""
 
-    def __init__(self, locks: "LiveLocks", place: int, descriptor: int) -> None:
+    def __init__(self, locks: "LiveLocks", place: int, descriptor: int, identity: str) -> None:
         self.place = place
+        self.identity = identity
+        """The file on which it is held."""
         self._locks = locks
         self._descriptor = descriptor
         if descriptor >= 0:
@@ -61,29 +74,37 @@ class LiveLocks:
     """The file of liveness locks beside one store."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
         self._probe = -1
 
     def take(self, place: int) -> LiveLock | None:
-        """Take the lock on a place, or return None if somebody has it."""
+        """Take the lock on a place, or return None if it is held."""
         if not _HAS_OFD:
-            return LiveLock(self, place, -1) if self._take_in_process(place) else None
-        descriptor = self._open()
-        try:
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
-        except OSError:
-            os.close(descriptor)
-            return None
-        return LiveLock(self, place, descriptor)
+            descriptor, _ = self._shared()
+            return LiveLock(self, place, -1, _identity(descriptor)) if self._take_in_process(place) else None
+        while True:
+            descriptor = self._open()
+            try:
+                if not _lock(descriptor, place):
+                    os.close(descriptor)
+                    return None
+                if self._is_at_path(descriptor):
+                    return LiveLock(self, place, descriptor, _identity(descriptor))
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # the file was deleted or replaced meanwhile
+
+    def identity(self) -> str:
+        """Return the identity of the file that is at the path now."""
+        return _identity(self._looking()) if _HAS_OFD else _identity(self._shared()[0])
 
     def is_held(self, place: int) -> bool:
-        """Tell whether anybody, this process included, holds the lock on a place."""
+        """Tell whether any process, this one included, holds the lock on a place."""
         if not _HAS_OFD:
             return self._is_held_by_process(place)
-        if self._probe < 0:
-            self._probe = self._open()
         asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
-        answer = fcntl.fcntl(self._probe, fcntl.F_OFD_GETLK, asked)
+        answer = fcntl.fcntl(self._looking(), fcntl.F_OFD_GETLK, asked)
         kind: int = struct.unpack(_FLOCK, answer)[0]
         return kind != fcntl.F_UNLCK
 
@@ -93,8 +114,29 @@ class LiveLocks:
             os.close(self._probe)
             self._probe = -1
 
+    def _looking(self) -> int:
+        """Return a descriptor of the file that is at the path now."""
+        if self._probe >= 0 and not self._is_at_path(self._probe):
+            self.close()
+        if self._probe < 0:
+            self._probe = self._open()
+        return self._probe
+
+    def _is_at_path(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
     def _open(self) -> int:
-        return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(descriptor).st_size < NAME_BYTES:
+                _give_name(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     # -- where locks belong to the process --------------------------------------------------------------------------
     def _take_in_process(self, place: int) -> bool:
@@ -134,9 +176,36 @@ class LiveLocks:
 
     def _shared(self) -> tuple[int, set[int]]:
         with _shared_lock:
-            if self._path not in _shared_files:
-                _shared_files[self._path] = (self._open(), set())
-            return _shared_files[self._path]
+            if self.path not in _shared_files:
+                _shared_files[self.path] = (self._open(), set())
+            return _shared_files[self.path]
+
+
+def _lock(descriptor: int, place: int) -> bool:
+    """Lock a byte for this open file; False if another one has locked it."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def _give_name(descriptor: int) -> None:
+    """Write a random name into a new file. Another process may be doing the same: one of them does it."""
+    while _HAS_OFD and not _lock(descriptor, NAMING):
+        time.sleep(0.001)
+    if os.fstat(descriptor).st_size < NAME_BYTES:
+        os.pwrite(descriptor, os.urandom(NAME_BYTES), 0)
+    if _HAS_OFD:
+        unlocked = struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, NAMING, 1, 0)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, unlocked)
+
+
+def _identity(descriptor: int) -> str:
+    """Return what tells this file from any other: its name, and its inode."""
+    return f"{os.pread(descriptor, NAME_BYTES, 0).hex()}:{os.fstat(descriptor).st_ino}"
 
 
 _shared_lock: Final = threading.Lock()

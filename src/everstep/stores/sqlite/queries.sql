@@ -605,11 +605,13 @@ SELECT run, kind, name, id, value, at FROM signals WHERE number = ?;
 
 -- name: workers
 -- Few rows: one for each living worker.
-SELECT id, place, pid, host, started_at, lease_until, CAST(targets AS BLOB), about FROM workers ORDER BY place;
+SELECT id, place, pid, host, started_at, lease_until, CAST(targets AS BLOB), about, lock_file FROM workers
+ORDER BY place;
 
 -- name: enter_worker
 -- Committed only when the worker's liveness lock is held, so nobody can bury it in between.
-INSERT INTO workers (id, place, pid, host, started_at, lease_until, targets, about) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO workers (id, place, pid, host, started_at, lease_until, targets, about, lock_file)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: remove_worker
 -- By its place as well, so that a worker which came back under its id is not meant.
@@ -621,7 +623,19 @@ DELETE FROM workers WHERE id = ?;
 
 -- name: renew
 -- Changes nothing if the worker was buried.
-UPDATE workers SET lease_until = ?1, about = coalesce(?3, about) WHERE id = ?2;
+UPDATE workers SET lease_until = ?1, about = coalesce(?3, about), lock_file = coalesce(?4, lock_file) WHERE id = ?2;
+
+-- name: note_ended_worker
+-- Proven by the kernel, or by the worker itself, which saw all that it had begun end.
+INSERT INTO ended_workers (id, at) VALUES (?, ?) ON CONFLICT (id) DO NOTHING;
+
+-- name: forget_ended_workers
+-- What is forgotten is unknown, and not proven.
+DELETE FROM ended_workers WHERE at < ?;
+
+-- name: is_ended_worker
+-- Asked before a step that must not happen twice is repeated.
+SELECT 1 FROM ended_workers WHERE id = ?;
 
 -- name: give_back
 -- What a leaving worker was driving goes on elsewhere.

@@ -38,7 +38,6 @@ class SqliteStore(SqlStore):
     """
 
     look_seconds = 0.0
-    buries_only_ended = True
     _reader: Reader
 
     def __init__(
@@ -127,8 +126,16 @@ class SqliteStore(SqlStore):
 
     def bury_dead(self, at: int) -> list[str]:
         """Remove workers whose process is gone, and return their ids."""
-        return self._workers.bury(self._reader.workers())
+        return self._workers.bury(self._reader.workers(), at)
 
     def leave(self, worker: str) -> None:
-        """Give back all runs of a worker and remove it."""
-        self._workers.leave(worker)
+        """Give back all runs of a worker, remove it, and note that it has ended."""
+        self._workers.leave(worker, self.now())
+
+    def has_ended(self, worker: str) -> bool:
+        """Tell whether a worker provably cannot act any more."""
+        return self._reader.is_ended_worker(worker) or self._workers.has_ended(self._reader.workers(), worker)
+
+    def hand_over_lock(self, worker: str) -> Callable[[], None]:
+        """Keep a worker's liveness lock beyond `close`; what is returned frees it."""
+        return self._workers.hand_over_lock(worker)

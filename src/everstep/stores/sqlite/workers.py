@@ -1,13 +1,20 @@
 """Workers: entering with a liveness lock, prolonging the lease, leaving, and burying those whose process is gone."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+
+import apsw
 
 from everstep.errors import Misuse
+from everstep.stores.processes import worker_has_ended
 from everstep.stores.protocol import WorkerRow
+from everstep.stores.rows import ENDED_KEPT_MICROSECONDS
 from everstep.stores.sql.rows import Row, as_json, worker_row
 from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.liveness import LiveLock, LiveLocks
 from everstep.stores.sqlite.queries import query
+
+log = logging.getLogger("everstep.store")
 
 PLACES_LOOKED_AT = 256
 """Workers take the lowest free place, so a place beyond this is not taken by fewer of them."""
@@ -20,6 +27,8 @@ class Workers:
         self._writer = writer
         self._locks = locks
         self._held: dict[str, LiveLock] = {}
+        self._replaced: list[LiveLock] = []
+        """Locks of workers here on files that are no longer at the path."""
 
     def register(
         self, worker: str, pid: int, host: str, at: int, lease_until: int, targets: Sequence[str], about: bytes
@@ -34,7 +43,8 @@ class Workers:
                 while place in taken or (lock := self._locks.take(place)) is None:
                     place += 1
                 row = WorkerRow(worker, place, pid, host, at, lease_until, list(targets), about)
-                facts = (worker, place, pid, host, at, lease_until, as_json(row.targets), about)
+                row.lock_file = lock.identity
+                facts = (worker, place, pid, host, at, lease_until, as_json(row.targets), about, row.lock_file)
                 cursor.execute(query("enter_worker"), facts)
                 cursor.execute(query("note_time"), (at,))
         except BaseException:
@@ -52,7 +62,7 @@ class Workers:
         for row in map(worker_row, rows):
             if row.id != worker:
                 others.append(row)
-            elif self._locks.is_held(row.place):
+            elif self._may_live(row):
                 raise Misuse(f"There is a live worker {worker} already.")
             else:
                 cursor.execute(query("forget_worker"), (worker,))
@@ -60,39 +70,96 @@ class Workers:
 
     def renew(self, worker: str, lease_until: int, at: int, about: bytes | None) -> bool:
         """Prolong a worker's lease; False if it had been buried."""
+        lock = self._lock_at_path(worker)
         with self._writer.transaction("renew") as cursor:
             cursor.execute(query("note_time"), (at,))
-            cursor.execute(query("renew"), (lease_until, worker, about))
+            cursor.execute(query("renew"), (lease_until, worker, about, lock.identity if lock is not None else None))
             return self._writer.connection.changes() > 0
 
-    def bury(self, candidates: list[WorkerRow]) -> list[str]:
-        """Remove those of the candidates whose lock is free, and return their ids."""
-        if all(self._locks.is_held(row.place) for row in candidates):
+    def _lock_at_path(self, worker: str) -> LiveLock | None:
+        """Return a worker's lock. If the file was deleted or replaced, it is taken again on the one that is there.
+
+        The old one is kept as well: it is open in this process, so no other file can get its inode.
+        """
+        lock = self._held.get(worker)
+        if lock is None or lock.identity == self._locks.identity():
+            return lock
+        again = self._locks.take(lock.place)
+        if again is None:
+            return lock
+        log.warning("%s was deleted or replaced while it is in use. The liveness lock was taken again.", self._locks.path)
+        self._replaced.append(lock)
+        self._held[worker] = again
+        return again
+
+    def bury(self, candidates: list[WorkerRow], at: int) -> list[str]:
+        """Remove workers that are gone, and return their ids.
+
+        Of those whose end is proven that is noted. One whose lock cannot be looked at is removed when its lease has
+        lapsed, and nothing is noted: it may still act.
+        """
+        if all(self._may_live(row, at) for row in candidates):
             return []
         buried: list[str] = []
         with self._writer.transaction("bury") as cursor:
             for row in candidates:
-                # Asked again, now that nobody can enter: another worker may have got the place of one that left.
-                if not self._locks.is_held(row.place):
+                # Asked again inside the transaction: another worker may have got the place of one that left.
+                if not self._may_live(row, at):
                     cursor.execute(query("remove_worker"), (row.id, row.place))
-                    buried += [row.id] * self._writer.connection.changes()
+                    if self._writer.connection.changes():
+                        buried.append(row.id)
+                        if self._is_gone(row):
+                            self._note_end(cursor, row.id, at)
         return buried
+
+    def _may_live(self, row: WorkerRow, at: int = 0) -> bool:
+        if row.lock_file == self._locks.identity():
+            return self._locks.is_held(row.place)
+        return row.lease_until > at and not worker_has_ended(row.id)
+
+    def _is_gone(self, row: WorkerRow) -> bool:
+        """Tell whether the kernel says that a worker's process has ended."""
+        if row.lock_file == self._locks.identity() and not self._locks.is_held(row.place):
+            return True
+        return worker_has_ended(row.id)
+
+    def has_ended(self, rows: list[WorkerRow], worker: str) -> bool:
+        """Tell whether a worker that has a row has provably ended, and is only not buried yet."""
+        return any(row.id == worker and self._is_gone(row) for row in rows)
+
+    def _note_end(self, cursor: apsw.Cursor, worker: str, at: int) -> None:
+        cursor.execute(query("forget_ended_workers"), (at - ENDED_KEPT_MICROSECONDS,))
+        cursor.execute(query("note_ended_worker"), (worker, at))
 
     def are_any_alive(self) -> bool:
         """Tell whether anybody holds a lock on any place, whether or not there is a row for it."""
         return any(self._locks.is_held(place) for place in range(1, PLACES_LOOKED_AT + 1))
 
-    def leave(self, worker: str) -> None:
-        """Give back all runs of a worker, remove it, and only then free its lock."""
+    def leave(self, worker: str, at: int) -> None:
+        """Give back all runs of a worker, remove it, note that it has ended, and only then free its lock."""
         with self._writer.transaction("leave") as cursor:
             cursor.execute(query("give_back"), (worker,))
             cursor.execute(query("forget_worker"), (worker,))
+            self._note_end(cursor, worker, at)
         lock = self._held.pop(worker, None)
         if lock is not None:
             lock.release()
 
+    def hand_over_lock(self, worker: str) -> Callable[[], None]:
+        """Let a worker's lock outlive this store; what is returned frees it."""
+        locks = [lock for lock in (self._held.pop(worker, None), *self._replaced) if lock is not None]
+        self._replaced = []
+
+        def release() -> None:
+            for lock in locks:
+                lock.release()
+
+        return release
+
     def close(self) -> None:
         """Free all locks. Workers that did not leave are dead from now on."""
-        while self._held:
-            self._held.popitem()[1].release()
+        for lock in (*self._held.values(), *self._replaced):
+            lock.release()
+        self._held.clear()
+        self._replaced.clear()
         self._locks.close()

@@ -1,0 +1,90 @@
+"""What the apps of this process have begun and may still do, also when an app is closed.
+
+Only an attempt's own end, or the kernel, proves that it cannot act any more. This is where its end is seen: an app, and
+any other app of the process, asks here whether the body of a step, or anything that it started, still runs.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
+
+from everstep.effects.body import StepBody
+from everstep.effects.descent import started_by
+from everstep.engine.bodies import Attempt
+from everstep.stores.processes import is_of_this_process, worker_has_ended
+
+if TYPE_CHECKING:
+    from everstep.engine.driving import Driving
+    from everstep.stores.protocol import Store
+
+log = logging.getLogger("everstep.app")
+
+LOOK_SECONDS: Final = 0.05
+"""How often a closed app looks whether the bodies that it left behind have ended."""
+
+_apps: Final[WeakValueDictionary[str, "Acting"]] = WeakValueDictionary()
+"""By the names of their workers. Whatever still acts keeps its app here: it leads to its attempt, and that to the app."""
+
+
+class Acting:
+    """What one app has begun, and may still do."""
+
+    def __init__(self, app: "Driving") -> None:
+        self._app = app
+
+    def enter(self, worker: str) -> None:
+        """What the app begins from now on is begun by this worker."""
+        _apps[worker] = self
+
+    def where(self, run: str, call: int) -> str:
+        """Say what of a step still runs; "" if nothing does."""
+        return next((what for acting_run, acting_call, what in self._all() if (acting_run, acting_call) == (run, call)), "")
+
+    def runs(self) -> set[str]:
+        """Return the runs of which some step still acts. May be called on any thread."""
+        return {run for run, _, _ in self._all()}
+
+    def _all(self) -> Iterator[tuple[str, int, str]]:
+        app = self._app
+        for one in app.threads.acting():
+            if one.call > 0:
+                yield one.run, one.call, "its body on a thread"
+        for driver in list(app.drivers.values()):
+            if not driver.stopped:
+                for call in list(driver.attempts.bodies.running):
+                    yield driver.run, call, "its body"
+        for body, what in started_by(self._is_ours, app.loop):
+            if isinstance(body, Attempt):
+                yield body.run, body.call.call, what
+
+    def _is_ours(self, body: StepBody) -> bool:
+        return isinstance(body, Attempt) and not body.is_asked and body.app is self._app
+
+    def keep_until_ended(self, release: Callable[[], None]) -> None:
+        """Call `release` when nothing that this app has begun acts any more. It is closed, so a thread looks."""
+
+        def wait() -> None:
+            while self.runs():
+                time.sleep(LOOK_SECONDS)
+            release()
+
+        try:
+            threading.Thread(target=wait, name="everstep-leaving", daemon=True).start()
+        except RuntimeError:  # no thread can be had: the lock is freed when the process ends
+            log.warning("No thread can be started; the runs of steps that still act are free when this process ends.")
+
+
+def where_in_process(worker: str, run: str, call: int) -> str | None:
+    """Say what of a step that a worker of this process began still runs, "" if nothing; None for another process."""
+    if not is_of_this_process(worker):
+        return None
+    acting = _apps.get(worker)
+    return acting.where(run, call) if acting is not None else ""
+
+
+def has_ended(store: "Store", worker: str) -> bool:
+    """Tell whether a worker of another process provably cannot act any more."""
+    return worker_has_ended(worker) or store.has_ended(worker)
