@@ -39,6 +39,7 @@ MAY_SCAN = {
     "asking": "a list for people, by the index of such events",
     "counts": "a figure for people, from an index alone",
     "workers": "few rows",
+    "places": "few rows of workers",
     "schedules": "a list for people",
     "mark_restored": "few rows of workers",
     "strays": "a check of the whole store, from an index alone",

@@ -199,8 +199,6 @@ class WorkerRow(msgspec.Struct):
     """Where it delivers notifications of holds to, by name."""
     about: bytes = b"{}"
     """JSON: what it serves, and how busy it is. For people, and for other workers; nothing is decided by it here."""
-    lock_file: str = ""
-    """On SQLite: the identity of the file on which its liveness lock is held."""
 
 
 ENDED_KEPT_MICROSECONDS: Final = 90 * 86_400 * 1_000_000

@@ -242,9 +242,9 @@ def notification_row(values: Row) -> NotificationRow:
 
 def worker_row(values: Row) -> WorkerRow:
     """Return a worker from its columns in their order in the table. Damaged targets are none."""
-    id, place, pid, host, started_at, lease_until, listed, about, *more = values
+    id, place, pid, host, started_at, lease_until, listed, about = values
     try:
         targets = _decode_texts(listed)
     except (UnicodeDecodeError, msgspec.MsgspecError):
         targets = []
-    return WorkerRow(id, place, pid, host, started_at, lease_until, targets, about, *more)
+    return WorkerRow(id, place, pid, host, started_at, lease_until, targets, about)

@@ -12,7 +12,7 @@ MARKERS: Final = "everstep_markers"
 
 STORE_TABLES: Final = frozenset(
     {
-        *("meta", "runs", "events", "payloads", "signals", "slots", "followers", "holds", "workers"),
+        *("meta", "runs", "events", "payloads", "signals", "slots", "followers", "holds", "workers", "ended_workers"),
         *("answers", "archive", "budgets", "checkpoints", "effects", "notifications", "queues", "schedules", "streams"),
         *("waiters", "witnesses", "sqlite_sequence", "deletions", "tagged"),
         *("saved_threads", "saved_states", "saved_parts", "saved_writes", "saved_items"),

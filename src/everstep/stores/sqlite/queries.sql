@@ -605,8 +605,11 @@ SELECT run, kind, name, id, value, at FROM signals WHERE number = ?;
 
 -- name: workers
 -- Few rows: one for each living worker.
-SELECT id, place, pid, host, started_at, lease_until, CAST(targets AS BLOB), about, lock_file FROM workers
-ORDER BY place;
+SELECT id, place, pid, host, started_at, lease_until, CAST(targets AS BLOB), about FROM workers ORDER BY place;
+
+-- name: places
+-- Who has which place in which file of liveness locks, and until when the lease is.
+SELECT id, place, lease_until, lock_file FROM workers ORDER BY place;
 
 -- name: enter_worker
 -- Committed only when the worker's liveness lock is held, so nobody can bury it in between.

@@ -39,6 +39,10 @@ class Reader(Reading):
         with self._lock:
             self._connection.close()
 
+    def places(self) -> list[Row]:
+        """Return who has which place in which file of liveness locks: see `Place`."""
+        return self._all("places")
+
     def _all(self, name: str, *parameters: object) -> list[Row]:
         try:
             with self._lock:

@@ -62,7 +62,7 @@ class SqliteStore(SqlStore):
         self._writer = Writer(writing, patience, self.path)
         self._reader = Reader(reading, self.path)
         self.entropy = self._reader.entropy()
-        self._workers = Workers(self._writer, LiveLocks(self.path + "-live"))
+        self._workers = Workers(self._writer, LiveLocks(self.path + "-live"), self._reader.places)
         self._durability: Durability = durability
         self._vfs = vfs
         _open_here.add(self)
@@ -126,7 +126,7 @@ class SqliteStore(SqlStore):
 
     def bury_dead(self, at: int) -> list[str]:
         """Remove workers whose process is gone, and return their ids."""
-        return self._workers.bury(self._reader.workers(), at)
+        return self._workers.bury(at)
 
     def leave(self, worker: str) -> None:
         """Give back all runs of a worker, remove it, and note that it has ended."""
@@ -134,7 +134,7 @@ class SqliteStore(SqlStore):
 
     def has_ended(self, worker: str) -> bool:
         """Tell whether a worker provably cannot act any more."""
-        return self._reader.is_ended_worker(worker) or self._workers.has_ended(self._reader.workers(), worker)
+        return self._reader.is_ended_worker(worker) or self._workers.has_ended(worker)
 
     def hand_over_lock(self, worker: str) -> Callable[[], None]:
         """Keep a worker's liveness lock beyond `close`; what is returned frees it."""

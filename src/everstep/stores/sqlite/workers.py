@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import apsw
 
@@ -9,7 +10,7 @@ from everstep.errors import Misuse
 from everstep.stores.processes import worker_has_ended
 from everstep.stores.protocol import WorkerRow
 from everstep.stores.rows import ENDED_KEPT_MICROSECONDS
-from everstep.stores.sql.rows import Row, as_json, worker_row
+from everstep.stores.sql.rows import Row, as_json
 from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.liveness import LiveLock, LiveLocks
 from everstep.stores.sqlite.queries import query
@@ -20,11 +21,21 @@ PLACES_LOOKED_AT = 256
 """Workers take the lowest free place, so a place beyond this is not taken by fewer of them."""
 
 
+class Place(NamedTuple):
+    """Where the liveness lock of a worker is."""
+
+    worker: str
+    place: int
+    lease_until: int
+    lock_file: str
+
+
 class Workers:
     """The table `workers` and the locks that tell who of it lives."""
 
-    def __init__(self, writer: Writer, locks: LiveLocks) -> None:
+    def __init__(self, writer: Writer, locks: LiveLocks, read_places: Callable[[], list[Row]]) -> None:
         self._writer = writer
+        self._rows = read_places
         self._locks = locks
         self._held: dict[str, LiveLock] = {}
         self._replaced: list[LiveLock] = []
@@ -37,14 +48,13 @@ class Workers:
         lock: LiveLock | None = None
         try:
             with self._writer.transaction("register_worker") as cursor:
-                taken = {row.place for row in self._rows_but(worker)}
+                taken = {row.place for row in self._places_but(worker)}
                 place = 1
                 # A place without a row may still be locked, by a worker that is just leaving.
                 while place in taken or (lock := self._locks.take(place)) is None:
                     place += 1
                 row = WorkerRow(worker, place, pid, host, at, lease_until, list(targets), about)
-                row.lock_file = lock.identity
-                facts = (worker, place, pid, host, at, lease_until, as_json(row.targets), about, row.lock_file)
+                facts = (worker, place, pid, host, at, lease_until, as_json(row.targets), about, lock.identity)
                 cursor.execute(query("enter_worker"), facts)
                 cursor.execute(query("note_time"), (at,))
         except BaseException:
@@ -54,18 +64,23 @@ class Workers:
         self._held[worker] = lock
         return row
 
-    def _rows_but(self, worker: str) -> list[WorkerRow]:
-        """Return the rows of all others. A dead worker of the same name gives way; a living one must not."""
-        others: list[WorkerRow] = []
-        cursor = self._writer.connection.cursor()
-        rows: list[Row] = cursor.execute(query("workers")).fetchall()
-        for row in map(worker_row, rows):
-            if row.id != worker:
+    def _places(self) -> list[Place]:
+        """Return the places of all workers, as the connection that writes sees them."""
+        return [Place(*row) for row in self._writer.connection.execute(query("places"))]
+
+    def _read_places(self) -> list[Place]:
+        return [Place(*row) for row in self._rows()]
+
+    def _places_but(self, worker: str) -> list[Place]:
+        """Return the places of all others. A dead worker of the same name gives way; a living one must not."""
+        others: list[Place] = []
+        for row in self._places():
+            if row.worker != worker:
                 others.append(row)
             elif self._may_live(row):
                 raise Misuse(f"There is a live worker {worker} already.")
             else:
-                cursor.execute(query("forget_worker"), (worker,))
+                self._writer.connection.execute(query("forget_worker"), (worker,))
         return others
 
     def renew(self, worker: str, lease_until: int, at: int, about: bytes | None) -> bool:
@@ -92,40 +107,38 @@ class Workers:
         self._held[worker] = again
         return again
 
-    def bury(self, candidates: list[WorkerRow], at: int) -> list[str]:
+    def bury(self, at: int) -> list[str]:
         """Remove workers that are gone, and return their ids.
 
         Of those whose end is proven that is noted. One whose lock cannot be looked at is removed when its lease has
         lapsed, and nothing is noted: it may still act.
         """
-        if all(self._may_live(row, at) for row in candidates):
+        if all(self._may_live(row, at) for row in self._read_places()):
             return []
         buried: list[str] = []
         with self._writer.transaction("bury") as cursor:
-            for row in candidates:
-                # Asked again inside the transaction: another worker may have got the place of one that left.
+            for row in self._places():  # inside the transaction: another worker may have got a place meanwhile
                 if not self._may_live(row, at):
-                    cursor.execute(query("remove_worker"), (row.id, row.place))
-                    if self._writer.connection.changes():
-                        buried.append(row.id)
-                        if self._is_gone(row):
-                            self._note_end(cursor, row.id, at)
+                    cursor.execute(query("remove_worker"), (row.worker, row.place))
+                    buried.append(row.worker)
+                    if self._is_gone(row):
+                        self._note_end(cursor, row.worker, at)
         return buried
 
-    def _may_live(self, row: WorkerRow, at: int = 0) -> bool:
+    def _may_live(self, row: Place, at: int = 0) -> bool:
         if row.lock_file == self._locks.identity():
             return self._locks.is_held(row.place)
-        return row.lease_until > at and not worker_has_ended(row.id)
+        return row.lease_until > at and not worker_has_ended(row.worker)
 
-    def _is_gone(self, row: WorkerRow) -> bool:
+    def _is_gone(self, row: Place) -> bool:
         """Tell whether the kernel says that a worker's process has ended."""
         if row.lock_file == self._locks.identity() and not self._locks.is_held(row.place):
             return True
-        return worker_has_ended(row.id)
+        return worker_has_ended(row.worker)
 
-    def has_ended(self, rows: list[WorkerRow], worker: str) -> bool:
+    def has_ended(self, worker: str) -> bool:
         """Tell whether a worker that has a row has provably ended, and is only not buried yet."""
-        return any(row.id == worker and self._is_gone(row) for row in rows)
+        return any(row.worker == worker and self._is_gone(row) for row in self._read_places())
 
     def _note_end(self, cursor: apsw.Cursor, worker: str, at: int) -> None:
         cursor.execute(query("forget_ended_workers"), (at - ENDED_KEPT_MICROSECONDS,))

@@ -1,0 +1,374 @@
+"""A `once` step is not begun again while its last attempt, or anything that it started, still acts.
+
+Closing an app, losing a worker's row, and deleting the file of liveness locks prove nothing about that.
+"""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import everstep
+from everstep import Done, NotDone, Retry, step, workflow
+from everstep.engine import closing, driving
+from everstep.stores.sqlite import SqliteStore
+from tests.engine.resume_helpers import PATIENCE_SECONDS, Machine, scenario
+
+WAYS = ["to_thread", "def", "executor", "pool", "thread", "thread in a thread", "task", "shielded"]
+
+
+class Bank:
+    """A receiver whose money arrives when its gate is opened; it knows nothing before."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.sent: list[str] = []
+        self.acting = 0
+        self.most = 0
+        self.begun = threading.Event()
+        self.pool = ThreadPoolExecutor(1)
+        self.kept: list[Any] = []
+
+    def send(self, key: str = "") -> str:
+        self.acting += 1
+        self.most = max(self.most, self.acting)
+        self.begun.set()
+        assert self.gate.wait(PATIENCE_SECONDS)
+        self.sent.append(key)
+        self.acting -= 1
+        return "paid"
+
+    async def send_on_loop(self) -> str:
+        self.acting += 1
+        self.most = max(self.most, self.acting)
+        self.begun.set()
+        while not self.gate.is_set():
+            try:
+                await asyncio.sleep(0.005)
+            except asyncio.CancelledError:  # what it has begun is brought to its end
+                continue
+        self.sent.append("")
+        self.acting -= 1
+        return "paid"
+
+    def probe(self, key: str) -> Any:
+        return Done("the bank has it") if self.sent else NotDone()
+
+    def send_in_thread(self, target: Callable[[], Any]) -> None:
+        thread = threading.Thread(target=target, daemon=True)
+        thread.start()
+
+    async def begin(self, way: str) -> Any:
+        """Let the money be sent in one of many ways, and return what the body would wait for."""
+        loop = asyncio.get_running_loop()
+        if way == "to_thread":
+            return asyncio.ensure_future(asyncio.to_thread(self.send))
+        if way in ("executor", "pool"):
+            return loop.run_in_executor(self.pool if way == "pool" else None, self.send)
+        if way == "thread":
+            self.send_in_thread(self.send)
+        elif way == "thread in a thread":
+            self.send_in_thread(lambda: self.send_in_thread(self.send))
+        else:
+            self.kept.append(asyncio.create_task(self.send_on_loop()))
+            return asyncio.shield(self.kept[0]) if way == "shielded" else self.kept[0]
+        return asyncio.get_running_loop().create_future()
+
+    async def begins(self) -> None:
+        while not self.begun.is_set():
+            await asyncio.sleep(0.001)
+
+    def flow(self, way: str, how_it_ends: str = "", **options: Any) -> Any:
+        """Return a workflow with one `once` step; its body waits for the money, or fails once that is under way."""
+
+        async def pay() -> str:
+            awaited = await self.begin(way)
+            if how_it_ends:
+                await self.begins()
+                raise NotDone("try again") if how_it_ends == "not done" else OSError("the answer was lost")
+            return str(await awaited)
+
+        def pay_on_thread() -> str:
+            return self.send()
+
+        body = pay_on_thread if way == "def" else pay
+        pays = step(body, name="pay", effect="once", probe=self.probe, **options)
+
+        @workflow(name="sends")
+        async def sends() -> str:
+            return await asyncio.to_thread(pays) if way == "def" else await pays()
+
+        return sends
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let apps close without waiting for bodies."""
+    monkeypatch.setattr(closing, "ONCE_SECONDS", 0.0)
+    monkeypatch.setattr(driving, "STOP_SECONDS", 0.05)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "def"])
+@scenario
+async def test_what_a_failed_body_left_behind_is_waited_for(machine: Machine, way: str) -> None:
+    bank = Bank()
+    app = await machine.boot()
+    run = await app.start(bank.flow(way, "lost"), id="r")
+    await machine.until(lambda: "probe_answered" in machine.kinds("r"))
+    bank.gate.set()
+    await machine.until(lambda: bool(bank.sent))
+    await machine.until(lambda: not app.acting.runs())
+    await machine.advance(2)
+    assert await run.result(timeout=PATIENCE_SECONDS) == "the bank has it"
+    assert (len(bank.sent), bank.most) == (1, 1)
+
+
+@pytest.mark.parametrize("way", ["thread", "shielded", "executor"])
+@scenario
+async def test_another_attempt_after_a_certain_failure_waits_for_what_the_last_one_left_behind(
+    machine: Machine, way: str
+) -> None:
+    bank = Bank()
+    app = await machine.boot()
+    run = await app.start(bank.flow(way, "not done", retry=Retry(attempts=2, first=0.1)), id="r")
+    await machine.until(lambda: "attempt_failed" in machine.kinds("r"))
+    for _ in range(5):
+        machine.clock.advance(1)
+        await asyncio.sleep(0.01)
+    assert bank.most == 1
+    bank.gate.set()
+    await machine.until(lambda: not app.acting.runs())
+    machine.clock.advance(10)
+    with pytest.raises(NotDone):
+        await run.result(timeout=PATIENCE_SECONDS)
+    assert bank.most == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.usefixtures("impatient")
+def test_a_body_that_acts_on_when_its_app_is_closed_is_not_begun_again_by_the_next_app(
+    tmp_path: Path, way: str
+) -> None:
+    """As in a notebook: the app is closed and opened again in one process."""
+    bank = Bank()
+    flow = bank.flow(way)
+    url = f"sqlite:///{tmp_path}/runs.db"
+
+    async def main() -> None:
+        async with everstep.open(url, lease=1.0) as app:
+            await app.start(flow, id="r")
+            await bank.begins()
+        async with everstep.open(url, lease=1.0) as app:
+            run = await app.start(flow, id="r")
+            await seen(app, "probe_answered")
+            assert bank.most == 1
+            bank.gate.set()
+            assert await run.result(timeout=PATIENCE_SECONDS) == "the bank has it"
+        assert (len(bank.sent), bank.most) == (1, 1)
+
+    asyncio.run(main())
+
+
+async def seen(app: everstep.App, kind: str) -> None:
+    """Wait until the run has such an event."""
+    while not any(event.kind == kind for event in await app.get("r").history()):
+        await asyncio.sleep(0.01)
+
+
+OTHER = """
+import asyncio, pathlib, sys, threading, time
+import everstep
+from everstep import Done, NotDone, step, workflow
+from everstep.engine import closing, driving
+closing.ONCE_SECONDS, driving.STOP_SECONDS = 0.0, 0.05
+folder = pathlib.Path(sys.argv[1])
+
+def send() -> str:
+    (folder / "begun").touch()
+    while not (folder / "gate").exists():
+        time.sleep(0.01)
+    with open(folder / "sent", "a") as file:
+        file.write("sent\\n")
+    return "paid"
+
+def probe(key: str):
+    return Done("the bank has it") if (folder / "sent").exists() else NotDone()
+
+@step(effect="once", probe=probe)
+async def pay() -> str:
+    return await asyncio.to_thread(send)
+
+@workflow(name=folder.name)
+async def sends() -> str:
+    return await pay()
+
+async def main() -> None:
+    async with everstep.open(f"sqlite:///{folder}/runs.db", lease=1.0) as app:
+        await app.start(sends, id="r")
+        while not (folder / "begun").exists():
+            await asyncio.sleep(0.01)
+        if sys.argv[2] == "open":
+            print("begun", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+    print("closed", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("what", ["its app was closed", "it was stopped, and its lock file deleted"])
+def test_a_body_in_another_process_that_lives_is_not_begun_again(tmp_path: Path, what: str) -> None:
+    program = tmp_path / "other.py"
+    program.write_text(OTHER)
+    is_closed = what == "its app was closed"
+    command = [sys.executable, str(program), str(tmp_path), "closed" if is_closed else "open"]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == ("closed\n" if is_closed else "begun\n")
+        if not is_closed:
+            other.send_signal(signal.SIGSTOP)  # else it would notice, and take its lock again
+            (tmp_path / "runs.db-live").unlink()
+        asyncio.run(take_over(tmp_path, lambda: other.send_signal(signal.SIGCONT)))
+    finally:
+        other.kill()
+        other.communicate()
+    assert (tmp_path / "sent").read_text() == "sent\n"
+
+
+async def take_over(folder: Path, go_on: Callable[[], None]) -> None:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("other_program", folder / "other.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    arguments, sys.argv = sys.argv, ["other", str(folder), ""]
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.argv = arguments
+    async with everstep.open(f"sqlite:///{folder}/runs.db", lease=1.0, recover=True) as app:
+        while await app.get("r").status() != "held":
+            await asyncio.sleep(0.01)
+        (hold,) = await app.holds()
+        assert "process that began it" in hold.summary
+        (folder / "gate").touch()
+        go_on()
+        while not (folder / "sent").exists():
+            await asyncio.sleep(0.01)
+        await app.resolve("r", "probe")
+        assert await app.get("r").result(timeout=PATIENCE_SECONDS) == "the bank has it"
+
+
+@scenario
+async def test_a_limit_counts_the_threads_of_attempts_that_timed_out(machine: Machine) -> None:
+    bank = Bank()
+    begun: list[int] = []
+
+    def slow() -> str:
+        begun.append(1)
+        return bank.send()
+
+    ask = step(slow, name="ask", effect="repeat", limit="api", timeout=0.05, retry=Retry(attempts=4, first=0.01))
+
+    @workflow
+    async def asks() -> str:
+        return await asyncio.to_thread(ask)
+
+    app = await machine.boot()
+    await app.limit("api", concurrency=1)
+    await app.start(asks, id="r")
+    await machine.until(lambda: "attempt_failed" in machine.kinds("r"))
+    for _ in range(10):
+        machine.clock.advance(1)
+        await asyncio.sleep(0.02)
+    assert (len(begun), bank.most) == (1, 1), "the thread of the first attempt still has the slot"
+    bank.gate.set()
+    await machine.until(lambda: machine.status("r") in ("completed", "failed") or machine.clock.advance(1))
+    assert bank.most == 1
+
+
+# -- what proves that a worker has ended ------------------------------------------------------------------------------
+def stores(folder: Path) -> tuple[SqliteStore, SqliteStore]:
+    return SqliteStore(folder / "runs.db"), SqliteStore(folder / "runs.db")
+
+
+def test_a_worker_that_left_has_ended_and_one_without_a_row_has_not(tmp_path: Path) -> None:
+    one, two = stores(tmp_path)
+    one.register_worker("w", 1, "host", 1)
+    assert not two.has_ended("w")
+    one.leave("w")
+    assert two.has_ended("w")
+    assert not two.has_ended("never seen")
+    one.close()
+    two.close()
+
+
+def test_a_worker_whose_lock_is_free_has_ended_also_when_it_was_buried(tmp_path: Path) -> None:
+    one, two = stores(tmp_path)
+    one.register_worker("w", 1, "host", 1)
+    assert not two.has_ended("w")
+    one.close()
+    assert two.has_ended("w")
+    assert two.bury_dead(0) == ["w"]
+    assert two.has_ended("w")
+    two.close()
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced", "copied"])
+def test_a_lock_on_another_file_proves_nothing(tmp_path: Path, how: str) -> None:
+    one, two = stores(tmp_path)
+    one.register_worker("w", 1, "host", 2_000_000_000_000_000)
+    assert two.bury_dead(0) == []
+    live = tmp_path / "runs.db-live"
+    content = live.read_bytes()
+    live.unlink()
+    if how == "replaced":
+        other = SqliteStore(tmp_path / "other.db")
+        other.register_worker("x", 1, "host", 1)
+        other.close()
+        (tmp_path / "other.db-live").rename(live)
+    elif how == "copied":
+        live.write_bytes(content)
+    assert two.bury_dead(1_000) == []
+    assert not two.has_ended("w")
+    assert one.renew("w", 2_000_000_000_000_000, 1_000)
+    assert two.bury_dead(1_000) == []
+    one.close()
+    assert two.bury_dead(1_000) == ["w"], "the lock was taken again on the file that is there"
+    two.close()
+
+
+def test_a_worker_whose_lock_cannot_be_looked_at_is_removed_when_its_lease_has_lapsed_and_may_still_act(
+    tmp_path: Path,
+) -> None:
+    one, two = stores(tmp_path)
+    one.register_worker("w", 1, "host", 1_000)
+    (tmp_path / "runs.db-live").unlink()
+    assert two.bury_dead(999) == []
+    assert two.bury_dead(1_001) == ["w"]
+    assert not two.has_ended("w")
+    one.close()
+    two.close()
+
+
+def test_a_lock_that_was_handed_over_outlives_its_store(tmp_path: Path) -> None:
+    one, two = stores(tmp_path)
+    one.register_worker("w", 1, "host", 1)
+    release = one.hand_over_lock("w")
+    one.close()
+    assert two.bury_dead(2_000_000_000_000_000) == []
+    assert not two.has_ended("w")
+    release()
+    assert two.has_ended("w")
+    two.close()
