@@ -1,6 +1,5 @@
 """A lost session is not a death: who begins a `once` step again must know that the process which began it has ended."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from everstep.engine import presence, processes
+from everstep.stores import processes
 from everstep.stores.processes import machine_code
 from everstep.testing.ledger import Mode
 from tests.chaos.nursery import WorkerProcess
@@ -64,7 +63,7 @@ def test_a_stopped_worker_that_lost_its_session_may_still_act_so_nobody_else_doe
     trial.resolve_holds()
     until(lambda: run_status(trial) == "completed")
     assert applied(trial) == 1
-    assert "nobody here can see that the process that began it has ended" in trial.log[-1]
+    assert "it is not proven that the process that began it has ended" in trial.log[-1]
 
 
 @pytest.mark.parametrize("lease", [1.0, 30.0])
@@ -82,14 +81,17 @@ def test_a_worker_that_was_killed_has_ended_so_another_one_goes_on_without_a_per
 
 def test_a_process_has_ended_when_the_kernel_of_its_machine_says_so() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    mine = presence.worker_name("host", 1)
-    theirs = mine.replace(f"-{os.getpid()}-", f"-{process.pid}-")
-    elsewhere = theirs.replace(machine_code(), "000000")
+    mine = processes.worker_name("host", 1)
+    started = processes.start_time(process.pid)
+    theirs = f"host-{process.pid}-{machine_code()}-{started:x}.00000001"
+    reused = f"host-{process.pid}-{machine_code()}-{started - 1:x}.00000001"
+    assert processes.worker_has_ended(reused), "its pid is another process's now"
+    elsewhere = theirs.replace(machine_code(), "0000000000")
     assert processes.is_of_this_process(mine)
-    assert not any(map(processes.has_ended, (mine, theirs, elsewhere, "w", "a-b-c-d")))
+    assert not any(map(processes.worker_has_ended, (mine, theirs, elsewhere, "w", "a-b-c-d")))
     process.kill()
-    until(lambda: processes.has_ended(theirs))  # although nobody has waited for it yet
+    until(lambda: processes.worker_has_ended(theirs))  # although nobody has waited for it yet
     process.communicate()
-    assert processes.has_ended(theirs)
-    assert not processes.has_ended(elsewhere)
+    assert processes.worker_has_ended(theirs)
+    assert not processes.worker_has_ended(elsewhere)
     assert not processes.is_of_this_process(theirs)

@@ -15,7 +15,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as pools
 from contextvars import Context
 from typing import Any, Final
@@ -29,12 +29,13 @@ OWN: Final = "everstep-"
 
 _threads: Final[WeakKeyDictionary[threading.Thread, StepBody]] = WeakKeyDictionary()
 _calls: Final[WeakKeyDictionary["Future[Any]", StepBody]] = WeakKeyDictionary()
+_watched: Final[set[type]] = set()
 _in_pool: Final = threading.local()
 """Its `body`: the attempt for which this thread of a pool is at work."""
 
 
 def body_above() -> StepBody | None:
-    """Return the attempt in whose body this code runs, or that started the thread or the pool's call in which it runs."""
+    """Return the attempt in whose body this code runs, or whose body started the thread or pool's call it runs in."""
     current = CURRENT.get() or getattr(_in_pool, "body", None) or _threads.get(threading.current_thread())
     return current if isinstance(current, StepBody) else None
 
@@ -73,12 +74,19 @@ else:
         return next((one for one in gc.get_referents(task) if isinstance(one, Context)), Context())
 
 
-@functools.cache
 def watch() -> None:
-    """Note from now on which attempts start threads and give calls to pools. Nothing else of these is changed."""
-    threading.Thread.start = _noting_start(threading.Thread.start)  # type: ignore[method-assign]
-    for pool in (ThreadPoolExecutor, ProcessPoolExecutor):
-        pool.submit = _noting_submit(pool.submit)  # type: ignore[method-assign]
+    """Note from now on which attempts start threads and give calls to pools. Nothing else of these is changed.
+
+    Pools of processes are watched if they are loaded: that takes long, and most programs have none.
+    """
+    processes: Any = sys.modules.get("concurrent.futures.process")
+    if threading.Thread not in _watched:
+        threading.Thread.start = _noting_start(threading.Thread.start)  # type: ignore[method-assign, assignment]
+        ThreadPoolExecutor.submit = _noting_submit(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
+        _watched.add(threading.Thread)
+    if processes is not None and processes.ProcessPoolExecutor not in _watched:
+        processes.ProcessPoolExecutor.submit = _noting_submit(processes.ProcessPoolExecutor.submit)
+        _watched.add(processes.ProcessPoolExecutor)
 
 
 def _noting_start(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:

@@ -26,7 +26,7 @@ LOOK_SECONDS: Final = 0.05
 """How often a closed app looks whether the bodies that it left behind have ended."""
 
 _apps: Final[WeakValueDictionary[str, "Acting"]] = WeakValueDictionary()
-"""By the names of their workers. Whatever still acts keeps its app here: it leads to its attempt, and that to the app."""
+"""By the names of their workers. What still acts keeps its app here: it refers to its attempt, and that to the app."""
 
 
 class Acting:
@@ -41,7 +41,9 @@ class Acting:
 
     def where(self, run: str, call: int) -> str:
         """Say what of a step still runs; "" if nothing does."""
-        return next((what for acting_run, acting_call, what in self._all() if (acting_run, acting_call) == (run, call)), "")
+        return next(
+            (what for acting_run, acting_call, what in self._all() if (acting_run, acting_call) == (run, call)), ""
+        )
 
     def runs(self) -> set[str]:
         """Return the runs of which some step still acts. May be called on any thread."""
@@ -83,6 +85,14 @@ def where_in_process(worker: str, run: str, call: int) -> str | None:
         return None
     acting = _apps.get(worker)
     return acting.where(run, call) if acting is not None else ""
+
+
+def may_act(store: "Store", worker: str, run: str) -> bool:
+    """Tell whether a worker may still act for a run: it is not proven that it cannot."""
+    if not is_of_this_process(worker):
+        return not has_ended(store, worker)
+    acting = _apps.get(worker)
+    return acting is not None and run in acting.runs()
 
 
 def has_ended(store: "Store", worker: str) -> bool:

@@ -224,10 +224,11 @@ class StepAttempts:
         if attempts.by_person and (still := self.doubts.may_still_act(call)):
             self.doubts.hold(call, f"it was said that it has not happened, but {still}")
             return True
-        if attempts.asked or (attempts.due or 0) <= 0 or not (still := self.doubts.acts_here(call)):
+        due = attempts.due or 0
+        if attempts.asked or due <= 0 or not (still := self.doubts.acts_here(call)):
             return False
         driver = self._driver
-        if driver.app.clock.now() > attempts.due + microseconds(call.target.probe_for):
+        if driver.app.clock.now() > due + microseconds(call.target.probe_for):
             self.doubts.hold(call, f"its last attempt failed, but {still}")
         else:
             driver.deadlines.add(driver.app.clock.now() + microseconds(LOOK_AGAIN_SECONDS), "attempt", call.call)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from everstep.engine.acting import may_act
 from everstep.engine.clock import microseconds
 from everstep.model.events import decode_body
 from everstep.model.ids import STEP_PREFIX
@@ -127,18 +128,18 @@ async def _may_all_go(app: "Driving", family: Sequence[RunRow], until: int) -> b
             await asyncio.sleep(0)
         if not may_go(app.store, row, until):
             return False
-    alive = {worker.id for worker in app.store.workers()}
-    taken_over = [row for row in family if row.epoch > 0] if alive - {app.worker} else []
-    for row in taken_over:
-        if alive & await asyncio.to_thread(overtaken_in, app.store, row):
-            return False
+    for row in family:
+        if row.epoch > 1:  # it was taken over, perhaps from a worker that does not know it yet
+            overtaken = await asyncio.to_thread(overtaken_in, app.store, row)
+            if any(may_act(app.store, worker, row.id) for worker in overtaken):
+                return False
     return True
 
 
 def overtaken_in(store: Store, row: RunRow) -> set[str]:
-    """Return the workers that may be in the middle of an atomic step of a run that somebody took over from them.
+    """Return the workers that may be in the middle of an atomic step of a run that was taken over from them.
 
-    While one of them lives it may wake up there, and only a marker tells it that it is late.
+    One that has not ended may wake up there, and only a marker tells it that it is late.
     """
     overtaken: set[str] = set()
     for generation in store.generations(row.id):

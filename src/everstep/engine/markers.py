@@ -7,6 +7,7 @@ import msgspec
 
 from everstep.effects.atomic import in_transaction
 from everstep.effects.databases import Database, Transaction
+from everstep.engine.acting import may_act
 from everstep.engine.clock import microseconds
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
@@ -42,7 +43,7 @@ async def forget_markers(app: "Driving", database: Database[Any], older_than: fl
 
 
 def _may_be_forgotten(app: "Driving", run: str) -> bool:
-    """Whether a run has ended, and nobody who was overtaken in one of its atomic steps can still wake up.
+    """Whether a run has ended, and no worker that was overtaken in one of its atomic steps can still wake up.
 
     A run that this store does not know is another store's, and is left alone.
     """
@@ -58,4 +59,4 @@ def _may_be_forgotten(app: "Driving", run: str) -> bool:
         } - {""}
     except msgspec.MsgspecError:  # a damaged history is left as it is
         return False
-    return len(begun_by) < 2 or not begun_by & {worker.id for worker in app.store.workers() if worker.id != app.worker}
+    return len(begun_by) < 2 or not any(may_act(app.store, worker, run) for worker in begun_by)

@@ -86,4 +86,3 @@ class Threads:
             one = self._ended.popleft()
             self._acting.discard(one)
             one.done(one.value, one.error)
-

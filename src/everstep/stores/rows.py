@@ -202,7 +202,7 @@ class WorkerRow(msgspec.Struct):
 
 
 ENDED_KEPT_MICROSECONDS: Final = 90 * 86_400 * 1_000_000
-"""How long it is remembered that a worker has provably ended. After that, its steps in doubt are a person's to settle."""
+"""How long it is remembered that a worker has provably ended. After that a person settles its steps in doubt."""
 
 
 class LostTail(msgspec.Struct, kw_only=True):

@@ -7,10 +7,10 @@ On Linux these are open-file-description locks: they belong to the open file and
 in one process see each other as alive, and closing one file frees only its own lock. A forked child would share the
 open file and so keep the lock alive; it closes the file first thing.
 
-A free lock proves that its owner is gone only if it is the owner's lock: somebody may have deleted the file, so that the
-next process made another one with all its places free. So a file has a random name in its first bytes. A worker's row
-says on which file its lock is (`identity`: that name, and the inode, which differs in a copy), and a lock on any other
-file says nothing about it.
+A free lock proves that its owner is gone only if it is the owner's lock: if the file was deleted, the next process made
+another one with all its places free. So a file has a random name in its first bytes. A worker's row says on which file
+its lock is (`identity`: that name, and the inode, which differs in a copy), and a lock on any other file says nothing
+about it.
 
 Elsewhere there are only the locks of POSIX, which belong to the process: a process cannot see its own, and closing
 *any* descriptor of the file frees all of them. So there one descriptor for each file is opened, never closed, and the

@@ -102,7 +102,9 @@ class Workers:
         again = self._locks.take(lock.place)
         if again is None:
             return lock
-        log.warning("%s was deleted or replaced while it is in use. The liveness lock was taken again.", self._locks.path)
+        log.warning(
+            "%s was deleted or replaced while it is in use. The liveness lock was taken again.", self._locks.path
+        )
         self._replaced.append(lock)
         self._held[worker] = again
         return again
