@@ -184,7 +184,7 @@ class Driving(Parts):
             await asyncio.wait(stopping, timeout=STOP_SECONDS)
 
     def _leave(self, acting: set[str]) -> None:
-        """Give all runs back. A run of which a step still acts keeps its owner and its liveness lock until that ends."""
+        """Give all runs back. A run of which a step still acts keeps its owner and liveness lock until that ends."""
         if not acting:
             self.store.leave(self.worker)
             return
