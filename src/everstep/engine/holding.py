@@ -144,11 +144,24 @@ def diverged_report(differences: Sequence[Difference]) -> HoldReport:
     summary = f"event {first.seq} ({first.what}): recorded {recorded}; the code now would {_verb(now)}"
     if len(differences) > 1:
         summary += f" (and {len(differences) - 1} more)"
+    unfinished = [f"{one.unfinished} (event {one.seq})" for one in differences if one.unfinished]
+    if unfinished:
+        summary += f"; {' and '.join(unfinished)} has no outcome, so this cannot be accepted"
     facts = {
         "differences": [one._asdict() for one in differences],
         "accepted": {str(one.seq): one.digest for one in differences} if acceptable else {},
+        "unfinished": unfinished,
     }
     return HoldReport("diverged", summary, facts=facts, without=[] if acceptable else ["accept"])
+
+
+def cannot_accept(unfinished: Sequence[str]) -> str:
+    """Return why a difference in the arguments of these steps cannot be accepted, and what to do."""
+    return (
+        f"`accept` keeps recorded outcomes, and {' and '.join(unfinished)} has none: it may have acted, and with other "
+        "arguments it would act again, under another key. Bring back code that calls it as recorded "
+        "(`everstep.patched` keeps the old way beside the new one); the run then goes on by itself."
+    )
 
 
 def _without_arguments(text: str) -> str:
