@@ -60,6 +60,17 @@ class StepBody(msgspec.Struct, eq=False):
         """Append to a stream of the run. May be called on any thread."""
         raise AssertionError("an attempt that runs has streams")
 
+    def refuse_given_up(self) -> None:
+        """Raise `NotDone` if the engine has given the attempt up. May be called on any thread."""
+        raise AssertionError("an attempt that runs knows whether it is waited for")
+
+    def refuse_overtaken(self) -> None:
+        """Raise `NotDone` if the attempt was given up, or if its run was taken over, as the store itself says.
+
+        May be called on any thread. `StoreError`: the store cannot be asked.
+        """
+        raise AssertionError("an attempt that runs knows its store")
+
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """A step called by another step's body is the plain function: the outer step's contract covers it."""
         if step.effect in ("once", "atomic"):

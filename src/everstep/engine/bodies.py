@@ -14,7 +14,7 @@ from everstep.effects.surroundings import CURRENT, set_current
 from everstep.engine import later
 from everstep.engine.commands import StepCall
 from everstep.engine.first_turns import Body
-from everstep.errors import Misuse, StepTimedOut
+from everstep.errors import Misuse, NotDone, StepTimedOut
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
 
@@ -54,6 +54,16 @@ class Attempt(StepBody, eq=False, kw_only=True):
     def take_entry(self, name: str, value: Any) -> None:
         if self._bodies.running.get(self.call.call) is self:  # else nobody waits for this body any more
             self._bodies.streams_of_run().take(self, name, value)
+
+    def refuse_given_up(self) -> None:
+        bodies = self._bodies
+        if bodies.running.get(self.call.call) is not self or bodies.is_over:
+            raise NotDone(f"{self.step}: attempt {self.attempt} was given up. Nothing was changed.")
+
+    def refuse_overtaken(self) -> None:
+        self.refuse_given_up()
+        if not self._bodies.has_the_newest_epoch():
+            raise NotDone(f"{self.step}: the run was taken over during attempt {self.attempt}. Nothing was changed.")
 
     def take_charge(self, nanos: int | None, tokens: int | None) -> None:
         with CHARGES:
@@ -139,6 +149,16 @@ class Bodies:
         """Return what an atomic step needs of the app."""
         app = self._driver.app
         return Means(app.store, app.codec, app.clock.now)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is recorded of bodies here: the run has ended, is held or has left."""
+        return self._driver.is_over
+
+    def has_the_newest_epoch(self) -> bool:
+        """Ask the store whether the run is still this driver's. May be called on any thread."""
+        row, mine = self._driver.app.store.run(self._driver.run), self._driver.row
+        return row is not None and (row.epoch, row.generation) == (mine.epoch, mine.generation)
 
     def begin(self, attempt: Attempt) -> Body | None:
         """Return the body of an attempt whose turn has come, if it is still wanted."""

@@ -8,7 +8,7 @@ import msgspec
 
 from everstep.engine.commands import Difference, StepCall
 from everstep.engine.telling import example_of
-from everstep.errors import Damaged, StoreError
+from everstep.errors import Damaged, FolderBusy, StoreError
 from everstep.model.accounts import Account, as_facts
 from everstep.model.budgets import Amounts
 from everstep.stores.keys import EffectRow
@@ -225,6 +225,8 @@ def exhausted_report(call: StepCall, attempt: int, error: BaseException) -> Hold
     summary = f"{call.step} failed {attempt} times, last with {type(error).__name__}"
     facts: dict[str, Any] = {"call": call.call, "attempts": attempt}
     facts["example"] = example_of(call.target.signature.annotations.get("return"))
+    if isinstance(error, FolderBusy):  # what holds the folder may write yet, so the run does not go on without it
+        return HoldReport("exhausted", f"{call.step}: {error}", step=call.step, facts=facts, without=["skip"])
     return HoldReport("exhausted", summary, step=call.step, facts=facts)
 
 
