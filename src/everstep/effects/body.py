@@ -1,5 +1,7 @@
 """What the body of a step may ask for: its key, its attempt, its heartbeat."""
 
+import sys
+from asyncio.events import _get_running_loop
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -73,15 +75,23 @@ class StepBody(msgspec.Struct, eq=False):
 
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """A step called by another step's body is the plain function: the outer step's contract covers it."""
-        if step.effect in ("once", "atomic"):
-            raise _misuse(nested_step(step.name, step.effect, self.step))
-        if step.key is not None:
-            raise _misuse(nested_key(step.name, self.step))
+        loop = _get_running_loop()
+        if getattr(loop, "is_guarded", False):  # a body's context was given to workflow code
+            return loop.workflow_code.call_step(step, args, kwargs, sys._getframe(2))  # type: ignore[union-attr]
+        refuse_nested(step, self.step)
         return step.function(*args, **kwargs)
 
     def call_workflow(self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A workflow called by a step's body is the plain function."""
         return workflow.function(*args, **kwargs)
+
+
+def refuse_nested(step: "Step", outer: str) -> None:
+    """Raise `Misuse` if a step that the body of another one calls needs a record of its own."""
+    if step.effect in ("once", "atomic"):
+        raise _misuse(nested_step(step.name, step.effect, outer))
+    if step.key is not None:
+        raise _misuse(nested_key(step.name, outer))
 
 
 def _misuse(wrong: Mistake) -> Misuse:

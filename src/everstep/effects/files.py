@@ -173,11 +173,9 @@ def make_folder(path: str) -> None:
         return
     if os.path.lexists(target):
         raise FileExistsError(f"{path} is there already, and is not a folder.")
-    there = next(one for one in target.parents if one.exists())
-    with fenced(there) as (folder,), contextlib.ExitStack() as opened:
-        for name in target.relative_to(there).parts:
+    missing = [target, *(one for one in target.parents if not one.exists())]
+    for one in reversed(missing):  # each under the lock of the one above: a successor locks the same, wherever it begins
+        with fenced(one.parent) as (folder,):
             with contextlib.suppress(FileExistsError):  # another writer has made it just now
-                os.mkdir(name, dir_fd=folder)
+                os.mkdir(one.name, dir_fd=folder)
             os.fsync(folder)
-            folder = Folder(os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder))
-            opened.callback(os.close, folder)

@@ -6,14 +6,17 @@ import logging
 import threading
 import time
 from contextvars import Context, copy_context
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.effects.body import Means, StepBody
+from everstep.effects.descent import bodies_run_in
 from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT, set_current
 from everstep.engine import later
 from everstep.engine.commands import StepCall
 from everstep.engine.first_turns import Body
+from everstep.engine.threads import Threads
 from everstep.errors import Misuse, NotDone, StepTimedOut
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
@@ -332,3 +335,14 @@ class Bodies:
             if attempt is not None:
                 self._attempts.record_heartbeat(attempt, payload)
         self._heartbeats.clear()
+
+
+def _attempt_on_thread(frame: FrameType) -> StepBody | None:
+    """Return the attempt whose body a thread of the engine runs: it is in the context that the body is given."""
+    context = getattr(getattr(frame.f_locals["one"].function, "func", None), "__self__", None)
+    body = context.get(CURRENT) if isinstance(context, Context) else None
+    return body if isinstance(body, StepBody) else None
+
+
+bodies_run_in(Bodies._perform, lambda frame: frame.f_locals["attempt"])
+bodies_run_in(Threads._work, _attempt_on_thread)

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from everstep.codec import Codec
+from everstep.effects.descent import watch_tasks
 from everstep.engine import asyncio_parts
 from everstep.engine.chance import MachineRandom
 from everstep.engine.clock import StoreClock
@@ -117,6 +118,7 @@ class Driving(Parts):
         """Begin: bind to the running loop, and with `recover` take up what was left behind."""
         asyncio_parts.install()
         self.loop = asyncio.get_running_loop()
+        watch_tasks(self.loop)
         self.thread = threading.get_ident()
         self.threads = Threads(self.loop, THREADS_MAX)
         self.committer = Committer(self.store, self.loop)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from everstep.codec import ANY, Codec
+from everstep.effects.descent import code_here
 from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, persons_line, where_is
 from everstep.engine import calling, later
@@ -340,6 +341,8 @@ class Execution:
         """Ask for a step and return the future of its outcome."""
         if self.unwinding:
             raise Evicted
+        if not self.loop.is_guarded:
+            raise calling.not_running(step.name, self.run)
         name = step.name
         arguments = self.codec.encode_arguments(step.signature, args, kwargs, name)
         keyed = Keyed(step.key.make(step.signature, arguments)) if step.key is not None else None
@@ -479,7 +482,7 @@ class Execution:
 
 def current_execution(what: str) -> Execution:
     """Return the execution whose code is running, else say where `what` may be used."""
-    current = CURRENT.get()
+    current = CURRENT.get() or code_here()
     if isinstance(current, Execution):
         return current
     raise Misuse(f"{what} is for workflow code; it was called outside of one.")

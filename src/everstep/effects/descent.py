@@ -1,0 +1,174 @@
+"""Whose code runs here, where the context does not say it.
+
+`CURRENT` says it as long as code passes its context on. A task that is given an empty context, a thread and a pool do
+not. A step that was called there as a plain function would be done unseen, and again in every replay. So whatever finds
+`CURRENT` empty asks here:
+
+- The running loop is a workflow's: this is workflow code, and the call is recorded.
+- A frame further out, the thread, the pool's call or the task was begun by a step's body: this is part of that body.
+- Neither: this is the application, and a step is the plain function that it looks like.
+
+Threads are seen when they are started, by the audit hook of the engine. Calls given to a `ThreadPoolExecutor` are seen
+when they are submitted: a pool outlives the body that used it first, so what counts is who gave it the call, not who
+started its thread. Tasks are seen on the loops of open apps. What is not seen is in docs/guarantees.md.
+"""
+
+import asyncio
+import functools
+import sys
+import threading
+from asyncio.events import _get_running_loop
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from everstep.effects.body import StepBody, refuse_nested
+from everstep.effects.surroundings import CURRENT, Surroundings
+from everstep.errors import Misuse
+
+if TYPE_CHECKING:
+    from everstep.effects.step import Step
+
+R = TypeVar("R")
+_MARK: Final = "_everstep_descent"
+
+AttemptIn = Callable[[FrameType], StepBody | None]
+_FRAMES: dict[CodeType, AttemptIn] = {}
+"""The functions of the engine that call bodies, and how to find the attempt in a frame of each."""
+_TASKS: "WeakKeyDictionary[asyncio.Task[Any], Descent]" = WeakKeyDictionary()
+"""Tasks that a body began with a context of their own, and those that such tasks began."""
+
+
+class Descent(msgspec.Struct, frozen=True):
+    """The attempt that a thread, a pool's call or a task was begun in: code there is part of that step's body.
+
+    It names the attempt and does not hold it: a thread may live on long after its run has left memory.
+    """
+
+    place: ClassVar[str] = "step"
+    wants_places: ClassVar[bool] = False
+
+    run: str
+    step: str
+    attempt: int
+
+    def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
+        """As in the body itself: the plain function, if the outer step's contract covers it."""
+        refuse_nested(step, self.step)
+        return step.function(*args, **kwargs)
+
+    def call_workflow(self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+        """A workflow called by a step's body is the plain function."""
+        return workflow.function(*args, **kwargs)
+
+    def take_charge(self, nanos: int | None, tokens: int | None) -> None:
+        """Refuse: a charge belongs to an attempt that is waited for."""
+        raise Misuse(
+            f"everstep.charge() was called on a thread or in a task that the step {self.step} began without its "
+            "context. Start it with contextvars.copy_context().run(…), or use asyncio.to_thread."
+        )
+
+
+def bodies_run_in(function: Callable[..., Any], attempt_in: AttemptIn) -> None:
+    """Say that frames of this function call the bodies of steps."""
+    _FRAMES[function.__code__] = attempt_in
+
+
+def code_here() -> Surroundings | None:
+    """Return what is running here although `CURRENT` does not say so; None if it is the application's own code."""
+    workflow: Surroundings | None = getattr(_get_running_loop(), "workflow_code", None)
+    return workflow if workflow is not None else descent()
+
+
+def descent() -> Descent | None:
+    """Return the attempt that this code descends from; None if no step's body has begun it."""
+    current = CURRENT.get()
+    if isinstance(current, StepBody):
+        return _named(current)
+    found: Descent | None = getattr(threading.current_thread(), _MARK, None)
+    if found is None and _TASKS and _get_running_loop() is not None:
+        task = asyncio.current_task()
+        found = _TASKS.get(task) if task is not None else None
+    return found or _descent_by_frames()
+
+
+def _named(body: StepBody) -> Descent:
+    return Descent(body.run, body.step, body.attempt)
+
+
+def _descent_by_frames() -> Descent | None:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        attempt_in = _FRAMES.get(frame.f_code)
+        if attempt_in is not None and (body := attempt_in(frame)) is not None:
+            return _named(body)
+        frame = frame.f_back
+    return None
+
+
+# -- what a body begins ------------------------------------------------------------------------------------------------
+@functools.cache
+def watch_pools() -> None:
+    """From now on, calls that a body gives to a pool of threads are part of that body."""
+    submit = ThreadPoolExecutor.submit
+
+    @functools.wraps(submit)
+    def submit_seen(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        begun_in = descent()
+        if begun_in is None:
+            return submit(pool, function, *args, **kwargs)
+        return submit(pool, _call_in, begun_in, function, *args, **kwargs)
+
+    ThreadPoolExecutor.submit = submit_seen  # type: ignore[method-assign]
+
+
+def _call_in(begun_in: Descent, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
+    """Call a function on a thread of a pool, as part of a body."""
+    thread = threading.current_thread()
+    before = getattr(thread, _MARK, None)
+    setattr(thread, _MARK, begun_in)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        setattr(thread, _MARK, before)
+
+
+def note_thread(starting: Any) -> None:
+    """A thread is started here, by this function: the threads that a body starts are part of that body.
+
+    Not those of a pool, which serve whoever gives them a call, and not the engine's.
+    """
+    thread = getattr(starting, "__self__", None)
+    if not isinstance(thread, threading.Thread):
+        return
+    module = getattr(getattr(thread, "_target", None), "__module__", None) or ""
+    if module != "concurrent.futures.thread" and module.partition(".")[0] != "everstep":
+        begun_in = descent()
+        if begun_in is not None:
+            setattr(thread, _MARK, begun_in)
+
+
+def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """From now on, tasks that a body begins on this loop with another context are part of that body."""
+    create = loop.create_task
+    if getattr(create, "__name__", "") == "create_task_seen":
+        return
+
+    def create_task_seen(coroutine: Any, **options: Any) -> Any:
+        context = options.get("context")
+        if context is None and not _TASKS:
+            return create(coroutine, **options)  # the context that it gets is a copy of this one
+        begun_in = descent()
+        task = create(coroutine, **options)
+        if begun_in is not None and (context.get(CURRENT) if context is not None else CURRENT.get()) is None:
+            _TASKS[task] = begun_in
+        return task
+
+    try:
+        loop.create_task = create_task_seen  # type: ignore[method-assign, assignment]
+    except AttributeError:
+        pass  # a loop that takes no attributes: such tasks are not seen there
