@@ -436,7 +436,9 @@ def test_a_process_that_was_forked_under_the_lock_does_not_keep_it(here: Path, t
     assert (here / "a").read_text() == "2"
 
 
-HOLDER = "import fcntl, os, sys, time; f = os.open('.', 0); fcntl.flock(f, 2); print('held', flush=True); time.sleep(600)"
+HOLDER = (
+    "import fcntl, os, sys, time; f = os.open('.', 0); fcntl.flock(f, 2); print('held', flush=True); time.sleep(600)"
+)
 
 
 @scenario
@@ -503,4 +505,3 @@ async def test_while_the_store_cannot_be_asked_nothing_is_written_and_the_folder
     outage.set()
     await run.result(timeout=20)
     assert (here / "a").read_text() == "new"
-

@@ -174,7 +174,7 @@ async def test_other_arguments_of_an_unfinished_step_are_not_accepted(machine: M
     assert hold.resolutions == ["retry", "cancel"]
     assert "has no outcome, so this cannot be accepted" in hold.summary
     for named in (None, hold.id):
-        with pytest.raises(HoldConflict, match="has none: it may have acted.*as recorded"):
+        with pytest.raises(HoldConflict, match=r"has none: it may have acted.*as recorded"):
             await app.resolve("r", "accept", hold=named)
     assert machine.status("r") == "held"
     assert {amount for _, amount in APPLIED} <= {amount for _, amount in before}, "nothing is done with 200"
@@ -271,5 +271,3 @@ async def test_what_a_hold_of_an_older_release_offers_is_refused_all_the_same(ma
     await app.resolve("r", "retry")
     assert await app.get("r").result(timeout=20) == 100
     assert len(set(APPLIED)) == 1, "one key, one amount"
-
-

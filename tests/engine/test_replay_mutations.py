@@ -115,7 +115,7 @@ def two_arguments() -> None:
 def argument_of_the_unfinished_step() -> None:
     @workflow(name="order")
     async def order(number: int) -> str:
-        found, also = await asyncio.gather(look("a"), look("B"))
+        await asyncio.gather(look("a"), look("B"))
         await pay(everstep.random().randrange(1_000_000_000))
         everstep.publish("paid", number)
         await asyncio.sleep(60)

@@ -223,7 +223,8 @@ def in_a_pool(function: Callable[[], Any]) -> Any:
 
 def mapped_in_a_pool(function: Callable[[], Any]) -> Any:
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda _: function(), range(2)))[0]
+        first, _ = pool.map(lambda _: function(), range(2))
+        return first
 
 
 SHARED = ThreadPoolExecutor(2)
@@ -321,7 +322,8 @@ async def test_a_step_that_needs_a_record_is_refused_in_whatever_a_body_starts(
     app = await machine.boot()
     run = await app.start(flow, id="r")
     assert await run.result(timeout=20) == "pay keyed sell, and look"
-    assert RAN == ["look"] * (2 if way is mapped_in_a_pool else 1)
+    looks = 2 if way is mapped_in_a_pool else 1
+    assert RAN.count("look") == len(RAN) == looks
 
 
 async def task_with_an_empty_context(function: Callable[[], Awaitable[Any]]) -> Any:

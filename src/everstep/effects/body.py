@@ -1,14 +1,13 @@
 """What the body of a step may ask for: its key, its attempt, its heartbeat."""
 
 import sys
-from asyncio.events import _get_running_loop
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from everstep.effects.surroundings import require
+from everstep.effects.surroundings import code_here, require
 from everstep.errors import Misuse
 from everstep.model.digests import step_key
 from everstep.model.mistakes import Mistake, nested_key, nested_step
@@ -75,9 +74,9 @@ class StepBody(msgspec.Struct, eq=False):
 
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """A step called by another step's body is the plain function: the outer step's contract covers it."""
-        loop = _get_running_loop()
-        if getattr(loop, "is_guarded", False):  # a body's context was given to workflow code
-            return loop.workflow_code.call_step(step, args, kwargs, sys._getframe(2))  # type: ignore[union-attr]
+        here = code_here()
+        if here is not None and here.place == "workflow":  # to which a body's context was given
+            return here.call_step(step, args, kwargs, sys._getframe(2))
         refuse_nested(step, self.step)
         return step.function(*args, **kwargs)
 

@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from everstep.effects.body import StepBody, refuse_nested
-from everstep.effects.surroundings import CURRENT, Surroundings
+from everstep.effects.surroundings import CURRENT, Surroundings, see_code_with
 from everstep.errors import Misuse
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def bodies_run_in(function: Callable[..., Any], attempt_in: AttemptIn) -> None:
     _FRAMES[function.__code__] = attempt_in
 
 
-def code_here() -> Surroundings | None:
-    """Return what is running here although `CURRENT` does not say so; None if it is the application's own code."""
+def _code_here() -> Surroundings | None:
     workflow: Surroundings | None = getattr(_get_running_loop(), "workflow_code", None)
     return workflow if workflow is not None else descent()
 
@@ -112,9 +111,10 @@ def _descent_by_frames() -> Descent | None:
 
 # -- what a body begins ------------------------------------------------------------------------------------------------
 @functools.cache
-def watch_pools() -> None:
-    """From now on, calls that a body gives to a pool of threads are part of that body."""
-    submit = ThreadPoolExecutor.submit
+def install() -> None:
+    """From the first run on: look closer where the context is empty, and see what bodies give to pools of threads."""
+    see_code_with(_code_here)
+    submit: Any = ThreadPoolExecutor.submit
 
     @functools.wraps(submit)
     def submit_seen(pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -174,7 +174,9 @@ def make_folder(path: str) -> None:
     if os.path.lexists(target):
         raise FileExistsError(f"{path} is there already, and is not a folder.")
     missing = [target, *(one for one in target.parents if not one.exists())]
-    for one in reversed(missing):  # each under the lock of the one above: a successor locks the same, wherever it begins
+    for one in reversed(
+        missing
+    ):  # each under the lock of the one above: a successor locks the same, wherever it begins
         with fenced(one.parent) as (folder,):
             with contextlib.suppress(FileExistsError):  # another writer has made it just now
                 os.mkdir(one.name, dir_fd=folder)

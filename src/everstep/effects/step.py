@@ -8,8 +8,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 from everstep.codec import Signature, register
-from everstep.effects.descent import code_here
-from everstep.effects.surroundings import OUTSIDE
+from everstep.effects.surroundings import OUTSIDE, code_here
 from everstep.effects.surroundings import current as now_running
 from everstep.errors import Misuse
 from everstep.model.contracts import Effect, may_run_again, needs_intent

@@ -11,14 +11,13 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextvars import Context
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
 from everstep.codec import ANY, Codec
-from everstep.effects.descent import code_here
 from everstep.effects.step import Step
-from everstep.effects.surroundings import CURRENT, persons_line, where_is
+from everstep.effects.surroundings import CURRENT, code_here, persons_line, where_is
 from everstep.engine import calling, later
 from everstep.engine.commands import (
     NOT_RETURNED,
@@ -58,7 +57,7 @@ _C = TypeVar("_C")
 class Execution:
     """The code of one run in memory."""
 
-    place = "workflow"
+    place: ClassVar[str] = "workflow"
 
     # What few runs ever have stands here: instances of at most 30 attributes are the small and quick ones.
     branch: int = 0

@@ -14,7 +14,7 @@ from asyncio.events import _get_running_loop
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Final
 
-from everstep.effects.descent import note_thread, watch_pools
+from everstep.effects import descent
 from everstep.errors import OutsideInWorkflow
 from everstep.model.mistakes import OUTSIDE, outside
 
@@ -34,7 +34,7 @@ _LOOP: Final = os.path.join(os.path.dirname(__file__), "loop.py")
 @functools.cache
 def install() -> None:
     """Watch loops that are `is_guarded`. Audit hooks cannot be taken off again: there is one, from the first run on."""
-    watch_pools()
+    descent.install()
     sys.addaudithook(_audit)
     _stand_in_for_missing_events()
 
@@ -61,7 +61,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         return
     if not getattr(_get_running_loop(), "is_guarded", False):
         if event in _THREADS:
-            note_thread(args[0])
+            descent.note_thread(args[0])
         return
     if not (event == "open" and "/zoneinfo/" in str(args[0])):  # `ZoneInfo` reads its tables from C
         _refuse(event)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 
@@ -385,6 +385,7 @@ else:
 class _Nobody:
     """In the place of a run that has left memory."""
 
+    place: ClassVar[str] = "workflow"
     wants_places = False
 
     def call_in_executor(self, *_: Any) -> Any:

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, TypedDict, TypeVar, overload
 import msgspec
 
 from everstep.effects.step import Step
-from everstep.effects.descent import code_here
-from everstep.effects.surroundings import CURRENT, persons_line
+from everstep.effects.surroundings import CURRENT, code_here, persons_line
 from everstep.engine.approvals import ask
 from everstep.engine.execution import Execution
 from everstep.engine.greenlets import in_greenlet, wait_in_greenlet

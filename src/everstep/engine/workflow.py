@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from everstep.codec import Signature
 from everstep.effects.step import declared_name
-from everstep.effects.descent import code_here
-from everstep.effects.surroundings import CURRENT
+from everstep.effects.surroundings import CURRENT, code_here
 from everstep.errors import Misuse, UnknownWorkflow
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from msgspec import UNSET
 
 from everstep.codec import Signature, Types
 from everstep.effects.step import Step, declared_name
-from everstep.effects.descent import code_here
-from everstep.effects.surroundings import CURRENT, where_is
+from everstep.effects.surroundings import CURRENT, code_here, where_is
 from everstep.engine.workflow import OnExisting, OnParentEnd, Workflow, checked_choice
 from everstep.errors import Misuse
 from everstep.graph.body import drive
