@@ -115,7 +115,8 @@ def _wait_for(attempt: StepBody, descriptor: int, paths: tuple[Path, ...], until
         if time.monotonic() > until:
             raise FolderBusy(
                 f"{' and '.join(map(str, paths))} has been locked for {PATIENCE_SECONDS:g} s by "
-                f"{_holders(descriptor)}. Nothing was changed. It may still write there: let it go on or end it, then retry."
+                f"{_holders(descriptor)}. Nothing was changed. The holder may still write there: let it go on or end "
+                "it, then retry."
             )
         time.sleep(pause)
         pause = min(pause * 1.5, MOST_PAUSE_SECONDS)
