@@ -31,6 +31,7 @@
     ├── Fatal                   raise it in a step: another attempt is useless
     ├── DatabaseFailed          the database of an atomic step could not be used, or refused the COMMIT
     ├── FileChanged             a file is not as a file effect expects it; it was left alone
+    ├── FolderBusy              another process holds the folder of a file effect; nothing was changed
     ├── Drift                   the outside is not as the run remembers it, and the run was to fail then
     ├── NotGenuine              a request to a webhook's receiver is not signed with its secret, or is too old
     ├── GraphStuck              a graph cannot go on: no edge holds, a limit is reached, or two nodes disagree
@@ -278,6 +279,12 @@ class FileChanged(Error):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class FolderBusy(Error):
+    """Another process has held the lock of a file effect's folder for too long. Nothing was changed."""
+
+    code: ClassVar[str] = "everstep.files.busy"
 
 
 class Drift(Error):

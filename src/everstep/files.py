@@ -1,8 +1,9 @@
 """File effects for workflows: `await everstep.files.write("report.md", text)`.
 
 Each is a step with the contract `repeat`: atomic, synced to the disk, skipped when the content is already right, one at
-a time for each folder. The run remembers the content as a witness (unless `witness=False`), so that it is held when
-somebody else changes the file before it goes on. In a `def` workflow say `everstep.blocking.files.write(…)`.
+a time for each folder, and refused when its run has been taken over meanwhile. The run remembers the content as a
+witness (unless `witness=False`), so that it is held when somebody else changes the file before it goes on. In a `def`
+workflow say `everstep.blocking.files.write(…)`.
 """
 
 import os

@@ -163,7 +163,7 @@ def test_a_path_may_be_an_object() -> None:
 
 
 def test_a_full_disk_leaves_the_old_content_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     Path("a").write_text("old")
@@ -251,7 +251,7 @@ def test_an_append_that_was_cut_off_is_not_taken_for_another_s(tmp_path: Path) -
 
 
 # -- killed at every system call ---------------------------------------------------------------------------------------
-CALLS = "write,fsync,rename,openat,unlink,mkdir,flock,fchmod"
+CALLS = "write,fsync,rename,renameat,renameat2,openat,unlink,unlinkat,mkdir,mkdirat,flock,fchmod"
 PATHS = ("", "a", "b", "x", "x/y", ".beside.everstep", ".mark.everstep")
 PROGRAM = """
     import json
@@ -380,7 +380,7 @@ def test_what_a_cut_off_attempt_left_is_cleaned_up_also_when_nothing_is_to_be_do
     code = """
     from everstep.effects import files as bodies
 
-    def die(*_):
+    def die(*_, **__):
         os.kill(os.getpid(), 9)
 
     @workflow

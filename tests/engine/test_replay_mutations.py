@@ -79,19 +79,43 @@ def original() -> None:
 def argument() -> None:
     @workflow(name="order")
     async def order(number: int) -> str:
-        await asyncio.gather(look("a"), look("B"))
+        found, also = await asyncio.gather(look("a"), look("B"))
         await pay(everstep.random().randrange(1_000_000_000))
         everstep.publish("paid", number)
         await asyncio.sleep(60)
-        await everstep.receive("word", str)
-        await packing(number)
-        return await last("")
+        word = await everstep.receive("word", str)
+        packed = await packing(number)
+        return await last(f"{found}{also}{word}{packed}")
 
 
 def third_argument() -> None:
     @workflow(name="order")
     async def order(number: int) -> str:
-        await asyncio.gather(look("a"), look("another b"))
+        found, also = await asyncio.gather(look("a"), look("another b"))
+        await pay(everstep.random().randrange(1_000_000_000))
+        everstep.publish("paid", number)
+        await asyncio.sleep(60)
+        word = await everstep.receive("word", str)
+        packed = await packing(number)
+        return await last(f"{found}{also}{word}{packed}")
+
+
+def two_arguments() -> None:
+    @workflow(name="order")
+    async def order(number: int) -> str:
+        found, also = await asyncio.gather(look("A"), look("B"))
+        await pay(everstep.random().randrange(1_000_000_000))
+        everstep.publish("paid", number)
+        await asyncio.sleep(60)
+        word = await everstep.receive("word", str)
+        packed = await packing(number)
+        return await last(f"{found}{also}{word}{packed}")
+
+
+def argument_of_the_unfinished_step() -> None:
+    @workflow(name="order")
+    async def order(number: int) -> str:
+        await asyncio.gather(look("a"), look("B"))
         await pay(everstep.random().randrange(1_000_000_000))
         everstep.publish("paid", number)
         await asyncio.sleep(60)
@@ -103,13 +127,13 @@ def third_argument() -> None:
 def order_of_steps() -> None:
     @workflow(name="order")
     async def order(number: int) -> str:
-        await asyncio.gather(look("b"), look("a"))
+        found, also = await asyncio.gather(look("b"), look("a"))
         await pay(everstep.random().randrange(1_000_000_000))
         everstep.publish("paid", number)
         await asyncio.sleep(60)
-        await everstep.receive("word", str)
-        await packing(number)
-        return await last("")
+        word = await everstep.receive("word", str)
+        packed = await packing(number)
+        return await last(f"{found}{also}{word}{packed}")
 
 
 def callee() -> None:
@@ -123,14 +147,14 @@ def callee() -> None:
 def extra_draw() -> None:
     @workflow(name="order")
     async def order(number: int) -> str:
-        await asyncio.gather(look("a"), look("b"))
+        found, also = await asyncio.gather(look("a"), look("b"))
         everstep.random().randbytes(40)  # so much that `randrange`, which draws again at times, cannot come to the same
         await pay(everstep.random().randrange(1_000_000_000))
         everstep.publish("paid", number)
         await asyncio.sleep(60)
-        await everstep.receive("word", str)
-        await packing(number)
-        return await last("")
+        word = await everstep.receive("word", str)
+        packed = await packing(number)
+        return await last(f"{found}{also}{word}{packed}")
 
 
 def added_step() -> None:
@@ -226,16 +250,16 @@ def publish_removed() -> None:
 def _until_word(name: str, kind: Any, packer: Any = packing, more: int = 0, id: str | None = None) -> None:
     @workflow(name="order")
     async def order(number: int) -> str:
-        await asyncio.gather(look("a"), look("b"))
+        found, also = await asyncio.gather(look("a"), look("b"))
         await pay(everstep.random().randrange(1_000_000_000))
         everstep.publish("paid", number)
         await asyncio.sleep(60)
-        await everstep.receive(name, kind)
+        word = await everstep.receive(name, kind)
         if id is not None:
-            await (await everstep.start(packer, number, id=id)).result()
+            packed = await (await everstep.start(packer, number, id=id)).result()
         else:
-            await packer(number + more)
-        return await last("")
+            packed = await packer(number + more)
+        return await last(f"{found}{also}{word}{packed}")
 
 
 def signal_name() -> None:
@@ -559,7 +583,7 @@ async def test_an_accepted_argument_stays_accepted_and_a_third_version_diverges_
     assert NOTES == ["last"], "the recorded outcomes are kept"
     await machine.kill(app)
     (resolved,) = machine.bodies(RUN, "run_resolved")
-    assert (resolved.by, resolved.note, list(resolved.accepted)) == ("ann", "a new prompt", [3, 15])
+    assert (resolved.by, resolved.note, list(resolved.accepted)) == ("ann", "a new prompt", [3])
 
     REACHED.clear()
     third = await look_at(machine, third_argument)
@@ -570,7 +594,7 @@ async def test_an_accepted_argument_stays_accepted_and_a_third_version_diverges_
     argument()
     again = await machine.worker()
     await machine.until_status(RUN, "completed")
-    assert await again.get(RUN).result() == ""
+    assert await again.get(RUN).result() == "<a><b>tides7"
     assert machine.kinds(RUN).count("run_held") == 2
 
 
@@ -578,9 +602,26 @@ async def test_an_accepted_argument_stays_accepted_and_a_third_version_diverges_
 async def test_accepting_keeps_every_later_difference_visible(machine: Machine) -> None:
     """All differing arguments are listed, and accepted together."""
     await killed_in_its_last_step(machine)
-    await look_at(machine, argument)
-    assert [one["seq"] for one in machine.report(RUN)["differences"]] == [3, 15]
+    await look_at(machine, two_arguments)
+    assert [one["seq"] for one in machine.report(RUN)["differences"]] == [2, 3]
     assert "and 1 more" in machine.hold(RUN).summary
+    assert "accept" in machine.hold(RUN).resolutions
+
+
+@scenario
+async def test_beside_an_unfinished_step_a_finished_one_is_not_accepted_either(machine: Machine) -> None:
+    await killed_in_its_last_step(machine)
+    app = await look_at(machine, argument_of_the_unfinished_step)
+    assert [one["seq"] for one in machine.report(RUN)["differences"]] == [3, 15]
+    assert machine.hold(RUN).resolutions == ["retry", "cancel"]
+    with pytest.raises(everstep.errors.HoldConflict, match=r"last \(event 15\) has none.*as recorded"):
+        await app.resolve(RUN, "accept")
+    assert NOTES == []
+    await machine.stop(app)
+    original()
+    app = await machine.worker()
+    await machine.until_status(RUN, "completed")
+    assert await app.get(RUN).result() == "<a><b>tides7"
 
 
 @scenario

@@ -88,7 +88,8 @@ def _answers(hold: HoldRow, report: dict[str, Any], url: str | None) -> list[Any
 
 
 def _other_facts(report: dict[str, Any], now: int) -> list[str]:
-    shown = {"differences", "accepted", "consequences", "call", "drift", "facts", "example", "by_verb", "grant", "part"}
+    shown = {"differences", "accepted", "unfinished", "consequences", "call", "drift", "facts", "example"}
+    shown |= {"by_verb", "grant", "part"}
     lines: list[str] = []
     if report.get("began_at"):
         lines, shown = _about_doubt(report, now), shown | DOUBT

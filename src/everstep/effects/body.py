@@ -1,12 +1,13 @@
 """What the body of a step may ask for: its key, its attempt, its heartbeat."""
 
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from everstep.effects.surroundings import require
+from everstep.effects.surroundings import code_here, require
 from everstep.errors import Misuse
 from everstep.model.digests import step_key
 from everstep.model.mistakes import Mistake, nested_key, nested_step
@@ -40,6 +41,14 @@ class StepBody(msgspec.Struct, eq=False):
     details: Any
     key_used: bool = False
 
+    def worker(self) -> str:
+        """Return the worker whose attempt it is."""
+        raise AssertionError("an attempt that runs has a worker")
+
+    def number(self) -> int:
+        """Return the number of the call. Below zero: this is only a question to a probe about it."""
+        raise AssertionError("an attempt that runs has a number")
+
     def idempotency_key(self) -> str:
         """Return what `everstep.key()` does."""
         return step_key(self.entropy, self.step, self.arguments)
@@ -60,17 +69,36 @@ class StepBody(msgspec.Struct, eq=False):
         """Append to a stream of the run. May be called on any thread."""
         raise AssertionError("an attempt that runs has streams")
 
+    def refuse_given_up(self) -> None:
+        """Raise `NotDone` if the engine has given the attempt up. May be called on any thread."""
+        raise AssertionError("an attempt that runs knows whether it is waited for")
+
+    def refuse_overtaken(self) -> None:
+        """Raise `NotDone` if the attempt was given up, or if its run was taken over, as the store itself says.
+
+        May be called on any thread. `StoreError`: the store cannot be asked.
+        """
+        raise AssertionError("an attempt that runs knows its store")
+
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """A step called by another step's body is the plain function: the outer step's contract covers it."""
-        if step.effect in ("once", "atomic"):
-            raise _misuse(nested_step(step.name, step.effect, self.step))
-        if step.key is not None:
-            raise _misuse(nested_key(step.name, self.step))
+        here = code_here()
+        if here is not None and here.place == "workflow":  # to which a body's context was given
+            return here.call_step(step, args, kwargs, sys._getframe(2))
+        refuse_nested(step, self.step)
         return step.function(*args, **kwargs)
 
     def call_workflow(self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
         """A workflow called by a step's body is the plain function."""
         return workflow.function(*args, **kwargs)
+
+
+def refuse_nested(step: "Step", outer: str) -> None:
+    """Raise `Misuse` if a step that the body of another one calls needs a record of its own."""
+    if step.effect in ("once", "atomic"):
+        raise _misuse(nested_step(step.name, step.effect, outer))
+    if step.key is not None:
+        raise _misuse(nested_key(step.name, outer))
 
 
 def _misuse(wrong: Mistake) -> Misuse:

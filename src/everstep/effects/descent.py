@@ -1,12 +1,19 @@
-"""What the body of a step has started: tasks, threads, and calls that it gave to pools.
+"""Whose code runs here, where the context does not say it; and what a step's body has begun that has not ended.
 
-A body may fail, time out or be cancelled while something that it started goes on. Whether an attempt can still act
-depends on that, too, so it is remembered which attempt started what. Tasks say it themselves: each has the context in
-which it was created. Threads and pools of the standard library do not, so their two entrances are watched from the
-first app on.
+`CURRENT` says it as long as code passes its context on. A task that is given an empty context, a thread and a pool do
+not. A step that was called there as a plain function would be done unseen, and again in every replay. So whatever finds
+`CURRENT` empty asks here:
 
-Not seen: processes, callbacks that were given to the loop (`call_later`), threads that were not started by `threading`,
-and what code does that hides its context on purpose.
+- The running loop is a workflow's: this is workflow code, and the call is recorded.
+- A frame further out, the thread, the pool's call or the task was begun by a step's body: this is part of that body.
+- Neither: this is the application, and a step is the plain function that it looks like.
+
+Threads are seen when they are started, by the audit hook of the engine. Calls given to pools are seen when they are
+submitted: a pool outlives the body that used it first, so what counts is who gave it the call, not who started its
+thread. Tasks are seen on the loops of open apps.
+
+A body may fail, time out or be cancelled while something that it began goes on, and so the attempt may still act:
+`begun_and_not_ended` finds that. What is not seen is in docs/howto/once.md.
 """
 
 import asyncio
@@ -14,52 +21,210 @@ import functools
 import gc
 import sys
 import threading
+from asyncio.events import _get_running_loop
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import thread as pools
 from contextvars import Context
-from typing import Any, Final
-from weakref import WeakKeyDictionary
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
-from everstep.effects.body import StepBody
-from everstep.effects.surroundings import CURRENT
+import msgspec
 
-OWN: Final = "everstep-"
-"""How the names of this package's own threads begin. They are started wherever they are needed first."""
+from everstep.effects.body import StepBody, refuse_nested
+from everstep.effects.surroundings import CURRENT, Surroundings, see_code_with
+from everstep.errors import Misuse
 
-_threads: Final[WeakKeyDictionary[threading.Thread, StepBody]] = WeakKeyDictionary()
-_calls: Final[WeakKeyDictionary["Future[Any]", StepBody]] = WeakKeyDictionary()
-_watched: Final[set[type]] = set()
-_in_pool: Final = threading.local()
-"""Its `body`: the attempt for which this thread of a pool is at work."""
+if TYPE_CHECKING:
+    from everstep.effects.step import Step
+
+R = TypeVar("R")
+_MARK: Final = "_everstep_descent"
+
+AttemptIn = Callable[[FrameType], StepBody | None]
+_FRAMES: dict[CodeType, AttemptIn] = {}
+"""The functions of the engine that call bodies, and how to find the attempt in a frame of each."""
+_TASKS: "WeakKeyDictionary[asyncio.Task[Any], Descent]" = WeakKeyDictionary()
+"""Tasks that a body began with a context of their own, and those that such tasks began."""
+_THREADS: "WeakSet[threading.Thread]" = WeakSet()
+_CALLS: "WeakKeyDictionary[Future[Any], Descent]" = WeakKeyDictionary()
+"""Calls that bodies gave to pools."""
+_SEEN_POOLS: set[type] = set()
 
 
-def body_above() -> StepBody | None:
-    """Return the attempt in whose body this code runs, or whose body started the thread or pool's call it runs in."""
-    current = CURRENT.get() or getattr(_in_pool, "body", None) or _threads.get(threading.current_thread())
-    return current if isinstance(current, StepBody) else None
+class Descent(msgspec.Struct, frozen=True):
+    """The attempt that a thread, a pool's call or a task was begun in: code there is part of that step's body.
 
-
-def started_by(is_meant: Callable[[StepBody], bool], loop: asyncio.AbstractEventLoop) -> Iterator[tuple[StepBody, str]]:
-    """Yield what bodies have started and has not ended: the attempt, and what it is. May be called on any thread.
-
-    The task that asks is not among them.
+    It names the attempt and does not hold it: a thread may live on long after its run has left memory.
     """
-    for future, body in list(_calls.items()):
-        if is_meant(body) and not future.done():
-            yield body, "a call that it gave to a pool of threads or processes"
-    for thread, body in list(_threads.items()):
-        if is_meant(body) and thread.is_alive():
-            yield body, f"the thread {thread.name!r} that it started"
-    if not loop.is_closed():
-        for task in asyncio.all_tasks(loop):
-            found = _context_of(task).get(CURRENT)
-            if isinstance(found, StepBody) and is_meant(found) and not _is_current(task, loop):
-                yield found, "the task of its body, or one that it started"
+
+    place: ClassVar[str] = "step"
+    wants_places: ClassVar[bool] = False
+
+    worker: str
+    run: str
+    call: int
+    step: str
+
+    def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
+        """As in the body itself: the plain function, if the outer step's contract covers it."""
+        refuse_nested(step, self.step)
+        return step.function(*args, **kwargs)
+
+    def call_workflow(self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+        """A workflow called by a step's body is the plain function."""
+        return workflow.function(*args, **kwargs)
+
+    def take_charge(self, nanos: int | None, tokens: int | None) -> None:
+        """Refuse: a charge belongs to an attempt that is waited for."""
+        raise Misuse(
+            f"everstep.charge() was called on a thread or in a task that the step {self.step} began without its "
+            "context. Start it with contextvars.copy_context().run(…), or use asyncio.to_thread."
+        )
 
 
-def _is_current(task: "asyncio.Task[Any]", loop: asyncio.AbstractEventLoop) -> bool:
-    return asyncio._get_running_loop() is loop and asyncio.current_task(loop) is task
+def bodies_run_in(function: Callable[..., Any], attempt_in: AttemptIn) -> None:
+    """Say that frames of this function call the bodies of steps."""
+    _FRAMES[function.__code__] = attempt_in
+
+
+def _code_here() -> Surroundings | None:
+    workflow: Surroundings | None = getattr(_get_running_loop(), "workflow_code", None)
+    return workflow if workflow is not None else descent()
+
+
+def descent() -> Descent | None:
+    """Return the attempt that this code descends from; None if no step's body has begun it."""
+    current = CURRENT.get()
+    if isinstance(current, StepBody):
+        return _named(current)
+    found: Descent | None = getattr(threading.current_thread(), _MARK, None)
+    if found is None and _TASKS and _get_running_loop() is not None:
+        task = asyncio.current_task()
+        found = _TASKS.get(task) if task is not None else None
+    return found or _descent_by_frames()
+
+
+def _named(body: StepBody) -> Descent:
+    return Descent(body.worker(), body.run, body.number(), body.step)
+
+
+def _descent_by_frames() -> Descent | None:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        attempt_in = _FRAMES.get(frame.f_code)
+        if attempt_in is not None and (body := attempt_in(frame)) is not None:
+            return _named(body)
+        frame = frame.f_back
+    return None
+
+
+# -- what a body begins ------------------------------------------------------------------------------------------------
+def install() -> None:
+    """From the first run on: look closer where the context is empty, and see what bodies give to pools.
+
+    Pools of processes are seen if they are loaded: that takes long, and most programs have none.
+    """
+    see_code_with(_code_here)
+    processes: Any = sys.modules.get("concurrent.futures.process")
+    for pool in (ThreadPoolExecutor, processes and processes.ProcessPoolExecutor):
+        if pool is not None and pool not in _SEEN_POOLS:
+            _SEEN_POOLS.add(pool)
+            pool.submit = _seen(pool.submit, on_threads=pool is ThreadPoolExecutor)  # type: ignore[method-assign]
+
+
+def _seen(submit: Any, *, on_threads: bool) -> Any:
+    @functools.wraps(submit)
+    def submit_seen(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        begun_in = descent()
+        if begun_in is None:
+            return submit(pool, function, *args, **kwargs)
+        called = (_call_in, begun_in, function) if on_threads else (function,)
+        future = submit(pool, *called, *args, **kwargs)
+        _CALLS[future] = begun_in
+        return future
+
+    return submit_seen
+
+
+def _call_in(begun_in: Descent, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
+    """Call a function on a thread of a pool, as part of a body."""
+    thread = threading.current_thread()
+    before = getattr(thread, _MARK, None)
+    setattr(thread, _MARK, begun_in)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        setattr(thread, _MARK, before)
+
+
+def note_thread(starting: Any) -> None:
+    """A thread is started here, by this function: the threads that a body starts are part of that body.
+
+    Not those of a pool, which serve whoever gives them a call, and not the engine's.
+    """
+    thread = getattr(starting, "__self__", None)
+    if not isinstance(thread, threading.Thread):
+        return
+    module = getattr(getattr(thread, "_target", None), "__module__", None) or ""
+    if module != "concurrent.futures.thread" and module.partition(".")[0] != "everstep":
+        begun_in = descent()
+        if begun_in is not None:
+            setattr(thread, _MARK, begun_in)
+            _THREADS.add(thread)
+
+
+def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """From now on, tasks that a body begins on this loop with another context are part of that body."""
+    create = loop.create_task
+    if getattr(create, "__name__", "") == "create_task_seen":
+        return
+
+    def create_task_seen(coroutine: Any, **options: Any) -> Any:
+        context = options.get("context")
+        if context is None and not _TASKS:
+            return create(coroutine, **options)  # the context that it gets is a copy of this one
+        begun_in = descent()
+        task = create(coroutine, **options)
+        if begun_in is not None and (context.get(CURRENT) if context is not None else CURRENT.get()) is None:
+            _TASKS[task] = begun_in
+        return task
+
+    try:
+        loop.create_task = create_task_seen  # type: ignore[method-assign, assignment]
+    except AttributeError:
+        pass  # a loop that takes no attributes: such tasks are not seen there
+
+
+# -- what has not ended ------------------------------------------------------------------------------------------------
+def begun_and_not_ended(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[Descent, str]]:
+    """Yield what bodies have begun on this loop, on threads and in pools, and what it is. May be called on any thread.
+
+    The bodies on the loop are among them, but not the task that asks.
+    """
+    for future, begun_in in _snapshot(_CALLS.items):
+        if not future.done():
+            yield begun_in, "a call that it gave to a pool"
+    for thread in _snapshot(_THREADS.copy):
+        if thread.is_alive():
+            yield getattr(thread, _MARK), f"the thread {thread.name!r} that it started"
+    if loop.is_closed():
+        return
+    asks = asyncio.current_task(loop) if _get_running_loop() is loop else None
+    for task in asyncio.all_tasks(loop):
+        body = _context_of(task).get(CURRENT)
+        found = _named(body) if isinstance(body, StepBody) else _TASKS.get(task)
+        if found is not None and task is not asks:
+            yield found, "the task of its body, or one that it began"
+
+
+def _snapshot(items: Callable[[], Any]) -> list[Any]:
+    """Return what is in a weak collection, which other threads may be changing."""
+    while True:
+        try:
+            return list(items())
+        except RuntimeError:  # it was changed meanwhile
+            continue
 
 
 if sys.version_info >= (3, 12):
@@ -70,57 +235,5 @@ if sys.version_info >= (3, 12):
 else:
 
     def _context_of(task: "asyncio.Task[Any]") -> Context:
-        """Return the context of a task, which Python 3.11 shows to its garbage collector only."""
+        """Return the context of a task. Python 3.11 shows it to its garbage collector only."""
         return next((one for one in gc.get_referents(task) if isinstance(one, Context)), Context())
-
-
-def watch() -> None:
-    """Note from now on which attempts start threads and give calls to pools. Nothing else of these is changed.
-
-    Pools of processes are watched if they are loaded: that takes long, and most programs have none.
-    """
-    processes: Any = sys.modules.get("concurrent.futures.process")
-    if threading.Thread not in _watched:
-        threading.Thread.start = _noting_start(threading.Thread.start)  # type: ignore[method-assign, assignment]
-        ThreadPoolExecutor.submit = _noting_submit(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
-        _watched.add(threading.Thread)
-    if processes is not None and processes.ProcessPoolExecutor not in _watched:
-        processes.ProcessPoolExecutor.submit = _noting_submit(processes.ProcessPoolExecutor.submit)
-        _watched.add(processes.ProcessPoolExecutor)
-
-
-def _noting_start(start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-    @functools.wraps(start)
-    def noting(thread: threading.Thread) -> None:
-        body = body_above()
-        # A pool's threads serve all who give it calls, so those calls count, and not the threads.
-        is_pools = getattr(thread, "_target", None) is pools._worker
-        if body is not None and not is_pools and not thread.name.startswith(OWN):
-            _threads[thread] = body
-        start(thread)
-
-    return noting
-
-
-def _noting_submit(submit: Callable[..., "Future[Any]"]) -> Callable[..., "Future[Any]"]:
-    @functools.wraps(submit)
-    def noting(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        body = body_above()
-        if body is None:
-            return submit(pool, function, *args, **kwargs)
-        if isinstance(pool, ThreadPoolExecutor):
-            function = functools.partial(_call_for, body, function)
-        future = submit(pool, function, *args, **kwargs)
-        _calls[future] = body
-        return future
-
-    return noting
-
-
-def _call_for(body: StepBody, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    before = getattr(_in_pool, "body", None)
-    _in_pool.body = body
-    try:
-        return function(*args, **kwargs)
-    finally:
-        _in_pool.body = before

@@ -4,37 +4,30 @@ A crash at any system call leaves the old content or the new: the new one is wri
 it, and then the folder is synced. The file beside it is named by the step's key, so an attempt that was cut off leaves
 nothing that the next one does not clean up.
 
+Everything happens under the lock of the folder, and there each attempt first proves that it may act (see
+`everstep.effects.folders`): a process that was stopped and has lost its run changes nothing when it wakes.
+
 Content alone cannot tell whether an append has happened: another run may have appended the same line. So an append
 leaves an empty mark beside the file, made after the new content and before the rename. Mark and no content beside it:
 it has happened. A step of its own takes the mark away, when the outcome is recorded.
 """
 
 import contextlib
-import fcntl
+import functools
 import hashlib
 import os
-from collections.abc import Generator
+import stat
 from pathlib import Path
 from typing import Any
 
 from everstep.effects.body import key
+from everstep.effects.folders import Folder, fenced, refuse_given_up
 from everstep.effects.witnesses import file_fact, read_file
 from everstep.errors import FileChanged
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Generator[int]:
-    """Let one writer at a time work in a folder, of all processes and threads."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def _behind_links(path: str) -> Path:
-    """Return the file that is meant: a link is followed, for to rename over it would part it from its file."""
+    """Return the file that is meant: a link is followed, because to rename over it would part it from its file."""
     return Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
 
 
@@ -44,29 +37,60 @@ def _beside(target: Path, of: str) -> Path:
     return target.with_name(f".{digest}.{of[:16]}.everstep")
 
 
-def _replace(target: Path, data: bytes, folder: int, mark: Path | None = None) -> None:
+def _replace(folder: Folder, target: Path, data: bytes, mark: Path | None = None) -> None:
     """Put new content in a file's place, all of it or nothing."""
     beside = _beside(target, key())
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        descriptor = os.open(beside.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666, dir_fd=folder)
         try:
-            if target.exists():
-                os.fchmod(descriptor, target.stat().st_mode & 0o7777)
+            mode = _mode_of(folder, target)
+            if mode is not None:
+                os.fchmod(descriptor, mode)
             with open(descriptor, "wb", closefd=False) as stream:
                 stream.write(data)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        refuse_given_up()  # the disk may have taken its time
         if mark is not None:
-            mark.touch()
+            os.close(os.open(mark.name, os.O_WRONLY | os.O_CREAT, 0o666, dir_fd=folder))
             os.fsync(folder)
-        os.replace(beside, target)
-    except BaseException:  # a full disk for instance: the old content stands, and nothing of ours lies about
+        os.replace(beside.name, target.name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:  # a full disk for instance: the old content stays, and nothing of ours lies about
         for ours in (mark, beside):
             if ours is not None:
-                ours.unlink(missing_ok=True)
+                _unlink(folder, ours)
         raise
     os.fsync(folder)
+
+
+def _mode_of(folder: Folder, target: Path) -> int | None:
+    try:
+        return stat.S_IMODE(os.stat(target.name, dir_fd=folder).st_mode)
+    except FileNotFoundError:
+        return None
+
+
+def _unlink(folder: Folder, target: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(target.name, dir_fd=folder)
+
+
+def _is_there(folder: Folder, target: Path) -> bool:
+    try:
+        os.stat(target.name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _read(folder: Folder, target: Path) -> bytes | None:
+    """Return a file's content, or None if it is not there."""
+    try:
+        with open(target.name, "rb", opener=functools.partial(os.open, dir_fd=folder)) as stream:
+            return stream.read()
+    except FileNotFoundError:
+        return None
 
 
 def as_bytes(content: str | bytes) -> bytes:
@@ -77,13 +101,13 @@ def as_bytes(content: str | bytes) -> bytes:
 def write(path: str, content: str | bytes, expected: str | bytes | None, checked: bool) -> dict[str, Any]:
     """Give a file this content. With `checked`, only if it has the expected content (None: if it is not there)."""
     target, data = _behind_links(path), as_bytes(content)
-    with _locked(target.parent) as folder:
-        _beside(target, key()).unlink(missing_ok=True)  # of an attempt that was cut off
-        now = read_file(path)
+    with fenced(target.parent) as (folder,):
+        _unlink(folder, _beside(target, key()))  # of an attempt that was cut off
+        now = _read(folder, target)
         if now != data:
             if checked and now != (None if expected is None else as_bytes(expected)):
                 raise FileChanged(f"{path} is not as the workflow expects it; it was left alone.", path)
-            _replace(target, data, folder)
+            _replace(folder, target, data)
     return file_fact(data)
 
 
@@ -91,17 +115,20 @@ def append(path: str, content: str | bytes) -> tuple[dict[str, Any], str]:
     """Append to a file, once. Returns what it is then, and the key of the mark that is to be taken away."""
     target, data = _behind_links(path), as_bytes(content)
     beside, mark = _beside(target, key()), _beside(target, f"mark{key()}")
-    with _locked(target.parent) as folder:
-        now = read_file(path) or b""
-        if not mark.exists() or beside.exists():
+    with fenced(target.parent) as (folder,):
+        now = _read(folder, target) or b""
+        if not _is_there(folder, mark) or _is_there(folder, beside):
             now += data
-            _replace(target, now, folder, mark)
+            _replace(folder, target, now, mark)
     return file_fact(now), key()
 
 
 def forget(path: str, of: str) -> None:
     """Take away the mark of an append whose outcome is recorded."""
-    _beside(_behind_links(path), f"mark{of}").unlink(missing_ok=True)
+    target = _behind_links(path)
+    if target.parent.is_dir():
+        with fenced(target.parent) as (folder,):
+            _unlink(folder, _beside(target, f"mark{of}"))
 
 
 def observe(path: str) -> str:
@@ -115,19 +142,18 @@ def observe(path: str) -> str:
 def move(source: str, target: str, overwrite: bool, digest: str) -> dict[str, Any]:
     """Move a file. If the source is gone and the target has its content, that has happened already."""
     origin, goal = Path(source), Path(target)
-    with contextlib.ExitStack() as locks:
-        for folder in sorted({os.path.realpath(origin.parent), os.path.realpath(goal.parent)}):
-            locks.enter_context(_locked(Path(folder)))
-        now, there = read_file(source), read_file(target)
+    with fenced(origin.parent, goal.parent) as (from_folder, to_folder):
+        now, there = _read(from_folder, origin), _read(to_folder, goal)
         if there is not None and hashlib.sha256(there).hexdigest() == digest and now is None:
             return file_fact(there)
         if now is None:
             raise FileNotFoundError(f"{source} is no longer there; nothing was moved.")
         if there is not None and not overwrite:
             raise FileChanged(f"{target} is there already; nothing was moved.", target)
-        os.replace(origin, goal)
-        _sync_folder(goal.parent)
-        _sync_folder(origin.parent)
+        refuse_given_up()
+        os.replace(origin.name, goal.name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
+        os.fsync(to_folder)
+        os.fsync(from_folder)
         return file_fact(now)
 
 
@@ -135,23 +161,23 @@ def delete(path: str) -> None:
     """Delete a file. One that is not there is deleted already."""
     target = Path(path)
     if target.parent.is_dir():
-        with _locked(target.parent) as folder:
-            target.unlink(missing_ok=True)
+        with fenced(target.parent) as (folder,):
+            _unlink(folder, target)
             os.fsync(folder)
 
 
 def make_folder(path: str) -> None:
     """Make a folder and those above it, as far as they are missing."""
     target = Path(path).absolute()
-    missing = [one for one in (target, *target.parents) if not one.exists()]
-    target.mkdir(parents=True, exist_ok=True)
-    for one in missing:
-        _sync_folder(one.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    if target.is_dir():
+        return
+    if os.path.lexists(target):
+        raise FileExistsError(f"{path} is there already, and is not a folder.")
+    missing = [target, *(one for one in target.parents if not one.exists())]
+    for one in reversed(
+        missing
+    ):  # each under the lock of the one above: a successor locks the same, wherever it begins
+        with fenced(one.parent) as (folder,):
+            with contextlib.suppress(FileExistsError):  # another writer has made it just now
+                os.mkdir(one.name, dir_fd=folder)
+            os.fsync(folder)

@@ -8,7 +8,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 from everstep.codec import Signature, register
-from everstep.effects.surroundings import OUTSIDE
+from everstep.effects.surroundings import OUTSIDE, code_here
 from everstep.effects.surroundings import current as now_running
 from everstep.errors import Misuse
 from everstep.model.contracts import Effect, may_run_again, needs_intent
@@ -101,7 +101,7 @@ class Step:
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        current = now_running()
+        current = now_running() or code_here()
         if current is None:
             return OUTSIDE[-1](self, args, kwargs) if OUTSIDE else self.function(*args, **kwargs)
         return current.call_step(self, args, kwargs, sys._getframe(1) if current.wants_places else None)

@@ -1,7 +1,7 @@
 """What code is running now: a workflow's, a step's body, or neither.
 
 One context variable answers, in tasks, threads and greenlets alike. Steps and workflows ask it to know what a call of
-them means here.
+them means here. Where it is empty, `code_here` looks closer.
 """
 
 import inspect
@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from everstep.errors import Misuse
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 class Surroundings(Protocol):
     """Code that is being run for a run: workflow code (an execution) or the body of a step."""
+
+    place: ClassVar[str]
+    """`workflow` or `step`."""
 
     @property
     def wants_places(self) -> bool:
@@ -54,6 +57,20 @@ def call_outside_with(outside: Outside) -> None:
     """Let an adapter decide what a call of a step outside of any run means."""
     if outside not in OUTSIDE:
         OUTSIDE.append(outside)
+
+
+_HERE: "list[Callable[[], Surroundings | None]]" = []
+"""What finds out whose code runs here: there is one as soon as there has been a run."""
+
+
+def see_code_with(find: "Callable[[], Surroundings | None]") -> None:
+    """Let the engine say whose code runs where the context does not say it: see everstep.effects.descent."""
+    _HERE[:] = [find]
+
+
+def code_here() -> Surroundings | None:
+    """Return what is running here although `CURRENT` does not say so; None if it is the application's own code."""
+    return _HERE[0]() if _HERE else None
 
 
 def where_is(frame: FrameType) -> str:

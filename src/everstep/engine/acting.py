@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
-from everstep.effects.body import StepBody
-from everstep.effects.descent import started_by
-from everstep.engine.bodies import Attempt
+from everstep.effects.descent import begun_and_not_ended
 from everstep.stores.processes import is_of_this_process, worker_has_ended
 
 if TYPE_CHECKING:
@@ -34,9 +32,11 @@ class Acting:
 
     def __init__(self, app: "Driving") -> None:
         self._app = app
+        self._names: set[str] = set()
 
     def enter(self, worker: str) -> None:
         """What the app begins from now on is begun by this worker."""
+        self._names.add(worker)
         _apps[worker] = self
 
     def where(self, run: str, call: int) -> str:
@@ -58,12 +58,9 @@ class Acting:
             if not driver.stopped:
                 for call in list(driver.attempts.bodies.running):
                     yield driver.run, call, "its body"
-        for body, what in started_by(self._is_ours, app.loop):
-            if isinstance(body, Attempt):
-                yield body.run, body.call.call, what
-
-    def _is_ours(self, body: StepBody) -> bool:
-        return isinstance(body, Attempt) and not body.is_asked and body.app is self._app
+        for begun_in, what in begun_and_not_ended(app.loop):
+            if begun_in.worker in self._names and begun_in.call > 0:
+                yield begun_in.run, begun_in.call, what
 
     def keep_until_ended(self, release: Callable[[], None]) -> None:
         """Call `release` when nothing that this app has begun acts any more. It is closed, so a thread looks."""

@@ -11,7 +11,7 @@ from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
 from everstep.engine.due import DOUBT, FALLBACK, KEY, NEVER, ROOM, SLOT, Attempts
-from everstep.errors import Fatal, NotDone, NotEncodable
+from everstep.errors import Fatal, FolderBusy, NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.budgets import Charge
 from everstep.model.contracts import EXPENSIVE_SECONDS, KEPT, may_run_again
@@ -474,7 +474,7 @@ class StepAttempts:
             if call.target.fallback is not None:
                 self.start_fallback(call, self._record_failure(attempt, attempts, error, seconds, FALLBACK))
                 return
-            if policy.then == "hold" and not isinstance(error, Fatal):
+            if isinstance(error, FolderBusy) or (policy.then == "hold" and not isinstance(error, Fatal)):
                 self._record_failure(attempt, attempts, error, seconds, NEVER)
                 driver.put_on_hold(later.exhausted_report(call, attempts.attempt, error))
                 return

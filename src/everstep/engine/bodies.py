@@ -6,15 +6,18 @@ import logging
 import threading
 import time
 from contextvars import Context, copy_context
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.effects.body import Means, StepBody
+from everstep.effects.descent import bodies_run_in
 from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT, set_current
 from everstep.engine import later
 from everstep.engine.commands import StepCall
 from everstep.engine.first_turns import Body
-from everstep.errors import Misuse, StepTimedOut
+from everstep.engine.threads import Threads
+from everstep.errors import Misuse, NotDone, StepTimedOut
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
 
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from everstep.engine.driver import Driver
     from everstep.engine.spending import Charging, Spending
     from everstep.engine.streaming import Streams
-    from everstep.engine.surrounding import Surrounding
 
 log = logging.getLogger("everstep.step")
 
@@ -45,10 +47,11 @@ class Attempt(StepBody, eq=False, kw_only=True):
     spending: "Spending | None" = None
     task: "asyncio.Task[None] | None" = None
 
-    @property
-    def app(self) -> "Surrounding":
-        """The app whose attempt it is."""
-        return self._bodies.app
+    def worker(self) -> str:
+        return self._bodies.worker
+
+    def number(self) -> int:
+        return -self.call.call if self.is_asked else self.call.call
 
     def idempotency_key(self) -> str:
         return self.call.idempotency_key()
@@ -62,6 +65,16 @@ class Attempt(StepBody, eq=False, kw_only=True):
     def take_entry(self, name: str, value: Any) -> None:
         if self._bodies.running.get(self.call.call) is self:  # else nobody waits for this body any more
             self._bodies.streams_of_run().take(self, name, value)
+
+    def refuse_given_up(self) -> None:
+        bodies = self._bodies
+        if bodies.running.get(self.call.call) is not self or bodies.is_over:
+            raise NotDone(f"{self.step}: attempt {self.attempt} was given up. Nothing was changed.")
+
+    def refuse_overtaken(self) -> None:
+        self.refuse_given_up()
+        if not self._bodies.has_the_newest_epoch():
+            raise NotDone(f"{self.step}: the run was taken over during attempt {self.attempt}. Nothing was changed.")
 
     def take_charge(self, nanos: int | None, tokens: int | None) -> None:
         with CHARGES:
@@ -124,9 +137,9 @@ class Bodies:
             app.threads.start(driver.run, body, lambda value, error: self._end(running, value, error, began), call.call)
 
     @property
-    def app(self) -> "Surrounding":
-        """The app that the run belongs to."""
-        return self._driver.app
+    def worker(self) -> str:
+        """This process among the workers."""
+        return self._driver.app.worker
 
     def attempt_at(self, call: StepCall, attempt: int) -> Attempt:
         """Return an attempt that somebody asks about, and that does not run."""
@@ -152,6 +165,16 @@ class Bodies:
         """Return what an atomic step needs of the app."""
         app = self._driver.app
         return Means(app.store, app.codec, app.clock.now)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is recorded of bodies here: the run has ended, is held or has left."""
+        return self._driver.is_over
+
+    def has_the_newest_epoch(self) -> bool:
+        """Ask the store whether the run is still this driver's. May be called on any thread."""
+        row, mine = self._driver.app.store.run(self._driver.run), self._driver.row
+        return row is not None and (row.epoch, row.generation) == (mine.epoch, mine.generation)
 
     def begin(self, attempt: Attempt) -> Body | None:
         """Return the body of an attempt whose turn has come, if it is still wanted."""
@@ -325,3 +348,14 @@ class Bodies:
             if attempt is not None:
                 self._attempts.record_heartbeat(attempt, payload)
         self._heartbeats.clear()
+
+
+def _attempt_on_thread(frame: FrameType) -> StepBody | None:
+    """Return the attempt whose body a thread of the engine runs: it is in the context that the body is given."""
+    context = getattr(getattr(frame.f_locals["one"].function, "func", None), "__self__", None)
+    body = context.get(CURRENT) if isinstance(context, Context) else None
+    return body if isinstance(body, StepBody) else None
+
+
+bodies_run_in(Bodies._perform, lambda frame: frame.f_locals["attempt"])
+bodies_run_in(Threads._work, _attempt_on_thread)

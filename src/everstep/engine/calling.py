@@ -54,6 +54,14 @@ def blocks(what: str, name: str, line: str) -> OutsideInWorkflow:
     return OutsideInWorkflow(f"{line} — {wrong.what}: {wrong.remedy}.")
 
 
+def not_running(name: str, run: str) -> Misuse:
+    """Return what is wrong with a call made in the context of workflow code that is not running."""
+    return Misuse(
+        f"{name} was called in the context of the workflow of run {run}, and that is not running now: nobody would "
+        "record the call. Call it in the workflow, or in a context of your own."
+    )
+
+
 def plain_function_on_thread(function: Any, line: str) -> OutsideInWorkflow:
     """Return what is wrong with a function on a thread that is no step."""
     wrong = mistakes.plain_function_on_thread(getattr(function, "__qualname__", repr(function)))

@@ -29,9 +29,11 @@ class Difference(NamedTuple):
     recorded_source: str = ""
     now_source: str = ""
     acceptable: bool = False
-    """Only the arguments of one call differ, so a person may accept it."""
+    """Only the arguments of one finished call differ, so a person may accept it."""
     digest: str = ""
     """The new arguments' digest, with `acceptable`."""
+    unfinished: str = ""
+    """The step or child that was begun with other arguments and has no outcome; then no person can accept it."""
 
 
 class Command:

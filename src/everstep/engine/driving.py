@@ -119,10 +119,11 @@ class Driving(Parts):
         """Begin: bind to the running loop, and with `recover` take up what was left behind."""
         asyncio_parts.install()
         self.loop = asyncio.get_running_loop()
+        descent.watch_tasks(self.loop)
         self.thread = threading.get_ident()
         self.threads = Threads(self.loop, THREADS_MAX)
         self.acting = Acting(self)
-        descent.watch()
+        descent.install()
         self.committer = Committer(self.store, self.loop)
         self.first_turns = FirstTurns(self.loop, self.committer.half_is_ready)
         self.pump = Pump(self)

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextvars import Context
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
 from everstep.codec import ANY, Codec
 from everstep.effects.step import Step
-from everstep.effects.surroundings import CURRENT, persons_line, where_is
+from everstep.effects.surroundings import CURRENT, code_here, persons_line, where_is
 from everstep.engine import calling, later
 from everstep.engine.commands import (
     NOT_RETURNED,
@@ -57,7 +57,7 @@ _C = TypeVar("_C")
 class Execution:
     """The code of one run in memory."""
 
-    place = "workflow"
+    place: ClassVar[str] = "workflow"
 
     # What few runs ever have stands here: instances of at most 30 attributes are the small and quick ones.
     branch: int = 0
@@ -340,6 +340,8 @@ class Execution:
         """Ask for a step and return the future of its outcome."""
         if self.unwinding:
             raise Evicted
+        if not self.loop.is_guarded:
+            raise calling.not_running(step.name, self.run)
         name = step.name
         arguments = self.codec.encode_arguments(step.signature, args, kwargs, name)
         keyed = Keyed(step.key.make(step.signature, arguments)) if step.key is not None else None
@@ -479,7 +481,7 @@ class Execution:
 
 def current_execution(what: str) -> Execution:
     """Return the execution whose code is running, else say where `what` may be used."""
-    current = CURRENT.get()
+    current = CURRENT.get() or code_here()
     if isinstance(current, Execution):
         return current
     raise Misuse(f"{what} is for workflow code; it was called outside of one.")

@@ -14,6 +14,7 @@ from asyncio.events import _get_running_loop
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Final
 
+from everstep.effects import descent
 from everstep.errors import OutsideInWorkflow
 from everstep.model.mistakes import OUTSIDE, outside
 
@@ -26,12 +27,14 @@ _LOOK_AWAY: Final = (
     "traceback.py",
     "/pdb.py",
 )
+_THREADS: Final = frozenset({"_thread.start_new_thread", "_thread.start_joinable_thread"})
 _LOOP: Final = os.path.join(os.path.dirname(__file__), "loop.py")
 
 
 @functools.cache
 def install() -> None:
     """Watch loops that are `is_guarded`. Audit hooks cannot be taken off again: there is one, from the first run on."""
+    descent.install()
     sys.addaudithook(_audit)
     _stand_in_for_missing_events()
 
@@ -54,7 +57,11 @@ def _audited(event: str, original: Any) -> Any:
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if event not in OUTSIDE or not getattr(_get_running_loop(), "is_guarded", False):
+    if event not in OUTSIDE:
+        return
+    if not getattr(_get_running_loop(), "is_guarded", False):
+        if event in _THREADS:
+            descent.note_thread(args[0])
         return
     if not (event == "open" and "/zoneinfo/" in str(args[0])):  # `ZoneInfo` reads its tables from C
         _refuse(event)

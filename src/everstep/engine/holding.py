@@ -8,7 +8,7 @@ import msgspec
 
 from everstep.engine.commands import Difference, StepCall
 from everstep.engine.telling import example_of
-from everstep.errors import Damaged, StoreError
+from everstep.errors import Damaged, FolderBusy, StoreError
 from everstep.model.accounts import Account, as_facts
 from everstep.model.budgets import Amounts
 from everstep.stores.keys import EffectRow
@@ -144,11 +144,24 @@ def diverged_report(differences: Sequence[Difference]) -> HoldReport:
     summary = f"event {first.seq} ({first.what}): recorded {recorded}; the code now would {_verb(now)}"
     if len(differences) > 1:
         summary += f" (and {len(differences) - 1} more)"
+    unfinished = [f"{one.unfinished} (event {one.seq})" for one in differences if one.unfinished]
+    if unfinished:
+        summary += f"; {' and '.join(unfinished)} has no outcome, so this cannot be accepted"
     facts = {
         "differences": [one._asdict() for one in differences],
         "accepted": {str(one.seq): one.digest for one in differences} if acceptable else {},
+        "unfinished": unfinished,
     }
     return HoldReport("diverged", summary, facts=facts, without=[] if acceptable else ["accept"])
+
+
+def cannot_accept(unfinished: Sequence[str]) -> str:
+    """Return why a difference in the arguments of these steps cannot be accepted, and what to do."""
+    return (
+        f"`accept` keeps recorded outcomes, and {' and '.join(unfinished)} has none: it may have acted, and with other "
+        "arguments it would act again, under another key. Bring back code that calls it as recorded "
+        "(`everstep.patched` keeps the old way beside the new one); the run then goes on by itself."
+    )
 
 
 def _without_arguments(text: str) -> str:
@@ -212,6 +225,8 @@ def exhausted_report(call: StepCall, attempt: int, error: BaseException) -> Hold
     summary = f"{call.step} failed {attempt} times, last with {type(error).__name__}"
     facts: dict[str, Any] = {"call": call.call, "attempts": attempt}
     facts["example"] = example_of(call.target.signature.annotations.get("return"))
+    if isinstance(error, FolderBusy):  # what holds the folder may write yet, so the run does not go on without it
+        return HoldReport("exhausted", f"{call.step}: {error}", step=call.step, facts=facts, without=["skip"])
     return HoldReport("exhausted", summary, step=call.step, facts=facts)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 
@@ -308,6 +308,11 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
             held[:] = [one for one in held if one.ag_frame is not None]  # the others have ended
             self._asyncgens_swept = len(held)
 
+    @property
+    def workflow_code(self) -> Any:
+        """What the code on this loop belongs to, whatever its context says: the run's execution."""
+        return self._executor
+
     def forget_executor(self) -> None:
         """The run has left memory: what `run_in_executor` leads to would keep it alive."""
         self._executor = _NOBODY
@@ -380,9 +385,14 @@ else:
 class _Nobody:
     """In the place of a run that has left memory."""
 
-    def call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    place: ClassVar[str] = "workflow"
+    wants_places = False
+
+    def call_in_executor(self, *_: Any) -> Any:
         """Raise `Evicted`, as all that such code asks for does."""
         raise Evicted
+
+    call_step = call_workflow = take_charge = call_in_executor
 
 
 _NOBODY: Final = _Nobody()

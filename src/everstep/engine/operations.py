@@ -14,7 +14,7 @@ from everstep.engine.copies import refuse_copied
 from everstep.engine.crossing import crossed_by, refuse_crossing
 from everstep.engine.diagnosis import diagnose
 from everstep.engine.history import Recorded, load_verified, refuse_without_key
-from everstep.engine.holding import asked_report, damaged_report
+from everstep.engine.holding import asked_report, cannot_accept, damaged_report
 from everstep.engine.inbox import ROLLBACK
 from everstep.engine.repairing import repair
 from everstep.engine.resume import (
@@ -258,6 +258,8 @@ async def resolve(
     chosen = _one_hold(app, run, hold)
     if resolution not in chosen.resolutions and not (by_verb and resolution in _by_verb(chosen)):
         hint = f" For {resolution!r} there is `everstep {resolution} {run}`." if resolution in _by_verb(chosen) else ""
+        if resolution == "accept" and (unfinished := report_of(chosen).get("unfinished")):
+            hint = f" {cannot_accept(unfinished)}"
         raise HoldConflict(
             f"{resolution!r} does not resolve hold {chosen.id} ({chosen.reason}). "
             f"Possible: {', '.join(f'{one} ({_consequence(chosen, one)})' for one in chosen.resolutions)}.{hint}"

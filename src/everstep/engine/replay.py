@@ -20,10 +20,17 @@ from everstep.engine.execution import OUTCOMES, Execution
 from everstep.engine.guard import Silence
 from everstep.engine.history import Recorded, kinds_of
 from everstep.engine.loop import SpinningWorkflow
-from everstep.engine.recorded import COMMANDS, FIRST, asks_for_something, recorded_text, stands_for
+from everstep.engine.recorded import (
+    COMMANDS,
+    FIRST,
+    asks_for_something,
+    finished_calls,
+    recorded_text,
+    stands_for,
+)
 from everstep.engine.replayed import LOOKED_FOR, Replayed, followed_by
 from everstep.errors import NotDecodable
-from everstep.model.contracts import UNSEEN, may_run_again
+from everstep.model.contracts import UNSEEN
 from everstep.model.events import ENDS
 from everstep.model.forked import copied_events, switches
 
@@ -331,10 +338,11 @@ class Replay:
             self._add(event, "callee", recorded_text(event), command)
             return
         what, acceptable = command.compare(event.body)
-        if acceptable and event.kind == "step_started" and not may_run_again(event.body.effect):
-            acceptable = self._is_settled(event.body.call)
-        if what and not (acceptable and self._accepted.get(event.seq) == command.digest()):
-            self._add(event, what, recorded_text(event), command, acceptable)
+        is_begun = acceptable and isinstance(command, StepCall | ChildCall)
+        if is_begun and event.body.call not in finished_calls(self.history, self._void):
+            self._add(event, what, recorded_text(event), command, unfinished=event.step)
+        elif what and not (acceptable and self._accepted.get(event.seq) == command.digest()):
+            self._add(event, what, recorded_text(event), command, acceptable=acceptable)
         elif what and isinstance(command, StepCall) and command.target.is_accounted_for:
             self._keep_arguments(command, event.body)
         if isinstance(command, StepCall):
@@ -345,11 +353,6 @@ class Replay:
             command.timer.deadline = event.body.deadline
         elif event.kind == "value_published":
             self.published[event.body.name] = msgspec.Raw(self.execution.payload(event.body.value, event.body.ref))
-
-    def _is_settled(self, call: int) -> bool:
-        """Whether a step has an outcome. Without one its effect is open, under a key that its arguments are part of."""
-        outcomes = ("step_completed", "step_failed")
-        return any(one.kind in outcomes and one.body.call == call and one.seq not in self._void for one in self.history)
 
     # -- jumping to a checkpoint -----------------------------------------------------------------------------------
     def _flies_over(self, event: Recorded) -> bool:
@@ -471,7 +474,14 @@ class Replay:
 
     # -- differences -----------------------------------------------------------------------------------------------
     def _add(
-        self, event: Recorded, what: str, recorded: str, command: Command | None, acceptable: bool = False
+        self,
+        event: Recorded,
+        what: str,
+        recorded: str,
+        command: Command | None,
+        *,
+        acceptable: bool = False,
+        unfinished: str = "",
     ) -> None:
         now = command.text() if command is not None else self._what_the_code_does()
         self.differences.append(
@@ -484,6 +494,7 @@ class Replay:
                 now_source=command.source if command is not None else "",
                 acceptable=acceptable,
                 digest=command.digest() if command is not None and acceptable else "",
+                unfinished=unfinished,
             )
         )
 

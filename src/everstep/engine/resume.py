@@ -4,7 +4,7 @@ Whatever does not agree puts the run on hold, and nothing else is changed.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from everstep.engine.history import Recorded, load_verified, without_collections
 from everstep.engine.journal import Journal, restore_payload
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.replayed import Replayed, first_run
-from everstep.errors import Damaged, NotDecodable, NotReadable
+from everstep.errors import Damaged, HoldConflict, NotDecodable, NotReadable
 from everstep.model import events as ev
 from everstep.model.budgets import Limits
 from everstep.model.events import EventRow
@@ -281,6 +281,8 @@ def resolve_unit(
     status: Status = "queued"
     if hold.reason != "damaged":
         accepted = {int(seq): digest for seq, digest in facts.get("accepted", {}).items()}
+        if resolution == "accept" and hold.reason == "diverged":
+            _refuse_unfinished(hold, facts, history, accepted.keys())
         body = ev.RunResolved(hold.id, resolution, by, note, accepted if resolution == "accept" else {})
         body.call = int(facts.get("call", 0))
         if resolution == "accept" and hold.reason == "drift":
@@ -317,6 +319,21 @@ def resolve_unit(
     resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
     change = RowChange(status, journal.at, None, row.current_step, budget=standing_after(history, journal))
     return bare_unit(row, journal, change, hold=resolved)
+
+
+def _refuse_unfinished(hold: HoldRow, facts: Mapping[str, Any], history: Sequence[Recorded], asked: Set[int]) -> None:
+    """Refuse to accept other arguments of an unfinished step: a hold of an older release may still offer it."""
+    if "unfinished" in facts:
+        return
+    from everstep.engine.holding import cannot_accept
+    from everstep.engine.recorded import finished_calls
+
+    retried = [one for one in history if one.kind == "run_retried"]
+    void = {n for one in retried for n in range(one.body.voids, one.seq)}
+    finished = finished_calls(history, void)
+    open_ones = [one for one in history if one.seq in asked and one.body.call not in finished]
+    if unfinished := [f"{one.step} (event {one.seq})" for one in open_ones if one.kind != "request_answered"]:
+        raise HoldConflict(f"'accept' does not resolve hold {hold.id} ({hold.reason}). {cannot_accept(unfinished)}")
 
 
 def _end_key(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypedDict, TypeVar, overload
 import msgspec
 
 from everstep.effects.step import Step
-from everstep.effects.surroundings import CURRENT, persons_line
+from everstep.effects.surroundings import CURRENT, code_here, persons_line
 from everstep.engine.approvals import ask
 from everstep.engine.execution import Execution
 from everstep.engine.greenlets import in_greenlet, wait_in_greenlet
@@ -48,7 +48,7 @@ class Tool(Step):
         self._description = description
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        current = CURRENT.get()
+        current = CURRENT.get() or code_here()
         if not (self.approval and isinstance(current, Execution)):
             return super().__call__(*args, **kwargs)
         if self.is_async or not in_greenlet():

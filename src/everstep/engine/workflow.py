@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from everstep.codec import Signature
 from everstep.effects.step import declared_name
-from everstep.effects.surroundings import CURRENT
+from everstep.effects.surroundings import CURRENT, code_here
 from everstep.errors import Misuse, UnknownWorkflow
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Workflow:
         DECLARED.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        current = CURRENT.get()
+        current = CURRENT.get() or code_here()
         if current is None:
             return self.function(*args, **kwargs)
         return current.call_workflow(self, args, kwargs, sys._getframe(1))

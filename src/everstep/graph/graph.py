@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from everstep.codec import Signature, Types
 from everstep.effects.step import Step, declared_name
-from everstep.effects.surroundings import CURRENT, where_is
+from everstep.effects.surroundings import CURRENT, code_here, where_is
 from everstep.engine.workflow import OnExisting, OnParentEnd, Workflow, checked_choice
 from everstep.errors import Misuse
 from everstep.graph.body import drive
@@ -275,7 +275,7 @@ class Graph(Workflow, Generic[S]):
 
     # -- being run ----------------------------------------------------------------------------------------------------
     def __call__(self, state: S, /) -> Coroutine[Any, Any, S]:
-        current = CURRENT.get()
+        current = CURRENT.get() or code_here()
         if current is None:
             raise Misuse(f"The graph {self.name} is run by everstep.run(graph, state) or app.run(graph, state).")
         child: Coroutine[Any, Any, S] = current.call_workflow(self, (state,), {}, sys._getframe(1))
