@@ -198,19 +198,21 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
 
     async def signal(
         self, run: str, name: str, value: Any = None, *, id: str | None = None, transaction: Any = None
-    ) -> None:
+    ) -> bool:
         """Send a signal to a run. It is durable on return. Raises `RunEnded` or `UnknownRun`.
+
+        With an `id`, the run gets the signal once, however often it is sent: this returns False if it has been sent
+        before, and raises `IdConflict` if that had another name or value. A run that is restarted may get it again.
 
         transaction: as in `start`: the signal is sent if and only if you commit.
         """
         if transaction is not None:
             from everstep.engine import outbox
 
-            outbox.signal_in(self, run, name, value, id or "", transaction)
-            return
+            return outbox.signal_in(self, run, name, value, id, transaction)
         from everstep.engine import operations
 
-        await operations.signal(self, run, name, value, id or "")
+        return await operations.signal(self, run, name, value, id)
 
     async def ask(
         self,

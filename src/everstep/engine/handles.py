@@ -133,9 +133,12 @@ class Run(Generic[T]):
         rows = await self._app.read(self._app.store.children, self.id)
         return [Run(self._app, row.id) for row in rows]
 
-    async def signal(self, name: str, value: Any = None, *, id: str | None = None) -> None:
-        """Send a signal. It is durable when this returns; with an `id`, sending again delivers it once."""
-        await self._app.signal(self.id, name, value, id=id)
+    async def signal(self, name: str, value: Any = None, *, id: str | None = None) -> bool:
+        """Send a signal. It is durable when this returns; with an `id`, sending again delivers it once.
+
+        Returns False if it has been sent before: see `App.signal`.
+        """
+        return await self._app.signal(self.id, name, value, id=id)
 
     async def ask(
         self, name: str, value: Any = None, *, id: str | None = None, answer: Any = Any, timeout: float | None = None

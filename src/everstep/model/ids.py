@@ -48,6 +48,18 @@ def checked_key(key: object, step: str) -> str:
     raise Misuse(f"The key of {step} has {len(key)} characters. It needs 1 to 500, without control characters.")
 
 
+def checked_delivery_id(id: object, what: str, most: int) -> str:
+    """Return the id that a sender gave a signal or a request, or an empty text if it gave none."""
+    if id is None:
+        return ""
+    if isinstance(id, str) and len(id) <= most and _pattern(KEY).fullmatch(id):
+        return str.__str__(id)
+    is_of = f"has {len(id)} characters" if isinstance(id, str) else f"is of the type {type(id).__name__}"
+    raise Misuse(
+        f"The id of a {what} is a text of 1 to {most} characters, without control characters. This one {is_of}."
+    )
+
+
 def child_id(parent: str, generation: int, call: int, branch: int = 0) -> str:
     """Return the id of a child run that was given none: it names its parent and its place in the parent's code.
 
