@@ -23,6 +23,7 @@ from everstep.codec.leaves import Unstorable, leaf_of, surrogates_text
 from everstep.codec.tables import ANY, Types, registered_by_type
 from everstep.errors import NotEncodable
 from everstep.model.mistakes import not_storable
+from everstep.model.untrusted import qualified_name, type_name
 
 Tree = str | dict[str, Any] | list[Any] | None
 
@@ -224,9 +225,11 @@ def _write_instance(value: Any, cls: type, types: Types, depth: int) -> tuple[An
 def _write_kind(value: Any, tag: str, kind: Kind, types: Types, depth: int) -> tuple[Any, Tree]:
     try:
         simpler = kind.dump(value)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise Refused(
-            f"is a {type(value).__qualname__} that could not be taken apart ({type(error).__name__})",
+            f"is a {qualified_name(value)} that could not be taken apart ({type_name(error)})",
             "See its encode= or its fields.",
         ) from error
     if kind.is_record:

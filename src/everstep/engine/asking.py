@@ -20,6 +20,7 @@ from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.ids import checked_delivery_id, checked_name, checked_run_id
 from everstep.model.status import ENDED
+from everstep.model.untrusted import described
 from everstep.stores.protocol import Delivery, NotPosted, Post, Posted, RunRow
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ async def ask(
     found = await app.read(_payload, app, run, body)
     if body.refused:
         error = app.codec.decode_error(found)
-        raise error if isinstance(error, Exception) else RunEnded(f"The request {name!r} was refused: {error!r}.")
+        if isinstance(error, Exception):
+            raise error
+        raise RunEnded(f"The request {name!r} was refused: {described(error)}.")
     return decode_signal(app.codec, found, ANY if answer in (Any, object) else types_of(answer), answer)
 
 

@@ -34,6 +34,7 @@ from everstep.errors import Damaged, Misuse, NotReadable, StoreError, UnknownWor
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED, Status
+from everstep.model.untrusted import log_error
 from everstep.stores.protocol import Accepted, Claim, Claimed, NewRun, NotClaimed, Release, RunRow
 from everstep.stores.queues import DEFAULT_QUEUE
 
@@ -493,7 +494,7 @@ class Driving(Parts):
             log.error("The store failed just now, and is asked again: %s", error)
             self.loop.call_later(LOOK_AGAIN_SECONDS, self.pump.nudge)
         else:
-            log.error("A task of the engine failed", exc_info=error)
+            log_error(log, "A task of the engine failed", error=error)
 
     async def read(self, method: Callable[..., V], *args: Any) -> V:
         """Ask the store. Reads of an embedded store are quick, so they are made right here."""

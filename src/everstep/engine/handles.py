@@ -19,6 +19,7 @@ from everstep.errors import (
     UnknownWorkflow,
 )
 from everstep.model.status import ENDED, Status
+from everstep.model.untrusted import described
 from everstep.stores.protocol import HoldRow, RunRow
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Run(Generic[T]):
         """Return what to raise. A run's `SystemExit` must not end whoever waits for it, nor its cancel cancel them."""
         if isinstance(error, Exception):
             return error
-        failed = RunFailed(f"The run {self.id} failed with {type(error).__name__}: {error}")
+        failed = RunFailed(f"The run {self.id} failed with {described(error)}")
         failed.__cause__ = error
         return failed
 

@@ -26,6 +26,7 @@ from everstep.errors import NotDecodable
 from everstep.model.contracts import UNSEEN, may_run_again
 from everstep.model.events import ENDS
 from everstep.model.forked import copied_events, switches
+from everstep.model.untrusted import described
 
 if TYPE_CHECKING:
     from everstep.engine.checkpoints import Checkpoint
@@ -496,5 +497,5 @@ class Replay:
         main = self.execution.main
         if main is not None and main.done() and not main.cancelled():
             error = main.exception()
-            return f"raise {type(error).__name__}: {error}" if error is not None else "return"
+            return f"raise {described(error)}" if error is not None else "return"
         return "wait"
