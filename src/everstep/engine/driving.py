@@ -209,7 +209,7 @@ class Driving(Parts):
         if isinstance(begun, Driver):
             self._go_on(begun, is_new=True)
         else:
-            self.spawn(self.hold_claimed(new.row, begun))
+            self.spawn(self._hold_new(new.row.id, begun))
 
     def _go_on(self, driver: Driver, *, is_new: bool = False, arrived: "Sequence[Delivery] | None" = None) -> None:
         self.drivers[driver.run] = driver
@@ -221,6 +221,12 @@ class Driving(Parts):
         except StoreError as error:  # what its code asks for cannot be done just now, and nothing of that is written
             log.error("Run %s cannot go on just now, and is taken up again: %s", driver.run, error)
             self.take_again(driver)
+
+    async def _hold_new(self, run: str, report: "HoldReport") -> None:
+        """Hold a run that was started just now. Its start may not be durable yet, and a claim comes behind that."""
+        verdict = await self.committer.submit(Claim(run, self.worker, self.clock.now(), ("running",)))
+        if isinstance(verdict, Claimed):
+            await self.hold_claimed(verdict.row, report)
 
     async def hold_claimed(self, row: RunRow, report: "HoldReport", consumed: Sequence[int] = ()) -> None:
         try:
