@@ -10,7 +10,7 @@ from everstep.engine.clock import microseconds
 from everstep.engine.driving import Driving
 from everstep.engine.handles import Run
 from everstep.engine.schedule_verbs import ScheduleVerbs
-from everstep.engine.starting import Origin, new_run
+from everstep.engine.starting import Origin, new_run, refuse_start_options
 from everstep.engine.tending import TendingVerbs
 from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, checked_choice, workflow_of
 from everstep.errors import Misuse, StoreError
@@ -87,6 +87,7 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
         """
         target = workflow_of(workflow)
         policy = checked_choice("on_existing", on_existing or target.on_existing, ON_EXISTING)
+        refuse_start_options(priority, delay, tags)
         if transaction is not None:
             options: Any = {"id": id, "queue": queue, "priority": priority, "delay": delay, "tags": tags}
             return later.start_in(self, target, args, policy, transaction, **options)

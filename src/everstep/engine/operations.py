@@ -34,6 +34,7 @@ from everstep.errors import Damaged, HoldConflict, IdConflict, Misuse, RunActive
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.ids import checked_delivery_id, checked_name, checked_run_id
+from everstep.model.options import checked_seconds
 from everstep.model.status import ENDED, Status
 from everstep.stores.protocol import (
     Accepted,
@@ -113,8 +114,7 @@ def _what_became_of(app: "App", post: Post, status: Status) -> str:
 async def cancel(app: "App", run: str, reason: str, *, grace: float, now: bool, by: str) -> None:
     """Ask a run to stop. A held run, or with `now` one that nobody drives, ends right here, without its code."""
     row = existing_row(app, run)
-    if grace < 0:
-        raise Misuse(f"grace={grace!r}: it is a number of seconds.")
+    checked_seconds("grace", grace)
     if row.status == "held":
         await resolve(app, run, "cancel", hold=None, value=None, note=reason, by=by)
         return

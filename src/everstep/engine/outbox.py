@@ -12,7 +12,7 @@ from everstep.engine.by_name import NamedWorkflow, new_run_id
 from everstep.engine.clock import microseconds
 from everstep.engine.handles import Run
 from everstep.engine.operations import signal_post, told_of_post
-from everstep.engine.starting import Origin, new_run
+from everstep.engine.starting import Origin, new_run, refuse_start_options
 from everstep.engine.workflow import Workflow, checked_choice
 from everstep.errors import IdConflict, Misuse
 from everstep.model.budgets import allotment_of
@@ -36,6 +36,7 @@ def unowned_run(
     tags: dict[str, str] | None,
 ) -> tuple[NewRun, Arguments]:
     """Return a run to be created that nobody drives yet."""
+    refuse_start_options(priority, delay, tags)
     at = app.clock.now()
     run = checked_run_id(id) if id is not None else new_run_id(target, at, app.randomness)
     arguments = app.codec.encode_arguments(target.signature, tuple(args), {}, target.name)

@@ -1,20 +1,16 @@
 """The retry policy of a step: which failures get another attempt, and when."""
 
 import random
-from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from everstep.errors import Fatal, Misuse, NotDone
+from everstep.errors import Fatal, NotDone
+from everstep.model.options import checked_errors, checked_number, checked_seconds, checked_whole, refused
 from everstep.model.untrusted import attempted, attribute, is_a
 
 ErrorTypes = tuple[type[BaseException], ...]
-
-
-def _as_types(value: type[BaseException] | Iterable[type[BaseException]]) -> ErrorTypes:
-    return (value,) if isinstance(value, type) else tuple(value)
 
 
 class Retry(Struct, frozen=True):
@@ -39,14 +35,15 @@ class Retry(Struct, frozen=True):
     retry_after_most: float = 86_400.0
 
     def __post_init__(self) -> None:
-        force_setattr(self, "only", _as_types(self.only))
-        force_setattr(self, "never", _as_types(self.never))
-        if self.attempts < 1:
-            raise Misuse(f"Retry(attempts={self.attempts}): a step needs at least one attempt.")
-        if self.first < 0 or self.factor < 1 or self.most < 0 or not 0 <= self.jitter <= 1:
-            raise Misuse("Retry needs first >= 0, factor >= 1, most >= 0 and jitter between 0 and 1.")
+        force_setattr(self, "only", checked_errors("only", self.only))
+        force_setattr(self, "never", checked_errors("never", self.never))
+        checked_whole("attempts", self.attempts, least=1)
+        for name in ("first", "most", "retry_after_most"):
+            checked_seconds(name, getattr(self, name))
+        checked_number("factor", self.factor, least=1)
+        checked_number("jitter", self.jitter, least=0, most=1)
         if self.then not in ("raise", "hold"):
-            raise Misuse(f'Retry(then={self.then!r}): it is "raise" or "hold".')
+            raise refused("then", self.then, 'it is "raise" or "hold"')
 
     def allows(self, failures: int, error: BaseException) -> bool:
         """Tell whether another attempt follows after this many failed ones."""
