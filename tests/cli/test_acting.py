@@ -16,13 +16,31 @@ def test_a_signal_is_kept_while_nobody_drives_the_run(folder: Folder) -> None:
     facts = folder.json("signal", "a-1", "approved", "false", "--signal-id", "one")
     assert facts["run"] == "a-1"
     assert facts["signal"] == "approved"
-    folder.everstep("signal", "a-1", "approved", "true", "--signal-id", "one")
+    assert facts["new"] is True
+    assert folder.json("signal", "a-1", "approved", "false", "--signal-id", "one")["new"] is False
+    other = folder.everstep("signal", "a-1", "approved", "true", "--signal-id", "one")
+    assert other.status == 2
+    assert "everstep.run.id_conflict" in other.err
     done = folder.everstep("run", "app.py:approval", '"x"', "--id", "a-1")
     assert done.status == 0
     assert done.out.strip() == "false", "a second signal with the same id is not delivered"
     late = folder.everstep("signal", "a-1", "approved", "true")
     assert late.status == 2
     assert "everstep.run.ended" in late.err
+    again = folder.everstep("signal", "a-1", "approved", "false", "--signal-id", "one")
+    assert again.status == 0
+    assert "it took that signal before" in again.err + again.out
+
+
+def test_what_a_run_did_not_take_before_it_ended_is_shown(folder: Folder) -> None:
+    folder.left_waiting("a-1", "app.py:approval", '"x"')
+    folder.everstep("signal", "a-1", "other", "1", "--signal-id", "one")
+    assert folder.everstep("cancel", "a-1", "--now").status == 0
+    assert "signal other (one)" in folder.everstep("show", "a-1").out
+    assert folder.json("show", "a-1")["undelivered"] == [{"kind": "signal", "name": "other", "id": "one"}]
+    refused = folder.everstep("signal", "a-1", "other", "1", "--signal-id", "one")
+    assert refused.status == 2
+    assert "ended without taking it" in refused.err
 
 
 def test_a_value_that_is_no_json_is_answered_with_how_to_write_it(folder: Folder) -> None:

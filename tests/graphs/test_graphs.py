@@ -564,7 +564,7 @@ def test_mistakes_in_a_declaration_say_what_to_do(app: BlockingApp) -> None:
         graph.node(7)  # type: ignore[type-var]
     with pytest.raises(Misuse, match="say its contract there"):
         graph.node(adding("b"), name="b", effect="once")
-    with pytest.raises(Misuse, match="join='some': it is one of all, any"):
+    with pytest.raises(Misuse, match="join='some' \\(str\\): it is one of all, any"):
         graph.node(adding("b"), name="b", join="some")
     graph.edge("a", graph.end)
     with pytest.raises(Misuse, match="an edge from a to <end> already"):

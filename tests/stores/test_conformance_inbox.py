@@ -3,6 +3,7 @@
 import pytest
 
 from everstep.stores.protocol import Accepted, Delivery, NotPosted, Post, Posted, RestartRun
+from everstep.stores.rows import DeliveryKind
 from tests.stores.kit import Harness, append_to, new_run, numbers
 
 
@@ -95,6 +96,87 @@ def test_what_is_undelivered_does_not_reach_a_new_generation(harness: Harness) -
     assert harness.store.inbox("a") == []
     assert harness.one(Post("a", "signal", "2")) == Posted(2)
     assert numbers(harness.store.inbox("a")) == [2]
+
+
+def test_what_a_failed_run_left_undelivered_is_pending_again_when_it_goes_on(harness: Harness) -> None:
+    harness.start("a", status="running")
+    harness.start("other", status="running")
+    posts: list[tuple[DeliveryKind, str]] = [
+        *(("signal", "1"), ("signal", ""), ("request", "2")),
+        *(("hold", ""), ("key", "3"), ("signal", "4")),
+    ]
+    harness.do(*[Post("a", kind, kind, id) for kind, id in posts], Post("other", "signal", "x"))
+    harness.end("a", consumed=[6], status="failed")
+    harness.end("other")
+    assert harness.store.inbox("a") == []
+    assert harness.one(append_to(harness.row("a"), status="queued", redeliver=True)) == Accepted()
+    assert numbers(harness.store.inbox("a")) == [1, 2, 3], "a hold and a key are of no use to a run that failed since"
+    states = ["pending"] * 3 + ["undelivered"] * 2 + ["consumed"]
+    assert [delivery.state for delivery in harness.store.signals("a")] == states
+    assert [delivery.state for delivery in harness.store.signals("other")] == ["undelivered"]
+    assert harness.one(Post("a", "signal", "signal", "1")) == Posted(1, duplicate=True)
+
+
+def test_an_undelivered_id_is_refused_by_an_ended_run_and_a_consumed_one_is_known(harness: Harness) -> None:
+    harness.start("a", status="running")
+    harness.do(Post("a", "signal", "s", "taken"), Post("a", "signal", "s", "late"))
+    harness.end("a", consumed=[1], status="failed")
+    assert harness.one(Post("a", "signal", "s", "taken")) == Posted(1, duplicate=True)
+    assert harness.one(Post("a", "signal", "s", "late")) == NotPosted("failed")
+    assert harness.one(Post("a", "signal", "s", "new")) == NotPosted("failed")
+
+
+def test_an_undelivered_id_that_is_sent_again_to_a_run_that_goes_on_is_in_its_inbox(harness: Harness) -> None:
+    harness.start("a", status="running")
+    harness.one(Post("a", "signal", "s", "1", b"first", 5))
+    harness.end("a", status="failed")
+    harness.one(append_to(harness.row("a"), status="queued"))  # for example to be rolled back
+    assert harness.store.inbox("a") == []
+    again = Post("a", "signal", "s", "1", b"again", 7)
+    assert harness.one(again) == Posted(1)
+    (there,) = harness.store.inbox("a")
+    assert (there.value, there.at) == (b"again", 7)
+    assert harness.one(again) == Posted(1, duplicate=True)
+
+
+def test_a_restart_gives_the_ids_of_signals_and_cancels_back_and_keeps_those_of_requests(harness: Harness) -> None:
+    harness.start("a", status="running")
+    kinds: list[DeliveryKind] = ["signal", "cancel", "request"]
+    harness.do(*[Post("a", kind, "n", "taken") for kind in kinds], *[Post("a", kind, "n", "late") for kind in kinds])
+    harness.end("a", consumed=[1, 2, 3, 5])
+    harness.one(RestartRun(0, new_run("a", generation=2)))
+    assert [harness.one(Post("a", kind, "n", "taken")) for kind in kinds] == [
+        Posted(7),
+        Posted(8),
+        Posted(3, duplicate=True),
+    ]
+    assert [harness.one(Post("a", kind, "n", "late")) for kind in kinds] == [
+        Posted(9),
+        Posted(10),
+        Posted(6, duplicate=True),
+    ]
+    assert numbers(harness.store.inbox("a")) == [7, 8, 9, 10]
+
+
+def test_what_a_generation_left_behind_is_not_delivered_when_a_later_one_is_retried(harness: Harness) -> None:
+    harness.start("a", status="running")
+    harness.do(Post("a", "signal", "old"), Post("a", "request", "old", "1"))
+    harness.end("a", status="failed")
+    harness.one(RestartRun(0, new_run("a", generation=2, status="running")))
+    harness.one(Post("a", "signal", "new"))
+    harness.end("a", status="failed")
+    harness.one(append_to(harness.row("a"), status="queued", redeliver=True))
+    assert numbers(harness.store.inbox("a")) == [3]
+    assert [delivery.state for delivery in harness.store.signals("a")] == ["left", "left", "pending"]
+
+
+def test_what_an_append_posts_twice_to_an_ended_run_is_kept_once(harness: Harness) -> None:
+    harness.start("b", status="running")
+    harness.end("b")
+    row = harness.start("a", status="running")
+    post = Post("b", "signal", "x", "1")
+    assert harness.one(append_to(row, posts=[post, post])) == Accepted()
+    assert [(d.name, d.state) for d in harness.store.signals("b")] == [("x", "undelivered")]
 
 
 def test_an_append_posts_to_other_runs_in_its_transaction(harness: Harness) -> None:

@@ -11,25 +11,35 @@ from everstep.cli.opening import acting, existing_run, store_options, user_name
 from everstep.cli.resolving import is_served_here, say_who_goes_on
 from everstep.cli.terminal import console, say_json, styled
 from everstep.engine.app import App
+from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow
 
 
 def _act(
-    run: str, url: str | None, act: Callable[[App], Awaitable[Any]], said: dict[str, Any], text: str, *, in_json: bool
+    run: str,
+    url: str | None,
+    act: Callable[[App], Awaitable[Any]],
+    said: dict[str, Any],
+    text: str = "",
+    *,
+    in_json: bool,
 ) -> tuple[RunRow, bool]:
-    """Do something to a run, say so, and return the run's row and whether a worker is there."""
+    """Do something to a run, say so, and return the run's row and whether a worker is there.
 
-    async def do() -> tuple[RunRow, bool]:
+    text: what is said; without it, what `act` returns.
+    """
+
+    async def do() -> tuple[RunRow, bool, Any]:
         async with acting(url) as app:
             existing_run(app.store, run)
-            await act(app)
-            return existing_run(app.store, run), is_served_here(app)
+            done = await act(app)
+            return existing_run(app.store, run), is_served_here(app), done
 
-    row, is_served = asyncio.run(do())
+    row, is_served, done = asyncio.run(do())
     if in_json:
         say_json({"run": run, **said, "status": row.status})
     else:
-        console().print(styled("✓ ", "green").append(f"{run}: {text}"))
+        console().print(styled("✓ ", "green").append(f"{run}: {text or done}"))
     return row, is_served
 
 
@@ -48,12 +58,17 @@ def signal_command(run: str, name: str, value: str, signal_id: str | None, url: 
     It is kept until the run asks for it, also while no process drives the run.
     """  # noqa: D301  # click wants the character itself
     decoded = decoded_json(value, "The value")
-    said = {"signal": name, "signal_id": signal_id or ""}
-    text = f"the signal {name} is in its inbox"
-    row, is_served = _act(
-        run, url, lambda app: app.signal(run, name, decoded, id=signal_id), said, text, in_json=in_json
-    )
-    if not in_json and row.status == "held":
+    said: dict[str, Any] = {"signal": name, "signal_id": signal_id or ""}
+    texts = {True: f"the signal {name} is in its inbox", False: f"it has the signal {name} with this id already"}
+
+    async def send(app: App) -> str:
+        said["new"] = await app.signal(run, name, decoded, id=signal_id)
+        return texts[said["new"]]
+
+    row, is_served = _act(run, url, send, said, in_json=in_json)
+    if not in_json and row.status in ENDED:
+        console().print(styled(f"  The run has ended ({row.status}); it took that signal before.", "dim"))
+    elif not in_json and row.status == "held":
         console().print(styled("  The run is held; it takes the signal when that is resolved.", "dim"))
     elif not in_json and not is_served:
         say_who_goes_on(run, url, is_served=False)
@@ -92,7 +107,10 @@ def cancel_command(run: str, reason: str, grace: float, now: bool, url: str | No
 )
 @store_options
 def retry_command(run: str, across_once: bool, url: str | None, in_json: bool) -> None:
-    """Let a failed run go on from what failed, as a new attempt. What was done stays done."""
+    """Let a failed run go on from what failed, as a new attempt. What was done stays done.
+
+    Signals and requests that the run had not taken when it failed are in its inbox again.
+    """
     text = "goes on from what failed"
     said = {"retried": True}
     _, is_served = _act(

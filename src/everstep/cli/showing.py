@@ -43,7 +43,7 @@ from everstep.engine.telling import hold_facts
 from everstep.errors import Damaged, Misuse, NotReadable
 from everstep.model.accounts import ROOT, as_facts
 from everstep.model.status import ENDED
-from everstep.stores.protocol import RunRow, Store
+from everstep.stores.protocol import Delivery, RunRow, Store
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -117,6 +117,7 @@ def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
     facts["waits_for"] = _waits(row, timeline, url)
     facts["holds"] = [hold_facts(hold, url) for hold in store.holds(run=row.id)]
     facts["children"] = [{"id": child.id, "status": child.status} for child in store.children(row.id)]
+    facts["undelivered"] = [{"kind": one.kind, "name": one.name, "id": one.id} for one in undelivered(store, row)]
     facts["patches"] = timeline.patches
     facts["graph"] = _graph_facts(row, timeline)
     facts["streams"] = dict(store.streams(row.id, row.generation))
@@ -129,6 +130,24 @@ def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
     facts["result"] = payload_json(row.outcome or b"[null]") if row.status == "completed" else None
     facts["error"] = timeline.error
     return facts
+
+
+def undelivered(store: Store, row: RunRow) -> list[Delivery]:
+    """Return the signals and requests that an ended run did not take. A retry delivers them."""
+    if row.status not in ENDED:
+        return []
+    return [one for one in store.signals(row.id) if one.state == "undelivered" and one.kind in ("signal", "request")]
+
+
+def _draw_undelivered(store: Store, row: RunRow) -> list[Any]:
+    """Say what was sent to a run that has ended, and what becomes of it."""
+    lost = undelivered(store, row)
+    if not lost:
+        return []
+    names = ", ".join(clean(f"{one.kind} {one.name}" + (f" ({one.id})" if one.id else "")) for one in lost[:5])
+    more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+    then = f"; if it is retried (`everstep retry {clean(row.id)}`), it gets them" if row.status == "failed" else ""
+    return [styled("✉ ", "yellow").append(f"not delivered before the run ended: {names}{more}{then}"), ""]
 
 
 def _graph_facts(row: RunRow, timeline: Timeline) -> dict[str, Any] | None:
@@ -244,6 +263,7 @@ def draw_run(
         line = line_to_paste("stream", row.id, name, url=url)
         parts += [styled(f"stream {name}: {count} entries", "dim"), to_paste(line), ""]
     parts += _problems(store, row, timeline, url)
+    parts += _draw_undelivered(store, row)
     if unserved_among(store, [row]):
         text = f"nobody serves {clean(row.workflow)} in queue {clean(row.queue)}: start `everstep worker FILE`"
         parts.append(styled("◷ ", "blue").append(text))

@@ -1,13 +1,14 @@
 """The canonical bytes of a written value: the same for equal values, whatever the order of their keys and members.
 
-Payloads keep the order that the user gave; only digests are made from this form.
+Payloads keep the order that the user gave, but for the members of sets, which have none; digests of arguments are made
+from this form.
 """
 
 from typing import Any
 
 import msgspec
 
-from everstep.codec.writer import Tree
+Tree = str | dict[str, Any] | list[Any] | None
 
 canonical_json = msgspec.json.Encoder(order="deterministic").encode
 """The canonical bytes of plain JSON."""
@@ -25,6 +26,17 @@ def canonical_bytes(value: Any, tree: Tree) -> bytes:
     if len(tree) == 3:
         return _tagged(tag, canonical_bytes(value, members))
     return _tagged(tag, _sorted_if_free(tag, value, members))
+
+
+def is_same(payload: msgspec.Raw | bytes, other: bytes) -> bool:
+    """Tell whether two payloads are of equal values. (Older releases wrote the members of sets in any order.)"""
+    if bytes(payload) == other:
+        return True
+    try:
+        mine, others = msgspec.json.decode(payload), msgspec.json.decode(other)
+        return canonical_bytes(mine[0], (*mine, None)[1]) == canonical_bytes(others[0], (*others, None)[1])
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        return False
 
 
 def _tagged(tag: str, data: bytes) -> bytes:

@@ -18,6 +18,7 @@ from everstep.codec.tables import ANY, Types
 from everstep.codec.writer import DEPTH_MAX, INT_MAX, INT_MIN, Refused, Tree, is_plain, is_storable, write
 from everstep.errors import NotDecodable, NotEncodable
 from everstep.model.digests import hex_digest_of
+from everstep.model.untrusted import described, qualified_name, text_of
 
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
@@ -41,6 +42,10 @@ def is_immutable_scalar(value: object) -> bool:
     if kind is str or kind is bool or value is None:
         return True
     return kind is float and isfinite(value)  # type: ignore[arg-type]
+
+
+ERROR_BYTES_MAX: Final = 16_000_000
+"""An error that would take more is stored without what it carries: its text, its causes and where it was raised."""
 
 
 class Codec:
@@ -122,10 +127,12 @@ class Codec:
     def encode_error(self, error: BaseException) -> bytes:
         """Return the payload of an exception. It never raises: what cannot be stored is stored as text."""
         try:
-            return _payload(*write(exceptions.facts_of(error, is_storable), ANY))
-        except Exception:  # noqa: BLE001 - hostile __str__, __dict__ or __reduce__: the failure itself must be kept
-            message = exceptions.safe_text(error)
-            return _payload({"type": type(error).__qualname__, "message": message, "traceback": ""}, None)
+            payload = _payload(*write(exceptions.facts_of(error, is_storable), ANY))
+            if len(payload) <= ERROR_BYTES_MAX:
+                return payload
+            return _payload(*write(exceptions.facts_of(error, lambda value: False), ANY))
+        except Exception:  # noqa: BLE001 - what is among its facts cannot be stored: the failure itself must be kept
+            return _payload({"type": qualified_name(error), "message": text_of(error), "traceback": ""}, None)
 
     def decode_error(self, payload: bytes) -> BaseException:
         """Return the exception of a payload, with where it was raised as `__everstep_traceback__`."""
@@ -178,6 +185,10 @@ def _written(value: object, types: Types, where: str) -> tuple[Any, Tree]:
         raise NotEncodable(f"{where} is nested too deeply to be stored here.", where) from None
     except RuntimeError as error:
         raise NotEncodable(f"{where} changed while it was being stored.", where) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise NotEncodable(f"{where} could not be read: {described(error)}", where) from error
 
 
 def _payload(value: Any, tree: Tree) -> bytes:

@@ -12,11 +12,22 @@ from typing import Any, Final
 from everstep import errors
 from everstep.codec.tables import registered_by_name, registered_by_type
 from everstep.errors import StepError
+from everstep.model.untrusted import (
+    attempted,
+    cause_of,
+    context_of,
+    is_a,
+    members_of,
+    plain,
+    qualified_name,
+    text_of,
+    traceback_of,
+)
 
 Facts = dict[str, Any]
 
-MESSAGE_MAX: Final = 8_000
 TRACEBACK_MAX: Final = 8_000
+NOTES_MAX: Final = 100
 LEVELS_MAX: Final = 16
 """How deep causes and members of groups are followed."""
 
@@ -41,6 +52,12 @@ _STANDARD: Final = {
 }
 """Common ones of the standard library. Their modules are imported when such an exception comes back, by this table."""
 
+# The slots of exceptions themselves: a class may put properties of its own over their names.
+_ARGS: Final = BaseException.__dict__["args"].__get__
+_DICT: Final = BaseException.__dict__["__dict__"].__get__
+_SUPPRESS: Final = BaseException.__dict__["__suppress_context__"].__get__
+_MESSAGE: Final = BaseExceptionGroup.__dict__["message"].__get__
+
 _HIDDEN: Final = {
     ImportError: ("name", "path"),
     NameError: ("name",),
@@ -51,7 +68,7 @@ _HIDDEN: Final = {
 
 def origin_of(cls: type) -> str:
     """Return which table knows an exception class, or an empty text if none does."""
-    if cls in registered_by_type:
+    if attempted(registered_by_type.__contains__, cls, default=False):  # a metaclass may refuse to be hashed
         return "registered"
     if _BUILTIN.get(cls.__name__) is cls:
         return "builtin"
@@ -81,32 +98,29 @@ class _Describer:
 
     def facts(self, error: BaseException, level: int) -> Facts:
         self._seen.add(id(error))
-        facts = _shown(error)
+        facts: Facts = {"type": qualified_name(error), "message": text_of(error)}
         if self._with_traceback:
             facts["traceback"] = traceback_text(error, TRACEBACK_MAX if level == 0 else TRACEBACK_MAX // 4)
         self._add_relatives(facts, error, level)
-        restorable = self._restorable(error, level)
-        if restorable is not None:
-            whole = facts | restorable
-            try:
-                error_from(whole)  # what cannot be put together now could not be later
-            except Exception:  # noqa: BLE001 - constructors of built-in exceptions differ in what they raise
-                return facts
-            return whole
-        return facts
+        restorable = attempted(self._restorable, error, level)
+        if restorable is None:
+            return facts
+        whole: Facts = facts | restorable
+        # What cannot be put together now could not be later.
+        return whole if attempted(error_from, whole) is not None else facts
 
     def _add_relatives(self, facts: Facts, error: BaseException, level: int) -> None:
-        notes = getattr(error, "__notes__", None)
-        if isinstance(notes, list) and notes:
-            facts["notes"] = [safe_text(note) for note in notes[:100]]
+        notes = attempted(_attributes_of, error, default={}).get("__notes__")
+        if type(notes) is list and notes:
+            facts["notes"] = [text_of(note) for note in notes[:NOTES_MAX]]
         if level >= LEVELS_MAX:
             return
-        cause, context = error.__cause__, error.__context__
+        cause, context, is_suppressed = cause_of(error), context_of(error), _SUPPRESS(error)
         if cause is not None and id(cause) not in self._seen:
             facts["cause"] = self.facts(cause, level + 1)
-        elif context is not None and not error.__suppress_context__ and id(context) not in self._seen:
+        elif context is not None and not is_suppressed and id(context) not in self._seen:
             facts["context"] = self.facts(context, level + 1)
-        if error.__suppress_context__ and cause is None:
+        if is_suppressed and cause is None:
             facts["suppress"] = True
 
     def _restorable(self, error: BaseException, level: int) -> Facts | None:
@@ -118,76 +132,66 @@ class _Describer:
         if registered is not None and registered.has_own_codec:
             return self._by_own_codec(error, registered.kind.dump)
         facts: Facts = {"from": origin}
-        if isinstance(error, BaseExceptionGroup):
+        if is_a(error, BaseExceptionGroup):
             if level >= LEVELS_MAX:
                 return None
-            facts["args"] = [error.message]
-            facts["members"] = [self.facts(member, level + 1) for member in error.exceptions]
+            facts["args"] = [plain(_MESSAGE(error))]
+            facts["members"] = [self.facts(member, level + 1) for member in members_of(error)]
         else:
             facts["args"] = [self._stored(argument) for argument in _arguments(error)]
         state = {
             name: value
             for name, value in _attributes(error).items()
-            if type(name) is str and not name.startswith("__") and self._is_storable(value)
+            if type(name) is str and not name.startswith("__") and self._is_kept(value)
         }
         if state:
             facts["state"] = state
         return facts
 
     def _by_own_codec(self, error: BaseException, dump: Callable[[Any], Any]) -> Facts | None:
-        try:
-            encoded = dump(error)
-        except Exception:  # noqa: BLE001 - a user's encode= may raise anything, and an error must be stored all the same
-            return None
-        return {"from": "registered", "encoded": encoded} if self._is_storable(encoded) else None
+        encoded = dump(error)  # a user's encode= may raise anything, and the error is stored as text then
+        return {"from": "registered", "encoded": encoded} if self._is_kept(encoded) else None
 
     def _stored(self, argument: object) -> object:
-        return argument if self._is_storable(argument) else safe_text(argument, by=repr)
+        return argument if self._is_kept(argument) else text_of(argument, by=repr)
 
-
-def _shown(error: BaseException) -> Facts:
-    return {"type": type(error).__qualname__, "message": safe_text(error)}
-
-
-def safe_text(value: object, by: Callable[[object], str] = str, most: int = MESSAGE_MAX) -> str:
-    """Return a bounded text of anything, also of objects whose own text raises."""
-    try:
-        text = by(value)
-        text = text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
-    except Exception:  # noqa: BLE001 - a user's __str__ may raise anything
-        text = f"<{type(value).__qualname__} without a text>"
-    return text.encode("utf-8", "backslashreplace").decode()
+    def _is_kept(self, value: object) -> bool:
+        return attempted(self._is_storable, value, default=False) is True
 
 
 def traceback_text(error: BaseException, most: int) -> str:
     """Return where an exception was raised: file, line and function, the innermost last. A restored one remembers."""
     import traceback
 
-    earlier = getattr(error, "__everstep_traceback__", "")
-    try:
-        text = "".join(traceback.format_tb(error.__traceback__, limit=-40)) if error.__traceback__ else ""
-    except Exception:  # noqa: BLE001 - reading source lines may fail in many ways
-        text = ""
-    if isinstance(earlier, str) and earlier:
+    earlier = attempted(_attributes_of, error, default={}).get("__everstep_traceback__", "")
+    frames = traceback_of(error)
+    text = "".join(attempted(traceback.format_tb, frames, -40, default=[])) if frames else ""
+    if type(earlier) is str and earlier:
         text = f"{earlier}\n{text}" if text else earlier
-    text = text if len(text) <= most else f"…\n{text[-most:]}"
-    return text.encode("utf-8", "backslashreplace").decode()
+    return plain(text if len(text) <= most else f"…\n{text[-most:]}")
 
 
 def _arguments(error: BaseException) -> tuple[Any, ...]:
     """Return what restores an exception. `OSError` keeps its file names outside `args`."""
-    if isinstance(error, OSError):
-        reduced = OSError.__reduce__(error)
+    if is_a(error, OSError):
+        reduced = OSError.__reduce__(error)  # type: ignore[arg-type]  # is_a says so
         if isinstance(reduced, tuple) and isinstance(reduced[1], tuple):
             return reduced[1]
-    return error.args
+    arguments: tuple[Any, ...] = _ARGS(error)
+    return arguments
+
+
+def _attributes_of(error: BaseException) -> dict[str, Any]:
+    """Return an exception's own attributes, whatever its class says that they are."""
+    attributes: dict[str, Any] = dict.copy(_DICT(error))
+    return attributes
 
 
 def _attributes(error: BaseException) -> dict[str, Any]:
-    attributes = dict(getattr(error, "__dict__", {}))
+    attributes = _attributes_of(error)
     for cls, names in _HIDDEN.items():
-        if isinstance(error, cls):
-            attributes |= {name: value for name in names if (value := getattr(error, name, None)) is not None}
+        if is_a(error, cls):
+            attributes |= {name: value for name in names if (value := cls.__dict__[name].__get__(error)) is not None}
     return attributes
 
 

@@ -18,13 +18,13 @@ from types import NoneType
 from typing import Any, Final
 
 from everstep.codec import exceptions
+from everstep.codec.canonical import Tree, canonical_bytes
 from everstep.codec.kinds import NOT_FIELDS, Kind, kind_of
 from everstep.codec.leaves import Unstorable, leaf_of, surrogates_text
 from everstep.codec.tables import ANY, Types, registered_by_type
 from everstep.errors import NotEncodable
 from everstep.model.mistakes import not_storable
-
-Tree = str | dict[str, Any] | list[Any] | None
+from everstep.model.untrusted import qualified_name, type_name
 
 DEPTH_MAX: Final = 100
 INT_MIN: Final = -(2**63)
@@ -101,8 +101,11 @@ def write(value: Any, types: Types, depth: int = DEPTH_MAX) -> tuple[Any, Tree]:
         return _write_members(value, types, depth)
     if kind is dict:
         return _write_dict(value, types, depth)
-    if kind is tuple or kind is set or kind is frozenset:
+    if kind is tuple:
         members, tree = _write_members(value, types, depth)
+        return members, _tagged("tuple", tree)
+    if kind is set or kind is frozenset:
+        members, tree = _write_unordered(value, types, depth)
         return members, _tagged(kind.__name__, tree)
     return _write_instance(value, kind, types, depth)
 
@@ -145,6 +148,20 @@ def _write_members(members: Iterable[Any], types: Types, depth: int) -> tuple[li
         refused.path.append(f"[{index}]")
         raise
     return written, _shortest(trees, len(written))
+
+
+def _write_unordered(members: Iterable[Any], types: Types, depth: int) -> tuple[list[Any], Tree]:
+    """Return the members of a set in the order of their canonical bytes: every process has another order of its own."""
+    each: list[tuple[Any, Tree]] = []
+    try:
+        for member in members:
+            each.append(write(member, types, depth - 1))  # noqa: PERF401  # the place is told if one is refused
+    except Refused as refused:
+        refused.path.append(f"[{len(each)}]")
+        raise
+    each.sort(key=lambda one: canonical_bytes(*one))
+    trees = {str(index): tree for index, (_, tree) in enumerate(each) if tree is not None}
+    return [written for written, _ in each], _shortest(trees, len(each))
 
 
 def _shortest(trees: dict[str, Tree], count: int) -> Tree:
@@ -224,9 +241,11 @@ def _write_instance(value: Any, cls: type, types: Types, depth: int) -> tuple[An
 def _write_kind(value: Any, tag: str, kind: Kind, types: Types, depth: int) -> tuple[Any, Tree]:
     try:
         simpler = kind.dump(value)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise Refused(
-            f"is a {type(value).__qualname__} that could not be taken apart ({type(error).__name__})",
+            f"is a {qualified_name(value)} that could not be taken apart ({type_name(error)})",
             "See its encode= or its fields.",
         ) from error
     if kind.is_record:

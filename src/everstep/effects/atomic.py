@@ -33,6 +33,7 @@ from everstep.errors import (
 )
 from everstep.model.crash_points import crash_point
 from everstep.model.markers import Marker, open_outcome, seal_outcome
+from everstep.model.untrusted import described
 
 if TYPE_CHECKING:
     from everstep.stores.protocol import Store
@@ -402,7 +403,7 @@ def _overtaken(work: Work) -> DatabaseFailed:
 def _failed(database: Database[Any], what: str, cause: BaseException | None) -> DatabaseFailed:
     if isinstance(cause, DatabaseFailed):
         return cause
-    why = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
+    why = f" ({described(cause)})" if cause is not None else ""
     error = DatabaseFailed(f"The database {database.name} {what}{why}.")
     error.__cause__ = cause
     return error

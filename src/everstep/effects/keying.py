@@ -1,7 +1,8 @@
 """`key=`: a user's own key for what an action is, made from the arguments of the call."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,9 +59,24 @@ class _KeyFormatter(Formatter):
             raise Misuse(f"The key of {self._step} has a part that is {value!r}, which does not name anything.")
         if kind.__repr__ is object.__repr__ and kind.__str__ is object.__str__ and kind.__format__ is object.__format__:
             raise Misuse(f"The key of {self._step} has a part of type {kind.__name__}, whose text is its address.")
-        if isinstance(value, UNORDERED):
-            raise Misuse(f"The key of {self._step} has a part that is a {kind.__name__}, which has no order.")
+        if (unordered := _unordered_in(value)) is not None:
+            raise Misuse(f"The key of {self._step} has a part that is a {unordered} or has one: it has no order.")
         return str(super().format_field(value, format_spec))
+
+
+def _unordered_in(value: Any, depth: int = 8) -> str | None:
+    """Return the type of a set that is a value, or is in it: its text is another one in every process."""
+    if isinstance(value, UNORDERED):
+        return type(value).__name__
+    inside: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inside = (*value.keys(), *value.values())
+    elif isinstance(value, list | tuple):
+        inside = value
+    elif is_dataclass(value):
+        inside = vars(value).values() if hasattr(value, "__dict__") else ()
+    found = (_unordered_in(one, depth - 1) for one in inside) if depth > 0 else iter(())
+    return next((one for one in found if one is not None), None)
 
 
 def _check_fields(declared: str, function: Callable[..., Any], step: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.codec.signature import Signature, inspected
 from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse
+from everstep.model.options import refuse_generator
 
 if TYPE_CHECKING:
     from everstep.effects.step import Step
@@ -54,6 +55,7 @@ def compensation_of(step: "Step", function: Callable[..., Any]) -> "Step":
         raise Misuse(f'{step.name}: compensate= is for steps with an effect; effect="read" changes nothing outside.')
     if not callable(function):
         raise Misuse(f"{step.name}: compensate= is a step or a function, not {type(function).__name__}.")
+    refuse_generator(f"compensate= of {step.name}:", function)
     if isinstance(function, Step):
         undoing = object.__new__(type(function))
         undoing.__dict__.update(function.__dict__)

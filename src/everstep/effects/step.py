@@ -5,7 +5,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar, overload
 
 from everstep.codec import Signature, register
 from everstep.effects.surroundings import OUTSIDE, code_here
@@ -13,6 +13,15 @@ from everstep.effects.surroundings import current as now_running
 from everstep.errors import Misuse
 from everstep.model.contracts import Effect, may_run_again, needs_intent
 from everstep.model.ids import checked_name
+from everstep.model.options import (
+    checked_errors,
+    checked_flag,
+    checked_function,
+    checked_seconds,
+    refuse_generator,
+    refuse_unknown,
+    refused,
+)
 from everstep.model.retry import ONE_ATTEMPT, Retry
 
 if TYPE_CHECKING:
@@ -53,32 +62,37 @@ class Step:
     ) -> None:
         if not callable(function):
             raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
+        refuse_generator("The step", function)
         if effect not in self.effects:
-            raise Misuse(
-                f'effect={effect!r}: a step is "read", "repeat" or "once"; "atomic" is @everstep.transaction(database).'
+            raise refused(
+                "effect", effect, 'a step is "read", "repeat" or "once"; "atomic" is @everstep.transaction(database)'
             )
         if effect != "once" and (probe is not None or not_done or settle):
             raise Misuse(f'probe=, settle= and not_done= are for effect="once", not for effect={effect!r}.')
         if effect == "read" and key is not None:
             raise Misuse('key= is for effects, not for effect="read": a read changes nothing that could happen twice.')
-        if probe_for < 0 or settle < 0:
-            raise Misuse("probe_for= and settle= are numbers of seconds.")
-        if timeout is not None and not timeout > 0:
-            raise Misuse(f"timeout={timeout!r}: it is a number of seconds above 0.")
+        if timeout is not None:
+            checked_seconds("timeout", timeout, above=True)
+        if retry is not None and type(retry) is not Retry:
+            raise refused("retry", retry, "it is an everstep.Retry, such as retry=Retry(attempts=3)")
         self.limit = checked_name(limit, "limit") if limit is not None else None
         self.function = function
-        self.name = checked_name(name or declared_name(function), "step")
+        self.name = checked_name(declared_name(function) if name is None else name, "step")
         self.effect: Effect = effect
         self.retry = retry or ONE_ATTEMPT
         self.timeout = timeout
         self.fallback = fallback
-        self.probe = probe
-        self.probe_for = probe_for
-        self.settle = settle
-        self.secret = secret
-        self.not_done: tuple[type[BaseException], ...] = (not_done,) if isinstance(not_done, type) else tuple(not_done)
+        if callable(fallback):
+            refuse_generator("fallback=", fallback)
+        self.probe = None if probe is None else checked_function("probe", probe, "ask_the_receiver")
+        self.probe_for = checked_seconds("probe_for", probe_for)
+        self.settle = checked_seconds("settle", settle)
+        self.secret = checked_flag("secret", secret)
+        self.not_done = checked_errors("not_done", not_done)
         self.key = _key_maker(key, function, self.name) if key is not None else None
-        if cost is not None and not callable(cost):
+        if callable(cost):
+            refuse_generator("cost=", cost)
+        elif cost is not None:
             from everstep.model.budgets import estimate_from
 
             estimate_from(cost, self.name)
@@ -96,7 +110,7 @@ class Step:
         """Whether its arguments are kept whole, and it is settled before the run may end or the code be told."""
         self.is_plain = not (self.is_accounted_for or limit or secret) and key is None and cost is None
         """Whether nothing but its contract says how it begins and ends, as is the case for most."""
-        for error in raises:
+        for error in checked_errors("raises", raises):
             register(error)
         functools.update_wrapper(self, function, updated=())
 
@@ -128,6 +142,10 @@ class Step:
 
     def __repr__(self) -> str:
         return f"<step {self.name} ({self.effect})>"
+
+
+OPTIONS: Final = frozenset(Step.__init__.__kwdefaults__ or ())
+"""The names of a step's options."""
 
 
 def _key_maker(key: str | Callable[..., str], function: Callable[..., Any], name: str) -> "KeyMaker":
@@ -224,6 +242,7 @@ def step(function: Any = None, /, **options: Any) -> Any:
     Use it as `@step`, as `@step(effect="read")`, or in place on a function of somebody else's:
     `await step(client.create, name="create", effect="read")(…)`.
     """
+    refuse_unknown("@step", options, OPTIONS)
     if function is None:
         return lambda declared: Step(declared, **options)
     return Step(function, **options)

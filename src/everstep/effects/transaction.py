@@ -27,6 +27,7 @@ from everstep.effects.surroundings import require
 from everstep.errors import Misuse, NotDone
 from everstep.model.contracts import Effect
 from everstep.model.digests import step_key
+from everstep.model.options import refuse_unknown
 from everstep.model.retry import Retry
 
 if TYPE_CHECKING:
@@ -224,5 +225,6 @@ def transaction(database: Any, /, **options: Any) -> Any:
     one thread. The body cannot commit or roll back by itself. Called outside of any run it is the plain function, and
     the caller passes a connection.
     """
+    refuse_unknown("@transaction", options, TransactionOptions.__annotations__)
     where = database_of(database)
     return lambda function: TransactionStep(function, where, **options)

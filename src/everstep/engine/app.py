@@ -10,7 +10,7 @@ from everstep.engine.clock import microseconds
 from everstep.engine.driving import Driving
 from everstep.engine.handles import Run
 from everstep.engine.schedule_verbs import ScheduleVerbs
-from everstep.engine.starting import Origin, new_run
+from everstep.engine.starting import Origin, new_run, refuse_start_options
 from everstep.engine.tending import TendingVerbs
 from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, checked_choice, workflow_of
 from everstep.errors import Misuse, StoreError
@@ -87,6 +87,7 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
         """
         target = workflow_of(workflow)
         policy = checked_choice("on_existing", on_existing or target.on_existing, ON_EXISTING)
+        refuse_start_options(priority, delay, tags)
         if transaction is not None:
             options: Any = {"id": id, "queue": queue, "priority": priority, "delay": delay, "tags": tags}
             return later.start_in(self, target, args, policy, transaction, **options)
@@ -198,19 +199,21 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
 
     async def signal(
         self, run: str, name: str, value: Any = None, *, id: str | None = None, transaction: Any = None
-    ) -> None:
+    ) -> bool:
         """Send a signal to a run. It is durable on return. Raises `RunEnded` or `UnknownRun`.
+
+        With an `id`, the run gets the signal once, however often it is sent: this returns False if it has been sent
+        before, and raises `IdConflict` if that had another name or value. A run that is restarted may get it again.
 
         transaction: as in `start`: the signal is sent if and only if you commit.
         """
         if transaction is not None:
             from everstep.engine import outbox
 
-            outbox.signal_in(self, run, name, value, id or "", transaction)
-            return
+            return outbox.signal_in(self, run, name, value, id, transaction)
         from everstep.engine import operations
 
-        await operations.signal(self, run, name, value, id or "")
+        return await operations.signal(self, run, name, value, id)
 
     async def ask(
         self,

@@ -20,6 +20,7 @@ from everstep.errors import Misuse, NotDecodable
 from everstep.model import events as ev
 from everstep.model.digests import derived_key, digest_of
 from everstep.model.exchange_events import APPROVAL
+from everstep.model.options import checked_seconds
 
 if TYPE_CHECKING:
     from everstep.engine.execution import Execution
@@ -173,8 +174,8 @@ async def ask(
 ) -> Any:
     """Ask for an approval, wait, and return the answer; or the `whole`: also who gave it, and why."""
     execution.require_live()
-    if timeout is not None and timeout < 0:
-        raise Misuse(f"timeout={timeout!r}: it is a number of seconds.")
+    if timeout is not None:
+        checked_seconds("timeout", timeout)
     payload = arguments_payload(execution.codec, arguments, what)
     call = execution.next_call()
     name = f"{APPROVAL}{execution.generation}\0{call}\0{what}\0{digest_of(payload).hex()}"

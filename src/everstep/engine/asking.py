@@ -15,18 +15,16 @@ from everstep.engine.handles import held_error
 from everstep.engine.history import check_ends, event_at, load_verified
 from everstep.engine.journal import restore_payload
 from everstep.engine.receiving import decode_signal
-from everstep.errors import Damaged, IdConflict, Misuse, NoAnswer, RunEnded, UnknownRun
+from everstep.errors import Damaged, IdConflict, NoAnswer, RunEnded, UnknownRun
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
-from everstep.model.ids import checked_name, checked_run_id
+from everstep.model.ids import checked_delivery_id, checked_name, checked_run_id
 from everstep.model.status import ENDED
+from everstep.model.untrusted import described
 from everstep.stores.protocol import Delivery, NotPosted, Post, Posted, RunRow
 
 if TYPE_CHECKING:
     from everstep.engine.app import App
-
-ID_MAX = 200
-"""So many characters the id of a request may have."""
 
 
 async def ask(
@@ -34,7 +32,7 @@ async def ask(
 ) -> Any:
     """Put a request into a run's inbox and wait for its answer."""
     payload = app.codec.encode(value, ANY, f"the request {name!r}")
-    id = f"{app.randomness.getrandbits(128):032x}" if id is None else _checked_id(id)
+    id = checked_delivery_id(id, "request", 200) or f"{app.randomness.getrandbits(128):032x}"
     post = Post(checked_run_id(run), "request", checked_name(name, "request"), id, payload, app.clock.now())
     try:
         async with asyncio.timeout(timeout) as limit:
@@ -51,14 +49,10 @@ async def ask(
     found = await app.read(_payload, app, run, body)
     if body.refused:
         error = app.codec.decode_error(found)
-        raise error if isinstance(error, Exception) else RunEnded(f"The request {name!r} was refused: {error!r}.")
+        if isinstance(error, Exception):
+            raise error
+        raise RunEnded(f"The request {name!r} was refused: {described(error)}.")
     return decode_signal(app.codec, found, ANY if answer in (Any, object) else types_of(answer), answer)
-
-
-def _checked_id(id: Any) -> str:
-    if isinstance(id, str) and 0 < len(id) <= ID_MAX and id.isprintable():
-        return id
-    raise Misuse(f"The id of a request is a text of 1 to {ID_MAX} characters, without control characters.")
 
 
 async def posted(app: "App", post: Post) -> Posted:
@@ -144,7 +138,7 @@ def _in_history(app: "App", row: RunRow, id: str) -> ev.RequestAnswered | None:
 def _can_be_answered(app: "App", row: RunRow, id: str, number: int) -> bool:
     """Whether this generation of the run has the request, or will take it."""
     delivery = _delivery(app, row.id, number)
-    if delivery is None or delivery.state == "undelivered":
+    if delivery is None or delivery.state in ("undelivered", "left"):
         return False
     if delivery.state == "pending" or row.generation == 1:
         return True

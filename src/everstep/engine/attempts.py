@@ -16,6 +16,7 @@ from everstep.model import events as ev
 from everstep.model.budgets import Charge
 from everstep.model.contracts import EXPENSIVE_SECONDS, KEPT, may_run_again
 from everstep.model.crash_points import crash_point
+from everstep.model.untrusted import is_a
 
 if TYPE_CHECKING:
     from everstep.effects.atomic import Settled
@@ -474,7 +475,7 @@ class StepAttempts:
             if call.target.fallback is not None:
                 self.start_fallback(call, self._record_failure(attempt, attempts, error, seconds, FALLBACK))
                 return
-            if isinstance(error, FolderBusy) or (policy.then == "hold" and not isinstance(error, Fatal)):
+            if is_a(error, FolderBusy) or (policy.then == "hold" and not is_a(error, Fatal)):
                 self._record_failure(attempt, attempts, error, seconds, NEVER)
                 driver.put_on_hold(later.exhausted_report(call, attempts.attempt, error))
                 return
@@ -518,4 +519,4 @@ class StepAttempts:
 
 def _is_certain(call: StepCall, error: BaseException) -> bool:
     """Tell whether an error of a `once` step says for sure that the effect did not happen, or has failed for good."""
-    return isinstance(error, (NotDone, Fatal, *call.target.not_done, *call.target.retry.never))
+    return is_a(error, NotDone, Fatal, *call.target.not_done, *call.target.retry.never)

@@ -148,10 +148,10 @@ class BlockingApp:
         """See `App.list`."""
         return self.wait(self._app.list(**filter))
 
-    def signal(self, run: str, name: str, value: Any = None, *, id: str | None = None, transaction: Any = None) -> None:
+    def signal(self, run: str, name: str, value: Any = None, *, id: str | None = None, transaction: Any = None) -> bool:
         """See `App.signal`."""
         wait = self.wait if transaction is None else self.wait_here
-        wait(self._app.signal(run, name, value, id=id, transaction=transaction))
+        return wait(self._app.signal(run, name, value, id=id, transaction=transaction))
 
     def approvals(self, run: str | None = None) -> "Sequence[Approval]":
         """See `App.approvals`."""
@@ -274,9 +274,9 @@ class BlockingRun(Generic[T]):
         """See `Run.published`."""
         return self._app.wait(self._run.published())
 
-    def signal(self, name: str, value: Any = None, *, id: str | None = None) -> None:
+    def signal(self, name: str, value: Any = None, *, id: str | None = None) -> bool:
         """See `Run.signal`."""
-        self._app.wait(self._run.signal(name, value, id=id))
+        return self._app.wait(self._run.signal(name, value, id=id))
 
     def ask(self, name: str, value: Any = None, **options: Any) -> Any:
         """See `Run.ask`."""

@@ -110,7 +110,9 @@ class Budgets:
         if call.call not in self._estimates:
             try:
                 self._estimates[call.call] = self._estimate(call)
-            except Exception as error:  # noqa: BLE001  # whatever a user's function raises is this step's failure
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001  # whatever a user's function raises is this step's failure
                 self._mistakes[call.call] = error
                 return [Lack(part, "cost", 0)]
         return self._books.head.lacks(part, self._estimates[call.call], self._now())

@@ -70,9 +70,9 @@ class Client:
 
     async def signal(
         self, run: str, name: str, value: Any = None, *, id: str | None = None, transaction: Any = None
-    ) -> None:
+    ) -> bool:
         """Send a signal to a run: see `App.signal`."""
-        await self._app.signal(run, name, value, id=id, transaction=transaction)
+        return await self._app.signal(run, name, value, id=id, transaction=transaction)
 
     async def ask(self, run: str, name: str, value: Any = None, **options: Any) -> Any:
         """Ask a run something and wait for its answer: see `App.ask`."""
@@ -111,9 +111,9 @@ class BlockingClient:
         """See `Client.list`."""
         return self._app.list(**filter)
 
-    def signal(self, run: str, name: str, value: Any = None, **options: Any) -> None:
+    def signal(self, run: str, name: str, value: Any = None, **options: Any) -> bool:
         """See `Client.signal`."""
-        self._app.signal(run, name, value, **options)
+        return self._app.signal(run, name, value, **options)
 
     def ask(self, run: str, name: str, value: Any = None, **options: Any) -> Any:
         """See `Client.ask`."""

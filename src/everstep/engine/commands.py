@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from everstep.codec import Arguments, Codec
+from everstep.codec import Arguments, Codec, is_same
 from everstep.effects.step import Step
 from everstep.engine.loop import Timer, WorkflowFuture, WorkflowLoop
 from everstep.engine.workflow import Workflow
@@ -405,7 +405,7 @@ class EndRun(Command):
     def compare(self, recorded: Any) -> tuple[str, bool]:
         if self.kind != "run_completed":
             return "", False
-        same = digest_of(self.payload).hex() == recorded.ref if recorded.ref else bytes(recorded.value) == self.payload
+        same = digest_of(self.payload).hex() == recorded.ref if recorded.ref else is_same(recorded.value, self.payload)
         return ("", False) if same else ("result", False)
 
     def text(self) -> str:

@@ -25,6 +25,7 @@ from everstep.errors import NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.secrets import HIDDEN
+from everstep.model.untrusted import attribute, described, is_a, name_of, text_of, type_name
 from everstep.stores.processes import is_of_this_process
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class Doubts:
                 return
             answer = Unknown("the probe was cancelled")
         except Exception as error:  # noqa: BLE001  # a probe that raises does not know
-            answer = Unknown(f"{type(error).__name__}: {error}")
+            answer = Unknown(described(error))
         crash_point("probe.after")
         if call.call in self.asking:  # else it comes too late; there is no other question while this one was open
             self.asking.pop(call.call).alarm.cancel()
@@ -162,14 +163,14 @@ class Doubts:
                 self._take_answer(call, answer)
 
     def _take_answer(self, call: StepCall, answer: Any) -> None:
-        if isinstance(answer, Done):
-            self._adopt(call, answer.value)
-        elif isinstance(answer, NotDone):
+        if is_a(answer, Done):
+            self._adopt(call, attribute(answer, "value"))
+        elif is_a(answer, NotDone):
             self._take_not_done(call)
-        elif isinstance(answer, Unknown):
-            self._ask_later(call, answer)
+        elif is_a(answer, Unknown):
+            self._ask_later(call, Unknown(text_of(attribute(answer, "why", ""))))
         else:
-            what = f"the class {answer.__name__}" if isinstance(answer, type) else type(answer).__name__
+            what = f"the class {name_of(answer)}" if is_a(answer, type) else type_name(answer)
             self._ask_later(call, Unknown(f"the probe returned {what}, not Done(…), NotDone() or Unknown(…)"))
 
     def _adopt(self, call: StepCall, value: Any) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from everstep.effects.files import as_bytes
 from everstep.effects.witnesses import FOLDER, file_fact, file_subject, name_within, read_file, with_changes
 from everstep.engine.holding import HoldReport
+from everstep.model.untrusted import described, text_of
 
 if TYPE_CHECKING:
     from everstep.effects.witnesses import Taken
@@ -106,7 +107,7 @@ async def _compare(
         payload = execution.codec.encode(await _observed(app, execution.run, taken), where=subject)
         now = execution.codec.decode(payload)
     except Exception as error:  # noqa: BLE001  # what cannot be observed cannot be relied upon
-        why = f"cannot be observed: {type(error).__name__}: {error}"
+        why = f"cannot be observed: {described(error)}"
         return Drifted(subject, taken.on_drift, remembered, None, why)
     if (payload == taken.payload and not taken.changes) or now == remembered:
         return None
@@ -162,8 +163,7 @@ def _lines_of(rows: list[list[Any]]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 300 else f"{text[:297]}…"
+    return text_of(value, by=repr, most=300)
 
 
 def drift_report(drifted: list[Drifted]) -> HoldReport:

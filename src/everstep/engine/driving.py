@@ -36,6 +36,7 @@ from everstep.errors import Damaged, Misuse, NotReadable, StoreError, UnknownWor
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED, Status
+from everstep.model.untrusted import log_error
 from everstep.stores.protocol import Accepted, Claim, Claimed, NewRun, NotClaimed, Release, RunRow
 from everstep.stores.queues import DEFAULT_QUEUE
 
@@ -215,7 +216,7 @@ class Driving(Parts):
         if isinstance(begun, Driver):
             self._go_on(begun, is_new=True)
         else:
-            self.spawn(self.hold_claimed(new.row, begun))
+            self.spawn(self._hold_new(new.row.id, begun))
 
     def _go_on(self, driver: Driver, *, is_new: bool = False, arrived: "Sequence[Delivery] | None" = None) -> None:
         self.drivers[driver.run] = driver
@@ -227,6 +228,12 @@ class Driving(Parts):
         except StoreError as error:  # what its code asks for cannot be done just now, and nothing of that is written
             log.error("Run %s cannot go on just now, and is taken up again: %s", driver.run, error)
             self.take_again(driver)
+
+    async def _hold_new(self, run: str, report: "HoldReport") -> None:
+        """Hold a run that was started just now. Its start may not be durable yet, and a claim comes behind that."""
+        verdict = await self.committer.submit(Claim(run, self.worker, self.clock.now(), ("running",)))
+        if isinstance(verdict, Claimed):
+            await self.hold_claimed(verdict.row, report)
 
     async def hold_claimed(self, row: RunRow, report: "HoldReport", consumed: Sequence[int] = ()) -> None:
         try:
@@ -500,7 +507,7 @@ class Driving(Parts):
             log.error("The store failed just now, and is asked again: %s", error)
             self.loop.call_later(LOOK_AGAIN_SECONDS, self.pump.nudge)
         else:
-            log.error("A task of the engine failed", exc_info=error)
+            log_error(log, "A task of the engine failed", error=error)
 
     async def read(self, method: Callable[..., V], *args: Any) -> V:
         """Ask the store. Reads of an embedded store are quick, so they are made right here."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from everstep.engine.commands import EndRun
 from everstep.errors import NotEncodable, RunTimedOut
+from everstep.model.untrusted import cause_of, context_of, members_of
 
 if TYPE_CHECKING:
     from everstep.engine.execution import Execution
@@ -68,7 +69,5 @@ def _origins(error: BaseException, failures: dict[int, Failure]) -> list[Failure
         seen.add(id(one))
         if id(one) in failures:
             found.append(failures[id(one)])
-        todo += [one.__context__, one.__cause__]
-        if isinstance(one, BaseExceptionGroup):
-            todo.extend(one.exceptions)
+        todo += [context_of(one), cause_of(one), *members_of(one)]
     return found

@@ -40,6 +40,7 @@ from everstep.errors import Evicted, IdConflict, Misuse, RunCancelled
 from everstep.model import events as ev
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
+from everstep.model.untrusted import is_a, text_of
 
 if TYPE_CHECKING:
     from everstep.effects.witnesses import Taken
@@ -270,8 +271,8 @@ class Execution:
         self.saga.begin(self, body)
 
     def _fail(self, future: WorkflowFuture, call: int, error: BaseException, *, secret: bool = False) -> None:
-        if isinstance(error, StopIteration):
-            error = RuntimeError(f"StopIteration: {error}")  # a future cannot carry it
+        if is_a(error, StopIteration):
+            error = RuntimeError(f"StopIteration: {text_of(error)}")  # a future cannot carry it
         self.failures[id(error)] = Failure(error, call, secret)
         future.set_exception(error)
 

@@ -9,6 +9,7 @@ from everstep.engine.checkpoints import KeptFact
 from everstep.engine.commands import EndRun
 from everstep.model import events as ev
 from everstep.model.carried import Carried
+from everstep.model.untrusted import members_of
 
 if TYPE_CHECKING:
     from everstep.engine.execution import Execution
@@ -43,9 +44,9 @@ class ContinueRun(EndRun):
 
 def continued_by(error: BaseException | None) -> Continue | None:
     """Return the `continue_as` that ended the code, if one did; also out of an `asyncio.TaskGroup`."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error if isinstance(error, Continue) else None
+    while error is not None and len(members := members_of(error)) == 1:
+        error = members[0]
+    return error if type(error) is Continue else None
 
 
 def take_along(execution: "Execution", carried: Carried) -> None:

@@ -19,6 +19,7 @@ from everstep.errors import (
     UnknownWorkflow,
 )
 from everstep.model.status import ENDED, Status
+from everstep.model.untrusted import described
 from everstep.stores.protocol import HoldRow, RunRow
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Run(Generic[T]):
         """Return what to raise. A run's `SystemExit` must not end whoever waits for it, nor its cancel cancel them."""
         if isinstance(error, Exception):
             return error
-        failed = RunFailed(f"The run {self.id} failed with {type(error).__name__}: {error}")
+        failed = RunFailed(f"The run {self.id} failed with {described(error)}")
         failed.__cause__ = error
         return failed
 
@@ -133,9 +134,12 @@ class Run(Generic[T]):
         rows = await self._app.read(self._app.store.children, self.id)
         return [Run(self._app, row.id) for row in rows]
 
-    async def signal(self, name: str, value: Any = None, *, id: str | None = None) -> None:
-        """Send a signal. It is durable when this returns; with an `id`, sending again delivers it once."""
-        await self._app.signal(self.id, name, value, id=id)
+    async def signal(self, name: str, value: Any = None, *, id: str | None = None) -> bool:
+        """Send a signal. It is durable when this returns; with an `id`, sending again delivers it once.
+
+        Returns False if it has been sent before: see `App.signal`.
+        """
+        return await self._app.signal(self.id, name, value, id=id)
 
     async def ask(
         self, name: str, value: Any = None, *, id: str | None = None, answer: Any = Any, timeout: float | None = None

@@ -11,6 +11,7 @@ from everstep.engine.telling import example_of
 from everstep.errors import Damaged, FolderBusy, StoreError
 from everstep.model.accounts import Account, as_facts
 from everstep.model.budgets import Amounts
+from everstep.model.untrusted import text_of, type_name
 from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow
 
@@ -222,7 +223,7 @@ def key_damaged_report(call: StepCall, row: EffectRow, damage: StoreError) -> Ho
 
 def exhausted_report(call: StepCall, attempt: int, error: BaseException) -> HoldReport:
     """A step failed as often as its policy allows."""
-    summary = f"{call.step} failed {attempt} times, last with {type(error).__name__}"
+    summary = f"{call.step} failed {attempt} times, last with {type_name(error)}"
     facts: dict[str, Any] = {"call": call.call, "attempts": attempt}
     facts["example"] = example_of(call.target.signature.annotations.get("return"))
     if isinstance(error, FolderBusy):  # what holds the folder may write yet, so the run does not go on without it
@@ -252,9 +253,10 @@ def stuck_report(execution: "Execution", error: BaseException | None) -> HoldRep
     if error is None:
         summary = "the code waits for something that can never happen: no step, timer, signal or child is open"
     else:
-        summary = f"the code does not come to rest: {str(error) or 'it goes round and round, and waits for nothing'}"
+        why = text_of(error) or "it goes round and round, and waits for nothing"
+        summary = f"the code does not come to rest: {why}"
     if error is not None and execution.saga.begun:
-        summary = f"a compensation cannot begin: {error}"
+        summary = f"a compensation cannot begin: {text_of(error)}"
     without = ["rollback"] if error is not None else []  # a replay would come to the same place
     return HoldReport("stuck", summary, facts={"waiting_at": lines}, without=without)
 

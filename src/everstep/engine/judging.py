@@ -14,6 +14,7 @@ from everstep.engine.drift import drift_report, find_drift
 from everstep.errors import Drift
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
+from everstep.model.untrusted import described, type_name
 
 if TYPE_CHECKING:
     from everstep.effects.witnesses import Judge
@@ -48,10 +49,10 @@ async def _judge(driver: "Driver", drifted: "Drifted", judge: "Judge") -> None:
     if drifted.payload:
         try:
             decision = await _asked(driver, judge, drifted.remembered, drifted.now)
-            if decision not in DECISIONS:
-                decision, why = "hold", f"it returned {type(decision).__name__}, not one of {', '.join(DECISIONS)}"
-        except Exception as error:  # noqa: BLE001  # whoever cannot decide leaves it to a person
-            decision, why = "hold", f"it raised {type(error).__name__}: {error}"
+            if type(decision) is not str or decision not in DECISIONS:
+                decision, why = "hold", f"it returned {type_name(decision)}, not one of {', '.join(DECISIONS)}"
+        except Exception as error:  # noqa: BLE001  # a function that cannot decide leaves it to a person
+            decision, why = "hold", f"it raised {described(error)}"
     else:
         why = "there is nothing to compare with"
     drifted.on_drift = decision

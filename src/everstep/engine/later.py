@@ -162,7 +162,7 @@ def undecided(error: BaseException) -> Any:
     """Return the error if it says that nobody knows whether an atomic step's transaction was committed, else None."""
     from everstep.effects.atomic import Undecided
 
-    return error if isinstance(error, Undecided) else None
+    return error if type(error) is Undecided else None
 
 
 def ask_and_call(execution: "Execution", tool: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

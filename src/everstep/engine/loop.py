@@ -26,6 +26,7 @@ from everstep.effects.surroundings import persons_line
 from everstep.engine import guard
 from everstep.errors import Evicted, OutsideInWorkflow
 from everstep.model.mistakes import MOVE_INTO_A_STEP
+from everstep.model.untrusted import log_error
 
 log = logging.getLogger("everstep.workflow")
 
@@ -205,7 +206,11 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self.quiet:
-            log.error("%s", context.get("message"), exc_info=context.get("exception"))
+            error = context.get("exception")
+            if error is None:
+                log.error("%s", context.get("message"))
+            else:
+                log_error(log, "%s", context.get("message"), error=error)
 
     async def shutdown_asyncgens(self) -> None:
         """Nothing to do: open generators are closed when the run leaves memory."""

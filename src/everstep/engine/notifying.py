@@ -17,6 +17,7 @@ from everstep.engine.clock import Alarm, microseconds, set_alarm
 from everstep.errors import Misuse, StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import digest_of
+from everstep.model.untrusted import described, log_error
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import Accepted, HoldRow
 
@@ -107,8 +108,8 @@ class Notifier:
         for callback in self._callbacks:
             try:
                 awaited = callback(hold)
-            except Exception:
-                log.exception("on_hold raised")
+            except Exception as error:  # noqa: BLE001  # it is told, and the hold stays as it is
+                log_error(log, "on_hold raised", error=error)
             else:
                 if inspect.isawaitable(awaited):
                     self._app.spawn(_finished(awaited))
@@ -205,7 +206,7 @@ class Notifier:
                 self._stuck[webhook.name] -= 1
                 self.look()
             else:
-                future.set_result(answer if error is None else Answer(0, f"{type(error).__name__}: {error}"))
+                future.set_result(answer if error is None else Answer(0, described(error)))
 
         if self._threads is None:
             self._threads = Threads(loop, AT_ONCE_MAX * len(self._webhooks))
@@ -267,5 +268,5 @@ def _listed(on_hold: "OnHold") -> Sequence[Any]:
 async def _finished(awaited: Awaitable[Any]) -> None:
     try:
         await awaited
-    except Exception:
-        log.exception("on_hold raised")
+    except Exception as error:  # noqa: BLE001  # see Notifier.tell
+        log_error(log, "on_hold raised", error=error)

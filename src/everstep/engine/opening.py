@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple, ov
 from everstep.engine.app import App
 from everstep.engine.workflow import OnExisting
 from everstep.errors import Misuse
+from everstep.model.ids import checked_name
+from everstep.model.options import checked_flag, checked_seconds, checked_text, refuse_generator, refused
 from everstep.stores.opening import default_url, open_store
 
 if TYPE_CHECKING:
@@ -94,10 +96,25 @@ def _checked_retention(retention: "Retention | float | timedelta | None") -> "Re
     return retention_of(retention)
 
 
+def _check_on_hold(on_hold: Any) -> None:
+    for one in on_hold if isinstance(on_hold, list | tuple) else (on_hold,):
+        if one is None or isinstance(one, str):
+            continue
+        if callable(one):
+            refuse_generator("on_hold=", one)
+            continue
+        from everstep.engine.webhooks import Webhook
+
+        if not isinstance(one, Webhook):
+            raise refused("on_hold", one, "it takes functions, webhooks and their addresses")
+
+
 def _checked_queues(queues: Sequence[str] | None) -> Sequence[str] | None:
-    if isinstance(queues, str):
-        raise Misuse(f"queues={queues!r}: it is a list of names, such as [{queues!r}].")
-    return queues
+    if queues is None:
+        return None
+    if isinstance(queues, str) or not isinstance(queues, Sequence):
+        raise refused("queues", queues, 'it is a list of names, such as queues=["default", "mail"]')
+    return [checked_name(one, "queue") for one in queues]
 
 
 def open(
@@ -132,8 +149,13 @@ def open(
     queues: the queues whose runs this app drives, such as `["default", "mail"]`. Default: all.
     """
     if durability not in ("power", "process"):
-        raise Misuse(f'durability={durability!r}: it is "power" or "process".')
+        raise refused("durability", durability, 'it is "power" or "process"')
+    checked_flag("recover", recover)
+    checked_seconds("lease", lease, above=True)
+    if url is not None:
+        checked_text("url", url)
     on_hold = default_on_hold() if on_hold is None else on_hold
+    _check_on_hold(on_hold)
     kept = _checked_retention(retention)
     options = {"recover": recover, "lease": lease, "codec": codec, "on_hold": on_hold, "retention": kept, **testing}
     options["queues"] = _checked_queues(queues)

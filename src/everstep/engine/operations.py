@@ -30,15 +30,17 @@ from everstep.engine.resume import (
 from everstep.engine.rollback import Account, refuse_retry, refuse_rollback
 from everstep.engine.starting import new_entropy
 from everstep.engine.telling import consequence_of, report_of
-from everstep.errors import Damaged, HoldConflict, Misuse, RunActive, RunEnded, UnknownRun
+from everstep.errors import Damaged, HoldConflict, IdConflict, Misuse, RunActive, RunEnded, UnknownRun
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
-from everstep.model.ids import checked_name, checked_run_id
+from everstep.model.ids import checked_delivery_id, checked_name, checked_run_id
+from everstep.model.options import checked_seconds
 from everstep.model.status import ENDED, Status
 from everstep.stores.protocol import (
     Accepted,
     Claim,
     Claimed,
+    Failed,
     HoldRow,
     NotPosted,
     Post,
@@ -47,6 +49,7 @@ from everstep.stores.protocol import (
     Release,
     RowChange,
     RunRow,
+    Verdict,
 )
 
 if TYPE_CHECKING:
@@ -59,29 +62,59 @@ def unknown_run(app: "App", run: str) -> UnknownRun:
     return UnknownRun(f"There is no run {run!r} in {app.store.url}. `everstep ls` lists the runs there.")
 
 
-async def signal(app: "App", run: str, name: str, value: Any, id: str) -> None:
-    """Put a signal into a run's inbox."""
+async def signal(app: "App", run: str, name: str, value: Any, id: str | None) -> bool:
+    """Put a signal into a run's inbox. Return whether it was not there before."""
+    post = signal_post(app, run, name, value, id)
+    return await _post(app, post, "signalled")
+
+
+def signal_post(app: "App", run: str, name: str, value: Any, id: str | None) -> Post:
+    """Return a signal for a run's inbox."""
+    name = checked_name(name, "signal")
     payload = app.codec.encode(value, ANY, f"the signal {name!r}")
-    post = Post(checked_run_id(run), "signal", checked_name(name, "signal"), id, payload, app.clock.now())
-    await _post(app, post, "signalled")
+    return Post(checked_run_id(run), "signal", name, checked_delivery_id(id, "signal", 500), payload, app.clock.now())
 
 
-async def _post(app: "App", post: Post, verb: str) -> None:
-    verdict = await app.committer.submit(post)
+async def _post(app: "App", post: Post, verb: str) -> bool:
+    is_new = told_of_post(app, post, await app.committer.submit(post), verb)
+    crash_point("delivery.posted")
+    app.wake(post.run)
+    return is_new
+
+
+def told_of_post(app: "App", post: Post, verdict: Verdict, verb: str) -> bool:
+    """Return whether a delivery is new in the inbox. Raises if it is not there, and says why."""
+    if isinstance(verdict, Failed):
+        raise verdict.error
     if isinstance(verdict, NotPosted):
         if verdict.status is None:
             raise unknown_run(app, post.run)
-        raise RunEnded(f"The run {post.run} has ended ({verdict.status}), so it cannot be {verb}.", verdict.status)
+        why = f"The run {post.run} has ended ({verdict.status}), so it cannot be {verb}."
+        raise RunEnded(why + _what_became_of(app, post, verdict.status), verdict.status)
     assert isinstance(verdict, Posted)
-    crash_point("delivery.posted")
-    app.wake(post.run)
+    if verdict.duplicate and post.kind == "signal":
+        there = next((one for one in app.store.signals(post.run) if one.number == verdict.number), None)
+        if there is not None and (there.name, there.value) != (post.name, post.value):
+            raise IdConflict(
+                f"The id {post.id!r} belongs to another signal to the run {post.run} ({there.name}), or to one with "
+                "another value. That one counts; this one was not sent. Use another id."
+            )
+    return not verdict.duplicate
+
+
+def _what_became_of(app: "App", post: Post, status: Status) -> str:
+    """Say what became of a signal that was sent before, with the same id, to a run that has ended."""
+    sent = (one for one in app.store.signals(post.run) if one.kind == post.kind and one.id == post.id != "")
+    if not any(one.state == "undelivered" for one in sent):
+        return ""
+    then = f" If it is retried (`everstep retry {post.run}`), it gets it." if status == "failed" else ""
+    return f" It was sent this signal before, and ended without taking it.{then}"
 
 
 async def cancel(app: "App", run: str, reason: str, *, grace: float, now: bool, by: str) -> None:
     """Ask a run to stop. A held run, or with `now` one that nobody drives, ends right here, without its code."""
     row = existing_row(app, run)
-    if grace < 0:
-        raise Misuse(f"grace={grace!r}: it is a number of seconds.")
+    checked_seconds("grace", grace)
     if row.status == "held":
         await resolve(app, run, "cancel", hold=None, value=None, note=reason, by=by)
         return
@@ -157,7 +190,9 @@ async def retry(app: "App", run: str, by: str, *, across_once: bool = False) -> 
     body = ev.RunRetried(voids, new_entropy(app.randomness), call, by, [one.seq for one in crossed if one.run == run])
     journal.record("run_retried", "", body, journal.at)
     change = RowChange("queued", journal.at, budget=standing_after(history, journal))
-    _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, change)), run)
+    unit = bare_unit(claimed, journal, change)
+    unit.redeliver = True
+    _expect_accepted(await app.committer.submit(unit), run)
 
 
 def _what_failed(history: Sequence[Recorded]) -> tuple[int, int, str]:

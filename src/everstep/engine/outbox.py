@@ -6,19 +6,19 @@ A run that is started here has no owner: it is `queued`, for a worker that knows
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from everstep.codec import ANY, Arguments
+from everstep.codec import Arguments
 from everstep.engine.agreement import refuse_unreadable
 from everstep.engine.by_name import NamedWorkflow, new_run_id
 from everstep.engine.clock import microseconds
 from everstep.engine.handles import Run
-from everstep.engine.operations import unknown_run
-from everstep.engine.starting import Origin, new_run
+from everstep.engine.operations import signal_post, told_of_post
+from everstep.engine.starting import Origin, new_run, refuse_start_options
 from everstep.engine.workflow import Workflow, checked_choice
-from everstep.errors import IdConflict, Misuse, RunEnded
+from everstep.errors import IdConflict, Misuse
 from everstep.model.budgets import allotment_of
 from everstep.model.crash_points import crash_point
 from everstep.model.ids import checked_name, checked_run_id
-from everstep.stores.protocol import Existing, Failed, NewRun, NotPosted, Post, RunRow, StartRun
+from everstep.stores.protocol import Existing, Failed, NewRun, RunRow, StartRun
 
 if TYPE_CHECKING:
     from everstep.engine.app import App
@@ -36,6 +36,7 @@ def unowned_run(
     tags: dict[str, str] | None,
 ) -> tuple[NewRun, Arguments]:
     """Return a run to be created that nobody drives yet."""
+    refuse_start_options(priority, delay, tags)
     at = app.clock.now()
     run = checked_run_id(id) if id is not None else new_run_id(target, at, app.randomness)
     arguments = app.codec.encode_arguments(target.signature, tuple(args), {}, target.name)
@@ -85,19 +86,14 @@ def start_in(
     return Run(app, new.row.id, target.signature.result)
 
 
-def signal_in(app: "App", run: str, name: str, value: Any, id: str, connection: Any) -> None:
+def signal_in(app: "App", run: str, name: str, value: Any, id: str | None, connection: Any) -> bool:
     """Send a signal in the caller's transaction: it is sent if and only if that is committed."""
     app.refuse_when_failed()
-    payload = app.codec.encode(value, ANY, f"the signal {name!r}")
-    post = Post(checked_run_id(run), "signal", checked_name(name, "signal"), id, payload, app.clock.now())
+    post = signal_post(app, run, name, value, id)
     (verdict,) = app.store.write_in(connection, [post])
-    if isinstance(verdict, Failed):
-        raise verdict.error
-    if isinstance(verdict, NotPosted):
-        if verdict.status is None:
-            raise unknown_run(app, run)
-        raise RunEnded(f"The run {run} has ended ({verdict.status}), so it cannot be signalled.", verdict.status)
+    is_new = told_of_post(app, post, verdict, "signalled")
     crash_point("outbox.written")
+    return is_new
 
 
 async def start_named(app: "App", target: NamedWorkflow, args: Sequence[Any], policy: str, **options: Any) -> Run[Any]:

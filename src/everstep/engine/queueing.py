@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from everstep.errors import Misuse, UnknownQueue
 from everstep.model.ids import checked_name
+from everstep.model.options import checked_flag, checked_seconds, checked_whole, refused
 from everstep.stores.protocol import RunRow
 from everstep.stores.queues import DEFAULT_QUEUE, ChangeQueue, QueueCount, QueueKind, QueueRow
 
@@ -86,21 +87,17 @@ class Queueing:
 
 
 def _checked_count(option: str, value: Any, least: int = 1) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least):
-        return value
-    raise Misuse(f"{option}={value!r}: it is a whole number, at least {least}, or None for no limit.")
+    return None if value is None else checked_whole(option, value, least=least, most=2**31)
 
 
 def _rate_changes(rate: Any) -> dict[str, Any]:
     if rate is None:
         return {"rate": None}
-    try:
-        count, seconds = rate
-        if isinstance(count, int) and count >= 1 and float(seconds) > 0:
-            return {"rate": count, "seconds": float(seconds)}
-    except (TypeError, ValueError):
-        pass
-    raise Misuse(f"rate={rate!r}: it is (how many, in how many seconds), such as (10, 60), or None for no limit.")
+    if not (isinstance(rate, tuple | list) and len(rate) == 2):
+        raise refused("rate", rate, "it is (how many, in how many seconds), such as (10, 60), or None for no limit")
+    count, seconds = rate
+    checked_whole("rate", count, least=1, most=2**31)
+    return {"rate": count, "seconds": float(checked_seconds("rate", seconds, above=True, example=60))}
 
 
 def changes_of(**options: Any) -> dict[str, Any]:
@@ -112,7 +109,7 @@ def changes_of(**options: Any) -> dict[str, Any]:
         if name == "rate":
             changes |= _rate_changes(value)
         elif name == "paused":
-            changes[name] = bool(value)
+            changes[name] = checked_flag("paused", value)
         else:
             changes[name] = _checked_count(name, value, 0 if name == "concurrency" else 1)
     return changes

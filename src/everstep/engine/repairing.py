@@ -216,16 +216,19 @@ def _published(store: Store, run: str, good: list[Recorded]) -> bytes | None:
 
 
 def _unconsumed(store: Store, run: str, found: Diagnosis) -> list[int]:
-    """Return the deliveries that no event knows any more to have been taken: they are news again."""
+    """Return the deliveries that no event knows any more to have been taken: they are news again.
+
+    So are signals and requests that were undelivered because of an end which is not in the history any more.
+    """
     taken = {event.body.number for event in found.good if event.kind in TAKEN}
     for generation in store.generations(run):
         if generation < found.generation:
             taken |= _numbers(store, run, generation)
-    return [
-        delivery.number
-        for delivery in store.signals(run)
-        if delivery.state == "consumed" and delivery.kind != "hold" and delivery.number not in taken
-    ]
+    known = store.signals(run)
+    news = [one.number for one in known if one.state == "consumed" and one.kind != "hold" and one.number not in taken]
+    if found.good[-1].kind not in ENDS:
+        news += [one.number for one in known if one.state == "undelivered" and one.kind in ("signal", "request")]
+    return news
 
 
 def _numbers(store: Store, run: str, generation: int) -> set[int]:

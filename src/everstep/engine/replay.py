@@ -33,6 +33,7 @@ from everstep.errors import NotDecodable
 from everstep.model.contracts import UNSEEN
 from everstep.model.events import ENDS
 from everstep.model.forked import copied_events, switches
+from everstep.model.untrusted import described
 
 if TYPE_CHECKING:
     from everstep.engine.checkpoints import Checkpoint
@@ -507,5 +508,5 @@ class Replay:
         main = self.execution.main
         if main is not None and main.done() and not main.cancelled():
             error = main.exception()
-            return f"raise {type(error).__name__}: {error}" if error is not None else "return"
+            return f"raise {described(error)}" if error is not None else "return"
         return "wait"

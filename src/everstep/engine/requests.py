@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from everstep.codec import ANY, Types, types_of, types_text
+from everstep.codec import ANY, Types, is_same, types_of, types_text
 from everstep.effects.surroundings import persons_line
 from everstep.engine.commands import Command
 from everstep.engine.receiving import decode_signal
@@ -106,7 +106,7 @@ class AnswerRequest(Command):
             return "request", False
         if self.refused:  # an error has lines of the code in it, which may move
             return "", False
-        same = self.digest() == recorded.ref if recorded.ref else bytes(recorded.value) == self.payload
+        same = self.digest() == recorded.ref if recorded.ref else is_same(recorded.value, self.payload)
         return ("", False) if same else ("answer", True)
 
 

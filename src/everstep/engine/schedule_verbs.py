@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from everstep.model.ids import checked_name
+from everstep.model.options import checked_tags, checked_text, checked_whole
 
 if TYPE_CHECKING:
     from everstep.engine.schedules import Schedule, Scheduled
@@ -56,7 +57,11 @@ class ScheduleVerbs:
 
         times = {"every": every, "offset": offset, "jitter": jitter}
         options = {"overlap": overlap, "catch_up": catch_up, "catch_up_max": catch_up_max, "priority": priority}
-        where = {"queue": checked_name(queue, "queue") if queue else "", "tags": tags or {}}
+        where = {"queue": checked_name(queue, "queue") if queue else "", "tags": checked_tags(tags) or {}}
+        checked_whole("priority", priority, least=-(2**31), most=2**31)
+        checked_whole("catch_up_max", catch_up_max, least=1)
+        checked_text("cron", cron)
+        checked_text("zone", zone)
         return await define(self, workflow, args, name, cron, zone, times, {**options, **where})
 
     def get_schedule(self: Any, name: str) -> "Schedule":

@@ -16,6 +16,7 @@ from everstep.engine.by_name import NamedWorkflow, target_of
 from everstep.engine.clock import microseconds
 from everstep.engine.scheduling import changed_row, definition_of, state_of
 from everstep.errors import Misuse, UnknownSchedule
+from everstep.model.options import LONGEST_SECONDS, checked_seconds
 from everstep.model.schedules import (
     BACKFILL_MAX,
     CatchUp,
@@ -28,6 +29,7 @@ from everstep.model.schedules import (
     tick_text,
     ticks_after,
 )
+from everstep.model.untrusted import text_of
 from everstep.stores.protocol import Accepted
 from everstep.stores.schedules import ChangeSchedule, ScheduleRow
 
@@ -184,12 +186,17 @@ def moment_of(moment: Moment, what: str) -> int:
     return (given - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
+def _checked_time(name: str, seconds: Any) -> float:
+    """Return a time of a schedule; only `offset` may be below zero."""
+    return checked_seconds(name, seconds, least=-LONGEST_SECONDS if name == "offset" else 0, example=60)
+
+
 def checked_schedule_name(name: object) -> str:
     """Return the name of a schedule if it is one."""
     if isinstance(name, str) and NAME.fullmatch(name):
         return name
     raise Misuse(
-        f"{str(name)[:80]!r} is not a name for a schedule. It has 1 to 150 characters: letters, digits and "
+        f"{text_of(name, most=80)!r} is not a name for a schedule. It has 1 to 150 characters: letters, digits and "
         ". _ : + / -, and begins with a letter or digit."
     )
 
@@ -282,7 +289,7 @@ def _definition(
 ) -> Definition:
     arguments = app.codec.encode_arguments(target.signature, tuple(args), {}, target.name)
     micros: dict[str, Any] = {
-        name: microseconds(value.total_seconds() if isinstance(value, timedelta) else value)
+        name: microseconds(_checked_time(name, value.total_seconds() if isinstance(value, timedelta) else value))
         for name, value in times.items()
     }
     return Definition(

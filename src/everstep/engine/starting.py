@@ -3,7 +3,7 @@
 import random
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from everstep.model.budgets import Allotment
 from everstep.model.chains import ChainKey
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import NO_PAYLOAD, EventRow, RunStarted, encode_body
+from everstep.model.options import checked_seconds, checked_tags, checked_whole
 from everstep.model.semantics import SEMANTICS
 from everstep.model.status import Status
 from everstep.stores.protocol import NewRun, RunRow
@@ -70,6 +71,16 @@ def _started(
         unseen=origin.unseen,
     )
     return body, payloads
+
+
+def refuse_start_options(priority: Any, delay: Any, tags: Any) -> None:
+    """Refuse options of a start that could not be kept."""
+    if priority:
+        checked_whole("priority", priority, least=-(2**31), most=2**31)
+    if delay:
+        checked_seconds("delay", delay)
+    if tags is not None:
+        checked_tags(tags)
 
 
 def new_run(

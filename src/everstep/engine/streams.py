@@ -19,6 +19,7 @@ from everstep.model.digests import entry_digest, stream_start
 from everstep.model.ids import checked_name, checked_run_id
 from everstep.model.secrets import HIDDEN
 from everstep.model.status import ENDED
+from everstep.model.untrusted import text_of
 from everstep.stores.beside import EntryRow
 from everstep.stores.protocol import RunRow, Store
 
@@ -82,7 +83,7 @@ class Entry(NamedTuple):
     """When it was appended, in microseconds since 1970."""
 
     def __repr__(self) -> str:
-        value = HIDDEN if self.secret else repr(self.value)
+        value = HIDDEN if self.secret else text_of(self.value, by=repr)
         by = f" by {self.step}, attempt {self.attempt}" if self.step else ""
         return f"<entry {self.position}{by}: {value}>"
 

@@ -8,12 +8,13 @@ from typing import Any, ClassVar, TypedDict, TypeVar, overload
 
 import msgspec
 
-from everstep.effects.step import Step
+from everstep.effects.step import OPTIONS, Step
 from everstep.effects.surroundings import CURRENT, code_here, persons_line
 from everstep.engine.approvals import ask
 from everstep.engine.execution import Execution
 from everstep.engine.greenlets import in_greenlet, wait_in_greenlet
 from everstep.errors import Misuse, Refused
+from everstep.model.options import checked_flag, checked_seconds, checked_text, refuse_generator, refuse_unknown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,9 +44,15 @@ class Tool(Step):
         super().__init__(function, **options)
         if approval_timeout is not None and not approval:
             raise Misuse("approval_timeout= is for tools with approval=.")
+        if approval_timeout is not None:
+            checked_seconds("approval_timeout", approval_timeout)
+        if callable(approval):
+            refuse_generator("approval=", approval)
+        else:
+            checked_flag("approval", approval)
         self.approval = approval
         self.approval_timeout = approval_timeout
-        self._description = description
+        self._description = None if description is None else checked_text("description", description)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         current = CURRENT.get() or code_here()
@@ -173,6 +180,7 @@ def tool(function: Any = None, /, **options: Any) -> Any:
     `tool.spec` has the name, the description and the JSON schema of the arguments, for whatever talks to the model.
     The contract is `repeat` unless `effect=` says otherwise.
     """
+    refuse_unknown("@tool", options, {*OPTIONS, "approval", "approval_timeout", "description"})
     if function is None:
         return lambda declared: Tool(declared, **options)
     return Tool(function, **options)

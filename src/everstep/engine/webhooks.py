@@ -21,6 +21,7 @@ import msgspec
 
 from everstep.engine.clock import wall_seconds
 from everstep.errors import Misuse, NotGenuine
+from everstep.model.options import checked_seconds
 
 if TYPE_CHECKING:
     import http.client
@@ -59,8 +60,7 @@ class Webhook:
             raise Misuse(f"A webhook is an http or https address, not {parts.scheme or 'nothing'!r}:….")
         if secret is not None and not secret:
             raise Misuse("secret='' would sign nothing: give a long random text, or leave it out.")
-        if not timeout > 0:
-            raise Misuse(f"timeout={timeout!r}: it is a number of seconds above 0.")
+        checked_seconds("timeout", timeout, above=True)
         for header, value in (headers or {}).items():
             if header.lower() in _OURS or header.lower().startswith("everstep-"):
                 raise Misuse(f"The header {header} is set by Everstep itself.")

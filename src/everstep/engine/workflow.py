@@ -10,6 +10,8 @@ from everstep.codec import Signature
 from everstep.effects.step import declared_name
 from everstep.effects.surroundings import CURRENT, code_here
 from everstep.errors import Misuse, UnknownWorkflow
+from everstep.model.ids import checked_name
+from everstep.model.options import checked_seconds, refuse_generator, refuse_unknown, refused
 
 if TYPE_CHECKING:
     from everstep.model.budgets import Budget
@@ -39,17 +41,16 @@ class Workflow:
     ) -> None:
         if not inspect.isfunction(function):
             raise Misuse(f"@workflow is for functions, not for {type(function).__name__}.")
-        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-            raise Misuse(f"{function.__qualname__} is a generator; a workflow is a function with one result.")
-        if timeout is not None and not timeout > 0:
-            raise Misuse(f"timeout={timeout!r}: it is a number of seconds above 0.")
+        refuse_generator("The workflow", function)
+        if timeout is not None:
+            checked_seconds("timeout", timeout, above=True)
         if budget is not None:
             _check_budget(budget)
         self.function = function
         self.budget = budget
-        self.name = name or declared_name(function)
-        self.version = str(version)
-        self.queue = queue
+        self.name = declared_name(function) if name is None else checked_name(name, "workflow")
+        self.version = _checked_version(version)
+        self.queue = checked_name(queue, "queue")
         self.timeout = timeout
         self.on_existing = checked_choice("on_existing", on_existing, ON_EXISTING)
         self.on_parent_end = checked_choice("on_parent_end", on_parent_end, ON_PARENT_END)
@@ -70,6 +71,16 @@ class Workflow:
         return f"<workflow {self.name}>"
 
 
+OPTIONS: Final = frozenset(Workflow.__init__.__kwdefaults__ or ())
+"""The names of a workflow's options."""
+
+
+def _checked_version(version: Any) -> str:
+    if isinstance(version, bool) or not isinstance(version, str | int | float):
+        raise refused("version", version, 'it is a text, such as version="2"')
+    return str(version)
+
+
 def _check_budget(budget: object) -> None:
     from everstep.model.budgets import Budget  # few workflows have one
 
@@ -79,9 +90,9 @@ def _check_budget(budget: object) -> None:
 
 def checked_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
     """Return the value if it is one of the choices."""
-    if value in choices:
+    if isinstance(value, str) and value in choices:
         return value
-    raise Misuse(f"{option}={value!r}: it is one of {', '.join(choices)}.")
+    raise refused(option, value, f"it is one of {', '.join(choices)}")
 
 
 class Declarations:
@@ -153,6 +164,7 @@ def workflow(function: Any = None, /, **options: Any) -> Any:
     on_parent_end: what happens to a child run when its parent ends: `cancel` (default), `abandon`, or `wait`.
     budget: a `Budget`: how much a run may use, with its children.
     """
+    refuse_unknown("@workflow", options, OPTIONS)
     if function is None:
         return lambda declared: Workflow(declared, **options)
     return Workflow(function, **options)

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import cached_property
 from types import FrameType, FunctionType
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 from msgspec import UNSET
 
@@ -23,6 +23,15 @@ from everstep.model import events as ev
 from everstep.model.budgets import Budget
 from everstep.model.contracts import Effect
 from everstep.model.ids import checked_name
+from everstep.model.options import (
+    checked_function,
+    checked_seconds,
+    checked_text,
+    checked_whole,
+    refuse_generator,
+    refuse_unknown,
+    refused,
+)
 from everstep.model.retry import Retry
 
 S = TypeVar("S")
@@ -67,8 +76,11 @@ class Graph(Workflow, Generic[S]):
         on_existing: OnExisting = "attach",
         on_parent_end: OnParentEnd = "cancel",
     ) -> None:
-        if max_concurrency is not None and max_concurrency < 1:
-            raise Misuse(f"max_concurrency={max_concurrency!r}: it is a number of nodes, at least 1.")
+        if max_concurrency is not None:
+            checked_whole("max_concurrency", max_concurrency, least=1)
+        checked_whole("limit", limit, least=1)
+        if reduce is not None:
+            _check_reducers(reduce)
         self.passes_values = False
         """Whether nodes hand on what they return, instead of changing a state: in a pipeline."""
         self.shape = Shape(state, reduce or {})
@@ -133,6 +145,7 @@ class Graph(Workflow, Generic[S]):
         retry, timeout: for each visit, as of a step.
         budget: what each visit may use of the graph's budget.
         """
+        refuse_unknown("graph.node", options, NODE_OPTIONS)
         if work is None:
             return lambda declared: self.node(declared, **options)
         self._add_node(work, where_is(_callers_frame()), **options)
@@ -154,6 +167,7 @@ class Graph(Workflow, Generic[S]):
         self._refuse_when_sealed()
         if not callable(work):
             raise Misuse(f"A node is a function, a step or a graph, not a {type(work).__name__}.")
+        _check_node_options(work, limit=limit, retry=retry, timeout=timeout, budget=budget)
         name = checked_name(name or name_of(work), "node")
         kind: NodeKind = "graph" if isinstance(work, Workflow) else "code"
         if isinstance(work, Step) or effect is not None:
@@ -206,6 +220,10 @@ class Graph(Workflow, Generic[S]):
             fails with `TimeoutError`.
         """
         self._refuse_when_sealed()
+        checked_function("about", about, "lambda state: state.text")
+        checked_text("into", into)
+        if timeout is not None:
+            checked_seconds("timeout", timeout)
         if self.shape.fields is not None and into not in self.shape.fields:
             raise Misuse(f"into={into!r} is no field of {self.shape.name}: {', '.join(self.shape.fields)}.")
         self._add(
@@ -243,12 +261,18 @@ class Graph(Workflow, Generic[S]):
         """
         if target in (START, END):
             raise Misuse("graph.each leads to a node, which is visited for each item.")
+        if not isinstance(over, str):
+            checked_function("over", over, "lambda state: state.items")
         if isinstance(over, str) and self.shape.fields is not None and over not in self.shape.fields:
             raise Misuse(f"over={over!r} is no field of {self.shape.name}: {', '.join(self.shape.fields)}.")
         self._add_edge(Edge(source, target, when, _over(over)))
 
     def _add_edge(self, edge: Edge) -> None:
         self._refuse_when_sealed()
+        for name, one in (("source", edge.source), ("target", edge.target)):
+            checked_text(name, one)
+        if edge.when is not None:
+            checked_function("when", edge.when, "lambda state: state.is_good")
         if edge.source == END or edge.target == START:
             raise Misuse("An edge leads from graph.start or a node to a node or graph.end.")
         if any((one.source, one.target) == (edge.source, edge.target) for one in self.edges):
@@ -397,3 +421,27 @@ def _workflow_function(graph: "Graph[Any]", name: str, state: Any, frame: FrameT
     made.__annotations__ = {"state": state, "return": state}
     made.__doc__ = f"The graph {name}."
     return made
+
+
+NODE_OPTIONS: Final = frozenset({"name", "effect", "join", "limit", "retry", "timeout", "budget"})
+"""The names of a node's options."""
+
+
+def _check_node_options(work: Any, *, limit: Any, retry: Any, timeout: Any, budget: Any) -> None:
+    """Refuse options of a node that are not what they should be."""
+    refuse_generator("The node", work)
+    if limit is not None:
+        checked_whole("limit", limit, least=1)
+    if retry is not None and not isinstance(retry, Retry):
+        raise refused("retry", retry, "it is an everstep.Retry, such as retry=Retry(attempts=3)")
+    if timeout is not None:
+        checked_seconds("timeout", timeout, above=True)
+    if budget is not None and not isinstance(budget, Budget):
+        raise refused("budget", budget, "it is an everstep.Budget, such as budget=Budget(usd=1)")
+
+
+def _check_reducers(reduce: Any) -> None:
+    if not isinstance(reduce, Mapping):
+        raise refused("reduce", reduce, 'it is a dict of functions by field, such as reduce={"notes": operator.add}')
+    for one in reduce.values():
+        checked_function("reduce", one, '{"notes": operator.add}')

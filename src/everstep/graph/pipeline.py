@@ -6,6 +6,7 @@ from typing import Any
 
 from everstep.errors import Misuse
 from everstep.graph.graph import Graph, name_of
+from everstep.model.options import refused
 
 
 def pipeline(work: Sequence[Any], *, name: str | None = None, **options: Any) -> Graph[Any]:
@@ -19,8 +20,10 @@ def pipeline(work: Sequence[Any], *, name: str | None = None, **options: Any) ->
 
     name: of the graph (default: the names of the first and the last).
     """
+    if isinstance(work, str) or not isinstance(work, Sequence):
+        raise refused("work", work, "it is a list of functions, steps or graphs")
     if not work:
-        raise Misuse("everstep.pipeline() of nothing: give it the functions that follow each other.")
+        raise Misuse("everstep.pipeline(work=[]) of nothing: give it the functions that follow each other.")
     names: list[str] = []
     for one in work:
         called = base = name_of(one)

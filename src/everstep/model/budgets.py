@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from everstep.errors import Misuse
+from everstep.model.options import refused
 
 Then = Literal["hold", "fail", "fallback"]
 """What happens to a step for which there is no room."""
@@ -125,7 +126,7 @@ class Budget(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         limits_of(self)
         if self.then not in THENS:
-            raise Misuse(f'then={self.then!r}: it is "hold", "fail" or "fallback".')
+            raise refused("then", self.then, 'it is "hold", "fail" or "fallback"')
 
 
 def limits_of(budget: Budget) -> Limits:
@@ -146,10 +147,10 @@ def allotment_of(budget: Budget | None) -> Allotment | None:
 def nanodollars(usd: Any) -> int:
     """Return billionths of a dollar. A fraction of one is noise of floating point, and is rounded away."""
     if isinstance(usd, bool) or not isinstance(usd, int | float | Decimal):
-        raise Misuse(f"usd={usd!r}: it is a number of US dollars.")
+        raise refused("usd", usd, "it is a number of US dollars, such as usd=1.5")
     value = usd if isinstance(usd, Decimal) else Decimal(str(usd))
     if not value.is_finite() or value < 0 or value > 10**12:
-        raise Misuse(f"usd={usd!r}: it is a number of US dollars, not below 0.")
+        raise refused("usd", usd, "it is a number of US dollars, not below 0, such as usd=1.5")
     return int((value * NANO).to_integral_value())
 
 
@@ -167,13 +168,13 @@ def checked_count(value: Any, what: str) -> int | None:
     except TypeError:
         count = -1
     if isinstance(value, bool) or not 0 <= count < 1 << 62:
-        raise Misuse(f"{what}={value!r}: it is a whole number, not below 0.")
+        raise refused(what, value, "it is a whole number, not below 0")
     return count
 
 
 def _checked_seconds(seconds: Any) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e12:
-        raise Misuse(f"seconds={seconds!r}: it is a number of seconds above 0.")
+        raise refused("seconds", seconds, "it is a number of seconds above 0")
     return float(seconds)
 
 

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Final
 
 from everstep.errors import Misuse
+from everstep.model.untrusted import text_of
 
 # Not compiled here: a program that uses none of them need not wait for that.
 RUN_ID: Final = r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,199}"
@@ -20,9 +21,9 @@ _pattern: Final = cache(re.compile)
 def checked_run_id(run: object) -> str:
     """Return the id if it is one, else say what an id looks like."""
     if isinstance(run, str) and _pattern(RUN_ID).fullmatch(run):
-        return run
+        return str.__str__(run)
     raise Misuse(
-        f"{str(run)[:80]!r} is not a run id. An id has 1 to 200 characters: letters, digits and . _ : @ + / -, "
+        f"{text_of(run, most=80)!r} is not a run id. An id has 1 to 200 characters: letters, digits and . _ : @ + / -, "
         "and begins with a letter or digit."
     )
 
@@ -31,7 +32,9 @@ def checked_name(name: object, what: str) -> str:
     """Return a workflow's, step's or signal's name if it is one."""
     if isinstance(name, str) and (_is_plain(name) or _pattern(NAME).fullmatch(name)):
         return name
-    raise Misuse(f"{str(name)[:80]!r} is not a name for a {what}: use 1 to 200 characters without spaces and '#'.")
+    raise Misuse(
+        f"{text_of(name, most=80)!r} is not a name for a {what}: use 1 to 200 characters without spaces and '#'."
+    )
 
 
 def _is_plain(name: str) -> bool:
@@ -42,10 +45,22 @@ def _is_plain(name: str) -> bool:
 def checked_key(key: object, step: str) -> str:
     """Return a step's own key if it is one."""
     if isinstance(key, str) and _pattern(KEY).fullmatch(key):
-        return key
+        return str.__str__(key)
     if not isinstance(key, str):
         raise Misuse(f"The key of {step} is a {type(key).__name__}. A key is a text.")
     raise Misuse(f"The key of {step} has {len(key)} characters. It needs 1 to 500, without control characters.")
+
+
+def checked_delivery_id(id: object, what: str, most: int) -> str:
+    """Return the id that a sender gave a signal or a request, or an empty text if it gave none."""
+    if id is None:
+        return ""
+    if isinstance(id, str) and len(id) <= most and _pattern(KEY).fullmatch(id):
+        return str.__str__(id)
+    is_of = f"has {len(id)} characters" if isinstance(id, str) else f"is of the type {type(id).__name__}"
+    raise Misuse(
+        f"The id of a {what} is a text of 1 to {most} characters, without control characters. This one {is_of}."
+    )
 
 
 def child_id(parent: str, generation: int, call: int, branch: int = 0) -> str:

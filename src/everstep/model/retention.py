@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from everstep.errors import Misuse
+from everstep.model.options import refused
 
 Time = float | timedelta
 
@@ -30,8 +31,8 @@ class Retention:
             given = getattr(self, name)
             if given is not None:
                 object.__setattr__(self, name, _seconds(name, given))
-        if type(self.keep) is not int or self.keep < 0:
-            raise Misuse(f"Retention(keep={self.keep!r}): it is a number of runs, at least 0.")
+        if type(self.keep) is not int or not 0 <= self.keep < 2**53:
+            raise refused("keep", self.keep, "it is a number of runs, at least 0")
         if _seconds("every", self.every) <= 0:
             raise Misuse("Retention(every=0): there has to be a time between two looks.")
 
@@ -54,10 +55,12 @@ class Retention:
 def _seconds(name: str, given: Any) -> float:
     seconds = given.total_seconds() if isinstance(given, timedelta) else given
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
-        raise Misuse(f"Retention({name}={given!r}): it is a number of seconds or a timedelta, not below 0.")
+        raise refused(name, given, "it is a number of seconds or a timedelta, not below 0")
     return float(seconds)
 
 
 def retention_of(given: Retention | Time | None) -> Retention | None:
     """Return what `retention=` means: a time alone is that of runs."""
-    return given if given is None or isinstance(given, Retention) else Retention(runs=given)
+    if given is None or isinstance(given, Retention):
+        return given
+    return Retention(runs=_seconds("retention", given))

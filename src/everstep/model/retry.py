@@ -1,19 +1,16 @@
 """The retry policy of a step: which failures get another attempt, and when."""
 
 import random
-from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from everstep.errors import Fatal, Misuse, NotDone
+from everstep.errors import Fatal, NotDone
+from everstep.model.options import checked_errors, checked_number, checked_seconds, checked_whole, refused
+from everstep.model.untrusted import attempted, attribute, is_a
 
 ErrorTypes = tuple[type[BaseException], ...]
-
-
-def _as_types(value: type[BaseException] | Iterable[type[BaseException]]) -> ErrorTypes:
-    return (value,) if isinstance(value, type) else tuple(value)
 
 
 class Retry(Struct, frozen=True):
@@ -24,6 +21,7 @@ class Retry(Struct, frozen=True):
     jitter: the share of the delay that is random, so that many runs do not come back at once.
     only, never: exception types that get another attempt, or never do. `Fatal` never does; `NotDone` always may.
     then: what happens when all attempts are used up: `"raise"` in the workflow, or `"hold"` for a person.
+    retry_after_most: the longest pause, in seconds, that a server may ask for by `Retry-After` (default: a day).
     """
 
     attempts: int = 3
@@ -34,16 +32,18 @@ class Retry(Struct, frozen=True):
     only: ErrorTypes = ()
     never: ErrorTypes = ()
     then: Literal["raise", "hold"] = "raise"
+    retry_after_most: float = 86_400.0
 
     def __post_init__(self) -> None:
-        force_setattr(self, "only", _as_types(self.only))
-        force_setattr(self, "never", _as_types(self.never))
-        if self.attempts < 1:
-            raise Misuse(f"Retry(attempts={self.attempts}): a step needs at least one attempt.")
-        if self.first < 0 or self.factor < 1 or self.most < 0 or not 0 <= self.jitter <= 1:
-            raise Misuse("Retry needs first >= 0, factor >= 1, most >= 0 and jitter between 0 and 1.")
+        force_setattr(self, "only", checked_errors("only", self.only))
+        force_setattr(self, "never", checked_errors("never", self.never))
+        checked_whole("attempts", self.attempts, least=1)
+        for name in ("first", "most", "retry_after_most"):
+            checked_seconds(name, getattr(self, name))
+        checked_number("factor", self.factor, least=1)
+        checked_number("jitter", self.jitter, least=0, most=1)
         if self.then not in ("raise", "hold"):
-            raise Misuse(f'Retry(then={self.then!r}): it is "raise" or "hold".')
+            raise refused("then", self.then, 'it is "raise" or "hold"')
 
     def allows(self, failures: int, error: BaseException) -> bool:
         """Tell whether another attempt follows after this many failed ones."""
@@ -51,33 +51,36 @@ class Retry(Struct, frozen=True):
 
     def may_retry(self, error: BaseException) -> bool:
         """Tell whether this error is of a kind that gets another attempt at all."""
-        if isinstance(error, Fatal) or (self.never and isinstance(error, self.never)):
+        if is_a(error, Fatal, *self.never):
             return False
-        if isinstance(error, NotDone) or not self.only:
-            return True
-        return isinstance(error, self.only)
+        return not self.only or is_a(error, NotDone, *self.only)
 
     def delay(self, failures: int, error: BaseException, randomness: random.Random) -> float:
-        """Return the seconds to wait after this many failed attempts. A `Retry-After` that the error carries wins."""
+        """Return the seconds to wait after this many failed attempts.
+
+        A `Retry-After` that the error carries wins, up to `retry_after_most`.
+        """
         asked = retry_after(error)
         if asked is not None:
-            return asked
-        delay: float = min(self.most, self.first * self.factor ** min(failures - 1, 1000))
-        return delay * (1 + self.jitter * (2 * randomness.random() - 1))
+            return min(asked, self.retry_after_most)
+        try:
+            grown = self.first * self.factor ** (failures - 1)
+        except OverflowError:
+            grown = self.most
+        return min(self.most, grown) * (1 + self.jitter * (2 * randomness.random() - 1))
 
 
 ONE_ATTEMPT = Retry(attempts=1)
 
 
 def retry_after(error: BaseException) -> float | None:
-    """Return the seconds that an error asks to wait: its `retry_after`, or its response's `Retry-After` header."""
-    value = getattr(error, "retry_after", None)
+    """Return the seconds that an error asks to wait: its `retry_after`, or its response's `Retry-After` header.
+
+    None if it says nothing that could be believed: a date, a negative number, something that raises.
+    """
+    value = attribute(error, "retry_after")
     if value is None:
-        headers = getattr(getattr(error, "response", None), "headers", None)
-        getter = getattr(headers, "get", None)
-        value = getter("Retry-After") if callable(getter) else None
-    try:
-        seconds = float(value)  # type: ignore[arg-type]  # None and dates raise here, and mean: it did not say
-    except (TypeError, ValueError):
-        return None
-    return seconds if 0 <= seconds < float("inf") else None
+        headers = attribute(attribute(error, "response"), "headers")
+        value = attempted(attribute(headers, "get"), "Retry-After") if headers is not None else None
+    seconds = attempted(float, value) if not is_a(value, bool) else None
+    return seconds if type(seconds) is float and 0 <= seconds < float("inf") else None

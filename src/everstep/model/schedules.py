@@ -19,6 +19,7 @@ import msgspec
 
 from everstep.errors import Misuse
 from everstep.model.digests import digest_of
+from everstep.model.options import refused
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -293,7 +294,7 @@ def checked(definition: Definition, at: int) -> Definition:
         ("catch_up", definition.catch_up, CATCH_UPS),
     ):
         if value not in choices:
-            raise Misuse(f"{option}={value!r}: it is one of {', '.join(choices)}.")
+            raise refused(option, value, f"it is one of {', '.join(choices)}")
     zone_named(definition.zone)
     if definition.cron:
         _check_cron(definition.cron)

@@ -183,7 +183,7 @@ class MemoryStore(MemoryWork):
         if operation.hold is not None:
             self._hold(operation.hold)
         new.row.epoch = row.epoch  # Epochs never go down, whatever the new row says.
-        self._settle_inbox(row.id)
+        self._leave_inbox(row.id)
         # What the old generation followed must not be taken for news about the new one's calls.
         self._followers = {entry for entry in self._followers if entry[1] != row.id}
         self._create(new)
@@ -212,7 +212,8 @@ class MemoryStore(MemoryWork):
         for new in operation.starts:
             self._start_child(new, operation.row.at)
         for post in operation.posts:
-            if isinstance(verdict := self._post(post), NotPosted) and verdict.status is not None:
+            verdict = self._post(post)
+            if isinstance(verdict, NotPosted) and verdict.status is not None and self._same(post) is None:
                 self._deliver(post)  # Nobody hears this verdict, so what came too late stays visible.
         if hold is not None:
             self._hold(hold)
@@ -224,6 +225,8 @@ class MemoryStore(MemoryWork):
         if operation.beside is not None:
             self._keep_beside(operation.beside)
         self._archive_rows(operation.archive)
+        if operation.redeliver:
+            self._redeliver(row.id)
         if operation.renewal is not None:
             self._renew(row, operation, operation.renewal)
         if ended:
@@ -301,6 +304,17 @@ class MemoryStore(MemoryWork):
         for delivery in self._pending(run):
             delivery.state = "undelivered"
 
+    def _redeliver(self, run: str) -> None:
+        for delivery in self._signals.values():
+            if (delivery.run, delivery.state) == (run, "undelivered") and delivery.kind in ("signal", "request"):
+                delivery.state = "pending"
+
+    def _leave_inbox(self, run: str) -> None:
+        for delivery in self._signals.values():
+            if delivery.run == run:
+                delivery.state = "consumed" if delivery.state == "consumed" else "left"
+                delivery.id = "" if delivery.kind in ("signal", "cancel") else delivery.id
+
     def _tell(self, follower: str, run: str, call: int, value: bytes, at: int) -> None:
         if follower in self._runs:
             self._deliver(Post(run=follower, kind="child", name=run, id=str(call), value=value, at=at))
@@ -336,15 +350,23 @@ class MemoryStore(MemoryWork):
             self._notifications.drop(hold.id)
 
     def _post(self, post: Post) -> Verdict:
-        # A call comes again, so the id of a `child` or `key` delivery does not make it a duplicate.
-        if post.id and post.kind not in ("child", "key"):
-            for there in self._signals.values():
-                if (there.run, there.kind, there.id) == (post.run, post.kind, post.id):
-                    return Posted(there.number, duplicate=True)
+        there = self._same(post)
+        if there is not None and there.state != "undelivered":
+            return Posted(there.number, duplicate=True)
         row = self._runs.get(post.run)
         if row is None or row.status in ENDED:
             return NotPosted(row.status if row else None)
+        if there is not None:
+            there.state, there.name, there.value, there.at = "pending", post.name, post.value, post.at
+            return Posted(there.number)
         return Posted(self._deliver(post))
+
+    def _same(self, post: Post) -> Delivery | None:
+        """Return the delivery with this kind and id, if there is one: a call comes again, so its id does not count."""
+        if not post.id or post.kind in ("child", "key"):
+            return None
+        wanted = (post.run, post.kind, post.id)
+        return next((one for one in self._signals.values() if (one.run, one.kind, one.id) == wanted), None)
 
     def _deliver(self, post: Post) -> int:
         number = self.last_number = self.last_number + 1

@@ -60,7 +60,7 @@ class MemoryRepairs:
             store._events[new.id, new.generation].append(operation.event)
         for number in operation.pending:
             delivery = store._signals.get(number)
-            if delivery is not None and delivery.run == new.id and delivery.state == "consumed":
+            if delivery is not None and delivery.run == new.id and delivery.state in ("consumed", "undelivered"):
                 delivery.state = "pending"
         if operation.hold is not None:
             store._hold(operation.hold)

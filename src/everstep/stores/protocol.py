@@ -61,8 +61,9 @@ class StartRun(msgspec.Struct, gc=False):
 class RestartRun(msgspec.Struct, gc=False):
     """Begin a new generation of an ended run that was claimed at `epoch`; the old history stays readable.
 
-    Pending inbox rows become `undelivered`. Verdict: `Accepted` or `Refused`. With `hold`, the resolution of the hold
-    of a run whose history cannot be repaired, the run may be held instead.
+    Inbox rows that are not consumed become `left`; signals and cancels give their ids back. Verdict: `Accepted` or
+    `Refused`. With `hold`, the resolution of the hold of a run whose history cannot be repaired, the run may be held
+    instead.
     """
 
     epoch: int
@@ -117,6 +118,8 @@ class Append(msgspec.Struct, gc=False):
     """Damaged rows. A checkpoint (`what` is `checkpoints`) is moved there from its table."""
     beside: Beside | None = None
     """Answers to requests, and entries of streams."""
+    redeliver: bool = False
+    """The run had ended and its code goes on: its `undelivered` signals and requests are pending again."""
     plain: bool = False
     """Whether it is said to bring only events, to a run whose row `stays`: nearly all do. It makes no difference but to
     the time that takes."""
@@ -160,7 +163,8 @@ class RepairRun(msgspec.Struct, gc=False):
     number `keep` (and of later generations, and with numbers below 1), the checkpoints at such events and the payloads
     named in `payloads` go into the archive, with the entries of streams that were written after that event; answers
     that stand there are forgotten; the row becomes `row`, with its epoch raised by one and no owner; `event` is
-    appended; the deliveries `pending` are pending again; `hold` is resolved. Keys of effects are left as they are.
+    appended; the deliveries `pending`, consumed or undelivered, are pending again; `hold` is resolved. Keys of effects
+    are left as they are.
     """
 
     epoch: int
@@ -212,7 +216,7 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class Posted(msgspec.Struct, frozen=True):
-    """The delivery is in the inbox; `duplicate` when it had been there already."""
+    """The delivery is in the inbox; `duplicate` when it had been there already, pending or consumed."""
 
     number: int
     duplicate: bool = False

@@ -93,6 +93,8 @@ class NewRun(msgspec.Struct, gc=False):
 class Post(msgspec.Struct, gc=False):
     """Something for a run's inbox. With an `id`, a second one of the same kind and id is not delivered again.
 
+    One that is `undelivered` does not count: sent again, it is pending again, unless the run has ended.
+
     The id of a `child` or `key` delivery is a call, which comes again, so it does not count here.
     """
 
@@ -105,7 +107,11 @@ class Post(msgspec.Struct, gc=False):
 
 
 class Delivery(msgspec.Struct):
-    """An inbox row."""
+    """An inbox row.
+
+    It is `pending` until the run takes it (`consumed`) or ends without it (`undelivered`). A retry makes undelivered
+    signals and requests pending again; a restart makes what is not consumed `left`: no later generation gets it.
+    """
 
     number: int
     run: str
@@ -114,7 +120,7 @@ class Delivery(msgspec.Struct):
     id: str
     value: bytes
     at: int
-    state: Literal["pending", "consumed", "undelivered"] = "pending"
+    state: Literal["pending", "consumed", "undelivered", "left"] = "pending"
 
 
 class ClaimedPast(NamedTuple):

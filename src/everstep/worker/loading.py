@@ -18,6 +18,7 @@ from typing import Final
 from everstep.engine.opening import IMPORTING
 from everstep.engine.workflow import DECLARED, Workflow
 from everstep.errors import Misuse, UnknownWorkflow
+from everstep.model.untrusted import described, text_of
 
 OURS: Final = str(Path(__file__).resolve().parents[1])
 
@@ -141,11 +142,11 @@ def _explained(error: BaseException, shown: str) -> BaseException:
         return error
     if isinstance(error, Misuse):  # of Everstep, such as a run that is not under the guard: it says what to do
         place = _their_place(error)
-        return Misuse(f"{error}{place}") if place and type(error) is Misuse and ".py:" not in str(error) else error
+        return Misuse(f"{error}{place}") if place and type(error) is Misuse and ".py:" not in text_of(error) else error
     if isinstance(error, SyntaxError):
         place = f"{os.path.basename(error.filename or shown)}:{error.lineno}"
         return Misuse(f"{shown} cannot be imported: {type(error).__name__}: {error.msg} ({place}).")
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = described(error)
     return Misuse(f"{shown} cannot be imported: {text}{_their_place(error)}")
 
 

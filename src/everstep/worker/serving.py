@@ -13,6 +13,7 @@ from everstep.engine.clock import microseconds
 from everstep.engine.driver import Driver
 from everstep.engine.webhooks import Webhook
 from everstep.errors import StoreError
+from everstep.model.untrusted import text_of
 from everstep.stores.protocol import HoldRow, Store
 from everstep.worker.health import Health, answer_on
 from everstep.worker.stopping import stopping_on_signals
@@ -70,7 +71,8 @@ class WorkerApp(App):
         ended, workflow = driver.ended_as(), driver.row.workflow
         super().let_go(driver, error)
         if ended != "held":
-            self._tell(News(what=ended or "let go", run=driver.run, workflow=workflow, detail=str(error or "")))
+            detail = "" if error is None else text_of(error)
+            self._tell(News(what=ended or "let go", run=driver.run, workflow=workflow, detail=detail))
 
     # -- how it is -------------------------------------------------------------------------------------------------
     def health(self) -> Health:

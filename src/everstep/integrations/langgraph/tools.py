@@ -111,13 +111,27 @@ def _tell_person(step: Any, held: RunHeld) -> None:
     interrupt({"held": step.name, "reason": held.reason, "what_to_do": str(held)})
 
 
+def _stable_text(value: Any) -> str:
+    """Return the `repr` of plain data, with the members of sets in an order that is the same in every process."""
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__}({', '.join(sorted(map(_stable_text, value)))})"
+    if type(value) is dict:
+        pairs = (f"{_stable_text(key)}: {_stable_text(member)}" for key, member in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if type(value) is list:
+        return f"[{', '.join(map(_stable_text, value))}]"
+    if type(value) is tuple:
+        return f"({', '.join(map(_stable_text, value))}{',' if len(value) == 1 else ''})"
+    return repr(value)
+
+
 class ToolCall:
     """One call of a tool by a model."""
 
     def __init__(self, step: Any, kwargs: dict[str, Any], saver: Any, config: Any, call_id: str) -> None:
         self._step, self._kwargs, self._saver, self._config, self._id = step, kwargs, saver, config, call_id
         if config["configurable"].get(DURABILITY) == "exit":
-            arguments = digest_of(repr(sorted(kwargs.items())).encode()).hex()
+            arguments = digest_of(_stable_text(sorted(kwargs.items())).encode()).hex()
             number = CALLS.number(config["configurable"], f"{step.name} {arguments}")
             self._id = f"{arguments} {number}"
 

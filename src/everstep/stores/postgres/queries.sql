@@ -423,8 +423,8 @@ UPDATE everstep.runs SET epoch = epoch + 1, owner = NULL WHERE id = $1;
 INSERT INTO everstep.events (run, generation, seq, kind, step, at, body, digest) VALUES ($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: pend_again
--- Deliveries whose events were archived are news again.
-UPDATE everstep.signals SET state = 'pending' WHERE run = $1 AND state = 'consumed' AND number = ANY ($2::bigint[]);
+-- Deliveries whose events were archived, or that the archived end had left undelivered, are news again.
+UPDATE everstep.signals SET state = 'pending' WHERE run = $1 AND state IN ('consumed', 'undelivered') AND number = ANY ($2::bigint[]);
 
 -- name: mark_restored
 -- One more restore, if as many are known as expected and no worker is there.
@@ -501,8 +501,20 @@ UPDATE everstep.signals SET state = 'consumed' WHERE run = $1 AND number = ANY (
 SELECT number FROM everstep.signals WHERE run = $1 AND state = 'pending' AND kind = 'cancel';
 
 -- name: settle_inbox
--- The run has ended or begins anew: what is still there will not be delivered, visibly.
+-- The run has ended: what is still there is not delivered, visibly.
 UPDATE everstep.signals SET state = 'undelivered' WHERE run = $1 AND state = 'pending';
+
+-- name: redeliver
+-- The run had ended and its code goes on: what was sent to it meanwhile, and acknowledged, reaches it after all.
+UPDATE everstep.signals SET state = 'pending' WHERE run = $1 AND state = 'undelivered' AND kind IN ('signal', 'request');
+
+-- name: leave_inbox
+-- The run begins anew: what its code has not taken is never delivered, and an id that was sent before may be sent again.
+-- (Not that of a request: its answer is still given to a caller who asks again.)
+UPDATE everstep.signals SET
+    state = CASE state WHEN 'consumed' THEN state ELSE 'left' END,
+    id = CASE WHEN kind IN ('signal', 'cancel') THEN '' ELSE id END
+WHERE run = $1;
 
 -- name: post
 -- Into the inbox of a run that has not ended, unless the same kind and id is there. (Not ON CONFLICT: that would use up
@@ -519,14 +531,27 @@ RETURNING number;
 
 -- name: duplicate
 -- The delivery that stands for a second one with its kind and id.
-SELECT number FROM everstep.signals WHERE run = $1 AND kind = $2 AND id = $3 AND id <> '' AND kind NOT IN ('child', 'key');
+SELECT number, state FROM everstep.signals WHERE run = $1 AND kind = $2 AND id = $3 AND id <> '' AND kind NOT IN ('child', 'key');
+
+-- name: post_again
+-- What was undelivered and is sent again to a run that has not ended.
+UPDATE everstep.signals SET state = 'pending', name = $3, value = $4, at = $5
+WHERE number = $1 AND EXISTS (
+    SELECT 1 FROM everstep.runs WHERE runs.id = $2 AND runs.status NOT IN ('completed', 'failed', 'cancelled')
+)
+RETURNING number;
 
 -- name: deliver
 -- For deliveries whose sender does not hear a verdict: what comes too late is kept as undelivered, so it is visible.
 INSERT INTO everstep.signals (run, kind, name, id, value, at, state)
 SELECT $1, $2, $3, $4, $5, $6,
     CASE WHEN runs.status IN ('completed', 'failed', 'cancelled') THEN 'undelivered' ELSE 'pending' END
-FROM everstep.runs WHERE runs.id = $1;
+FROM everstep.runs WHERE runs.id = $1
+    AND NOT EXISTS (
+        SELECT 1 FROM everstep.signals AS there
+        WHERE there.run = $1 AND there.kind = $2 AND there.id = $4 AND there.id <> ''
+            AND there.kind NOT IN ('child', 'key')
+    );
 
 -- name: follow
 -- Whoever follows is told of the end, once.

@@ -32,7 +32,7 @@ def is_simple(append: Append) -> bool:
         return True
     if append.starts or append.posts or append.hold is not None or not append.events:
         return False
-    if append.keys is not None or append.archive or append.renewal is not None:
+    if append.keys is not None or append.archive or append.renewal is not None or append.redeliver:
         return False
     return not (append.consumed and append.row.status in ENDED)
 

@@ -164,6 +164,8 @@ class Operations:
             self._keys.apply(append.keys, append.run, append.generation, append.row.at)
         if append.archive:
             self._archive(append.archive)
+        if append.redeliver:
+            self._run("redeliver", append.run)
         if append.renewal is not None:
             self._renew(append, append.renewal)
         if ended:
@@ -259,7 +261,7 @@ class Operations:
             return Refused("fenced")
         if operation.hold is not None:
             self._hold(operation.hold)
-        self._run("settle_inbox", new.row.id)
+        self._run("leave_inbox", new.row.id)
         self._run("stop_following", new.row.id)
         self._statements.replace_run(new.row)
         self._begin_histories([new])
@@ -290,8 +292,10 @@ class Operations:
         if numbers:
             return Posted(numbers[0][0])
         there = self._all("duplicate", post.run, post.kind, post.id)
-        if there:
+        if there and text(there[0][1]) != "undelivered":
             return Posted(there[0][0], duplicate=True)
+        if there and self._all("post_again", there[0][0], post.run, post.name, post.value, post.at):
+            return Posted(there[0][0])
         state = self._all("run_head", post.run)
         return NotPosted(text(state[0][4]) if state else None)  # type: ignore[arg-type]  # a status, unless damaged
 

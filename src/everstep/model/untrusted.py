@@ -1,0 +1,91 @@
+"""Looking at a user's object without trusting it: its text, its class, its attributes.
+
+Each of them may be a user's code. It may raise anything, `KeyboardInterrupt` too, or return something else than it
+should. An error has to be recorded all the same, or its run would never end: nothing here raises. (Code that never
+returns cannot be helped: it blocks its thread here as it does anywhere else.)
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+TEXT_MAX: Final = 8_000
+"""Characters of a user's text that are kept."""
+
+# The slots themselves: a class or its metaclass may put properties of its own over their names.
+_MRO: Final = type.__dict__["__mro__"].__get__
+_NAME: Final = type.__dict__["__name__"].__get__
+_QUALNAME: Final = type.__dict__["__qualname__"].__get__
+cause_of: Final = BaseException.__dict__["__cause__"].__get__
+context_of: Final = BaseException.__dict__["__context__"].__get__
+traceback_of: Final = BaseException.__dict__["__traceback__"].__get__
+_MEMBERS: Final = BaseExceptionGroup.__dict__["exceptions"].__get__
+
+
+def attempted(function: Callable[..., Any], *args: Any, default: Any = None) -> Any:
+    """Return what a user's function returns, or `default` if it raises anything."""
+    try:
+        return function(*args)
+    except BaseException:  # noqa: BLE001  # a `__str__` may raise SystemExit, and that must not end the process
+        return default
+
+
+def attribute(value: object, name: str, default: Any = None) -> Any:
+    """Return an attribute of a user's object, or `default` if it has none or cannot be asked."""
+    return attempted(getattr, value, name, default, default=default)
+
+
+def is_a(value: object, *classes: type) -> bool:
+    """Tell whether a value is of one of these classes, as `except` does: no `__class__` or metaclass is asked."""
+    return any(base is one for base in _MRO(type(value)) for one in classes)
+
+
+def type_name(value: object) -> str:
+    """Return the name of a value's class."""
+    return plain(_NAME(type(value)))
+
+
+def members_of(error: BaseException) -> tuple[BaseException, ...]:
+    """Return the exceptions in a group, and none of any other."""
+    members: tuple[BaseException, ...] = _MEMBERS(error) if is_a(error, BaseExceptionGroup) else ()
+    return members
+
+
+def name_of(cls: type) -> str:
+    """Return the name of a class."""
+    return plain(_NAME(cls))
+
+
+def qualified_name(value: object) -> str:
+    """Return the qualified name of a value's class."""
+    return plain(_QUALNAME(type(value)))
+
+
+def plain(text: str) -> str:
+    """Return a text that may be of a subclass of `str` as a plain one that UTF-8 can encode."""
+    return str.__str__(text).encode("utf-8", "backslashreplace").decode()
+
+
+def text_of(value: object, by: Callable[[Any], Any] = str, most: int = TEXT_MAX) -> str:
+    """Return a bounded text of anything. One that cannot be read is replaced by a note that says so."""
+    try:
+        text = by(value)
+        length = str.__len__(text)
+        text = str.__getitem__(text, slice(most))
+        return plain(text) if length <= most else f"{plain(text)}… ({length} characters)"
+    except BaseException as error:  # noqa: BLE001  # see above
+        return f"<{qualified_name(value)}: its text could not be read, {type_name(error)} was raised>"
+
+
+def described(error: BaseException) -> str:
+    """Return an error's type and text in a line."""
+    text = text_of(error)
+    return f"{type_name(error)}: {text}" if text else type_name(error)
+
+
+def log_error(log: logging.Logger, message: str, *args: Any, error: BaseException) -> None:
+    """Log that a user's code raised, with where it did. A handler that fails on the error itself loses nothing."""
+    try:
+        log.error(message, *args, exc_info=(type(error), error, traceback_of(error)))
+    except BaseException:  # noqa: BLE001  # formatting a traceback asks the error for its text, cause and notes
+        attempted(log.error, f"{message}: %s", *args, described(error))
