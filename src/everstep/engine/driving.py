@@ -19,6 +19,7 @@ from everstep.engine.committer import Committer
 from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
 from everstep.engine.first_turns import FirstTurns
 from everstep.engine.history import Recorded
+from everstep.engine.interrupted import Interrupted
 from everstep.engine.notifying import Notifier
 from everstep.engine.parts import Parts, load_all
 from everstep.engine.presence import Presence
@@ -27,6 +28,7 @@ from everstep.engine.queueing import Queueing
 from everstep.engine.resting import Resting
 from everstep.engine.resume import begin, hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.retaining import Collector
+from everstep.engine.stops import pass_on, stop_in
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
@@ -102,6 +104,7 @@ class Driving(Parts):
         self._awaited_keys: set[str] = set()
         """Keys that runs of this process wait for, or waited for."""
         self.resting = Resting(self)
+        self.interrupted = Interrupted(self)
         self.queueing = Queueing(self, queues)
         self.presence = Presence(self)
         self._taking_up: set[str] = set()
@@ -147,6 +150,7 @@ class Driving(Parts):
         self.draining = True
         await self.pump.stop()
         self.collector.close()
+        self.interrupted.close()
         if self.has_scheduler:
             self.scheduler.close()
         async with self.presence.prolonged():
@@ -204,7 +208,11 @@ class Driving(Parts):
         """Drive a run that was started just now."""
         seq, kind, step, at, body, _ = new.event
         started = Recorded(seq, kind, step, at, new.started or decode_body(kind, body))
-        begun = begin(self, new.row, workflow, started)
+        try:
+            begun = begin(self, new.row, workflow, started)
+        except BaseException as error:
+            self._set_aside(new.row, error)
+            return
         if isinstance(begun, Driver):
             self._go_on(begun, is_new=True)
         else:
@@ -220,6 +228,16 @@ class Driving(Parts):
         except StoreError as error:  # what its code asks for cannot be done just now, and nothing of that is written
             log.error("Run %s cannot go on just now, and is taken up again: %s", driver.run, error)
             self.take_again(driver)
+        except BaseException as error:
+            if (stop := stop_in(error)) is None:
+                raise
+            self.interrupted.leave(driver, stop, "workflow code")
+
+    def _set_aside(self, row: RunRow, error: BaseException) -> None:
+        """The code of a claimed run was stopped on its way to its first rest, or in a replay. Anything else is raised."""
+        if (stop := stop_in(error)) is None:
+            raise error
+        self.interrupted.set_aside(row, stop, "workflow code")
 
     async def hold_claimed(self, row: RunRow, report: "HoldReport", consumed: Sequence[int] = ()) -> None:
         try:
@@ -257,6 +275,8 @@ class Driving(Parts):
         """Claim a run if it is free, and drive it. Returns whether it is driven here now."""
         if run in self.drivers or run in self._taking_up or self.draining or run in self.untakeable:
             return run in self.drivers
+        if self.interrupted.is_pausing(run):
+            return False
         self._taking_up.add(run)
         try:
             await self.become_worker()
@@ -306,6 +326,9 @@ class Driving(Parts):
             log.warning("Run %s is left for a worker that can read it: %s", row.id, error)
             await self._leave_alone(row)
             return False
+        except BaseException as error:
+            self._set_aside(row, error)
+            return False
         if not isinstance(taken, Driver):
             if not await self.presence.leaves_for_another(row, taken.reason):
                 self.spawn(self.hold_claimed(row, taken))
@@ -335,9 +358,11 @@ class Driving(Parts):
             self._go_on(driver)
         except BaseException as error:
             driver.stop()
-            if not isinstance(error, asyncio.CancelledError):  # else this process stops
+            if not self.draining:
                 self.want(driver.run)
-            raise
+            if (stop := stop_in(error)) is None or isinstance(error, asyncio.CancelledError):
+                raise
+            pass_on(stop, self.loop)
         finally:
             self._comparing.discard(driver.run)
             self._taking_up.discard(driver.run)
@@ -454,6 +479,7 @@ class Driving(Parts):
             return
         self.held(hold if status == "held" else None)
         if status is not None:
+            self.interrupted.forget(driver.run)
             crash_point("run.ended")
             self.watchers.tell(driver.run, status, outcome)
             if self._has_children or self._awaited_keys or driver.row.queue != DEFAULT_QUEUE:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.engine.clock import Alarm, microseconds, set_alarm
+from everstep.engine.stops import pass_on
 from everstep.errors import Misuse, StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import digest_of
@@ -107,8 +108,9 @@ class Notifier:
         for callback in self._callbacks:
             try:
                 awaited = callback(hold)
-            except Exception:
+            except BaseException as error:
                 log.exception("on_hold raised")
+                pass_on(error, self._app.loop)
             else:
                 if inspect.isawaitable(awaited):
                     self._app.spawn(_finished(awaited))
@@ -267,5 +269,8 @@ def _listed(on_hold: "OnHold") -> Sequence[Any]:
 async def _finished(awaited: Awaitable[Any]) -> None:
     try:
         await awaited
-    except Exception:
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
         log.exception("on_hold raised")
+        pass_on(error, asyncio.get_running_loop())

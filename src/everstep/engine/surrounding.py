@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from everstep.engine.committer import Committer
     from everstep.engine.driver import Driver
     from everstep.engine.first_turns import FirstTurns
+    from everstep.engine.interrupted import Interrupted
     from everstep.engine.limits import Limits
     from everstep.engine.notifying import Notifier
     from everstep.engine.resting import Resting
@@ -44,6 +45,7 @@ class Surrounding(Protocol):
     notifier: "Notifier"
     resting: "Resting"
     watchers: "Watchers"
+    interrupted: "Interrupted"
 
     @property
     def recent_ends(self) -> "RecentEnds":

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import thread as pools
 from typing import Any
 
+from everstep.engine.stops import contained
+
 Done = Callable[[Any, BaseException | None], None]
 
 
@@ -78,8 +80,8 @@ class Threads:
         while (one := self._waiting.get()) is not None:
             try:
                 one.value = one.function()
-            except BaseException as error:  # noqa: BLE001  # whatever a body raises is its outcome
-                one.error = error
+            except BaseException as error:  # noqa: BLE001  # the loop is told of whatever a body raises
+                one.error = contained(error)
             self._ended.append(one)
             if not self._is_woken:
                 self._is_woken = True
