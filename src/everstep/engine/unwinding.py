@@ -19,6 +19,7 @@ from everstep.effects.surroundings import persons_line
 from everstep.engine.guard import Silence
 from everstep.engine.loop import SpinningWorkflow, WorkflowLoop
 from everstep.engine.stops import EXITS, Stopped, pass_on
+from everstep.engine.watchdog import watched
 from everstep.errors import Evicted
 
 log = logging.getLogger("everstep.workflow")
@@ -43,7 +44,7 @@ def unwind(loop: WorkflowLoop, context: Context, run: str = "") -> None:
     if not loop.tasks and not loop.has_asyncgens:
         return
     unwinding = loop.unwinding = Unwinding(loop, context)
-    with Silence(), loop.entered():
+    with Silence(), loop.entered(), watched(run):
         unwinding.go()
     loop.unwinding = None
     if unwinding.left:
@@ -87,7 +88,10 @@ class Unwinding:
         loop = self._loop
         for _ in range(ROUNDS_MAX):
             stack = greenlet.greenlet(self._work)
-            stack.switch()
+            try:
+                stack.switch()
+            except Evicted:  # the watchdog's, between two turns
+                continue
             if stack.dead:
                 break
             self._leave_behind(stack)
