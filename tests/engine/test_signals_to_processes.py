@@ -104,9 +104,15 @@ def is_over(program: Program, seconds: float) -> bool:
     return program.process.poll() is not None
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("signals", ["TERM", "INT", "TERM TERM", "INT INT", "INT TERM", "HUP"])
+@pytest.mark.parametrize(
+    ("way", "place", "signals"),
+    [
+        *((way, place, signals) for way in WAYS for place in PLACES for signals in ("TERM TERM", "INT INT")),
+        *((way, place, signals) for way in ("script", "handler") for place in PLACES for signals in ("TERM", "INT")),
+        *(("app", place, "INT TERM") for place in PLACES),
+        *(("script", place, "HUP") for place in ("code", "awaiting")),
+    ],
+)
 def test_signals_leave_a_run_unfinished_and_the_next_process_finishes_it(
     tmp_path: Path, way: str, place: str, signals: str
 ) -> None:
@@ -132,5 +138,60 @@ def test_signals_leave_a_run_unfinished_and_the_next_process_finishes_it(
         assert others == ["charge"]
         assert ledger(tmp_path).count("charge") == 1
         assert machine.status("r") == "completed"
+    finally:
+        machine.store.close()
+
+
+RAISES = """
+@step
+async def on_loop() -> None:
+    raise KeyboardInterrupt
+
+@step
+def on_thread() -> None:
+    raise KeyboardInterrupt
+
+@step
+def interrupts_the_process() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)
+
+@workflow
+async def flow() -> None:
+    if sys.argv[2] == "loop":
+        await on_loop()
+    elif sys.argv[2] == "thread":
+        await asyncio.to_thread(on_thread)
+    else:
+        await asyncio.to_thread(interrupts_the_process)
+
+async def main():
+    async with everstep.open(URL) as app:
+        await app.run(flow, id="r")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("place", "lives"), [("loop", 4), ("thread", 1)])
+def test_a_body_that_raises_keyboard_interrupt_in_every_life_is_held(tmp_path: Path, place: str, lives: int) -> None:
+    """On a thread it stops nothing. On the loop it cannot be told from Ctrl-C, and so ends the process, three times."""
+    said = [Program(tmp_path, RAISES, place).end(PATIENCE_SECONDS) for _ in range(lives)]
+    assert ["RunHeld" in err for _, _, err in said] == [False] * (lives - 1) + [True], said
+    machine = Machine(tmp_path)
+    try:
+        assert machine.hold("r").reason == "poisoned"
+        assert not {"run_failed", "step_failed", "attempt_failed"} & set(machine.kinds("r"))
+    finally:
+        machine.store.close()
+
+
+def test_a_body_that_sends_its_process_a_signal_stops_it_in_good_order(tmp_path: Path) -> None:
+    status, _, err = Program(tmp_path, RAISES, "signal").end(PATIENCE_SECONDS)
+    assert status != 0, err
+    machine = Machine(tmp_path)
+    try:
+        assert machine.status("r") in ("queued", "running", "completed")
+        assert not {"run_failed", "step_failed", "attempt_failed"} & set(machine.kinds("r"))
     finally:
         machine.store.close()

@@ -79,7 +79,6 @@ class Interrupted:
         if not is_counted:
             await self._give_back(row)
         self._app.want(row.id)
-        self._app.pump.nudge()
         await self._app.take_up_run(row.id)
 
     def forget(self, run: str) -> None:

@@ -111,7 +111,8 @@ class Unwinding:
         self._refusals = self._refusals + 1 if task is self._task else 1
         self._task = task
         if self._refusals > REFUSALS_MAX:
-            self.left.append(persons_line(sys._getframe(2)))
+            line = persons_line(sys._getframe(2))
+            self.left += [line] if line else self._loop.places()  # a call through the loop itself hides it
             self._caller.switch()
 
     def _leave_behind(self, stack: greenlet.greenlet) -> None:
