@@ -500,7 +500,7 @@ async def test_on_hold_callbacks_that_exit_end_nothing(machine: Machine) -> None
 
 
 @scenario
-async def test_a_witness_that_exits_cannot_be_observed_and_a_judge_that_exits_leaves_it_to_a_person(
+async def test_a_witness_that_exits_cannot_be_observed(
     machine: Machine,
 ) -> None:
     SICK.clear()
@@ -518,6 +518,34 @@ async def test_a_witness_that_exits_cannot_be_observed_and_a_judge_that_exits_le
     run = await app.start(watching, id="r")
     await machine.until(lambda: "r" not in app.drivers)
     SICK.add("sick")
+    await run.signal("word", "go")
+    with pytest.raises(RunHeld):
+        await run.result(timeout=20)
+    assert machine.hold("r").reason == "drift"
+    assert await app.run(plus, 1, 2) == 3
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@scenario
+async def test_a_judge_that_exits_leaves_the_decision_to_a_person(machine: Machine, is_async: bool) -> None:
+    facts = [1]
+
+    def judge(before: Any, after: Any) -> str:
+        raise SystemExit(3)
+
+    async def judge_on_loop(before: Any, after: Any) -> str:
+        await asyncio.sleep(0)
+        raise SystemExit(3)
+
+    @workflow
+    async def watching() -> str:
+        await everstep.expect(witness.value("fact", lambda: facts[0]), on_drift=judge_on_loop if is_async else judge)
+        return str(await everstep.receive("word", str))
+
+    app = await machine.boot()
+    run = await app.start(watching, id="r")
+    await machine.until(lambda: "r" not in app.drivers)
+    facts[0] = 2
     await run.signal("word", "go")
     with pytest.raises(RunHeld):
         await run.result(timeout=20)

@@ -63,8 +63,8 @@ class Driver:
     allotment: "Allotment | None" = None
     """The budget that the run was given at its start."""
     stopped_by: tuple[BaseException, str] | None = None
-    """What stopped its code or a body, and which: the run is to leave memory unfinished, as soon as nothing is under way
-    that must not be cut off."""
+    """What stopped its code or a body, and where: the run leaves memory unfinished, once nothing is under way that must
+    not be cut off."""
     first_checkpoint: tuple[int, bytes] | None = None
     """The number and the digest of the first checkpoint's event."""
     damaged_checkpoints: "Sequence[DamagedCheckpoint]" = ()
@@ -255,7 +255,7 @@ class Driver:
             self.put_on_hold(later.stuck_report(self.execution, error))
         except StoreError as error:
             self._take_again(error)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # what is no stop is raised again
             self._note_stop(error)
         finally:
             self._applying = False
@@ -345,7 +345,7 @@ class Driver:
             self.put_on_hold(later.stuck_report(self.execution, error))
         except StoreError as error:
             self._take_again(error)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # what is no stop is raised again
             self._note_stop(error)
         finally:
             self._applying = was_applying

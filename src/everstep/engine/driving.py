@@ -19,7 +19,6 @@ from everstep.engine.committer import Committer
 from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
 from everstep.engine.first_turns import FirstTurns
 from everstep.engine.history import Recorded
-from everstep.engine.interrupted import Interrupted
 from everstep.engine.notifying import Notifier
 from everstep.engine.parts import Parts, load_all
 from everstep.engine.presence import Presence
@@ -104,7 +103,6 @@ class Driving(Parts):
         self._awaited_keys: set[str] = set()
         """Keys that runs of this process wait for, or waited for."""
         self.resting = Resting(self)
-        self.interrupted = Interrupted(self)
         self.queueing = Queueing(self, queues)
         self.presence = Presence(self)
         self._taking_up: set[str] = set()
@@ -150,7 +148,8 @@ class Driving(Parts):
         self.draining = True
         await self.pump.stop()
         self.collector.close()
-        self.interrupted.close()
+        if self.has_interrupted:
+            self.interrupted.close()
         if self.has_scheduler:
             self.scheduler.close()
         async with self.presence.prolonged():
@@ -210,7 +209,7 @@ class Driving(Parts):
         started = Recorded(seq, kind, step, at, new.started or decode_body(kind, body))
         try:
             begun = begin(self, new.row, workflow, started)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # what is no stop is raised again
             self._set_aside(new.row, error)
             return
         if isinstance(begun, Driver):
@@ -234,7 +233,7 @@ class Driving(Parts):
             self.interrupted.leave(driver, stop, "workflow code")
 
     def _set_aside(self, row: RunRow, error: BaseException) -> None:
-        """The code of a claimed run was stopped on its way to its first rest, or in a replay. Anything else is raised."""
+        """The code of a claimed run was stopped before its first rest, or in a replay. Anything else is raised."""
         if (stop := stop_in(error)) is None:
             raise error
         self.interrupted.set_aside(row, stop, "workflow code")
@@ -275,7 +274,7 @@ class Driving(Parts):
         """Claim a run if it is free, and drive it. Returns whether it is driven here now."""
         if run in self.drivers or run in self._taking_up or self.draining or run in self.untakeable:
             return run in self.drivers
-        if self.interrupted.is_pausing(run):
+        if self.has_interrupted and self.interrupted.is_pausing(run):
             return False
         self._taking_up.add(run)
         try:
@@ -326,7 +325,7 @@ class Driving(Parts):
             log.warning("Run %s is left for a worker that can read it: %s", row.id, error)
             await self._leave_alone(row)
             return False
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # what is no stop is raised again
             self._set_aside(row, error)
             return False
         if not isinstance(taken, Driver):
@@ -479,7 +478,8 @@ class Driving(Parts):
             return
         self.held(hold if status == "held" else None)
         if status is not None:
-            self.interrupted.forget(driver.run)
+            if self.has_interrupted:
+                self.interrupted.forget(driver.run)
             crash_point("run.ended")
             self.watchers.tell(driver.run, status, outcome)
             if self._has_children or self._awaited_keys or driver.row.queue != DEFAULT_QUEUE:

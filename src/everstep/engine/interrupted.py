@@ -93,7 +93,6 @@ class Interrupted:
         self._alarms.clear()
 
 
-
 def _note_failure(future: "asyncio.Future[Verdict]") -> None:
     if not future.cancelled() and (error := future.exception()) is not None:
         log.error("That a run was stopped cannot be written just now: %s", error)

@@ -45,7 +45,10 @@ class Surrounding(Protocol):
     notifier: "Notifier"
     resting: "Resting"
     watchers: "Watchers"
-    interrupted: "Interrupted"
+
+    @property
+    def interrupted(self) -> "Interrupted":
+        """The runs that were stopped, and are taken up again after a pause."""
 
     @property
     def recent_ends(self) -> "RecentEnds":
