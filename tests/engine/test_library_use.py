@@ -16,7 +16,7 @@ import uvloop
 
 import everstep
 from everstep import step, workflow
-from everstep.errors import Misuse, RunFailed
+from everstep.errors import Misuse, RunHeld
 from everstep.stores.opening import open_store
 from tests.engine.lives import add, echo, settle
 from tests.engine.processes import notes, run, start
@@ -329,13 +329,14 @@ def test_cancelling_whoever_waits_for_a_result_leaves_the_run_alone() -> None:
     assert asyncio.run(main()) == "still here"
 
 
-def test_a_run_that_exits_does_not_end_the_script_s_process_unless_the_script_wants_it(tmp_path: Path) -> None:
+def test_a_run_that_exits_does_not_end_the_script_s_process_and_is_held(tmp_path: Path) -> None:
     @workflow
     async def flow() -> None:
         sys.exit(7)
 
-    with pytest.raises(RunFailed, match="SystemExit: 7"):
+    with pytest.raises(RunHeld, match="SystemExit: 7") as held:
         everstep.run(flow, url=url(tmp_path))
+    assert held.value.reason == "poisoned"
 
 
 # -- interrupts ------------------------------------------------------------------------------------------------------

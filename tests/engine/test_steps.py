@@ -852,8 +852,6 @@ async def raises(kind: str) -> None:
         raise RuntimeError("outer") from ValueError("inner")
     if kind == "unicode":
         b"\xff".decode("utf-8")
-    if kind == "exit":
-        raise SystemExit(3)
     raise ExceptionGroup("several", [ValueError("one"), Rejected(1, "two"), Unknown("three")])
 
 
@@ -892,36 +890,6 @@ def test_exceptions_come_back_as_themselves_live_and_replayed() -> None:
         "ExceptionGroup several (3 sub-exceptions)"
         "['ValueError one', 'Rejected 1 two', 'StepError Unknown: what is this']".replace("what is this", "three"),
     ]
-
-
-def test_sys_exit_in_a_step_is_an_outcome_and_ends_nothing_else() -> None:
-    @workflow
-    async def flow() -> str:
-        try:
-            await raises("exit")
-        except SystemExit as error:
-            return f"exit {error.code}"
-        return "?"
-
-    assert prove(flow) == "exit 3"
-
-
-def test_sys_exit_in_a_workflow_fails_the_run_and_not_the_application() -> None:
-    @workflow
-    async def flow() -> None:
-        await echo(1)
-        raise SystemExit(5)
-
-    @workflow
-    def plain() -> None:
-        add(1, 1)
-        raise SystemExit(5)
-
-    for one in (flow, plain):
-        life = prove_life(one)
-        assert life.row.status == "failed"
-        assert isinstance(life.error, everstep.errors.RunFailed)
-        assert "SystemExit: 5" in str(life.error)
 
 
 def test_a_workflow_s_own_cancelled_error_does_not_cancel_whoever_waits_for_its_result() -> None:

@@ -1,9 +1,11 @@
 """Teardown is not execution; and code that can never go on, or never rests, is held and does not hang."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +13,14 @@ import pytest
 import everstep
 from everstep import blocking, step, workflow
 from everstep.engine import loop as loop_module
-from everstep.engine import resting
+from everstep.engine import resting, watchdog
 from everstep.engine.app import App
 from everstep.engine.holding import report_facts
 from everstep.errors import Evicted, RunHeld
 from everstep.stores.memory import MemoryStore
 from everstep.testing.clock import FakeClock
 from tests.engine.lives import RUN, echo, hang, play, settle
+from tests.engine.resume_helpers import Program
 
 TOLD: list[str] = []
 
@@ -195,28 +198,276 @@ def test_all_tasks_are_unwound_in_groups_shields_and_queues() -> None:
     assert TOLD == []
 
 
-def test_code_that_refuses_to_leave_is_dropped_and_the_worker_stops_all_the_same(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+# -- code that refuses to leave --------------------------------------------------------------------------------------
+@workflow
+async def sleeps_again() -> None:
+    while True:
+        try:
+            await asyncio.sleep(100)
+        except:  # noqa: E722
+            continue
+
+
+@workflow
+async def receives_again() -> None:
+    while True:
+        try:
+            await everstep.receive("never")
+        except BaseException:  # noqa: BLE001
+            continue
+
+
+@workflow
+async def publishes_again() -> None:
+    while True:
+        try:
+            everstep.publish("at", 1)
+            await asyncio.sleep(100)
+        except:  # noqa: E722
+            continue
+
+
+@workflow
+async def insists_in_its_finally() -> None:
+    try:
+        await asyncio.sleep(100)
+    finally:
+        while True:
+            try:
+                await tell("no")
+                break
+            except BaseException:  # noqa: BLE001
+                continue
+
+
+@workflow
+async def turns_round_in_its_finally() -> None:
+    try:
+        await asyncio.sleep(100)
+    finally:
+        while True:
+            await asyncio.sleep(0)
+
+
+@workflow
+async def insists_in_a_generator() -> None:
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            while True:
+                try:
+                    await tell("no")
+                except BaseException:  # noqa: BLE001
+                    continue
+
+    async for _ in numbers():
+        await asyncio.sleep(100)
+
+
+@workflow
+async def insists_in_many_tasks() -> None:
+    async def part(number: int) -> None:
+        while True:
+            try:
+                await everstep.receive(f"never-{number}")
+            except:  # noqa: E722
+                continue
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(5):
+            group.create_task(part(number))
+
+
+@workflow
+async def starts_and_asks_again() -> None:
     @workflow
-    async def flow() -> None:
+    async def child() -> None:
+        TOLD.append("no")
+
+    while True:
+        try:
+            await asyncio.sleep(100)
+        except:  # noqa: E722
+            while True:
+                for command in (lambda: everstep.start(child), lambda: asyncio.to_thread(tell_plainly, "no"), child):
+                    try:
+                        await command()
+                    except:  # noqa: E722
+                        continue
+
+
+@workflow
+def plainly_calls_again() -> None:
+    blocking_is_over = False
+    while True:
+        try:
+            if blocking_is_over:
+                tell_plainly("no")
+            blocking_is_over = True
+            blocking.sleep(100)
+        except:  # noqa: E722
+            continue
+
+
+@workflow
+def plainly_sleeps_again() -> None:
+    while True:
+        try:
+            blocking.gather(lambda: blocking.sleep(100), lambda: blocking.sleep(50))
+        except:  # noqa: E722
+            continue
+
+
+@workflow
+async def exits() -> None:
+    try:
+        await asyncio.sleep(100)
+    finally:
+        raise SystemExit(3)
+
+
+code_in_a_node: everstep.Graph[Any] = everstep.Graph("code_in_a_node")
+
+
+@code_in_a_node.node
+async def node(state: dict[str, Any]) -> None:
+    while True:
+        try:
+            await everstep.receive("never")
+        except:  # noqa: E722
+            continue
+
+
+REFUSES: dict[str, Any] = {
+    one.name: one
+    for one in (
+        sleeps_again,
+        receives_again,
+        publishes_again,
+        insists_in_its_finally,
+        turns_round_in_its_finally,
+        insists_in_a_generator,
+        insists_in_many_tasks,
+        starts_and_asks_again,
+        plainly_calls_again,
+        plainly_sleeps_again,
+    )
+}
+
+
+async def left_behind(flow: Any, *args: Any) -> list[str]:
+    """Start a run, stop its app, and return what it has recorded; another run is driven meanwhile and after it."""
+    store, clock = lasting_store(), FakeClock()
+    async with an_app(store, clock) as app:
+        run = await app.start(flow, *args, id=RUN)
+        await settle(app)
+        before = await run.history()
+        app.resting._evict(app.drivers[RUN])
+        assert await app.run(echo_flow, 5) == 5, "the others go on"
+        await app.take_up_run(RUN)
+        await settle(app)
+    assert await run.history() == before
+    gc.collect()
+    assert TOLD == []
+    return [event.kind for event in before]
+
+
+@pytest.mark.parametrize("name", [*REFUSES, "code_in_a_node"])
+def test_code_that_refuses_to_leave_is_torn_away_and_its_line_is_named(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        flow = left_behind(REFUSES[name]) if name in REFUSES else left_behind(code_in_a_node, {})
+        assert "run_started" in asyncio.run(flow)
+    told = [record.message for record in caplog.records if "caught Evicted" in record.message]
+    assert len(told) == 2, "once for each time that it left"
+    assert all("test_teardown.py:" in one and RUN in one for one in told)
+
+
+def test_code_that_exits_while_it_is_unwound_ends_nothing() -> None:
+    assert asyncio.run(left_behind(exits)) == ["run_started", "timer_started"]
+
+
+def test_code_that_was_torn_away_does_not_come_back_when_its_process_ends(tmp_path: Path) -> None:
+    """Python would resume what it drops, at the latest when it ends: and such code would never end."""
+    code = """
+    @step
+    async def tell() -> None:
+        print("no")
+
+    @workflow
+    async def sleeping() -> None:
         while True:
             try:
                 await asyncio.sleep(100)
-            except GeneratorExit:
-                raise  # Python's own last word, when the coroutine is forgotten
-            except BaseException:  # noqa: BLE001
-                pass
+            except:
+                continue
 
-    async def main() -> list[str]:
-        async with an_app() as app:
-            run = await app.start(flow, id=RUN)
-            await settle(app)
-        return [event.kind for event in await run.history()]
+    @workflow
+    async def calling() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            while True:
+                try:
+                    await tell()
+                except:
+                    continue
 
-    with caplog.at_level(logging.WARNING):
-        assert asyncio.run(main()) == ["run_started", "timer_started"]
-    assert "caught Evicted" in caplog.text
+    @workflow
+    async def generating() -> None:
+        async def numbers():
+            while True:
+                try:
+                    yield 1
+                except:
+                    continue
+        async for _ in numbers():
+            await asyncio.sleep(100)
+
+    async def main():
+        async with everstep.open(URL) as app:
+            for flow in (sleeping, calling, generating):
+                await app.start(flow)
+            await asyncio.sleep(0.1)
+        print("closed")
+
+    asyncio.run(main())
+    print("end")
+    """
+    status, out, err = Program(tmp_path, code).end()
+    assert (status, out.split()) == (0, ["closed", "end"]), err
+    assert "Exception ignored" not in err
+
+
+@workflow
+async def spins_in_its_finally() -> None:
+    try:
+        await asyncio.sleep(100)
+    finally:
+        while True:
+            pass
+
+
+@workflow
+def plainly_spins_in_its_finally() -> None:
+    try:
+        blocking.sleep(100)
+    finally:
+        while True:
+            sum((1, 2))
+
+
+@pytest.mark.parametrize("flow", [spins_in_its_finally, plainly_spins_in_its_finally])
+def test_code_that_does_not_give_way_while_it_is_unwound_is_named_and_ended(
+    flow: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.02)
+    with caplog.at_level(logging.ERROR):
+        assert asyncio.run(left_behind(flow)) == ["run_started", "timer_started"]
+    assert "does not give way" in caplog.text
+    assert "test_teardown.py:" in caplog.text
 
 
 def test_unwinding_code_prints_and_logs_nothing(capsys: pytest.CaptureFixture[str]) -> None:

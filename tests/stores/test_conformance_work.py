@@ -163,6 +163,18 @@ def test_giving_back_an_ended_run_leaves_it_ended(harness: Harness) -> None:
     assert harness.row("a") == row
 
 
+def test_a_release_after_a_stop_counts_as_a_death_of_the_owner(harness: Harness) -> None:
+    harness.start("a", status="running")
+    for deaths in (1, 2):
+        row = claimed(harness.one(claim("a")))
+        assert harness.one(Release("a", row.epoch, "queued", died=True)) == Accepted()
+        assert (harness.row("a").owner, harness.row("a").deaths) == (None, deaths)
+    row = claimed(harness.one(claim("a")))
+    assert row.deaths == 2
+    assert harness.one(Release("a", row.epoch, "queued")) == Accepted()
+    assert harness.row("a").deaths == 2
+
+
 def test_a_leaving_worker_gives_back_everything(harness: Harness) -> None:
     harness.store.register_worker("me", 1, "host", 10_000)
     for number, status in enumerate(["running", "waiting", "queued", "held"]):

@@ -11,6 +11,7 @@ from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
 from everstep.engine.due import DOUBT, FALLBACK, KEY, NEVER, ROOM, SLOT, Attempts
+from everstep.engine.stops import Stopped, pass_on
 from everstep.errors import Fatal, FolderBusy, NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.budgets import Charge
@@ -330,7 +331,7 @@ class StepAttempts:
         driver = self._driver
         if call.cancelled or driver.stopped or driver.ending or driver.hold:
             return
-        if (driver.app.draining or driver.hold_wanted is not None) and self._is_left(call):
+        if (driver.app.draining or driver.hold_wanted is not None or driver.stopped_by) and self._is_left(call):
             return
         attempts = self._known[call.call]
         if driver.execution.caution and not (attempts.asked or fallback) and self._may_have_happened_unseen(call):
@@ -341,8 +342,8 @@ class StepAttempts:
     def _is_left(self, call: StepCall) -> bool:
         """Whether a step is left to whoever goes on with the run: nothing that would be in doubt then."""
         driver = self._driver
-        is_held = driver.hold_wanted is not None and not driver.lets_bodies_end
-        return (driver.app.draining or is_held) and may_run_again(call.target.effect)
+        is_leaving = driver.stopped_by is not None or (driver.hold_wanted is not None and not driver.lets_bodies_end)
+        return (driver.app.draining or is_leaving) and may_run_again(call.target.effect)
 
     def was_cut_off(self, call: int, *, coming: bool = False) -> bool:
         """Whether an attempt before the newest one (or the coming one) did not end by failing, as far as is known."""
@@ -446,6 +447,22 @@ class StepAttempts:
             body.charged = attempt.spending.take_total()
         is_expensive = seconds > EXPENSIVE_SECONDS or call.target.cost is not None
         driver.deliver("step_completed", call.step, body, expensive=is_expensive)
+
+    def stopped(self, attempt: Attempt, stop: BaseException, error: BaseException, seconds: float) -> None:
+        """A body was stopped, which is no outcome: its contract says what that means, as after a crash.
+
+        A `once` is in doubt now, with what it raised. Anything else is settled in the run's next life.
+        """
+        call, driver = attempt.call, self._driver
+        if call.target.effect == "once" and not attempt.fallback:
+            self.failed(attempt, error.stop if isinstance(error, Stopped) else error, seconds)
+            pass_on(stop, driver.app.loop)
+            return
+        if attempt.spending is not None:
+            self.bodies.charging.write(attempt)
+        self.bodies.record_heartbeats()
+        self.bodies.finish(attempt)
+        driver.leave_unfinished(stop, f"the body of {call.step}")
 
     def failed(self, attempt: Attempt, error: BaseException, seconds: float, *, final: bool = False) -> None:
         """A body raised: another attempt by its policy, a fallback, a person, or the workflow gets the error."""

@@ -16,10 +16,12 @@ from everstep.effects.surroundings import CURRENT, set_current
 from everstep.engine import later
 from everstep.engine.commands import StepCall
 from everstep.engine.first_turns import Body
+from everstep.engine.stops import pass_on, stop_in
 from everstep.engine.threads import Threads
 from everstep.errors import Misuse, NotDone, StepTimedOut
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
+from everstep.model.untrusted import described
 
 if TYPE_CHECKING:
     from everstep.effects.atomic import Settled
@@ -200,9 +202,7 @@ class Bodies:
                 value = await self._call(attempt)
             else:
                 value = await self._call_within(attempt, target.timeout)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001  # whatever a body raises is its outcome
+        except BaseException as error:  # noqa: BLE001  # whatever a body raises: see _end
             self._end(attempt, None, error, began)
         else:
             self._end(attempt, value, None, began)
@@ -211,13 +211,25 @@ class Bodies:
         """A body has ended. If the code no longer waits, or the run has left memory, nothing is recorded."""
         crash_point("body.after")
         if self.running.get(attempt.call.call) is not attempt:
+            if error is not None:
+                pass_on(error, self._driver.app.loop)
             return
         if self.streams is not None:
             self.streams.end(attempt)
         if error is None:
             self._attempts.completed(attempt, value, time.monotonic() - began)
         else:
-            self._attempts.failed(attempt, error, time.monotonic() - began)
+            self._raised(attempt, error, time.monotonic() - began)
+
+    def _raised(self, attempt: Attempt, error: BaseException, seconds: float) -> None:
+        """A body raised. A cancellation that the engine wanted does not come here: its attempt runs no more."""
+        stop = stop_in(error)
+        if stop is None and attempt.task is not None and attempt.task.cancelling():
+            stop = asyncio.CancelledError(f"and then {described(error)}")
+        if stop is None:
+            self._attempts.failed(attempt, error, seconds)
+        else:
+            self._attempts.stopped(attempt, stop, error, seconds)
 
     def settle(self, attempt: Attempt, settled: "Settled | None", error: BaseException | None, seconds: float) -> None:
         """An attempt at an atomic step is settled."""
@@ -228,7 +240,7 @@ class Bodies:
             self.streams.end(attempt)
         if settled is None:
             assert error is not None
-            self._attempts.failed(attempt, error, seconds)
+            self._raised(attempt, error, seconds)
         elif settled.refused is not None:
             self._attempts.failed(attempt, settled.refused, seconds, final=True)
         else:

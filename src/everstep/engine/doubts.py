@@ -21,6 +21,7 @@ from everstep.engine.clock import Alarm, microseconds, set_alarm
 from everstep.engine.commands import StepCall
 from everstep.engine.due import DOUBT, Attempts
 from everstep.engine.holding import in_doubt_report
+from everstep.engine.stops import pass_on
 from everstep.errors import NotDone, NotEncodable
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
@@ -154,8 +155,9 @@ class Doubts:
             if self._driver.stopped or call.call not in self.asking:
                 return
             answer = Unknown("the probe was cancelled")
-        except Exception as error:  # noqa: BLE001  # a probe that raises does not know
+        except BaseException as error:  # noqa: BLE001  # a probe that raises does not know
             answer = Unknown(described(error))
+            pass_on(error, self._driver.app.loop)
         crash_point("probe.after")
         if call.call in self.asking:  # else it comes too late; there is no other question while this one was open
             self.asking.pop(call.call).alarm.cancel()

@@ -30,6 +30,7 @@ from everstep.engine.journal import Journal
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.replayed import Replayed
 from everstep.engine.saver import STATUS_OF_END, Saver
+from everstep.engine.stops import stop_in
 from everstep.errors import NotDecodable, StoreError
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
@@ -61,10 +62,14 @@ class Driver:
     """With `end_wanted`: why it is to fail."""
     allotment: "Allotment | None" = None
     """The budget that the run was given at its start."""
+    stopped_by: tuple[BaseException, str] | None = None
+    """What stopped its code or a body, and where: the run leaves memory unfinished, once nothing is under way that must
+    not be cut off."""
     first_checkpoint: tuple[int, bytes] | None = None
     """The number and the digest of the first checkpoint's event."""
     damaged_checkpoints: "Sequence[DamagedCheckpoint]" = ()
     """Those that recovery had to pass over."""
+    _is_leaving: bool = False
     _alarm: Alarm | None = None
     _deadlines: Deadlines | None = None
     _inbox: "Inbox | None" = None
@@ -148,7 +153,7 @@ class Driver:
     @property
     def takes_nothing(self) -> bool:
         """Whether nothing that is due or arrives is taken: the run is over, or about to be held."""
-        return bool(self.is_over or self.hold_wanted is not None)
+        return bool(self.is_over or self.hold_wanted is not None or self.stopped_by is not None)
 
     @property
     def lets_bodies_end(self) -> bool:
@@ -235,7 +240,7 @@ class Driver:
         try:
             unapplied, execution = self._unapplied, self.execution
             while unapplied and not (self.stopped or self.ending or self.hold or self.end_wanted or self.hold_wanted):
-                if self.app.draining:
+                if self.app.draining or self.stopped_by is not None:
                     break  # whoever goes on gives it to the code, and begins what that asks for
                 seq, expensive, kind, body, at = unapplied[0]
                 if expensive and seq > self.saver.durable:
@@ -250,8 +255,22 @@ class Driver:
             self.put_on_hold(later.stuck_report(self.execution, error))
         except StoreError as error:
             self._take_again(error)
+        except BaseException as error:  # noqa: BLE001  # what is no stop is raised again
+            self._note_stop(error)
         finally:
             self._applying = False
+        self.come_to_rest()
+
+    def _note_stop(self, error: BaseException) -> None:
+        """The code was stopped, by what it raised or by a signal. What it asked for in this turn is not done."""
+        stop = stop_in(error)
+        if stop is None:
+            raise error
+        self.stopped_by = self.stopped_by or (stop, "workflow code")
+
+    def leave_unfinished(self, stop: BaseException, where: str) -> None:
+        """Leave memory, for something was stopped that is no outcome. What is recorded by now is written first."""
+        self.stopped_by = self.stopped_by or (stop, where)
         self.come_to_rest()
 
     def _take_again(self, error: StoreError) -> None:
@@ -326,6 +345,8 @@ class Driver:
             self.put_on_hold(later.stuck_report(self.execution, error))
         except StoreError as error:
             self._take_again(error)
+        except BaseException as error:  # noqa: BLE001  # what is no stop is raised again
+            self._note_stop(error)
         finally:
             self._applying = was_applying
         self.come_to_rest()
@@ -400,6 +421,9 @@ class Driver:
         """Say how the run is, set the alarm, and if the code can never go on, say that too."""
         if self._applying or self.stopped or self.ending or self.hold:
             return
+        if self.stopped_by is not None:
+            self._leave()
+            return
         if self.attempts.has_keys and self.attempts.keys.withdraw_cancelled():
             return
         if self.hold_wanted is not None:
@@ -422,6 +446,20 @@ class Driver:
             self.app.resting.add(self)
         if self._alarm_at is not None or self._deadlines is not None:
             self._set_alarm()
+
+    def _leave(self) -> None:
+        assert self.stopped_by is not None
+        if self.attempts.must_not_be_cut_off():
+            return  # its end comes here
+        if self.saver.all_is_durable:
+            self.app.interrupted.leave(self, *self.stopped_by)
+        elif not self._is_leaving:
+            self._is_leaving = True
+            self.saver.when_durable(self.journal.seq, self._leave_when_durable)
+
+    def _leave_when_durable(self) -> None:
+        self._is_leaving = False
+        self.come_to_rest()
 
     def _set_alarm(self) -> None:
         if self.stopped:  # a run that remembers facts leaves memory as soon as it rests

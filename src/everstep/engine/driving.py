@@ -29,6 +29,7 @@ from everstep.engine.queueing import Queueing
 from everstep.engine.resting import Resting
 from everstep.engine.resume import begin, hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.retaining import Collector
+from everstep.engine.stops import pass_on, stop_in
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
@@ -154,6 +155,8 @@ class Driving(Parts):
         self.draining = True
         await self.pump.stop()
         self.collector.close()
+        if self.has_interrupted:
+            self.interrupted.close()
         if self.has_scheduler:
             self.scheduler.close()
         async with self.presence.prolonged():
@@ -212,7 +215,11 @@ class Driving(Parts):
         """Drive a run that was started just now."""
         seq, kind, step, at, body, _ = new.event
         started = Recorded(seq, kind, step, at, new.started or decode_body(kind, body))
-        begun = begin(self, new.row, workflow, started)
+        try:
+            begun = begin(self, new.row, workflow, started)
+        except BaseException as error:  # noqa: BLE001  # what is no stop is raised again
+            self._set_aside(new.row, error)
+            return
         if isinstance(begun, Driver):
             self._go_on(begun, is_new=True)
         else:
@@ -228,6 +235,16 @@ class Driving(Parts):
         except StoreError as error:  # what its code asks for cannot be done just now, and nothing of that is written
             log.error("Run %s cannot go on just now, and is taken up again: %s", driver.run, error)
             self.take_again(driver)
+        except BaseException as error:
+            if (stop := stop_in(error)) is None:
+                raise
+            self.interrupted.leave(driver, stop, "workflow code")
+
+    def _set_aside(self, row: RunRow, error: BaseException) -> None:
+        """The code of a claimed run was stopped before its first rest, or in a replay. Anything else is raised."""
+        if (stop := stop_in(error)) is None:
+            raise error
+        self.interrupted.set_aside(row, stop, "workflow code")
 
     async def _hold_new(self, run: str, report: "HoldReport") -> None:
         """Hold a run that was started just now. Its start may not be durable yet, and a claim comes behind that."""
@@ -271,6 +288,8 @@ class Driving(Parts):
         """Claim a run if it is free, and drive it. Returns whether it is driven here now."""
         if run in self.drivers or run in self._taking_up or self.draining or run in self.untakeable:
             return run in self.drivers
+        if self.has_interrupted and self.interrupted.is_pausing(run):
+            return False
         self._taking_up.add(run)
         try:
             await self.become_worker()
@@ -320,6 +339,9 @@ class Driving(Parts):
             log.warning("Run %s is left for a worker that can read it: %s", row.id, error)
             await self._leave_alone(row)
             return False
+        except BaseException as error:  # noqa: BLE001  # what is no stop is raised again
+            self._set_aside(row, error)
+            return False
         if not isinstance(taken, Driver):
             if not await self.presence.leaves_for_another(row, taken.reason):
                 self.spawn(self.hold_claimed(row, taken))
@@ -349,9 +371,11 @@ class Driving(Parts):
             self._go_on(driver)
         except BaseException as error:
             driver.stop()
-            if not isinstance(error, asyncio.CancelledError):  # else this process stops
+            if not self.draining:
                 self.want(driver.run)
-            raise
+            if (stop := stop_in(error)) is None or isinstance(error, asyncio.CancelledError):
+                raise
+            pass_on(stop, self.loop)
         finally:
             self._comparing.discard(driver.run)
             self._taking_up.discard(driver.run)
@@ -468,6 +492,8 @@ class Driving(Parts):
             return
         self.held(hold if status == "held" else None)
         if status is not None:
+            if self.has_interrupted:
+                self.interrupted.forget(driver.run)
             crash_point("run.ended")
             self.watchers.tell(driver.run, status, outcome)
             if self._has_children or self._awaited_keys or driver.row.queue != DEFAULT_QUEUE:

@@ -4,6 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 from everstep.engine.commands import EndRun
+from everstep.engine.stops import Stopped, stop_in
 from everstep.errors import NotEncodable, RunTimedOut
 from everstep.model.untrusted import cause_of, context_of, members_of
 
@@ -36,6 +37,8 @@ def end_of(execution: "Execution", *, cancelled_late: bool) -> EndRun:
 
         if (wanted := continued_by(error)) is not None:
             return ContinueRun(wanted.arguments) if execution.cancel is None else _cancelled(execution)
+        if (stop := stop_in(error)) is not None and not _origins(error, execution.failures):
+            raise Stopped(stop)
         return _failed(execution, error)
     try:
         payload = execution.codec.encode(main.result(), execution.workflow.signature.result, "the result")

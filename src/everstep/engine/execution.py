@@ -36,7 +36,7 @@ from everstep.engine.ending import Failure, end_of
 from everstep.engine.loop import WorkflowFuture, WorkflowLoop
 from everstep.engine.receiving import Receiving
 from everstep.engine.workflow import Workflow
-from everstep.errors import Evicted, IdConflict, Misuse, RunCancelled
+from everstep.errors import IdConflict, Misuse, RunCancelled
 from everstep.model import events as ev
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
@@ -317,7 +317,7 @@ class Execution:
     def require_live(self) -> None:
         """Raise `Evicted` when the code is being unwound: then every command does."""
         if self.unwinding:
-            raise Evicted
+            later.refuse(self.loop)
 
     def call_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """A step called by workflow code is a durable call."""
@@ -340,7 +340,7 @@ class Execution:
     def issue_step(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any], source: str) -> CallFuture:
         """Ask for a step and return the future of its outcome."""
         if self.unwinding:
-            raise Evicted
+            later.refuse(self.loop)
         if not self.loop.is_guarded:
             raise calling.not_running(step.name, self.run)
         name = step.name
@@ -380,6 +380,10 @@ class Execution:
         assert isinstance(target, ChildCall)
         target.is_told_to_stop = True
         self.issue(CancelChild(self.next_call(), target))
+
+    def is_outcome(self, error: BaseException) -> bool:
+        """Tell whether an error is the recorded failure of a call. Older releases recorded such as `SystemExit`."""
+        return id(error) in self.failures
 
     def call_in_executor(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """`asyncio.to_thread(step, …)`: the way in which an `async` workflow calls a `def` step."""
@@ -474,7 +478,7 @@ class Execution:
         if not self.unwinding:
             self.unwinding = True
             if self.loop.tasks or self.loop.has_asyncgens:
-                later.unwind(self.loop, self._new_context())
+                later.unwind(self.loop, self._new_context(), self.run)
             self.loop.quiet = True
             self.main = None  # its context points back here, and a circle would wait for the garbage collector
             self.loop.forget_executor()

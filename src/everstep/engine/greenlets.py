@@ -21,8 +21,10 @@ async def on_greenlet(function: Callable[[], Any]) -> Any:
         try:
             value = await waiting
         except BaseException as error:  # noqa: BLE001  # it belongs to the code on the other stack
+            worker.parent = greenlet.getcurrent()  # code that leaves memory is unwound on a stack of its own
             waiting = worker.throw(error)
         else:
+            worker.parent = greenlet.getcurrent()
             waiting = worker.switch(value)
     return waiting
 

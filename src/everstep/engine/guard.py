@@ -76,7 +76,7 @@ def _refuse(event: str) -> None:
             return
         if filename == _LOOP:
             break
-        if filename != __file__ and (culprit is None or not _is_users(culprit.f_code.co_filename)):
+        if filename != __file__ and (culprit is None or not is_users(culprit.f_code.co_filename)):
             culprit = frame  # further out may still be an import, or a logger that calls a handler of the user's
         frame = frame.f_back
     if culprit is None:
@@ -92,7 +92,8 @@ def _refuse(event: str) -> None:
     raise OutsideInWorkflow(outside(event).at(line))
 
 
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
+    """Tell whether a file is of the application, not of Python or of an installed package."""
     return "/lib/python" not in filename and "site-packages" not in filename and not filename.startswith("<frozen")
 
 

@@ -261,10 +261,12 @@ def stuck_report(execution: "Execution", error: BaseException | None) -> HoldRep
     return HoldReport("stuck", summary, facts={"waiting_at": lines}, without=without)
 
 
-def poisoned_report(deaths: int) -> HoldReport:
-    """Whoever drives this run dies."""
+def poisoned_report(deaths: int, cause: str) -> HoldReport:
+    """Whatever drives this run dies, or is stopped. `cause`: what stopped it here last, if anything did."""
     summary = f"the process that drove this run died {deaths} times in a row without getting any further"
-    return HoldReport("poisoned", summary, facts={"deaths": deaths})
+    if cause:
+        summary = f"this run was stopped {deaths} times in a row without getting any further; at last, {cause}"
+    return HoldReport("poisoned", summary, facts={"deaths": deaths, "cause": cause} if cause else {"deaths": deaths})
 
 
 def asked_report(note: str, by: str) -> HoldReport:

@@ -11,6 +11,7 @@ from everstep.effects.body import StepBody
 from everstep.effects.step import declared_name, is_async_callable
 from everstep.effects.surroundings import CURRENT
 from everstep.engine.drift import drift_report, find_drift
+from everstep.engine.stops import contained_in
 from everstep.errors import Drift
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
@@ -71,7 +72,7 @@ async def _asked(driver: "Driver", judge: "Judge", remembered: Any, now: Any) ->
     body = StepBody(driver.run, execution.workflow.name, f"on_drift={declared_name(judge)}", "", "", 1, None)
     context.run(CURRENT.set, body)
     if is_async_callable(judge):
-        return await app.loop.create_task(judge(remembered, now), context=context)
+        return await app.loop.create_task(contained_in(judge(remembered, now)), context=context)
     future: asyncio.Future[tuple[Any, BaseException | None]] = app.loop.create_future()
 
     def done(value: Any, error: BaseException | None) -> None:

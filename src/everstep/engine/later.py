@@ -4,7 +4,7 @@ What stands here is called once per run, or when something rare happens, never f
 each function is not free, although it finds the module in place from the second time on.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -266,11 +266,11 @@ def exhausted_report(call: "StepCall", attempt: int, error: BaseException) -> "H
     return exhausted_report(call, attempt, error)
 
 
-def poisoned_report(deaths: int) -> "HoldReport":
-    """Whoever drives this run dies."""
+def poisoned_report(deaths: int, cause: str) -> "HoldReport":
+    """Whatever drives this run dies, or is stopped."""
     from everstep.engine.holding import poisoned_report
 
-    return poisoned_report(deaths)
+    return poisoned_report(deaths, cause)
 
 
 def diverged_report(differences: "Sequence[Difference]") -> "HoldReport":
@@ -302,8 +302,15 @@ def force_end(driver: "Driver") -> None:
     force(driver)
 
 
-def unwind(loop: "WorkflowLoop", context: "Context") -> None:
+def unwind(loop: "WorkflowLoop", context: "Context", run: str) -> None:
     """Let code go that has not come to its end."""
     from everstep.engine.unwinding import unwind
 
-    unwind(loop, context)
+    unwind(loop, context, run)
+
+
+def refuse(loop: "WorkflowLoop") -> NoReturn:
+    """Raise `Evicted` in code that is being unwound, or leave it where it is."""
+    from everstep.engine.unwinding import refuse
+
+    refuse(loop)

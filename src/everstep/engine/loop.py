@@ -18,15 +18,19 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from types import FrameType
-from typing import Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import msgspec
 
 from everstep.effects.surroundings import persons_line
 from everstep.engine import guard
+from everstep.engine.stops import EXITS, Stopped, ends_process
 from everstep.errors import Evicted, OutsideInWorkflow
 from everstep.model.mistakes import MOVE_INTO_A_STEP
 from everstep.model.untrusted import log_error
+
+if TYPE_CHECKING:
+    from everstep.engine.unwinding import Unwinding
 
 log = logging.getLogger("everstep.workflow")
 
@@ -123,12 +127,18 @@ class Executor(Protocol):
         """Return the future of a call of a `def` step."""
         ...
 
+    def is_outcome(self, error: BaseException) -> bool:
+        """Tell whether an error is the recorded failure of a call."""
+        ...
+
 
 class WorkflowLoop(asyncio.AbstractEventLoop):
     """The loop of one run. What few runs have is made when the first comes: each list costs the garbage collector."""
 
     new_timers: list[Timer] | tuple[()] = ()
     """Those that were made since the last rest."""
+    unwinding: "Unwinding | None" = None
+    """What takes its code out of memory just now."""
     spun_at: Sequence[str] = ()
     """Where the code was when it did not come to rest."""
     _asyncgens: list[Any] | tuple[()] = ()
@@ -244,8 +254,9 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         """Those that were made since the last rest are known, or not wanted any more."""
         self.new_timers = ()
 
-    def drain(self) -> None:
+    def drain(self, turns_max: int = 0) -> None:
         """Run workflow code until it can only wait for events."""
+        turns_max = turns_max or TURNS_MAX
         is_entered = self._is_entered
         if not is_entered:
             outer, task = self._enter()
@@ -264,14 +275,13 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
                             handle._context.run(what[0], what[1])  # type: ignore[union-attr]
                         else:
                             handle._context.run(*what)  # type: ignore[union-attr]
-                    except (KeyboardInterrupt, SystemExit) as error:
-                        if isinstance(error, KeyboardInterrupt):
-                            raise
-                        # `sys.exit()` is the task's exception now: it fails the run, and not the worker.
+                    except EXITS as error:
+                        if not self._executor.is_outcome(error):  # else a task has it now, as any other
+                            raise error if ends_process(error) else Stopped(error) from error
                     except BaseException as error:  # noqa: BLE001  # as every event loop does: tell, and go on
                         self.call_exception_handler({"message": "A callback raised", "exception": error})
                 turns += 1
-                if turns > TURNS_MAX:
+                if turns > turns_max:
                     self.spun_at = self.places()
                     raise SpinningWorkflow
         finally:
@@ -297,6 +307,9 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     @contextmanager
     def entered(self) -> Generator[None]:
         """Stay the running loop of this thread for the block: a replay drains once for each outcome."""
+        if self._is_entered:
+            yield
+            return
         entered = self._enter()
         self._is_entered = True
         try:
@@ -398,6 +411,10 @@ class _Nobody:
         raise Evicted
 
     call_step = call_workflow = take_charge = call_in_executor
+
+    def is_outcome(self, error: BaseException) -> bool:
+        """No call is left."""
+        return False
 
 
 _NOBODY: Final = _Nobody()

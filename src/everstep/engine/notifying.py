@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.engine.clock import Alarm, microseconds, set_alarm
+from everstep.engine.stops import pass_on
 from everstep.errors import Misuse, StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import digest_of
@@ -108,8 +109,9 @@ class Notifier:
         for callback in self._callbacks:
             try:
                 awaited = callback(hold)
-            except Exception as error:  # noqa: BLE001  # it is told, and the hold stays as it is
+            except BaseException as error:  # noqa: BLE001  # it is told, and the hold stays as it is
                 log_error(log, "on_hold raised", error=error)
+                pass_on(error, self._app.loop)
             else:
                 if inspect.isawaitable(awaited):
                     self._app.spawn(_finished(awaited))
@@ -268,5 +270,8 @@ def _listed(on_hold: "OnHold") -> Sequence[Any]:
 async def _finished(awaited: Awaitable[Any]) -> None:
     try:
         await awaited
-    except Exception as error:  # noqa: BLE001  # see Notifier.tell
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001  # see Notifier.tell
         log_error(log, "on_hold raised", error=error)
+        pass_on(error, asyncio.get_running_loop())

@@ -219,7 +219,9 @@ class Sigterm:
         self.has_come = False
 
     def __call__(self, number: int, frame: Any) -> None:
-        if self.task is None or self.has_come:
+        if self.has_come:
+            os._exit(128 + number)  # an exception would be raised in whatever code runs just now, which may catch it
+        if self.task is None:
             raise SystemExit(128 + number)
         self.has_come = True
         self.task.get_loop().call_soon_threadsafe(self.task.cancel)

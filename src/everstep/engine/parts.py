@@ -7,6 +7,7 @@ from everstep.model.collector import paused_collector
 
 if TYPE_CHECKING:
     from everstep.engine.children import RecentEnds
+    from everstep.engine.interrupted import Interrupted
     from everstep.engine.limits import Limits
     from everstep.engine.losses import Losses
     from everstep.engine.scheduling import Scheduler
@@ -18,6 +19,7 @@ class Parts:
     has_scheduler = False
     has_limits = False
     has_losses = False
+    has_interrupted = False
 
     @cached_property
     def recent_ends(self) -> "RecentEnds":
@@ -49,6 +51,14 @@ class Parts:
 
         self.has_losses = True
         return Losses(self)
+
+    @cached_property
+    def interrupted(self: Any) -> "Interrupted":
+        """The runs that were stopped, and are taken up again after a pause."""
+        from everstep.engine.interrupted import Interrupted
+
+        self.has_interrupted = True
+        return Interrupted(self)
 
     def look_for_losses(self: Any) -> set[str]:
         """Stop the runs that are known by now to have lost their tails, have them held, and return their ids."""

@@ -42,9 +42,12 @@ def first_run(execution: Execution, started: Recorded) -> Replayed:
     """Run the code of a new run to its first rest: there is nothing to compare it with yet."""
     try:
         execution.begin(started.body, started.at)
+        return Replayed(execution, [], execution.take_commands(), {}, published_before(started))
     except SpinningWorkflow:
         return Replayed(execution, [], [], {}, {}, spins=True)
-    return Replayed(execution, [], execution.take_commands(), {}, published_before(started))
+    except BaseException:  # it was stopped: the code must not come to life again when it is dropped
+        execution.evict()
+        raise
 
 
 class Followed:

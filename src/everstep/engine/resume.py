@@ -84,7 +84,7 @@ def take_up(
     whole: its history, if the claim has read it.
     """
     if row.deaths >= DEATHS_MAX:
-        return later.poisoned_report(row.deaths)
+        return later.poisoned_report(row.deaths, app.interrupted.cause(row.id))
     from everstep.engine.past import load_past  # a program that starts runs and takes none up does without
 
     try:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from everstep.engine.committer import Committer
     from everstep.engine.driver import Driver
     from everstep.engine.first_turns import FirstTurns
+    from everstep.engine.interrupted import Interrupted
     from everstep.engine.limits import Limits
     from everstep.engine.notifying import Notifier
     from everstep.engine.resting import Resting
@@ -46,6 +47,10 @@ class Surrounding(Protocol):
     notifier: "Notifier"
     resting: "Resting"
     watchers: "Watchers"
+
+    @property
+    def interrupted(self) -> "Interrupted":
+        """The runs that were stopped, and are taken up again after a pause."""
 
     @property
     def recent_ends(self) -> "RecentEnds":

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from everstep.engine.stops import contained
+
 Done = Callable[[Any, BaseException | None], None]
 
 
@@ -68,8 +70,8 @@ class Threads:
         while (one := self._waiting.get()) is not None:
             try:
                 one.value = one.function()
-            except BaseException as error:  # noqa: BLE001  # whatever a body raises is its outcome
-                one.error = error
+            except BaseException as error:  # noqa: BLE001  # the loop is told of whatever a body raises
+                one.error = contained(error)
             one.has_ended = True
             self._ended.append(one)
             if not self._is_woken:

@@ -64,14 +64,20 @@ class _Attempt:
                 late = StepTimedOut(f"An attempt at {self._attempt.call.step} took longer than {seconds} s.")
                 await self._give_up(late)
                 return
-        self.settle(*await future)
+        except asyncio.CancelledError:
+            pass  # it is this task's: the attempt is on a thread, and tells how it ends
+        future.add_done_callback(lambda ended: self.settle(*ended.result()))
 
     async def _give_up(self, late: StepTimedOut) -> None:
         """The attempt cannot commit any more. If an earlier one could have, that is found out first."""
         settled: Settled | None = None
         error: BaseException | None = late
         if self._work.cut_off:
-            settled, error = await self._begin(msgspec.structs.replace(self._work, only_settle=True, permit=Permit()))
+            looking = self._begin(msgspec.structs.replace(self._work, only_settle=True, permit=Permit()))
+            try:
+                settled, error = await looking
+            except asyncio.CancelledError as stop:
+                settled, error = None, stop
             if settled is not None and settled.refused is not None:
                 settled, error = None, late
         self.settle(settled, error)

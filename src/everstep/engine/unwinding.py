@@ -1,21 +1,38 @@
-"""Teardown is not execution: code that leaves memory is unwound, and nothing it does on the way is recorded."""
+"""Teardown is not execution: code that leaves memory is unwound, and nothing it does on the way is recorded.
 
+It is unwound on a stack of its own. Code that catches `Evicted` and asks for the next thing, again and again, is left
+in the middle of that call, and never gets another turn. So code cannot keep its run in memory, nor stop the app from
+closing.
+"""
+
+import asyncio
 import logging
+import sys
+from asyncio.events import _get_running_loop
+from asyncio.tasks import _leave_task
 from contextvars import Context
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
+import greenlet
+
+from everstep.effects.surroundings import persons_line
 from everstep.engine.guard import Silence
 from everstep.engine.loop import SpinningWorkflow, WorkflowLoop
+from everstep.engine.stops import EXITS, Stopped, pass_on
+from everstep.engine.watchdog import watched
 from everstep.errors import Evicted
 
 log = logging.getLogger("everstep.workflow")
 
 ROUNDS_MAX: Final = 100
-_NEVER_CLOSED: Final[list[Any]] = []
-"""Generators that refused to end. If they were dropped, the application's loop would run what is in their `finally`."""
+"""How often a task is woken with `Evicted` before it is left where it waits."""
+REFUSALS_MAX: Final = 1000
+"""How many commands of a task raise `Evicted` in one round before the task is left in the middle of the next one."""
+TURNS_MAX: Final = 100_000
+"""Callbacks in one round after which code that is being unwound, and does not come to rest, is left where it is."""
 
 
-def unwind(loop: WorkflowLoop, context: Context) -> None:
+def unwind(loop: WorkflowLoop, context: Context, run: str = "") -> None:
     """Raise `Evicted` wherever the code waits, until all its tasks are done and its generators closed.
 
     Generators are closed in a context in which the run is the current one. In any other, a step in their `finally`
@@ -26,36 +43,130 @@ def unwind(loop: WorkflowLoop, context: Context) -> None:
     loop.timers.clear()
     if not loop.tasks and not loop.has_asyncgens:
         return
-    with Silence():
-        _evict_tasks(loop)
-        generators = loop.take_asyncgens()
-        for generator in generators:
-            loop.create_task(_close(generator), context=context)
-        if loop.tasks and _drain(loop):
-            _evict_tasks(loop)
-    _NEVER_CLOSED.extend(one for one in generators if one.ag_frame is not None)
-    if any(not task.done() for task in loop.tasks.values()):
-        log.warning("Workflow code caught Evicted and went on; it was dropped from memory as it was.")
+    unwinding = loop.unwinding = Unwinding(loop, context)
+    with Silence(), loop.entered(), watched(run):
+        unwinding.go()
+    loop.unwinding = None
+    if unwinding.left:
+        log.warning(
+            "Workflow code of run %s caught Evicted and went on, at %s. It was taken out of memory as it was, and does "
+            "nothing more. Catch Exception there, not BaseException.",
+            run,
+            "; ".join(dict.fromkeys(unwinding.left)),
+        )
+    outer = _get_running_loop()
+    for stop in unwinding.stops:
+        if outer is None:
+            raise stop
+        pass_on(stop, outer)
+
+
+def refuse(loop: WorkflowLoop) -> NoReturn:
+    """Raise `Evicted` in code that is being unwound. Code that does not heed it is left right here, for good."""
+    if loop.unwinding is not None:
+        loop.unwinding.refuse()
+    raise Evicted
+
+
+class Unwinding:
+    """The end of one run's code in memory."""
+
+    def __init__(self, loop: WorkflowLoop, context: Context) -> None:
+        self.left: list[str] = []
+        """The lines of code that did not let itself be unwound."""
+        self.stops: list[BaseException] = []
+        """What was raised meanwhile to end the process. The run leaves first."""
+        self._loop = loop
+        self._context = context
+        self._caller = greenlet.getcurrent()
+        self._generators: list[Any] = []
+        self._task: Any = None
+        self._refusals = 0
+
+    def go(self) -> None:
+        """Unwind everything, on a new stack each time that one has to be left behind."""
+        loop = self._loop
+        for _ in range(ROUNDS_MAX):
+            stack = greenlet.greenlet(self._work)
+            try:
+                stack.switch()
+            except Evicted:  # the watchdog's, between two turns
+                continue
+            if stack.dead:
+                break
+            self._leave_behind(stack)
+        if any(not task.done() for task in loop.tasks.values()):
+            self.left += loop.places()
         for task in loop.tasks.values():
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-    loop.tasks.clear()
+            _keep_for_ever(task)
+        loop.tasks.clear()
+        for generator in self._generators:
+            if generator.ag_frame is not None:
+                _keep_for_ever(generator)
 
+    def refuse(self) -> None:
+        """Come back if the code may be told once more with `Evicted`; otherwise never."""
+        task = asyncio.current_task(self._loop)
+        self._refusals = self._refusals + 1 if task is self._task else 1
+        self._task = task
+        if self._refusals > REFUSALS_MAX:
+            line = persons_line(sys._getframe(2))
+            self.left += [line] if line else self._loop.places()  # a call through the loop itself hides it
+            self._caller.switch()
 
-def _evict_tasks(loop: WorkflowLoop) -> None:
-    for _ in range(ROUNDS_MAX):
-        waiting = [task for task in loop.tasks.values() if not task.done()]
-        for task in waiting:
-            _wake_with_eviction(task)
-        if not waiting or not _drain(loop):
-            break
+    def _leave_behind(self, stack: greenlet.greenlet) -> None:
+        """The code is in the middle of a turn that never ends: undo what the end of its turn would have undone."""
+        loop = self._loop
+        loop.is_guarded = False
+        _keep_for_ever(stack)
+        if (task := asyncio.current_task(loop)) is not None:
+            _leave_task(loop, task)
+            loop.tasks.pop(task.number, None)  # type: ignore[attr-defined]
+            _keep_for_ever(task)
+        self._task = None
 
+    def _work(self) -> None:
+        loop = self._loop
+        self._evict_tasks()
+        generators = loop.take_asyncgens()
+        self._generators += generators
+        for generator in generators:
+            loop.create_task(_close(generator), context=self._context)
+        if loop.tasks and self._drain():
+            self._evict_tasks()
 
-def _drain(loop: WorkflowLoop) -> bool:
-    try:
-        loop.drain()
-    except SpinningWorkflow:
+    def _evict_tasks(self) -> None:
+        loop = self._loop
+        for _ in range(ROUNDS_MAX):
+            waiting = [task for task in loop.tasks.values() if not task.done()]
+            for task in waiting:
+                _wake_with_eviction(task)
+            if not waiting or not self._drain():
+                break
+
+    def _drain(self) -> bool:
+        """Let the code run until it can only wait, and tell whether it came to that."""
+        self._task = None
+        for _ in range(ROUNDS_MAX):
+            try:
+                self._loop.drain(TURNS_MAX + 100 * len(self._loop.tasks))
+            except SpinningWorkflow:
+                return False
+            except Stopped:
+                pass  # code that is being unwound ends no process with `sys.exit()`
+            except EXITS as error:
+                self.stops.append(error)
+            else:
+                return True
         return False
-    return True
+
+
+def _keep_for_ever(code: Any) -> None:
+    """Never drop code that has not come to its end: Python would resume it with `GeneratorExit`, also at exit."""
+    import ctypes  # few programs ever have such code
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(code))
 
 
 async def _close(generator: Any) -> None:

@@ -49,6 +49,7 @@ import everstep.engine.halves
 import everstep.engine.holding
 import everstep.engine.inbox
 import everstep.engine.inside
+import everstep.engine.interrupted
 import everstep.engine.judging
 import everstep.engine.key_operations
 import everstep.engine.keys
@@ -77,6 +78,7 @@ import everstep.engine.telling
 import everstep.engine.tools
 import everstep.engine.transacting
 import everstep.engine.unwinding
+import everstep.engine.watchdog
 import everstep.engine.webhooks
 import everstep.engine.witnessing
 import everstep.model.markers

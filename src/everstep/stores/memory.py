@@ -398,6 +398,7 @@ class MemoryStore(MemoryWork):
         if row.epoch != operation.epoch:
             return Refused("fenced")
         row.owner, row.status = None, row.status if row.status in ENDED else operation.status
+        row.deaths += operation.died
         return Accepted()
 
     # -- reading ------------------------------------------------------------------------------------------------

@@ -153,6 +153,8 @@ class Release(msgspec.Struct, gc=False):
     run: str
     epoch: int
     status: Status
+    died: bool = False
+    """Whether this counts as the death of its owner: `deaths` becomes `deaths + 1`."""
 
 
 class RepairRun(msgspec.Struct, gc=False):

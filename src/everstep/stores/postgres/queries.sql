@@ -824,7 +824,10 @@ WHERE run = ANY ($1::text[]) AND state = 'pending';
 
 -- name: release
 -- Without history: only who drives it, and its status. An ended run stays as it ended.
-UPDATE everstep.runs SET owner = NULL, status = CASE WHEN ended_at IS NULL THEN $3 ELSE status END WHERE id = $1 AND epoch = $2;
+-- $4: 1 if this counts as the death of its owner, else 0.
+UPDATE everstep.runs SET owner = NULL, status = CASE WHEN ended_at IS NULL THEN $3 ELSE status END,
+    deaths = deaths + $4::bigint
+WHERE id = $1 AND epoch = $2;
 
 -- name: lease_of_run
 -- Read back after an unknown commit.

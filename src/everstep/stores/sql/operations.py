@@ -320,7 +320,7 @@ class Operations:
         return rows
 
     def _release(self, release: Release) -> Verdict:
-        if self._run("release", release.run, release.epoch, release.status):
+        if self._run("release", release.run, release.epoch, release.status, int(release.died)):
             return ACCEPTED
         return Refused("fenced" if self._all("run_head", release.run) else "missing")
 

@@ -614,7 +614,9 @@ RETURNING CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), seman
 
 -- name: release
 -- Without history: only who drives it, and its status. An ended run stays as it ended.
-UPDATE runs SET owner = NULL, status = CASE WHEN ended_at IS NULL THEN ?3 ELSE status END WHERE id = ?1 AND epoch = ?2;
+-- ?4: 1 if this counts as the death of its owner, else 0.
+UPDATE runs SET owner = NULL, status = CASE WHEN ended_at IS NULL THEN ?3 ELSE status END, deaths = deaths + ?4
+WHERE id = ?1 AND epoch = ?2;
 
 -- name: lease_of_run
 -- Read back after an unknown commit.

@@ -1,0 +1,87 @@
+"""Stopping is not an outcome: what stops a program, or a task, says nothing about the work that it was raised in.
+
+`KeyboardInterrupt`, `SystemExit`, `GeneratorExit`, and a cancellation that neither the engine nor a person wanted, cut
+an attempt or a run's code off as a crash does. What was under way is settled by its contract in the next life.
+"""
+
+import asyncio
+import functools
+import signal
+import threading
+from collections.abc import Awaitable
+from types import CodeType
+from typing import Any, Final, TypeVar
+
+V = TypeVar("V")
+
+STOPS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
+EXITS: Final = (KeyboardInterrupt, SystemExit)
+"""Those that an event loop does not keep to itself."""
+
+
+class Stopped(Exception):
+    """A user's function raised what stops a program, in a place where it must stop nothing else."""
+
+    def __init__(self, stop: BaseException) -> None:
+        super().__init__(f"{type(stop).__name__}: {stop}" if str(stop) else type(stop).__name__)
+        self.stop = stop
+
+
+def stop_in(error: BaseException) -> BaseException | None:
+    """Return the stop that an error is, or that a group of errors holds; None for an error that is an outcome."""
+    if isinstance(error, (Stopped, *STOPS)):
+        return error
+    if isinstance(error, BaseExceptionGroup) and not isinstance(error, Exception):
+        return next(filter(None, map(stop_in, error.exceptions)), None)
+    return None
+
+
+def contained(error: BaseException) -> BaseException:
+    """Return an error of code on a thread. A thread stops no process, so a stop is an ordinary error from there on."""
+    return Stopped(error) if isinstance(error, STOPS) else error
+
+
+async def contained_in(awaitable: Awaitable[V]) -> V:
+    """Await a user's function. A stop of its own is an ordinary error from there on."""
+    try:
+        return await awaitable
+    except EXITS as error:
+        raise error if ends_process(error) else Stopped(error) from error
+
+
+def ends_process(error: BaseException) -> bool:
+    """Tell whether an error was raised to end this process: by Ctrl-C, or by a signal handler that raises.
+
+    `sys.exit()` in a run's own code does not: what one run does must not end the others.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    return isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and _came_from_a_handler(error))
+
+
+def pass_on(error: BaseException, loop: asyncio.AbstractEventLoop) -> None:
+    """Let an error that is to end the process do so, in a turn of its own: the engine has put its things in order."""
+    if ends_process(error):
+        loop.call_soon(_raise, error)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _came_from_a_handler(error: BaseException) -> bool:
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in handlers:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = handler if hasattr(handler, "__code__") else getattr(handler, "__call__", None)  # noqa: B004
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
