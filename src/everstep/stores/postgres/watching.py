@@ -209,7 +209,7 @@ class Watcher:
         self._connection = None
 
     def _keeps_session(self, error: Exception) -> bool:
-        """Tell whether the session outlived an error, with its locks: a cancelled statement is done in the next turn."""
+        """Tell whether the session outlived an error, with its locks: the next turn does what was cancelled."""
         if self._opened_at == 0.0 or not isinstance(outage_of(error, self._connection), Setback):
             return False
         self._setbacks += 1
