@@ -148,8 +148,8 @@ def _cron_ticks(expression: str, zone: "ZoneInfo", after: int) -> Iterator[int]:
 def _shown(expression: str, zone: "ZoneInfo", after: datetime) -> Iterator[datetime]:
     """Give the moments at which the clock on the wall shows what an expression names.
 
-    Between two changes of that clock it is as far ahead of UTC all the time, so each such stretch is computed by itself,
-    by whatever the clock is changed at its ends: half an hour, two hours, or a day.
+    Between two of its changes that clock is as far ahead of UTC all the time. So each such stretch is computed by
+    itself, by whatever the clock is changed at its ends: half an hour, two hours, or a day.
     """
     from cronsim import CronSim
 
