@@ -87,6 +87,14 @@ STATES: Final[dict[str, Ground]] = {
 GIVE_WAY: Final = frozenset({"40001", "40P01", "55P03"})
 """The transaction gave way to another one and is certainly undone: it is done again at once, in the same session."""
 
+PASSING: Final = ("40", "53", "55006", "55P03", "57014")
+"""What certainly says nothing about the data of a transaction in which a user's tables and triggers take part, too."""
+
+
+def passes(sqlstate: str) -> bool:
+    """Tell whether such a transaction may be done again: others were in the way, or it was cancelled."""
+    return sqlstate.startswith(PASSING)
+
 
 def ground_of(sqlstate: str) -> Ground:
     """Return what a SQLSTATE says. One that is in no table says nothing."""
