@@ -38,9 +38,11 @@
     ├── BudgetExceeded          the run's budget has no room for a step, and it was to fail then
     └── StoreError              the database
         ├── StoreFull           no room on the disk: work pauses and goes on when there is room
-        ├── StoreReadOnly       the file or its folder cannot be written
+        ├── StoreBusy           the database did not take a write just now: work pauses, and it is tried again
+        ├── StoreReadOnly       the file or its folder cannot be written, or the role may not: work pauses until it can
         ├── StoreUnusable       not a store, damaged, or made by a newer release
         ├── StoreFailed         a write failed in a way after which nothing may be assumed
+        │   └── StoreMoved      the store's file was moved, removed or replaced while it was open
         ├── NotReadable         a history is sound, and this process cannot read it: another one can
         │   ├── ChainKeyMissing a history was made with a chain key that is not here, or without one
         │   └── NewerHistory    a history has events of a newer release
@@ -367,30 +369,52 @@ class StoreError(Error):
     """Something about the database."""
 
     code: ClassVar[str] = "everstep.store"
+    pauses: ClassVar[bool] = False
+    """Whether a commit that raises it has written nothing, so that its runs wait and it is tried again."""
 
 
 class StoreFull(StoreError):
     """There is no room on the disk. Runs under way pause and go on by themselves when there is room."""
 
     code: ClassVar[str] = "everstep.store.full"
+    pauses = True
+
+
+class StoreBusy(StoreError):
+    """The database did not take a write, for a reason that says nothing about what was written. It is tried again."""
+
+    code: ClassVar[str] = "everstep.store.busy"
+    pauses = True
 
 
 class StoreReadOnly(StoreError):
-    """The store's file or folder cannot be written."""
+    """The store's file or folder cannot be written, or the role may not. Runs under way pause until it can."""
 
     code: ClassVar[str] = "everstep.store.read_only"
+    pauses = True
 
 
 class StoreUnusable(StoreError):
     """The file is not a store, or a newer release made it, or it lies where SQLite cannot be trusted."""
 
     code: ClassVar[str] = "everstep.store.unusable"
+    pauses = True
 
 
 class StoreFailed(StoreError):
     """A write failed in a way after which nothing may be assumed, so this process stops writing."""
 
     code: ClassVar[str] = "everstep.store.failed"
+
+
+class StoreMoved(StoreFailed):
+    """The store's file, or one beside it, was moved, removed or replaced while it was open: nothing is acknowledged.
+
+    What this process writes would not be found at the store's path. Stop it, put the files back (the store and its
+    `-wal` together), and start again.
+    """
+
+    code: ClassVar[str] = "everstep.store.moved"
 
 
 class NotReadable(StoreError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,6 +117,65 @@ def test_a_server_that_is_killed_in_the_middle_of_a_commit_decides_when_it_is_ba
     restarting.join()
     assert made == [1, 1], "the COMMIT was not done, so it is done again"
     assert shop.sales() == ["lamp"]
+
+
+# -- cancelled ---------------------------------------------------------------------------------------------------------
+def when_committed(shop: Shop, does: str) -> None:
+    """Let the server do something in the middle of a COMMIT, the first time."""
+    shop.server.ask(f'CREATE SEQUENCE "{shop.schema}".times')
+    shop.server.ask(
+        f'CREATE FUNCTION "{shop.schema}".first() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN '
+        f"IF nextval('\"{shop.schema}\".times') = 1 THEN {does}; END IF; RETURN NULL; END $$"
+    )
+    shop.server.ask(
+        f'CREATE CONSTRAINT TRIGGER first AFTER INSERT ON "{shop.schema}".sales DEFERRABLE INITIALLY DEFERRED '
+        f'FOR EACH ROW EXECUTE FUNCTION "{shop.schema}".first()'
+    )
+
+
+def test_a_commit_that_is_cancelled_is_decided_by_its_marker_and_made_again(shop: Shop, way: Way) -> None:
+    """An operator cancels it. That is no failure of the step, which has no retry policy here."""
+    when_committed(shop, "PERFORM pg_sleep(30)")
+    made: list[int] = []
+    cancelling: list[threading.Thread] = []
+
+    def cancel() -> None:
+        asked = (
+            "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity "
+            "WHERE upper(query) LIKE 'COMMIT%' AND state = 'active' AND wait_event = 'PgSleep'"
+        )
+        until = time.monotonic() + 20
+        while shop.server.ask(asked) == [(0,)]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    def arm(_: Any) -> None:
+        made.append(1)
+        if len(made) == 1:
+            cancelling.append(threading.Thread(target=cancel))
+            cancelling[0].start()
+
+    assert shop.run(way, flow_of(way, shop.url(), body_of(way, after=arm))) == "sold lamp"
+    cancelling[0].join()
+    assert made == [1, 1]
+    assert shop.sales() == ["lamp"]
+    assert shop.kinds == ONCE
+
+
+@pytest.mark.parametrize("code", ["53000", "53100", "53200", "53300", "40001", "40P01", "55P03", "57014"])
+def test_a_commit_that_fails_for_a_reason_of_the_servers_is_no_failed_attempt(shop: Shop, code: str) -> None:
+    when_committed(shop, f"RAISE EXCEPTION USING ERRCODE = '{code}'")
+    assert shop.run("psycopg", flow_of(WAYS["psycopg"], shop.url(), body_of(WAYS["psycopg"]))) == "sold lamp"
+    assert shop.sales() == ["lamp"]
+    assert shop.kinds == ONCE
+
+
+@pytest.mark.parametrize("code", ["23514", "22003", "P0001"])
+def test_a_commit_that_the_shops_own_rules_refuse_is_a_failed_attempt(shop: Shop, code: str) -> None:
+    when_committed(shop, f"RAISE EXCEPTION USING ERRCODE = '{code}'")
+    with pytest.raises(DatabaseFailed, match="refused the COMMIT"):
+        shop.run("psycopg", flow_of(WAYS["psycopg"], shop.url(), body_of(WAYS["psycopg"])))
+    assert not shop.sales()
 
 
 # -- lost connections --------------------------------------------------------------------------------------------------

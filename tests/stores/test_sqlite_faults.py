@@ -11,7 +11,7 @@ import apsw
 import msgspec
 import pytest
 
-from everstep.errors import StoreError, StoreFailed, StoreFull, StoreReadOnly, StoreUnusable
+from everstep.errors import StoreBusy, StoreError, StoreFailed, StoreFull, StoreReadOnly, StoreUnusable
 from everstep.stores.keys import ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
@@ -440,6 +440,72 @@ def test_another_process_finds_the_store_in_order_after_a_failure(faulty: Sqlite
     other.close()
 
 
+# -- every result code ----------------------------------------------------------------------------------------------
+CODES = {
+    name: code
+    for name, code in {**apsw.mapping_result_codes, **apsw.mapping_extended_result_codes}.items()
+    if isinstance(name, str) and isinstance(code, int) and code & 0xFF not in (0, 27, 28, 100, 101)
+}
+"""All errors that SQLite has; not success, notices, warnings, rows."""
+ABOUT_A_VALUE = (apsw.SQLITE_TOOBIG, apsw.SQLITE_CONSTRAINT, apsw.SQLITE_MISMATCH, apsw.SQLITE_RANGE, apsw.SQLITE_ERROR)
+ENDS_ALL = (apsw.SQLITE_IOERR, apsw.SQLITE_CORRUPT, apsw.SQLITE_NOTADB)
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_an_error_of_sqlite_that_comes_once_is_blamed_on_no_run(
+    sqlite: SqliteHarness, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    rows = [sqlite.start(id, status="running") for id in "ab"]
+    batch = [append_to(row) for row in rows]
+    left = 1
+
+    def fail(end: Callable[[], None]) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            raise apsw.exception_for(CODES[name])
+        end()
+
+    at_ends_of_commits(sqlite, monkeypatch, fail)
+    code = CODES[name]
+    if code & 0xFF not in ABOUT_A_VALUE:
+        is_end = code & 0xFF in ENDS_ALL and code != apsw.SQLITE_IOERR_NOMEM
+        is_end = is_end or code == apsw.SQLITE_READONLY_DBMOVED
+        with pytest.raises(StoreError) as raised:
+            sqlite.do(*batch)
+        assert isinstance(raised.value, StoreFailed) == is_end
+        assert raised.value.pauses != is_end
+        if is_end:
+            return
+    assert sqlite.do(*batch) == [Accepted(), Accepted()]
+    assert [sqlite.row(id).head_seq for id in "ab"] == [2, 2]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), apsw.InterruptError(), apsw.NoMemError(), apsw.ProtocolError()])
+def test_an_error_that_lasts_is_told_of_those_only_that_it_hits(
+    sqlite: SqliteHarness, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """One of a batch has a value that cannot be stored, so all are tried by themselves; then something else fails."""
+    appends = [append_to(sqlite.start(f"r{n}", status="running")) for n in range(3)]
+    surrogate(appends[0])
+    ends = 0
+
+    def fail(end: Callable[[], None]) -> None:
+        nonlocal ends
+        ends += 1
+        if ends == 3:
+            raise error
+        end()
+
+    at_ends_of_commits(sqlite, monkeypatch, fail)
+    first, second, third = sqlite.do(*appends)
+    assert isinstance(first, Failed)
+    assert not isinstance(first.error, StoreError)
+    assert second == Accepted()
+    assert isinstance(third, Failed)
+    assert isinstance(third.error, StoreBusy), "it is tried again, and its run is not held"
+
+
 # -- read-only, damaged, locked -------------------------------------------------------------------------------------
 
 
@@ -497,7 +563,7 @@ def test_patience_has_an_end_that_explains_itself(sqlite: SqliteHarness, monkeyp
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreError, match="locked") as caught:
         sqlite.one(StartRun(new_run("a")))
-    assert type(caught.value) is StoreError
+    assert type(caught.value) is StoreBusy
     other.execute("ROLLBACK")
     assert sqlite.one(StartRun(new_run("a"))) == Accepted()
     other.close()

@@ -126,7 +126,7 @@ class StoreDatabase:
             return "again"
         if isinstance(error, (apsw.IOError, apsw.CorruptError, apsw.NotADBError)):
             return _meaning_of_code(getattr(error, "extendedresult", 0) or IO_ERROR)
-        if type(error).__module__.startswith("psycopg"):
+        if hasattr(error, "sqlstate"):  # of psycopg, or of a statement of ours that was in the way of others
             from everstep.effects.postgres_database import meaning_in_store
 
             return meaning_in_store(error)

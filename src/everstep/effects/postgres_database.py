@@ -16,7 +16,15 @@ from psycopg.rows import tuple_row
 from psycopg.sql import Composable
 
 from everstep.effects.databases import Meaning, now
-from everstep.effects.postgres_markers import Place, PostgresTransaction, meaning, shown_name, state_of
+from everstep.effects.postgres_markers import (
+    CANCELLED,
+    Place,
+    PostgresTransaction,
+    meaning,
+    own_statement,
+    shown_name,
+    state_of,
+)
 from everstep.effects.statement_guard import ENDED, WENT_ON, Guard
 from everstep.errors import Misuse
 from everstep.stores.postgres.addresses import Address, address_of
@@ -149,8 +157,9 @@ class PsycopgTransaction(PostgresTransaction):
     async def ask(self, name: str, *parameters: Any) -> Sequence[Sequence[Any]]:
         """Do a statement and return its rows. Nothing that a body sets on the connection changes how it is done."""
         cursor = self.cursors[self._is_async](self.connection, row_factory=tuple_row)
-        await now(cursor.execute(self._texts[name], parameters, prepare=False))
-        return await now(cursor.fetchall()) if cursor.description else ()
+        with own_statement():
+            await now(cursor.execute(self._texts[name], parameters, prepare=False))
+            return await now(cursor.fetchall()) if cursor.description else ()
 
     def lend(self) -> Any:
         """Return the connection for the body."""
@@ -172,7 +181,8 @@ class PsycopgTransaction(PostgresTransaction):
     async def commit(self) -> None:
         """Commit. The server answers a COMMIT of what has failed with ROLLBACK, and calls that no error."""
         cursor = self.cursors[self._is_async](self.connection)
-        await now(cursor.execute("COMMIT", prepare=False))
+        with own_statement():
+            await now(cursor.execute("COMMIT", prepare=False))
         if cursor.statusmessage != "COMMIT":
             raise psycopg.errors.InFailedSqlTransaction(f"COMMIT was answered by {cursor.statusmessage}")
 
@@ -240,8 +250,13 @@ async def begin_in_store(store: "PostgresStore", *, is_async: bool) -> PsycopgTr
 
 
 def meaning_in_store(error: BaseException) -> Meaning:
-    """Tell what an error means in the store's own database: as everywhere, and an outage is waited out."""
-    return "again" if getattr(error, "was_outage", False) else meaning(error)
+    """Tell what an error means in the store's own database: as everywhere, and what befalls the store is waited out.
+
+    That is an outage, and a statement of the body which an operator has cancelled. (One that the body has given a
+    `statement_timeout` has failed.)
+    """
+    is_cancelled = state_of(error) == CANCELLED and "user request" in str(error)
+    return "again" if is_cancelled or getattr(error, "was_outage", False) else meaning(error)
 
 
 async def begin_on(

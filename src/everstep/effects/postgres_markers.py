@@ -9,9 +9,10 @@ by a session whose client is gone. So a COMMIT whose answer was lost is decided 
 """
 
 import abc
+import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,7 @@ from everstep.effects.statement_guard import ENDED, WENT_ON, Guard
 from everstep.errors import Misuse
 from everstep.model.markers import Marker
 from everstep.stores.sql.nul import escaped, unescaped
+from everstep.stores.sql.sqlstates import passes
 
 DEFAULT_SCHEMA: Final = "everstep"
 WAIT: Final = "2s"
@@ -93,6 +95,20 @@ class _InTheWay(Exception):
     sqlstate = SERIALIZATION
 
 
+@contextlib.contextmanager
+def own_statement() -> Iterator[None]:
+    """Around a statement that is not the body's: if it is cancelled, that says nothing about the step.
+
+    Everything is rolled back and done again. If it was the COMMIT, the marker tells first whether that has happened.
+    """
+    try:
+        yield
+    except Exception as error:
+        if passes(state_of(error)):
+            raise _InTheWay from error
+        raise
+
+
 class PostgresTransaction(abc.ABC):
     """An open transaction. Its methods are coroutines; with a driver that blocks they wait for nothing."""
 
@@ -141,8 +157,6 @@ class PostgresTransaction(abc.ABC):
             if not rows:
                 rows = await self.ask("read_marker", key)
         except Exception as error:
-            if state_of(error) == CANCELLED:
-                raise _InTheWay from error
             if state_of(error) == FORBIDDEN:
                 raise Misuse(
                     f"This role may not use the table of markers in {self._place.name} ({_said(error)}). Grant it "
@@ -180,7 +194,7 @@ class PostgresTransaction(abc.ABC):
     # -- what a driver does ---------------------------------------------------------------------------------------
     @abc.abstractmethod
     async def ask(self, name: str, *parameters: Any) -> Sequence[Sequence[Any]]:
-        """Do a statement and return its rows."""
+        """Do a statement, as an `own_statement`, and return its rows."""
 
     @abc.abstractmethod
     def lend(self) -> Any:
@@ -192,7 +206,7 @@ class PostgresTransaction(abc.ABC):
 
     @abc.abstractmethod
     async def commit(self) -> None:
-        """Make everything durable. An error does not say whether that has happened."""
+        """Make everything durable, by an `own_statement`. An error does not say whether that has happened."""
 
     @abc.abstractmethod
     async def close(self) -> None:

@@ -22,6 +22,7 @@ from everstep.effects.postgres_markers import (
     Place,
     PostgresTransaction,
     meaning,
+    own_statement,
     shown_name,
     statements,
 )
@@ -134,8 +135,9 @@ class SqlalchemyTransaction(PostgresTransaction):
         """Do a statement and return its rows. An error is the driver's own: SQLAlchemy's would show the values."""
         values = {f"p{number}": value for number, value in enumerate(parameters, 1)}
         try:
-            result = await now(self._connection.execute(self._texts[name], values))
-            return result.fetchall() if result.returns_rows else ()
+            with own_statement():
+                result = await now(self._connection.execute(self._texts[name], values))
+                return result.fetchall() if result.returns_rows else ()
         except exc.DBAPIError as error:
             raise (error.orig or error) from None
 
@@ -184,7 +186,8 @@ class SqlalchemyTransaction(PostgresTransaction):
 
     async def commit(self) -> None:
         """Commit."""
-        await now(self._connection.commit())
+        with own_statement():
+            await now(self._connection.commit())
 
     async def close(self) -> None:
         """Roll back what is not committed, and give the connection back to its pool."""

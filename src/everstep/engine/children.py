@@ -3,7 +3,7 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -14,7 +14,7 @@ from everstep.engine.starting import Origin, new_run
 from everstep.errors import Damaged
 from everstep.model import events as ev
 from everstep.model.budgets import Allotment, Standing, allotment_of
-from everstep.model.digests import derived_key
+from everstep.model.digests import derived_key, digest_of
 from everstep.model.events import ENDS
 from everstep.model.status import ENDED
 from everstep.stores.protocol import Delivery, NewRun, Post, Store
@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("everstep.run")
 
 RECENT_MAX: Final = 1024
-"""So many ends of runs that were driven here are remembered."""
+"""How many ends of runs that were driven here are remembered, each by the digest of its outcome."""
+
+
+class _Seen(NamedTuple):
+    """What is remembered of an end. An outcome may be large, and is in the store."""
+
+    status: str
+    digest: bytes
+    secret: bool
 
 
 class ChildEnd(msgspec.Struct):
@@ -42,18 +50,18 @@ class RecentEnds:
     """How runs without a budget ended that were driven here, as this process itself wrote it down: the newest ones."""
 
     def __init__(self) -> None:
-        self._ends: OrderedDict[str, ChildEnd] = OrderedDict()
+        self._ends: OrderedDict[str, _Seen] = OrderedDict()
 
     def note(self, run: str, status: str, outcome: bytes | None, secret: bool) -> None:
         """A run has ended here."""
-        self._ends[run] = ChildEnd(status, msgspec.Raw(outcome or b"null"), secret)
+        self._ends[run] = _Seen(status, digest_of(outcome or b"null"), secret)
         if len(self._ends) > RECENT_MAX:
             self._ends.popitem(last=False)
 
     def has(self, run: str, told: ChildEnd) -> bool:
         """Tell whether a run ended here in just the way that is told; then what is told has all that is known."""
         end = self._ends.get(run)
-        if end is None or end.status != told.status or bytes(end.outcome) != bytes(told.outcome):
+        if end is None or end.status != told.status or end.digest != digest_of(bytes(told.outcome)):
             return False
         told.secret, told.budget = end.secret, None
         return True

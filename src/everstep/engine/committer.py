@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
-from everstep.errors import Misuse, StoreFull
+from everstep.errors import Misuse, StoreBusy, StoreError
 from everstep.stores.protocol import Append, Busy, Failed, Operation, Store, Verdict
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ LINGER_SECONDS: Final = 0.001
 HALF_MIN: Final = 16
 """So many runs must be ready for a commit that is begun while the others are at work."""
 ROOM_SECONDS: Final = 0.5
-"""How often a full disk is tried again."""
+"""How often a store that cannot be written is tried again."""
 
 
 class Source(Protocol):
@@ -85,7 +85,7 @@ class Committer:
         self.store = store
         self.commits = 0
         self.full = False
-        """Whether work pauses because the disk is full."""
+        """Whether work pauses because the disk is full, or because the store cannot be written for another reason."""
         self._loop = loop
         self._queue: deque[Source | _Request] = deque()
         self._stalled: list[tuple[Source, Append]] = []
@@ -268,18 +268,20 @@ class Committer:
             self._in_flight = frozenset()
         if self.full:
             self.full = False
-            log.warning("There is room again: work goes on.")
+            log.warning("The store takes writes again: work goes on.")
         self._is_settling = True
+        paused: Exception | None = None
         for entry, verdict in zip(batch, verdicts, strict=True):
             if type(entry) is _Request:
                 entry.settle(verdict)
-            elif type(verdict) is Failed and isinstance(verdict.error, StoreFull):
+            elif type(verdict) is Failed and _pauses(verdict.error):
                 self._stalled.append(entry)
+                paused = verdict.error
             else:
                 entry[0].settle(entry[1], verdict)
         self._is_settling = False
         if self._stalled:
-            self._wait_for_room(StoreFull("There is no room on the disk."))
+            self._wait_for_room(paused or StoreBusy("The store cannot be written."))
         self._go_on()
 
     def _go_on(self) -> None:
@@ -291,14 +293,14 @@ class Committer:
             self._flush_later = self._loop.call_later(LINGER_SECONDS, self._flush_lingering)
 
     def _fail(self, batch: list[_Entry], error: Exception) -> None:
-        """Units of runs wait out a full disk; whoever asked directly is told. Any other failure stops the runs."""
+        """Units of runs wait until the store can be written; whoever asked directly is told. Else the runs stop."""
         self._busy = False
         self._in_flight = frozenset()
-        full = isinstance(error, StoreFull)
+        pauses = _pauses(error)
         for entry in batch:
             if isinstance(entry, _Request):
                 entry.fail(error)
-            elif full:
+            elif pauses:
                 self._stalled.append(entry)
             else:
                 entry[0].fail(error)
@@ -311,7 +313,7 @@ class Committer:
     def _wait_for_room(self, error: Exception) -> None:
         if not self.full:
             self.full = True
-            log.error("%s Work pauses and goes on by itself when there is room.", error)
+            log.error("%s Work pauses, and goes on by itself when that is mended.", error)
         if self._flush_later is None:
             self._flush_later = self._loop.call_later(ROOM_SECONDS, self._flush_lingering)
 
@@ -336,6 +338,11 @@ class Committer:
         if self._thread is not None:
             self._batches.put(None)
             await asyncio.to_thread(self._thread.join)
+
+
+def _pauses(error: BaseException) -> bool:
+    """Tell whether a commit has certainly written nothing, and may be made again when that is mended."""
+    return isinstance(error, StoreError) and error.pauses
 
 
 def _operations(batch: list[_Entry]) -> list[Operation]:

@@ -468,7 +468,11 @@ class Driving(Parts):
     def hold_unstorable(self, driver: Driver, error: BaseException) -> None:
         """The store refuses a run's newest events, a value that is too large for instance: it stops, and no other."""
         self.let_go(driver)
-        row = self.store.run(driver.run)
+        try:
+            row = self.store.run(driver.run)
+        except StoreError:
+            self.want(driver.run)  # it is taken up again, and held then if the same is refused again
+            return
         if row is not None and row.epoch == driver.row.epoch:
             from everstep.engine.holding import HoldReport
 
@@ -486,9 +490,7 @@ class Driving(Parts):
             self.recent_ends.note(driver.run, status, outcome, driver.ends_secretly)
         driver.stop()
         if error is not None:
-            self._failed = error
-            log.error("The store failed; this process stops writing. %s", error)
-            self.watchers.look_all_again()
+            self.fail(error)
             return
         self.held(hold if status == "held" else None)
         if status is not None:
@@ -500,6 +502,13 @@ class Driving(Parts):
                 self.pump.nudge()  # a run of ours may follow this one, or wait for its keys, or for its slot
         elif driver.run in self.watchers:
             self.wanted.add(driver.run)
+
+    def fail(self, error: BaseException) -> None:
+        """The store has failed: this process writes nothing more, and tells everyone who waits."""
+        if self._failed is None:
+            log.error("The store failed; this process stops writing. %s", error)
+        self._failed = error
+        self.watchers.look_all_again()
 
     def ended_without_code(self, run: str, status: Status) -> None:
         """Tell whoever waits for a run that it has ended, and whoever follows it to look into its inbox."""

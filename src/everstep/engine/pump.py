@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from everstep.engine.clock import microseconds
 from everstep.engine.resume import DEATHS_MAX, is_delayed, is_supported
-from everstep.errors import StoreError
+from everstep.errors import StoreError, StoreFailed
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow
 
@@ -93,6 +93,8 @@ class Pump:
             try:
                 await self._turn()
             except StoreError as error:
+                if isinstance(error, StoreFailed):
+                    self.app.fail(error)
                 log.error("Looking for work failed and is tried again: %s", error)
                 await asyncio.sleep(SWEEP_SECONDS)
                 self._nudged = True  # what led to this look is still to be looked at

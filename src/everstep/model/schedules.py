@@ -39,6 +39,9 @@ BACKFILL_MAX: Final = 1_000
 COMPARED: Final = 20
 """So many ticks are looked at to tell how close they are."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND: Final = timedelta(seconds=1)
+_LOOK: Final = timedelta(hours=6)
+"""No zone changes its clock twice within this time."""
 
 
 class Definition(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -129,19 +132,61 @@ def _cron_ticks(expression: str, zone: "ZoneInfo", after: int) -> Iterator[int]:
     from cronsim import CronSim
 
     try:
-        local = (_EPOCH + timedelta(microseconds=after)).astimezone(zone)
+        moment = _EPOCH + timedelta(microseconds=after)
         if not has_fixed_time(expression):
-            for moment in CronSim(expression, local):
-                yield _microseconds(moment)
+            yield from map(_microseconds, _shown(expression, zone, moment))
             return
         before = after
-        for moment in CronSim(expression, local.replace(tzinfo=None, fold=0)):
-            tick = _microseconds(_existing(moment, zone))
+        for local in CronSim(expression, moment.astimezone(zone).replace(tzinfo=None, fold=0)):
+            tick = _microseconds(_existing(local, zone))
             if tick > before:  # several times that do not exist become one
                 yield tick
                 before = tick
     except OverflowError:  # the year 10000
         return
+
+
+def _shown(expression: str, zone: "ZoneInfo", after: datetime) -> Iterator[datetime]:
+    """Give the moments at which the clock on the wall shows what an expression names.
+
+    Between two of its changes that clock is as far ahead of UTC all the time. So each such stretch is computed by
+    itself, by whatever the clock is changed at its ends: half an hour, two hours, or a day.
+    """
+    from cronsim import CronSim
+
+    since = after
+    ahead = _ahead(since, zone)
+    while True:
+        for local in CronSim(expression, (after + ahead).replace(tzinfo=None)):
+            moment = local.replace(tzinfo=UTC) - ahead
+            if (change := _change(zone, since, moment, ahead)) is not None:
+                break
+            yield moment
+            after = since = moment
+        else:
+            return
+        since, after, ahead = change, change - timedelta(microseconds=1), _ahead(change, zone)
+
+
+def _ahead(moment: datetime, zone: "ZoneInfo") -> timedelta:
+    return moment.astimezone(zone).utcoffset() or timedelta()
+
+
+def _change(zone: "ZoneInfo", since: datetime, until: datetime, ahead: timedelta) -> datetime | None:
+    """Return when a zone's clock is changed next, after one moment and no later than another, or None."""
+    early = since.replace(microsecond=0)
+    while early < until:
+        late = min(early + _LOOK, until)
+        if _ahead(late, zone) != ahead:
+            while late - early > _SECOND:
+                middle = early + (late - early) // _SECOND // 2 * _SECOND
+                if _ahead(middle, zone) == ahead:
+                    early = middle
+                else:
+                    late = middle
+            return late
+        early = late
+    return None
 
 
 def has_fixed_time(expression: str) -> bool:

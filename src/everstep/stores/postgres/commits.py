@@ -4,38 +4,42 @@ A batch of simple operations is one round trip, and commits with it. What concer
 operation by operation, in a second transaction; so is a simple one that was not accepted, for then it is to be said
 why. Each run's unit is whole either way, and nobody hears a verdict before both are durable.
 
-A lost reply is an unknown commit. The connection is made anew, whatever the old session may still be doing is ended and
-waited for, and then it is read back: for an `Append`, `StartRun` or `RestartRun` the digest of its last event, for a
-`Post` the row with its number, for a `Claim` the epoch and owner, and so on. A transaction is atomic, so if one thing
-is there, all of it is, and the verdicts stand that were reached within it. In the single round trip the verdicts are
-lost with the reply: there each unit has its digest, and one that is not there is tried again, which its expected head
-makes harmless. A `Release`, a `ForgetKeys`, an append without events and a settled notification write nothing that only
-they could have written; doing them again changes nothing.
+A lost reply is an unknown commit, and so is every error that says nothing about the data (see sqlstates.py): a
+cancelled statement, a server without memory, and all that is not known. The connection is made anew, whatever the old
+session may still be doing is ended and waited for, and then it is read back: for an `Append`, `StartRun` or
+`RestartRun` the digest of its last event, for a `Post` the row with its number, for a `Claim` the epoch and owner, and
+so on. A transaction is atomic, so if one thing is there, all of it is, and the verdicts stand that were reached within
+it. In the single round trip the verdicts are lost with the reply: there each unit has its digest, and one that is not
+there is tried again, which its expected head makes harmless. A `Release`, a `ForgetKeys`, an append without events and
+a settled notification write nothing that only they could have written; doing them again changes nothing.
 """
 
 import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
+import msgspec
 import psycopg
-from psycopg import errors
 
-from everstep.errors import Damaged, Misuse, StoreError, StoreFull
+from everstep.errors import Damaged, Misuse, StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.status import ENDED
 from everstep.stores.postgres.addresses import Address
 from everstep.stores.postgres.connections import (
+    PAUSE_SECONDS_MIN,
     Connection,
     Durability,
     Outage,
     Patience,
+    PatienceWithSetbacks,
+    Setback,
     close_quietly,
     connect,
-    is_outage,
+    outage_of,
+    refused,
     translated,
 )
 from everstep.stores.postgres.heads import Heads
@@ -59,9 +63,22 @@ from everstep.stores.protocol import (
 from everstep.stores.saved import ChangeThread
 from everstep.stores.sql.batch import Batch, runs_mentioned
 from everstep.stores.sql.reading_back import is_there
+from everstep.stores.sql.sqlstates import GIVE_WAY
 
+R = TypeVar("R")
+
+BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+"""Behind a pooler a role's own settings are in force: what matters is said in each transaction."""
 DEADLOCKS_MAX: Final = 20
-"""So often in a row a transaction is tried again that was chosen to give way to another one."""
+"""How often in a row a transaction that gave way to another one is tried again at once, without a pause."""
+TOGETHER_MAX: Final = 2
+"""After this many failures of a batch its operations are tried one by one: one of them may be too large to be sent."""
+VALUE_BYTES_MAX: Final = (1 << 30) - (1 << 20)
+"""PostgreSQL ends the session of a client that sends a gigabyte in one message."""
+SAME_SESSION_MAX: Final = 8
+"""After this many failures of a batch in one session, a new one is made."""
+TRIES: Final = 8
+"""How often a transaction other than a commit is tried; a lost connection counts as half of them."""
 
 SLOW_SECONDS: Final = 0.9
 """After a commit that took longer it is asked whether its runs are still ours: the shortest lease is a second."""
@@ -80,6 +97,8 @@ class Work:
         self.reached: dict[int, Verdict] = {}
         """The verdicts of a transaction whose COMMIT was sent and not answered."""
         self.has_tried_simple = False
+        self.failures = 0
+        """How often its transaction failed for a reason that says nothing about it."""
 
     def left(self) -> list[int]:
         """Return the places of what is not decided."""
@@ -111,6 +130,7 @@ class Writer:
         self._statements: PostgresStatements = self._transaction._statements
         self._lock = threading.Lock()
         self._unfinished: Work | None = None
+        self._setbacks = PatienceWithSetbacks(address.shown)
         self.heads = Heads()
 
     # -- batches ----------------------------------------------------------------------------------------------------
@@ -165,12 +185,7 @@ class Writer:
         }
         if not appends:
             return verdicts
-        try:
-            rows = self._statements.all("epochs", [append.run for append in appends.values()])
-        except psycopg.Error:
-            self._drop()
-            return verdicts  # nobody knows; the next append is refused, if they are not ours
-        epochs: dict[str, int] = dict(rows)
+        epochs = dict(self._asked("epochs", [append.run for append in appends.values()]))
         return [
             Refused("fenced")
             if isinstance(verdict, Accepted)
@@ -179,6 +194,17 @@ class Writer:
             else verdict
             for place, verdict in enumerate(verdicts)
         ]
+
+    def _asked(self, name: str, *parameters: Any) -> list[Any]:
+        """Ask something that must be known before the verdicts are, through any number of outages."""
+        while True:
+            try:
+                self._connect(True)
+                return self._statements.all(name, *parameters)
+            except (psycopg.Error, Outage) as error:
+                outage = outage_of(error, self._connection) or Setback(str(error))
+                self._roll_back() if isinstance(outage, Setback) else self._drop()
+                self._wait(outage)
 
     def _work_for(self, operations: Sequence[Operation]) -> Work:
         """Return the work that an impatient caller has left unfinished, if it is this one."""
@@ -196,18 +222,31 @@ class Writer:
                     self._read_back(work)
                 self._write(work)
             except Outage as outage:
-                self._drop()
-                if not patient:
-                    # Whoever is not patient comes again, patiently, with the same operations.
-                    self._unfinished = work
-                    self.patience.note(outage)
-                    raise Busy from outage
-                self._wait(outage)
+                self._pause(work, outage, patient)
+            except StoreError as error:
+                if not work.is_doubtful and not work.verdicts:
+                    raise  # nothing was done
+                self._pause(work, Setback(str(error)), patient)
             else:
+                self._setbacks.end()
                 return
 
+    def _pause(self, work: Work, outage: Outage, patient: bool) -> None:
+        """Wait a little before a batch is tried again: in the same session, if there is hope that it is of use."""
+        self._roll_back() if isinstance(outage, Setback) and work.failures % SAME_SESSION_MAX else self._drop()
+        if not patient:
+            # The caller comes again, patiently, with the same operations.
+            self._unfinished = work
+            self._patience_with(outage).note(outage)
+            raise Busy from outage
+        self._wait(outage)
+
     def _write(self, work: Work) -> None:
-        if not work.has_tried_simple:
+        is_alone = work.failures > TOGETHER_MAX
+        work.failures += 1
+        if is_alone:
+            self._fail_too_large(work)
+        elif not work.has_tried_simple:
             self._write_changes(work)
             self._write_simple(work)
             work.has_tried_simple = True
@@ -216,7 +255,7 @@ class Writer:
             # These may deliver to runs that were claimed before them: what the claims have read is older then.
             claims = {place: one.row for place, one in work.verdicts.items() if isinstance(one, Claimed)}
             work.verdicts |= {place: Claimed(row) for place, row in claims.items()}
-        if left and not self._write_in_order(work, left):
+        if left and (is_alone or not self._write_in_order(work, left)):
             for place in left:
                 self._write_in_order(work, [place])
 
@@ -229,13 +268,10 @@ class Writer:
         crash_point("store.commit.before")
         try:
             work.verdicts |= dict(zip(left, do_changes(self._statements, changes), strict=True))
-        except psycopg.Error as error:
+        except Exception as error:  # noqa: BLE001 - also a value that cannot be sent
             self._raise_outage(error)
             self._roll_back()
             return  # each is tried by itself, and says what is wrong with it
-        except Exception:  # noqa: BLE001 - a value that cannot be sent
-            self._roll_back()
-            return
         except BaseException:
             self._drop()  # an interruption: what the session does is unknown
             raise
@@ -262,18 +298,15 @@ class Writer:
             work.is_doubtful = True
             verdicts = self._transaction.simple(appends, starts, claims)
             work.is_doubtful = False
-        except psycopg.Error as error:
-            self._raise_outage(error)
+        except Exception as error:  # noqa: BLE001 - also a value that cannot be sent
+            if not _gave_way(error):
+                self._raise_outage(error)
             work.is_doubtful = False
             self._roll_back()
             trouble = translated(error, self._address.shown)
-            if isinstance(trouble, StoreFull):
-                raise trouble from error
+            if isinstance(trouble, StoreError) and not _gave_way(error):
+                self._raise_if_nothing_is_done(work, trouble, error)
             return  # each is tried by itself, and says what is wrong with it
-        except Exception:  # noqa: BLE001 - a value that cannot be sent
-            work.is_doubtful = False
-            self._roll_back()
-            return
         except BaseException:
             self._drop()  # an interruption: what the session does is unknown
             raise
@@ -286,30 +319,39 @@ class Writer:
         for _ in range(DEADLOCKS_MAX):
             try:
                 work.verdicts |= self._transact(work, places)
-            except (errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable):
+            except Exception as error:  # noqa: BLE001 - also a value that cannot be sent, or a mistake of the engine
+                if not _gave_way(error):
+                    self._raise_outage(error)
                 self._roll_back()
-                continue
-            except psycopg.Error as error:
-                self._raise_outage(error)
-                self._roll_back()
-                return self._fail(work, places, translated(error, self._address.shown), error)
-            except Exception as error:  # noqa: BLE001 - a value that cannot be sent, or a mistake of the engine
-                self._roll_back()
-                return self._fail(work, places, error, error)
+                work.reached, work.is_doubtful = {}, False
+                if not _gave_way(error):
+                    return self._fail(work, places, translated(error, self._address.shown), error)
             except BaseException:
-                self._roll_back()
+                self._drop()  # an interruption: what the session does is unknown
                 raise
-            return True
-        return self._fail(work, places, StoreError(f"{self._address.shown} is too busy."), None)
+            else:
+                return True
+        raise Setback(f"it gave way to other transactions {DEADLOCKS_MAX} times")
 
-    def _fail(self, work: Work, places: Sequence[int], trouble: Exception, cause: Exception | None) -> bool:
+    def _fail(self, work: Work, places: Sequence[int], trouble: Exception, cause: Exception) -> bool:
         """Say what became of operations whose transaction was rolled back."""
-        if isinstance(trouble, StoreError) and not isinstance(trouble, Damaged) and not work.verdicts:
-            raise trouble from cause  # nothing was done
-        if len(places) > 1:
+        is_of_store = isinstance(trouble, StoreError) and not isinstance(trouble, Damaged)
+        if is_of_store:
+            self._raise_if_nothing_is_done(work, trouble, cause)
+        elif len(places) > 1:
             return False
-        work.verdicts[places[0]] = Failed(trouble)
+        work.verdicts |= dict.fromkeys(places, Failed(trouble))
         return True
+
+    def _raise_if_nothing_is_done(self, work: Work, trouble: Exception, cause: Exception) -> None:
+        if not work.verdicts and not isinstance(trouble, Damaged):
+            raise trouble from cause
+
+    def _fail_too_large(self, work: Work) -> None:
+        """Refuse what cannot be sent: the server ends the session instead of saying so."""
+        for place in work.left():
+            if (size := _bytes_in(work.operations[place])) > VALUE_BYTES_MAX:
+                work.verdicts[place] = Failed(ValueError(f"{size} bytes are more than PostgreSQL takes at once"))
 
     def _transact(self, work: Work, places: Sequence[int]) -> dict[int, Verdict]:
         crash_point("store.commit.before")
@@ -332,44 +374,40 @@ class Writer:
         return verdicts
 
     # -- other transactions -----------------------------------------------------------------------------------------
-    @contextmanager
-    def transaction(self, name: str) -> Iterator[PostgresStatements]:
-        """Begin a transaction of its own and commit it at the end of the block. `name` is that of its crash points.
+    def transact(self, name: str, do: Callable[[PostgresStatements], R]) -> R:
+        """Do something in a transaction of its own. `name` is that of its crash points.
 
-        It does not wait out an outage, nor for a commit that does, but makes the connection anew once.
+        It does not wait out an outage, nor for a commit that does. But what fails for a reason that says nothing about
+        it is done again: `do` must be such that doing it twice is the same as once.
         """
         if not self._lock.acquire(timeout=WAIT_SECONDS):
             raise translated(Outage("a commit is waiting for it"), self._address.shown)
         try:
             crash_point(f"store.{name}.before")
-            try:
-                self._begin_again()
-                yield self._statements
-                crash_point(f"store.{name}.written")
-                self._end()
-            except (psycopg.Error, Outage) as error:
-                is_lost = is_outage(error, self._connection)
-                self._drop() if is_lost else self._roll_back()
-                trouble = translated(Outage(str(error)) if is_lost else error, self._address.shown)
-                raise trouble from error
-            except BaseException:
-                self._roll_back()
-                raise
+            tries = TRIES
+            while True:
+                try:
+                    self._connect(True)
+                    self._begin()
+                    answer = do(self._statements)
+                    crash_point(f"store.{name}.written")
+                    self._end()
+                    break
+                except (psycopg.Error, Outage) as error:
+                    outage = outage_of(error, self._connection, self._address.schema)
+                    is_lost = outage is not None and not isinstance(outage, Setback)
+                    self._drop() if is_lost else self._roll_back()
+                    tries -= TRIES // 2 if is_lost else 1
+                    if outage is None or tries <= 0:
+                        raise refused(outage or error, self._address.shown) from error
+                    time.sleep(PAUSE_SECONDS_MIN / 2)
+                except BaseException:
+                    self._roll_back()
+                    raise
             crash_point(f"store.{name}.after")
+            return answer
         finally:
             self._lock.release()
-
-    def _begin_again(self) -> None:
-        """Begin a transaction; if the connection turns out to be lost, on a new one."""
-        try:
-            self._connect(True)
-            self._begin()
-        except psycopg.Error as error:
-            if not is_outage(error, self._connection):
-                raise
-            self._drop()
-            self._connect(True)
-            self._begin()
 
     def close(self) -> None:
         """Close the connection."""
@@ -396,8 +434,9 @@ class Writer:
                 self._statements.all("end_other_sessions", self._name)
             self.heads.compare_if_other(self._statements)
         except psycopg.Error as error:
+            outage = outage_of(error, connection)
             close_quietly(connection)
-            raise Outage(str(error)) from error
+            raise outage or refused(error, self._address.shown) from error
         self._connection = connection
         self.patience.end()
 
@@ -405,33 +444,43 @@ class Writer:
         close_quietly(self._connection)
         self._connection = None
 
+    def _patience_with(self, outage: Outage) -> Patience:
+        return self._setbacks if isinstance(outage, Setback) else self.patience
+
     def _wait(self, outage: Outage) -> None:
         if not self.patience.is_over:
-            self.patience.wait(outage, time.sleep)
+            self._patience_with(outage).wait(outage, time.sleep)
         if self.patience.is_over:
             raise StoreError(
                 f"{self._address.shown} cannot be reached ({outage}), and the store was closed. What was being written "
                 "is unknown; every run is verified before it goes on."
             ) from outage
 
-    def _raise_outage(self, error: psycopg.Error) -> None:
-        if is_outage(error, self._connection):
-            raise Outage(" ".join(str(error).split())) from error
+    def _raise_outage(self, error: Exception) -> None:
+        """Raise what is waited out, unless an error is somebody's fault."""
+        if isinstance(error, StoreError):
+            return
+        if (outage := outage_of(error, self._connection, self._address.schema)) is not None:
+            raise outage from error
+
+    def _open_connection(self) -> Connection:
+        if self._connection is None:
+            raise Outage("its session could not be rolled back")
+        return self._connection
 
     def _begin(self) -> None:
-        assert self._connection is not None
-        self._connection.execute("BEGIN")
+        self._open_connection().execute(BEGIN)
 
     def _end(self) -> None:
-        assert self._connection is not None
-        self._connection.execute("COMMIT")
+        self._open_connection().execute("COMMIT")
 
     def _roll_back(self) -> None:
+        """Undo the transaction. A session that cannot is dropped: then the server does it by itself."""
         try:
             if self._connection is not None and not self._connection.closed:
                 self._connection.execute("ROLLBACK")
-        except psycopg.Error:
-            self._drop()  # the server rolls back by itself
+        except Exception:  # noqa: BLE001 - cancelled, lost, or in the middle of something else
+            self._drop()
 
     # -- unknown commits --------------------------------------------------------------------------------------------
     def _read_back(self, work: Work) -> None:
@@ -447,8 +496,7 @@ class Writer:
                 work.has_tried_simple = False
             work.reached, work.is_doubtful = {}, False
         except psycopg.Error as error:
-            self._raise_outage(error)
-            raise translated(error, self._address.shown) from error
+            raise outage_of(error, self._connection) or Setback(str(error)) from error
 
     def _is_written(self, operation: Operation) -> bool:
         """Tell whether a simple operation was accepted. A run with the same beginning may yet be somebody else's."""
@@ -462,6 +510,24 @@ class Writer:
     def _row(self, name: str, *parameters: Any) -> tuple[Any, ...]:
         rows = self._statements.all(name, *parameters)
         return rows[0] if rows else ()
+
+
+def _gave_way(error: Exception) -> bool:
+    """Tell whether a transaction gave way to another one, and so is certainly undone."""
+    return isinstance(error, psycopg.Error) and error.sqlstate in GIVE_WAY
+
+
+def _bytes_in(value: Any) -> int:
+    """Return how many bytes of texts and blobs an operation has."""
+    if isinstance(value, (bytes, str)):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_bytes_in, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(_bytes_in, value))
+    if isinstance(value, msgspec.Struct):
+        return sum(_bytes_in(getattr(value, name)) for name in value.__struct_fields__)
+    return 0
 
 
 def _simple_claims(batch: Batch) -> list[Claim]:

@@ -17,6 +17,7 @@ from psycopg import errors
 from everstep.errors import Damaged, Misuse, StoreError, StoreFailed, StoreFull, StoreReadOnly, StoreUnusable
 from everstep.stores.postgres.adapters import adapt
 from everstep.stores.postgres.addresses import Address
+from everstep.stores.sql.sqlstates import Ground, ground_of
 
 log = logging.getLogger("everstep.store")
 
@@ -37,7 +38,7 @@ made once: however large a store is, what a worker asks all the time takes the s
 PLANS_OF_WRITER: Final = f"{PLANS} -c enable_mergejoin=off"
 RULES: Final = (
     "-c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off "
-    "-c statement_timeout=0 -c lock_timeout=0"
+    "-c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0"
 )
 """What a role or a database may have set otherwise, and must not be otherwise here."""
 KEEPALIVE: Final = {
@@ -54,6 +55,15 @@ _open_connections: "weakref.WeakSet[Connection]" = weakref.WeakSet()
 
 class Outage(Exception):
     """The server cannot be reached just now, or the connection was lost."""
+
+
+class Setback(Outage):
+    """The server was reached and did not do what was asked, for a reason that says nothing about the data.
+
+    A cancelled statement, a lack of memory, and all that is not known. It is handled as an outage is: what was written
+    is unknown, so it is rolled back, read back and tried again. The session may be of use still: to make a new one for
+    each cancelled statement would take longer than to be cancelled again.
+    """
 
 
 def connect(address: Address, name: str, *, durability: Durability, writing: bool = False) -> Connection:
@@ -82,55 +92,92 @@ def connect(address: Address, name: str, *, durability: Durability, writing: boo
     return connection
 
 
-def is_outage(error: BaseException, connection: Connection | None) -> bool:
-    """Tell whether an error means that the connection is lost, or that it leads to a server that does not write."""
-    if isinstance(error, Outage):
-        return True
+def ground(error: Exception, connection: Connection | None, schema: str = "") -> Ground:
+    """Return whose fault an error is. `schema` is that of the store: a rule of another table is not about its rows."""
+    if isinstance(error, Setback):
+        return "again"
+    if isinstance(error, Outage) or connection is None or connection.closed:
+        return "lost"
+    if isinstance(error, (MemoryError, OSError)):
+        return "again"  # of this process: it says nothing about what was to be written
     if not isinstance(error, psycopg.Error):
-        return False
-    lost = (
-        errors.AdminShutdown,
-        errors.CrashShutdown,
-        errors.CannotConnectNow,
-        errors.IdleSessionTimeout,
-        errors.ConnectionException,
-        errors.ReadOnlySqlTransaction,
-    )
-    return isinstance(error, lost) or connection is None or connection.closed
+        return "value"  # it cannot be sent
+    if error.sqlstate is None:  # libpq or psycopg says so, and not the server
+        return "lost" if isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) else "value"
+    if isinstance(error, errors.IntegrityError) and (error.diag.schema_name or schema) != schema:
+        return "again"
+    return ground_of(error.sqlstate)
+
+
+def outage_of(error: Exception, connection: Connection | None, schema: str = "") -> Outage | None:
+    """Return an error as what is waited out, or None if it is somebody's fault."""
+    if isinstance(error, Outage):
+        return error
+    found = ground(error, connection, schema)
+    if found == "lost":
+        return Outage(_one_line(error))
+    return Setback(_one_line(error)) if found == "again" else None
 
 
 def translated(error: Exception, where: str) -> Exception:
     """Return the error that a user should see instead of one of PostgreSQL, or the error itself if about a value."""
     text = _one_line(error)
     match error:
-        case errors.DiskFull():
-            return StoreFull(f"There is no room for {where}. Nothing was written. Free some space; work then goes on.")
-        case errors.InsufficientPrivilege():
-            return StoreReadOnly(f"This role may not write {where} ({text}). Grant it what it needs.")
-        case errors.UndefinedTable() | errors.InvalidSchemaName() | errors.UndefinedColumn():
-            return StoreUnusable(f"{where} is not, or no longer, a store of this release ({text}).")
-        case errors.DataCorrupted() | errors.IndexCorrupted() | errors.IoError():
-            return StoreFailed(f"{where} is damaged ({text}). Restore a backup, or see `everstep repair`.")
-        case errors.IntegrityError():
-            return Damaged(
-                f"{where} has rows that should not be there, so nothing was written ({text}). "
-                "`everstep verify --all` finds them."
-            )
-        case errors.InsufficientResources() | errors.OperatorIntervention() | errors.TransactionRollback():
-            return StoreError(f"{where} could not do what was asked of it ({text}). Nothing was written.")
+        case Setback():
+            return StoreError(f"{where} did not do what was asked of it ({text}). It is tried again.")
         case Outage():
             return StoreError(f"{where} cannot be reached ({text}). It is tried again.")
         case psycopg.InterfaceError() if "closed" in text:
             return Misuse(f"The store {where} has been closed.")
+        case psycopg.Error():
+            return _meaning(error, text, where)
     return error
 
 
+def _meaning(error: psycopg.Error, text: str, where: str) -> Exception:
+    match ground_of(error.sqlstate) if error.sqlstate is not None else "value":
+        case "full":
+            return StoreFull(f"There is no room for {where}. Nothing was written. Free some space; work then goes on.")
+        case "forbidden":
+            return StoreReadOnly(f"This role may not use {where} ({text}). Grant it what it needs; work then goes on.")
+        case "unusable":
+            return StoreUnusable(
+                f"{where} is not, or no longer, a store of this release ({text}). Nothing was written. "
+                "`everstep doctor` compares its tables with those of this release."
+            )
+        case "damaged":
+            return StoreFailed(f"{where} is damaged ({text}). Restore a backup, or see `everstep repair`.")
+        case "value" if isinstance(error, errors.IntegrityError):
+            return Damaged(
+                f"{where} has rows that should not be there, so nothing was written ({text}). "
+                "`everstep verify --all` finds them."
+            )
+        case "value":
+            return error
+    return StoreError(f"{where} did not do what was asked of it ({text}). Nothing was written.")
+
+
+def refused(error: Exception, where: str) -> Exception:
+    """Return the error that a user should see of a question, in which there is no value to blame."""
+    trouble = translated(error, where)
+    if isinstance(trouble, psycopg.Error):
+        return StoreError(f"{where} refused what was asked of it ({_one_line(error)}).")
+    return trouble
+
+
 def _one_line(error: BaseException) -> str:
+    """Return what an error says, without details: those may show what was to be written."""
+    if isinstance(error, psycopg.Error) and error.sqlstate is not None:
+        return f"{error.diag.message_primary or type(error).__name__} [{error.sqlstate}]"
     return " ".join(str(error).split()).rstrip(".?") or type(error).__name__
 
 
 class Patience:
     """Waiting out an outage: short pauses that grow, a word in the log when it begins, now and then, and at its end."""
+
+    begins = "The connection to %s was lost (%s). It is made again; work goes on then."
+    lasts = "%s has not been reached for %.0f seconds (%s)."
+    ends = "%s is reached again, after %.1f seconds."
 
     def __init__(self, where: str) -> None:
         self.is_over = False
@@ -157,17 +204,25 @@ class Patience:
         now = time.monotonic()
         if not self._since:
             self._since = self._mentioned = now
-            log.warning("The connection to %s was lost (%s). It is made again; work goes on then.", self._where, why)
+            log.warning(self.begins, self._where, why)
         elif now - self._mentioned > REMINDER_SECONDS:
             self._mentioned = now
-            log.error("%s has not been reached for %.0f seconds (%s).", self._where, now - self._since, why)
+            log.error(self.lasts, self._where, now - self._since, why)
 
     def end(self) -> None:
         """The server was reached."""
         if self._since:
-            log.warning("%s is reached again, after %.1f seconds.", self._where, time.monotonic() - self._since)
+            log.warning(self.ends, self._where, time.monotonic() - self._since)
             self._since = 0.0
         self._pause = PAUSE_SECONDS_MIN
+
+
+class PatienceWithSetbacks(Patience):
+    """The same for a server that answers, and does not do what is asked."""
+
+    begins = "%s did not do what was asked (%s). What it did is read back, and the rest is tried again."
+    lasts = "%s has not done what is asked for %.0f seconds (%s). Runs wait; look at the server."
+    ends = "%s does what is asked again, after %.1f seconds."
 
 
 def close_quietly(connection: Connection | None) -> None:

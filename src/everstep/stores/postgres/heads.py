@@ -32,6 +32,8 @@ HEADS_MAX: Final = 100_000
 """So many runs are remembered, those that were written last."""
 APPENDS_MAX: Final = 2_000
 """Of so many appends the events are kept, to say what was begun in a part that is lost."""
+APPENDS_BYTES_MAX: Final = 16_000_000
+"""How many bytes the bodies of those events may have together."""
 PAGE: Final = 10_000
 """So many heads are compared in one statement."""
 MISSING_MICROSECONDS: Final = 3_600_000_000
@@ -60,7 +62,8 @@ class Heads:
         # keep all in the order of their times.
         self._newest: dict[str, _Facts] = {}
         self._older: dict[str, _Facts] = {}
-        self._appends: deque[tuple[str, int, Sequence[EventRow]]] = deque(maxlen=APPENDS_MAX)
+        self._appends: deque[tuple[str, int, Sequence[EventRow], int]] = deque()
+        self._bytes = 0
         self._lost: deque[LostTail] = deque()
         self._server: Any = None
         self.comparisons = 0
@@ -77,7 +80,7 @@ class Heads:
                     if events and operation.renewal is None:
                         seq, _, _, at, _, digest = events[-1]
                         self._newest[operation.run] = (operation.generation, seq, digest, at, operation.row.status)
-                        self._appends.append((operation.run, operation.generation, events))
+                        self._keep(operation.run, operation.generation, events)
                     elif operation.renewal is not None:
                         self._note_row(operation.renewal.row)
                 elif isinstance(operation, StartRun | RestartRun):
@@ -94,6 +97,14 @@ class Heads:
         if len(self._newest) > HEADS_MAX // 2:
             self._older, self._newest = self._newest, {}
         return refused
+
+    def _keep(self, run: str, generation: int, events: Sequence[EventRow]) -> None:
+        """Keep the newest events, as far as there is room for them."""
+        size = sum([len(event[4]) for event in events])
+        self._appends.append((run, generation, events, size))
+        self._bytes += size
+        while len(self._appends) > APPENDS_MAX or self._bytes > APPENDS_BYTES_MAX:
+            self._bytes -= self._appends.popleft()[3]
 
     def _head_of(self, run: str) -> Head | None:
         facts = self._newest.get(run) or self._older.get(run)
@@ -162,7 +173,7 @@ class Heads:
         )
 
     def _events(self, run: str, generation: int) -> Iterable[EventRow]:
-        for one, of_generation, events in self._appends:
+        for one, of_generation, events, _ in self._appends:
             if one == run and of_generation == generation:
                 yield from events
 

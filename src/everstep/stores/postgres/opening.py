@@ -12,7 +12,7 @@ from everstep.errors import StoreReadOnly, StoreUnusable
 from everstep.model.crash_points import crash_point
 from everstep.stores.opening import is_compatible, works_with
 from everstep.stores.postgres.addresses import Address, address_of
-from everstep.stores.postgres.connections import VERSION_MIN, Connection, Outage, connect, translated
+from everstep.stores.postgres.connections import VERSION_MIN, Connection, Outage, connect, refused
 from everstep.stores.postgres.queries import HERE, sql_text, statements
 
 _MIGRATION: Final = re.compile(r"(\d{4})_\w+\.sql")
@@ -91,7 +91,7 @@ def stored_version(url: str) -> int:
     except Outage as outage:
         raise StoreUnusable(f"{address.shown} cannot be reached: {outage}.") from outage
     except psycopg.Error as error:
-        raise translated(error, address.shown) from error
+        raise refused(error, address.shown) from error
 
 
 def migrate(connection: Connection, address: Address, *, create: bool, may_migrate: bool) -> bool:

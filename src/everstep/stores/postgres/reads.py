@@ -1,6 +1,7 @@
 """Reading: over a few connections of their own, so that several threads may read at once."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -12,12 +13,15 @@ from everstep.model.events import EventRow
 from everstep.stores.moving import RunDump
 from everstep.stores.postgres.addresses import Address
 from everstep.stores.postgres.connections import (
+    PAUSE_SECONDS_MIN,
     Durability,
     Outage,
     Patience,
+    Setback,
     close_quietly,
     connect,
-    is_outage,
+    outage_of,
+    refused,
     translated,
 )
 from everstep.stores.postgres.transaction import PostgresStatements
@@ -59,10 +63,17 @@ class Reader(Reading):
     # -- asking -----------------------------------------------------------------------------------------------------
     def ask(self, question: Callable[[PostgresStatements], R]) -> R:
         """Ask something on one of the connections. A connection that is lost is made again, for a moment."""
+        until, pause = 0.0, PAUSE_SECONDS_MIN / 4
         with self._room:
             while True:
                 try:
                     return self._ask_once(question)
+                except Setback as setback:
+                    until = until or time.monotonic() + PATIENT_SECONDS
+                    if self._patience.is_over or time.monotonic() > until:
+                        raise translated(setback, self.where) from setback
+                    time.sleep(pause)
+                    pause *= 2
                 except Outage as outage:
                     if self._patience.is_over or self._patience.seconds() > PATIENT_SECONDS:
                         raise translated(outage, self.where) from outage
@@ -73,12 +84,14 @@ class Reader(Reading):
         try:
             answer = question(statements)
         except psycopg.Error as error:
-            if is_outage(error, statements.connection):
-                close_quietly(statements.connection)
+            outage = outage_of(error, statements.connection)
+            if isinstance(outage, Setback):
+                self._give_back_idle(statements)
+            else:
+                close_quietly(statements.connection)  # it may be in the middle of a transaction
+            if outage is not None and not isinstance(outage, Setback):
                 self.close()  # the others are lost as well
-                raise Outage(" ".join(str(error).split())) from error
-            self._give_back(statements)
-            raise translated(error, self.where) from error
+            raise outage or refused(error, self.where) from error
         except BaseException:
             close_quietly(statements.connection)
             raise
@@ -96,6 +109,15 @@ class Reader(Reading):
         connection = connect(self._address, self._name, durability=self._durability)
         self._patience.end()
         return PostgresStatements(self._address.schema, connection)
+
+    def _give_back_idle(self, statements: PostgresStatements) -> None:
+        """Give a connection back after a cancelled statement, without the transaction that this was in."""
+        try:
+            statements.connection.execute("ROLLBACK")
+        except psycopg.Error:
+            close_quietly(statements.connection)
+        else:
+            self._give_back(statements)
 
     def _give_back(self, statements: PostgresStatements) -> None:
         if self._patience.is_over:

@@ -19,7 +19,8 @@ from everstep.stores.postgres.connections import (
     Outage,
     Patience,
     connect,
-    is_outage,
+    outage_of,
+    refused,
     translated,
 )
 from everstep.stores.postgres.opening import check_server, migrate, places_of
@@ -113,9 +114,9 @@ class PostgresStore(SqlStore):
             refuse_unsaid_pooler(connection, self.address)
             self.is_new = migrate(connection, self.address, create=create, may_migrate=may_migrate)
         except psycopg.Error as error:
-            is_lost = is_outage(error, connection)
+            outage = outage_of(error, connection)
             connection.close()
-            raise translated(Outage(str(error)) if is_lost else error, self.url) from error
+            raise refused(outage or error, self.url) from error
         except BaseException:
             connection.close()
             raise

@@ -24,7 +24,16 @@ import psycopg
 
 from everstep.errors import StoreError
 from everstep.stores.postgres.addresses import Address
-from everstep.stores.postgres.connections import Connection, Durability, Outage, Patience, close_quietly, connect
+from everstep.stores.postgres.connections import (
+    Connection,
+    Durability,
+    Outage,
+    Patience,
+    Setback,
+    close_quietly,
+    connect,
+    outage_of,
+)
 from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.processes import has_ended
 
@@ -41,6 +50,8 @@ NEIGHBOURS: Final = 16
 """So many others each worker looks after. When all of them are gone they are buried, and the next are looked after."""
 INTEREST_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.1
+SETBACKS_MAX: Final = 8
+"""How often in a row a statement is tried again in the same session, which has the locks, before that is made anew."""
 ANSWER_SECONDS: Final = 15.0
 IDLE_SECONDS: Final = 60.0
 
@@ -74,6 +85,8 @@ class Watcher:
         self._stopping = False
         self._connection: Connection | None = None
         self._opened_at = 0.0
+        """When the session was made, with all its locks; 0 if it is not there yet."""
+        self._setbacks = 0
         self._was_open = False
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
@@ -187,17 +200,25 @@ class Watcher:
                     self._open()
                 self._turn()
             except (psycopg.Error, Outage, OSError) as error:
-                self._lose(error)
+                if not self._keeps_session(error):
+                    self._lose(error)
                 if self._stopping:
                     break
                 self._ear_waits(RETRY_SECONDS)
         close_quietly(self._connection)
         self._connection = None
 
+    def _keeps_session(self, error: Exception) -> bool:
+        """Tell whether the session outlived an error, with its locks: the next turn does what was cancelled."""
+        if self._opened_at == 0.0 or not isinstance(outage_of(error, self._connection), Setback):
+            return False
+        self._setbacks += 1
+        return self._setbacks <= SETBACKS_MAX
+
     def _open(self) -> None:
         """Make the session: listen, and take the locks of all workers that are here."""
+        self._opened_at = 0.0
         self._connection = connect(self._address, self._name, durability=self._durability)
-        self._opened_at = time.monotonic()
         self._patience.end()
         self._hears = False
         self._missing.clear()
@@ -208,6 +229,7 @@ class Watcher:
             self._statements().all("tell", self._channel)  # whoever hears itself hears others
         self._changed = self._changed or self._was_open  # what was said meanwhile was not heard
         self._was_open = True
+        self._opened_at = time.monotonic()
 
     def _take_again(self, place: int) -> None:
         """Take a lock again that was lost with the last session."""
@@ -239,10 +261,15 @@ class Watcher:
         now = time.monotonic()
         if self._has_news and (now - self._told_at >= TELL_SECONDS or self._stopping):
             self._has_news, self._told_at = False, now
-            self._statements().all("tell", self._channel)
+            try:
+                self._statements().all("tell", self._channel)
+            except psycopg.Error:
+                self._has_news = True
+                raise
         if now < self._wanted_until and now >= self._next_watch():
             self._watch(now)
         self._hear()
+        self._setbacks = 0
         if not self._stopping:
             self._wait()
 
@@ -253,10 +280,21 @@ class Watcher:
             except Empty:
                 return
             try:
-                future.set_result(wish())
-            except psycopg.Error as error:
+                future.set_result(self._granted(wish))
+            except Exception as error:
                 future.set_exception(error)
-                raise
+                if isinstance(error, (psycopg.Error, Outage, OSError)):
+                    raise  # anything else is the affair of whoever asked
+
+    def _granted(self, wish: Callable[[], Any]) -> Any:
+        """Do what was asked for, again if that was cancelled."""
+        for _ in range(SETBACKS_MAX):
+            try:
+                return wish()
+            except psycopg.Error as error:
+                if not isinstance(outage_of(error, self._connection), Setback):
+                    raise
+        return wish()
 
     def _hear(self) -> None:
         assert self._connection is not None
@@ -317,7 +355,15 @@ class Watcher:
         return first < now and now - first >= self._grace_seconds
 
     def _take(self, place: int) -> bool:
-        taken: bool = self._statements().all("take_place", self._places, place)[0][0]
+        if place in self._held:
+            return False
+        try:
+            taken: bool = self._statements().all("take_place", self._places, place)[0][0]
+        except psycopg.Error:
+            # A cancelled statement may have taken it, and a session can take it twice. To free what it does not have
+            # is no error.
+            self._statements().all("free_place", self._places, place)
+            raise
         if taken:
             self._held.add(place)
         return taken

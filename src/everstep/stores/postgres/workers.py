@@ -33,25 +33,43 @@ class Workers:
         self, worker: str, pid: int, host: str, at: int, lease_until: int, targets: Sequence[str], about: bytes
     ) -> WorkerRow:
         """Enter a worker. Its lock is taken before its row can be seen, so nobody buries it in between."""
-        place = 0
+        tried: set[int] = set()
+
+        def enter(statements: PostgresStatements) -> WorkerRow:
+            self._free(tried)  # of a transaction that was not committed, or of which that is unknown
+            statements.all("lock_workers", self._places)
+            taken = {row.place for row in self._rows_but(worker, statements)}
+            place = 1
+            # A place without a row may still be locked, by a worker that is just leaving.
+            while place in taken or (self._has_locks and not self._take(place, tried)):
+                place += 1
+            row = WorkerRow(worker, place, pid, host, at, lease_until, list(targets), about)
+            facts = (worker, place, pid, host, at, lease_until, as_json(row.targets), about)
+            here = machine() if pid == os.getpid() else ""
+            statements.run("enter_worker", *facts, self._has_locks, here)
+            return row
+
         try:
-            with self._writer.transaction("register_worker") as statements:
-                statements.all("lock_workers", self._places)
-                taken = {row.place for row in self._rows_but(worker, statements)}
-                place = 1
-                # A place without a row may still be locked, by a worker that is just leaving.
-                while place in taken or (self._has_locks and not self._watcher.take(place)):
-                    place += 1
-                row = WorkerRow(worker, place, pid, host, at, lease_until, list(targets), about)
-                facts = (worker, place, pid, host, at, lease_until, as_json(row.targets), about)
-                here = machine() if pid == os.getpid() else ""
-                statements.run("enter_worker", *facts, self._has_locks, here)
+            row = self._writer.transact("register_worker", enter)
         except BaseException:
-            if place and place not in self._held.values():
-                self._watcher.free(place)
+            self._free(tried)
             raise
-        self._held[worker] = place
+        self._held[worker] = row.place
         return row
+
+    def _take(self, place: int, tried: set[int]) -> bool:
+        """Take the lock of a place, and note that this was tried: an error does not say whether it was taken."""
+        if place in self._held.values():
+            return False
+        tried.add(place)
+        if self._watcher.take(place):
+            return True
+        tried.discard(place)
+        return False
+
+    def _free(self, tried: set[int]) -> None:
+        while tried:
+            self._watcher.free(tried.pop())
 
     def _rows_but(self, worker: str, statements: PostgresStatements) -> list[WorkerRow]:
         """Return the rows of all others. A dead worker of the same name gives way; a living one must not."""
@@ -67,8 +85,7 @@ class Workers:
 
     def renew(self, worker: str, lease_until: int, at: int, about: bytes | None) -> bool:
         """Prolong a worker's lease; False if it had been buried."""
-        with self._writer.transaction("renew") as statements:
-            return statements.run("renew", lease_until, worker, at, about) > 0
+        return self._writer.transact("renew", lambda do: do.run("renew", lease_until, worker, at, about) > 0)
 
     def bury(self, at: int) -> list[str]:
         """Remove those whose locks have been free for long enough, and return their ids.
@@ -78,16 +95,20 @@ class Workers:
         candidates = self._watcher.gone() if self._waits else self._missing_now()
         if not candidates:
             return []
-        buried: list[str] = []
-        with self._writer.transaction("bury") as statements:
+
+        def bury(statements: PostgresStatements) -> list[str]:
             statements.all("lock_workers", self._places)
+            buried: list[str] = []
             for worker, place in candidates:
                 # Asked again, now that nobody can enter: another worker may have got the place of one that left.
                 if statements.all("is_place_free", self._places, place)[0][0]:
                     removed = statements.run("remove_worker", worker, place)
                     buried += [worker] * removed
                     if removed and worker_has_ended(worker):
-                        self._note_end(statements, worker, at)
+                        _note_end(statements, worker, at)
+            return buried
+
+        buried = self._writer.transact("bury", bury)
         if buried:
             self._watcher.tell()  # their runs and slots are free
         return buried
@@ -109,17 +130,21 @@ class Workers:
         held: bool = self._reader.ask(lambda statements: statements.all("is_place_taken", *asked))[0][0]
         return held
 
-    def _note_end(self, statements: PostgresStatements, worker: str, at: int) -> None:
-        statements.run("forget_ended_workers", at - ENDED_KEPT_MICROSECONDS)
-        statements.run("note_ended_worker", worker, at)
-
     def leave(self, worker: str, at: int) -> None:
         """Give back all runs of a worker, remove it, note that it has ended, and only then free its lock."""
-        with self._writer.transaction("leave") as statements:
+
+        def give_back(statements: PostgresStatements) -> None:
             statements.run("give_back", worker)
             statements.run("forget_worker", worker)
-            self._note_end(statements, worker, at)
+            _note_end(statements, worker, at)
+
+        self._writer.transact("leave", give_back)
         place = self._held.pop(worker, None)
         if place is not None:
             self._watcher.free(place)
         self._watcher.tell()
+
+
+def _note_end(statements: PostgresStatements, worker: str, at: int) -> None:
+    statements.run("forget_ended_workers", at - ENDED_KEPT_MICROSECONDS)
+    statements.run("note_ended_worker", worker, at)

@@ -18,13 +18,13 @@ from typing import Any
 
 import apsw
 
-from everstep.errors import Damaged, StoreError, StoreFailed, StoreFull
+from everstep.errors import Damaged, StoreError, StoreFailed
 from everstep.model.crash_points import crash_point, unarmed
 from everstep.stores.protocol import Busy, Failed, Operation, Verdict
 from everstep.stores.sql.operations import ACCEPTED
 from everstep.stores.sql.reading_back import is_there
 from everstep.stores.sql.rows import Row
-from everstep.stores.sqlite.connections import Patience, is_no_room, translated
+from everstep.stores.sqlite.connections import Identity, Patience, is_no_room, translated
 from everstep.stores.sqlite.queries import query
 from everstep.stores.sqlite.transaction import Transaction
 
@@ -32,10 +32,11 @@ from everstep.stores.sqlite.transaction import Transaction
 class Writer:
     """The one connection of a store that writes. Any thread may use it, one at a time."""
 
-    def __init__(self, connection: apsw.Connection, patience: Patience, path: str) -> None:
+    def __init__(self, connection: apsw.Connection, patience: Patience, path: str, identity: Identity) -> None:
         self.connection = connection
         self._patience = patience
         self._path = path
+        self._identity = identity
         self._cursor = connection.cursor()
         self._transaction = Transaction(connection)
         self._lock = threading.Lock()
@@ -51,11 +52,18 @@ class Writer:
             raise Busy
         try:
             done, verdicts = self._attempt(operations, patient, meanwhile)
-            if done:
-                return verdicts
-            return self._commit_singly(operations)
+            if not done:
+                verdicts = self._commit_singly(operations)
+            self.refuse_if_moved()
+            return verdicts
         finally:
             self._lock.release()
+
+    def refuse_if_moved(self, *, now: bool = False) -> None:
+        """Raise `StoreMoved` if the path does not lead to the file that is open: nothing is acknowledged then."""
+        if (trouble := self._identity.look(now=now)) is not None:
+            self._failure = trouble
+            raise trouble
 
     def _commit_singly(self, operations: Sequence[Operation]) -> list[Verdict]:
         verdicts: list[Verdict] = []
@@ -65,7 +73,9 @@ class Writer:
                 done, verdict = self._attempt([operation], True)
                 anything_done = anything_done or done
                 verdicts += verdict
-            except StoreFull as error:
+            except StoreFailed:
+                raise
+            except StoreError as error:
                 # "Nothing was done" would be untrue for the batch, so it is said of this operation only.
                 if not anything_done and operation is operations[-1]:
                     raise
@@ -158,6 +168,7 @@ class Writer:
                 self._roll_back()
                 raise
             crash_point(f"store.{name}.after")
+            self.refuse_if_moved()
 
     def changed(self) -> bool:
         """Tell whether another connection has written since the last call.
@@ -168,6 +179,8 @@ class Writer:
         if not self._lock.acquire(blocking=False):
             return False
         try:
+            self._refuse_after_failure()
+            self.refuse_if_moved()
             version = self._read_data_version()
             changed, self._data_version = version != self._data_version, version
             return changed
@@ -188,7 +201,7 @@ class Writer:
 
     def _refuse_after_failure(self) -> None:
         if self._failure is not None:
-            raise StoreFailed(str(self._failure)) from self._failure
+            raise type(self._failure)(str(self._failure)) from self._failure
 
     def _begin(self, patient: bool) -> None:
         self._refuse_after_failure()

@@ -1,18 +1,31 @@
 """Connections to one SQLite file: settings, patience with other processes, and what an error means."""
 
 import errno
+import os
 import random
 import sys
 import time
+from collections.abc import Callable
 from typing import Final, Literal
 
 import apsw
 
-from everstep.errors import Misuse, StoreError, StoreFailed, StoreFull, StoreReadOnly, StoreUnusable
+from everstep.errors import (
+    Misuse,
+    StoreBusy,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+    StoreMoved,
+    StoreReadOnly,
+    StoreUnusable,
+)
 
 Durability = Literal["power", "process"]
 
 PATIENCE_SECONDS: Final = 300.0
+LOOK_SECONDS: Final = 0.5
+"""How often it is looked whether a store's path still leads to its file, while anything is written or asked."""
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -57,31 +70,129 @@ def connect(path: str, *, durability: Durability, patience: Patience, flags: int
     return connection
 
 
+Ground = Literal["value", "full", "failed", "read-only", "unusable", "moved", "again"]
+"""Whose fault an error is. value: of the unit that was written, which is then tried by itself. failed: after it nothing
+may be assumed, so this process stops writing. All others are the store's, and no run is held for them: work pauses, and
+what was to be written is tried again."""
+
+GROUNDS: Final[dict[int, Ground]] = {
+    apsw.SQLITE_PERM: "read-only",
+    apsw.SQLITE_READONLY: "read-only",
+    apsw.SQLITE_AUTH: "read-only",
+    apsw.SQLITE_IOERR: "failed",
+    apsw.SQLITE_CORRUPT: "failed",
+    apsw.SQLITE_NOTADB: "failed",
+    apsw.SQLITE_FULL: "full",
+    apsw.SQLITE_CANTOPEN: "unusable",
+    apsw.SQLITE_NOLFS: "unusable",
+    apsw.SQLITE_TOOBIG: "value",
+    apsw.SQLITE_CONSTRAINT: "value",
+    apsw.SQLITE_MISMATCH: "value",
+    apsw.SQLITE_RANGE: "value",
+    # With details:
+    apsw.SQLITE_READONLY_DBMOVED: "moved",
+    apsw.SQLITE_IOERR_NOMEM: "again",
+}
+"""What SQLite's result codes say. One that is not here says nothing: busy, locked, interrupted, out of memory, …"""
+
+
+def ground(error: Exception) -> Ground:
+    """Return whose fault an error is."""
+    if isinstance(error, MemoryError):
+        return "again"
+    if not isinstance(error, apsw.Error) or isinstance(error, apsw.BindingsError):
+        return "value"  # it cannot be sent
+    details: int = getattr(error, "extendedresult", 0)
+    code: int = getattr(error, "result", 0) or _CODES.get(type(error), 0)
+    if code == apsw.SQLITE_ERROR:  # of a statement: a table that is not there, or a value that a function refuses
+        return "unusable" if str(error).startswith("no such") else "value"
+    return GROUNDS.get(details) or GROUNDS.get(code, "again")
+
+
+_CODES: Final[dict[type[Exception], int]] = {
+    type(apsw.exception_for(code)): code for code in (*GROUNDS, apsw.SQLITE_ERROR) if code < 0x100
+}
+"""The codes of exceptions that were not made by SQLite itself, and so have none."""
+
+
 def translated(error: Exception, path: str, *, writing: bool) -> Exception:
     """Return the error that a user should see instead of one of SQLite, or the error itself if it is about a value."""
     match error:
-        case apsw.FullError():
+        case StoreError() | Misuse():
+            return error
+        case apsw.BusyError() | apsw.LockedError():
+            return StoreBusy(
+                f"{path} has been locked by another process for {PATIENCE_SECONDS:.0f} seconds. Nothing was written. "
+                "It is probably stopped in the middle of a write: let it go on, or end it."
+            )
+        case apsw.ConnectionClosedError() | apsw.CursorClosedError():
+            return Misuse(f"The store {path} has been closed.")
+    match ground(error):
+        case "full":
             return StoreFull(f"There is no room for {path}. Nothing was written. Free some space; work then goes on.")
-        case apsw.IOError():
+        case "failed" if isinstance(error, apsw.IOError):
             return StoreFailed(
                 f"Reading or writing {path} failed ({error}). What was written just now is unknown, so this process "
                 "stops writing. Check the disk, then start again: every run is verified before it goes on."
             )
-        case apsw.ReadOnlyError() | apsw.PermissionsError() | apsw.AuthError():
-            return StoreReadOnly(f"{path} cannot be written ({error}). Check the owner and mode of file and folder.")
-        case apsw.CorruptError() | apsw.NotADBError():
+        case "failed":
             kind = StoreFailed if writing else StoreUnusable
             return kind(f"{path} is damaged ({error}). Restore a backup, or see `everstep repair`.")
-        case apsw.BusyError() | apsw.LockedError():
-            return StoreError(
-                f"Another process has kept {path} locked for {PATIENCE_SECONDS:.0f} seconds. Nothing was written. "
-                "It is probably stopped in the middle of a write: let it go on, or end it."
-            )
-        case apsw.CantOpenError():
-            return StoreUnusable(f"{path} or a file beside it cannot be opened ({error}).")
-        case apsw.ConnectionClosedError() | apsw.CursorClosedError():
-            return Misuse(f"The store {path} has been closed.")
-    return error
+        case "read-only":
+            return StoreReadOnly(f"{path} cannot be written ({error}). Check the owner and mode of file and folder.")
+        case "unusable":
+            return StoreUnusable(f"{path} or a file beside it cannot be opened, or is no store any more ({error}).")
+        case "moved":
+            return moved(path)
+        case "value":
+            return error
+    return StoreBusy(f"{path} did not do what was asked of it ({error}). Nothing was written; it is tried again.")
+
+
+def moved(path: str) -> StoreMoved:
+    """Return the error of a file that is not where it was opened."""
+    return StoreMoved(
+        f"{path} was moved, removed or replaced while it was open, so what this process writes would not be found "
+        "there. Nothing is acknowledged any more. Stop all processes of this store, put the file back, with its -wal "
+        "beside it if that is there, and start again."
+    )
+
+
+class Identity:
+    """Which files a store has open, by device and inode: as long as they are open, their paths must lead to them.
+
+    SQLite keeps its files open. If they are moved, removed or replaced, it goes on writing what nobody will find.
+    """
+
+    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        found = {name: _identity(name) for name in (path, f"{path}-wal", f"{path}-shm")}
+        self._files = {name: there for name, there in found.items() if there}  # a VFS may have others
+        self._next_look = 0.0
+
+    def look(self, *, now: bool = False) -> StoreMoved | None:
+        """Return what is wrong, if it is: looked at once a second at most, unless it must be known `now`."""
+        at = self._clock()
+        if at < self._next_look and not now:
+            return None
+        self._next_look = at + LOOK_SECONDS
+        for name, there in self._files.items():
+            found = _identity(name)
+            if found is not None and found != there:
+                return moved(name)
+        return None
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    """Return which file a path leads to; empty if to none, None if that cannot be known."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def is_no_room(error: Exception, connection: apsw.Connection) -> bool:

@@ -17,7 +17,7 @@ from everstep.stores.protocol import (
 )
 from everstep.stores.sql.store import SqlStore
 from everstep.stores.sqlite.commits import Writer
-from everstep.stores.sqlite.connections import Durability, Patience, connect
+from everstep.stores.sqlite.connections import Durability, Identity, Patience, connect
 from everstep.stores.sqlite.liveness import LiveLocks
 from everstep.stores.sqlite.opening import open_file
 from everstep.stores.sqlite.reads import Reader
@@ -59,9 +59,9 @@ class SqliteStore(SqlStore):
         writing, reading, self.is_new = open_file(
             self.path, durability=durability, patience=patience, create=create, may_migrate=migrate, vfs=vfs
         )
-        self._writer = Writer(writing, patience, self.path)
         self._reader = Reader(reading, self.path)
         self.entropy = self._reader.entropy()
+        self._writer = Writer(writing, patience, self.path, Identity(self.path))  # now all its files are there
         self._workers = Workers(self._writer, LiveLocks(self.path + "-live"), self._reader.places)
         self._durability: Durability = durability
         self._vfs = vfs
@@ -87,6 +87,7 @@ class SqliteStore(SqlStore):
 
     def connect(self) -> apsw.Connection:
         """Return a new connection to the file, for an atomic step."""
+        self._writer.refuse_if_moved(now=True)  # else it might be another store's
         patience = Patience()
         patience.is_patient = False
         flags = apsw.SQLITE_OPEN_READWRITE
