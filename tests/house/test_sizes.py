@@ -7,7 +7,9 @@ from tests.house.sources import Source, modules, report
 FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 500
 
-LONGER_FOR_A_REASON: dict[str, str] = {}
+LONGER_FOR_A_REASON: dict[str, str] = {
+    "engine/driving.py": "one thing: claiming runs, taking them up and letting them go",
+}
 """`path` or `path::function` to the reason why it may be longer."""
 
 

@@ -72,6 +72,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._stopping = False
+        self._failure: Exception | None = None
         self._connection: Connection | None = None
         self._opened_at = 0.0
         self._was_open = False
@@ -145,7 +146,7 @@ class Watcher:
     def close(self) -> None:
         """End the session: its locks are free from now on."""
         if self._thread is None and self._has_news:
-            self._start()
+            self._wake()
         self._stopping = True
         if self._thread is not None:
             self._wake()
@@ -156,8 +157,11 @@ class Watcher:
     def _ask(self, wish: Callable[[], Any]) -> Any:
         """Let the thread do something, and return what came of it."""
         future: Future[Any] = Future()
+        try:
+            self._start()
+        except (RuntimeError, MemoryError) as error:
+            raise StoreError(f"The machine has no thread that could watch {self._address.shown} ({error}).") from error
         self._wishes.put((wish, future))
-        self._start()
         self._wake()
         try:
             return future.result(ANSWER_SECONDS)
@@ -168,15 +172,21 @@ class Watcher:
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name="everstep-watcher", daemon=True)
-                    self._thread.start()
+                    thread = threading.Thread(target=self._work, name="everstep-watcher", daemon=True)
+                    thread.start()
+                    self._thread = thread
 
     def _wake(self) -> None:
         try:
             self._start()
             self._mouth.send(b"!")
-        except OSError:
-            pass  # it is awake: there is no room for another word, or it is closed
+        except (OSError, RuntimeError, MemoryError):
+            pass  # it is awake: there is no room for another word, or it is closed; or the machine has no thread for it
+
+    def check(self) -> None:
+        """Raise what the thread failed with, if that was no outage and it has not succeeded since."""
+        if self._failure is not None:
+            raise self._failure
 
     # -- the thread -------------------------------------------------------------------------------------------------
     def _work(self) -> None:
@@ -186,7 +196,10 @@ class Watcher:
                 if self._connection is None or self._connection.closed:
                     self._open()
                 self._turn()
-            except (psycopg.Error, Outage, OSError) as error:
+                self._failure = None
+            except Exception as error:  # noqa: BLE001  # whatever it is: without this thread, nothing is heard
+                if not isinstance(error, psycopg.Error | Outage | OSError):
+                    self._failure = error  # the app says so
                 self._lose(error)
                 if self._stopping:
                     break
@@ -254,7 +267,7 @@ class Watcher:
                 return
             try:
                 future.set_result(wish())
-            except psycopg.Error as error:
+            except BaseException as error:
                 future.set_exception(error)
                 raise
 

@@ -60,6 +60,8 @@ def connect(path: str, *, durability: Durability, patience: Patience, flags: int
 def translated(error: Exception, path: str, *, writing: bool) -> Exception:
     """Return the error that a user should see instead of one of SQLite, or the error itself if it is about a value."""
     match error:
+        case apsw.NoMemError():
+            return MemoryError(f"There is no memory for {path}. Nothing was written.")
         case apsw.FullError():
             return StoreFull(f"There is no room for {path}. Nothing was written. Free some space; work then goes on.")
         case apsw.IOError():
