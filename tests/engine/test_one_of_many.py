@@ -260,22 +260,19 @@ def test_what_the_end_of_one_body_raises_keeps_no_other_waiting() -> None:
         loop = asyncio.get_running_loop()
         raised: list[Any] = []
         loop.set_exception_handler(lambda loop, context: raised.append(context["exception"]))
-        threads, ended, gate = Threads(loop, 4), [], threading.Event()
+        threads, told, gate = Threads(loop, 4), [], threading.Event()
 
-        def done(number: int) -> Callable[[Any, BaseException | None], None]:
-            def take(value: Any, error: BaseException | None) -> None:
-                if number == 0:
-                    raise ValueError("broken")
-                ended.append(number)
+        def done(value: Any, error: BaseException | None) -> None:
+            told.append(value)
+            if len(told) == 1:
+                raise ValueError("broken")
 
-            return take
-
-        for number in range(4):
-            threads.start("r", lambda: gate.wait(WAIT_SECONDS_MAX), done(number))
+        for _ in range(4):
+            threads.start("r", lambda: gate.wait(WAIT_SECONDS_MAX), done)
         gate.set()
         while len(threads._ended) < 4:  # all have ended before the loop hears of the first
             pass
-        await until(lambda: sorted(ended) == [1, 2, 3])
+        await until(lambda: len(told) == 4)
         assert [type(error) for error in raised] == [ValueError]
         threads.close()
 
