@@ -33,6 +33,13 @@ from tests import forked
 PATIENCE_SECONDS = 20.0
 
 
+def freeze(app: App) -> None:
+    """Let a process be stopped as by SIGSTOP, as far as its lease is concerned."""
+    task = app.background.let_end("pump")
+    assert task is not None
+    task.cancel()
+
+
 class Machine:
     """One file, one clock, and the apps on it."""
 
@@ -69,7 +76,7 @@ class Machine:
         app.notifier._is_closed = True
         for _, sending in app.notifier._under_way.values():
             sending.cancel()
-        for task in [*app._tasks, *([app.pump._task] if app.pump._task else [])]:
+        for task in [*app._tasks, *app.background.close()]:
             task.cancel()
         for driver in list(app.drivers.values()):
             driver.stop()

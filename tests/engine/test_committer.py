@@ -60,6 +60,9 @@ class Run:
     def fail(self, error: BaseException) -> None:
         self.heard.append(error)
 
+    def stumble(self, error: BaseException, *, is_own: bool) -> None:
+        self.heard.append(error)
+
 
 class Bench:
     """A committer on a running loop, and as many runs as both halves have."""

@@ -11,7 +11,7 @@ import everstep
 from everstep import step, workflow
 from everstep.errors import Misuse
 from everstep.stores.protocol import Claim, Claimed
-from tests.engine.resume_helpers import Gate, Machine, Program, scenario
+from tests.engine.resume_helpers import Gate, Machine, Program, freeze, scenario
 
 NOTES: list[str] = []
 
@@ -63,12 +63,6 @@ async def test_a_stopped_owner_keeps_its_run_until_its_lease_has_lapsed(machine:
     await machine.until_status("r", "completed")
     assert machine.row("r").deaths == 0, "it was stopped, and not dead"
     await machine.kill(app)
-
-
-def freeze(app: Any) -> None:
-    """Let a process be stopped as by SIGSTOP, as far as its lease is concerned."""
-    app.pump._task.cancel()
-    app.pump._task = None
 
 
 @scenario

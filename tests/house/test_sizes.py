@@ -7,12 +7,7 @@ from tests.house.sources import Source, modules, report
 FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 700
 
-LONGER_FOR_A_REASON: dict[str, str] = {
-    "engine/attempts.py": "one thing: the attempts at the open steps of a run",
-    "engine/driver.py": "one thing: a run in memory, from its replay to its end",
-    "engine/driving.py": "one thing: claiming runs, taking them up and letting them go",
-    "engine/execution.py": "one thing: the code of a run in memory",
-}
+LONGER_FOR_A_REASON: dict[str, str] = {}
 """`path` or `path::function` to the reason why it may be longer."""
 
 

@@ -11,7 +11,7 @@ import apsw
 import click
 
 from everstep import __version__
-from everstep.cli.doctor_findings import Finding, Verdict
+from everstep.cli.doctor_findings import Finding, Verdict, about_troubles
 from everstep.cli.migrating import file_of, schema_version
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
 from everstep.cli.notices import Notices
@@ -192,6 +192,7 @@ def about_workers(store: Store, path: str) -> list[Finding]:
     for row, state in states:
         verdict: Verdict = "ok" if state == "alive" else "warning"
         findings.append(Finding("worker", verdict, f"{row.id} (process {row.pid} on {row.host}): {state}"))
+        findings += about_troubles(row, store.now())
     return findings
 
 

@@ -4,6 +4,9 @@ from typing import Literal
 
 import msgspec
 
+from everstep.cli.workers import troubles_in
+from everstep.stores.protocol import WorkerRow
+
 Verdict = Literal["ok", "warning", "wrong"]
 
 
@@ -13,3 +16,8 @@ class Finding(msgspec.Struct):
     name: str
     verdict: Verdict
     text: str
+
+
+def about_troubles(row: WorkerRow, now: int) -> list[Finding]:
+    """Say what a worker could not do in the background."""
+    return [Finding("background", "warning", f"{row.id}: {line}") for line in troubles_in(row, now)]

@@ -5,7 +5,7 @@ import sys
 from typing import Final
 
 from everstep import __version__
-from everstep.cli.doctor_findings import Finding, Verdict
+from everstep.cli.doctor_findings import Finding, Verdict, about_troubles
 from everstep.cli.opening import line_to_paste
 from everstep.cli.terminal import duration
 from everstep.stores.postgres import PostgresStore
@@ -83,4 +83,5 @@ def _about_workers(store: PostgresStore) -> list[Finding]:
             state = "its connection lives but it did not prolong its lease: stopped or stuck"
         verdict: Verdict = "ok" if state == "alive" else "warning"
         findings.append(Finding("worker", verdict, f"{row.id} (process {row.pid} on {row.host}): {state}"))
+        findings += about_troubles(row, now)
     return findings or [Finding("workers", "ok", "none at work")]

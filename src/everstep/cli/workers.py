@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from everstep.cli.opening import place_of, reading
 from everstep.cli.terminal import add_fitted, between, console, say_json, shortened, styled
 from everstep.engine.about import is_served, living, read_about
-from everstep.stores.protocol import RunFilter, RunRow, Store
+from everstep.stores.protocol import RunFilter, RunRow, Store, WorkerRow
 
 
 def worker_facts(store: Store) -> list[dict[str, Any]]:
@@ -20,9 +22,22 @@ def worker_facts(store: Store) -> list[dict[str, Any]]:
         facts |= {"runs": about.runs, "running": about.running, "concurrency": about.concurrency}
         facts["saturation"] = round(about.running / about.concurrency, 3) if about.concurrency else None
         facts |= {"recovers": about.recovers, "queues": about.queues, "left": about.left}
+        facts |= {"not_claiming": about.not_claiming, "troubles": msgspec.to_builtins(about.troubles)}
         facts["workflows"] = {name: version for name, (version, *_) in about.workflows.items()}
         found.append(facts)
     return found
+
+
+def troubles_in(row: WorkerRow, now: int) -> list[str]:
+    """Say which background work of a worker has failed, and whether it still does."""
+    about = read_about(row)
+    lines = []
+    for name, trouble in sorted(about.troubles.items()):
+        how = f"for {between(trouble.since, now)}, and is tried again" if trouble.since else "and works again"
+        lines.append(f"{name} failed {trouble.failures} times ({trouble.error}), {how}; its log says why")
+    if about.not_claiming:
+        lines.append(f"it takes up no more runs of others until that succeeds: {about.not_claiming}")
+    return lines
 
 
 def unserved_among(store: Store, rows: Sequence[RunRow]) -> set[str]:
@@ -61,6 +76,11 @@ def list_workers(url: str | None, *, in_json: bool) -> None:
 
 def _cells(facts: dict[str, Any], now: int) -> list[Any]:
     state, style = ("late", "red") if facts["is_late"] else ("draining", "yellow") if facts["draining"] else ("", "")
+    failing = [name for name, trouble in facts["troubles"].items() if trouble.get("since")]
+    if not state and facts["not_claiming"]:
+        state, style = "not claiming: " + ", ".join(failing), "red"
+    elif not state and failing:
+        state, style = "failing: " + ", ".join(failing), "yellow"
     if not state:
         full = facts["concurrency"] and facts["running"] >= facts["concurrency"]
         state, style = ("saturated", "yellow") if full else ("serving" if facts["recovers"] else "own runs", "green")

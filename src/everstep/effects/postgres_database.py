@@ -198,8 +198,10 @@ class PsycopgTransaction(PostgresTransaction):
         """Let the server stop the statement. (That of an `async` body is stopped with its task.)"""
         if not self._is_async and self._cancelling is None:
             # On a thread: a connection is made for it, and whoever gives up need not wait for that.
-            self._cancelling = threading.Thread(target=self._cancel, name="everstep cancel", daemon=True)
-            self._cancelling.start()
+            cancelling = threading.Thread(target=self._cancel, name="everstep cancel", daemon=True)
+            with contextlib.suppress(RuntimeError, MemoryError):  # without a thread, the statement ends by itself
+                cancelling.start()
+                self._cancelling = cancelling
 
     def _cancel(self) -> None:
         with contextlib.suppress(Exception):  # it is lost, or has ended

@@ -7,6 +7,17 @@ import msgspec
 from everstep.stores.protocol import WorkerRow
 
 
+class Trouble(msgspec.Struct, omit_defaults=True):
+    """How a kind of background work fares that has failed."""
+
+    failures: int = 0
+    """Since the worker began."""
+    error: str = ""
+    """The type of the newest error."""
+    since: int = 0
+    """Since when it has failed again and again; 0 if it works again."""
+
+
 class About(msgspec.Struct, omit_defaults=True):
     """What a worker serves, and how busy it was when it last prolonged its lease."""
 
@@ -24,10 +35,15 @@ class About(msgspec.Struct, omit_defaults=True):
     draining: bool = False
     left: list[str] = []
     """Runs that its code does not match, which it gave back for another worker."""
+    troubles: dict[str, Trouble] = {}
+    """Background work that has failed, by name."""
+    not_claiming: str = ""
+    """Why it takes up no more runs of others, for now."""
 
     def serves(self, workflow: str, queue: str) -> bool:
         """Tell whether it takes up free runs of a workflow in a queue."""
-        return self.recovers and not self.draining and workflow in self.workflows and self._serves_queue(queue)
+        takes_up = self.recovers and not (self.draining or self.not_claiming)
+        return takes_up and workflow in self.workflows and self._serves_queue(queue)
 
     def _serves_queue(self, queue: str) -> bool:
         return self.queues is None or queue in self.queues

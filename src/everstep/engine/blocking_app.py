@@ -37,7 +37,11 @@ class BlockingApp:
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="everstep-loop", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self._loop.close()
+            raise
         try:
             self._app: App = self.wait(_open(make))
         except BaseException:

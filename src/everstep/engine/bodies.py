@@ -182,6 +182,10 @@ class Bodies:
         """Return the body of an attempt whose turn has come, if it is still wanted."""
         return self._perform(attempt) if self.running.get(attempt.call.call) is attempt else None
 
+    def stumble(self, error: BaseException) -> None:
+        """What was done for a body raised: the run leaves memory, and is taken up again."""
+        self._driver.app.stumbling.leave(self._driver, error)
+
     def goes_on(self, attempt: Attempt, task: "asyncio.Task[None]") -> None:
         """The body of an attempt has to wait for something. It may have been cancelled even in its first turn."""
         attempt.task = task
@@ -214,12 +218,15 @@ class Bodies:
             if error is not None:
                 pass_on(error, self._driver.app.loop)
             return
-        if self.streams is not None:
-            self.streams.end(attempt)
-        if error is None:
-            self._attempts.completed(attempt, value, time.monotonic() - began)
-        else:
-            self._raised(attempt, error, time.monotonic() - began)
+        try:
+            if self.streams is not None:
+                self.streams.end(attempt)
+            if error is None:
+                self._attempts.completed(attempt, value, time.monotonic() - began)
+            else:
+                self._raised(attempt, error, time.monotonic() - began)
+        except Exception as raised:  # noqa: BLE001  # it reaches this run alone
+            self.stumble(raised)
 
     def _raised(self, attempt: Attempt, error: BaseException, seconds: float) -> None:
         """A body raised. A cancellation that the engine wanted does not come here: its attempt runs no more."""
@@ -236,15 +243,18 @@ class Bodies:
         crash_point("body.after")
         if self.running.get(attempt.call.call) is not attempt:
             return
-        if self.streams is not None:
-            self.streams.end(attempt)
-        if settled is None:
-            assert error is not None
-            self._raised(attempt, error, seconds)
-        elif settled.refused is not None:
-            self._attempts.failed(attempt, settled.refused, seconds, final=True)
-        else:
-            self._attempts.settled(attempt, settled, seconds)
+        try:
+            if self.streams is not None:
+                self.streams.end(attempt)
+            if settled is None:
+                assert error is not None
+                self._raised(attempt, error, seconds)
+            elif settled.refused is not None:
+                self._attempts.failed(attempt, settled.refused, seconds, final=True)
+            else:
+                self._attempts.settled(attempt, settled, seconds)
+        except Exception as raised:  # noqa: BLE001  # it reaches this run alone
+            self.stumble(raised)
 
     async def _call_within(self, attempt: Attempt, seconds: float) -> Any:
         try:
@@ -299,10 +309,13 @@ class Bodies:
         attempt = self.running.get(call)
         if attempt is None:
             return
-        if attempt.spending is not None:
-            self.charging.write(attempt)
-        if self.streams is not None:
-            self.streams.end(attempt)
+        try:
+            if attempt.spending is not None:
+                self.charging.write(attempt)
+            if self.streams is not None:
+                self.streams.end(attempt)
+        except Exception:  # the other bodies of a run that leaves memory are stopped all the same
+            log.exception("What %s of run %s had charged or appended cannot be written", attempt.step, attempt.run)
         del self.running[call]
         if attempt.task is not None:
             attempt.task.cancel()
@@ -337,7 +350,7 @@ class Bodies:
         if threading.get_ident() == app.thread:
             self._note_heartbeat(call, payload)
         else:
-            app.loop.call_soon_threadsafe(self._note_heartbeat, call, payload)
+            app.loop.call_soon_threadsafe(self._driver.call, self._note_heartbeat, call, payload)
 
     def _note_heartbeat(self, call: int, payload: bytes) -> None:
         if call not in self.running or self._driver.stopped:
@@ -345,13 +358,17 @@ class Bodies:
         self._heartbeats[call] = payload
         if self._heartbeat_timer is None:
             self.record_heartbeats()
-            self._heartbeat_timer = self._driver.app.loop.call_later(HEARTBEAT_SECONDS, self._heartbeat_pause_over)
+            self._heartbeat_timer = self._driver.app.loop.call_later(
+                HEARTBEAT_SECONDS, self._driver.call, self._heartbeat_pause_over
+            )
 
     def _heartbeat_pause_over(self) -> None:
         self._heartbeat_timer = None
         if self._heartbeats and not self._driver.stopped:
             self.record_heartbeats()
-            self._heartbeat_timer = self._driver.app.loop.call_later(HEARTBEAT_SECONDS, self._heartbeat_pause_over)
+            self._heartbeat_timer = self._driver.app.loop.call_later(
+                HEARTBEAT_SECONDS, self._driver.call, self._heartbeat_pause_over
+            )
 
     def record_heartbeats(self) -> None:
         """Write down the newest heartbeats that are not recorded yet."""

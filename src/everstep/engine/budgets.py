@@ -196,7 +196,7 @@ class Budgets:
         driver = self._driver
         if self.withheld and self._is_changed and not (self._is_deciding or driver.starts_nothing or driver.end_wanted):
             self._is_deciding = True
-            driver.app.loop.call_soon(self._decide)
+            driver.app.loop.call_soon(driver.call, self._decide)
         return self._is_deciding
 
     def _is_wanted(self, call: StepCall | ChildCall) -> bool:

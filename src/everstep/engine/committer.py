@@ -33,6 +33,8 @@ HALF_MIN: Final = 16
 """So many runs must be ready for a commit that is begun while the others are at work."""
 ROOM_SECONDS: Final = 0.5
 """How often a store that cannot be written is tried again."""
+THREAD_SECONDS: Final = 0.05
+"""How often a commit is tried again that had to wait for another process, while there is no thread that could wait."""
 
 
 class Source(Protocol):
@@ -53,6 +55,10 @@ class Source(Protocol):
         """Take the news that the store has failed."""
         ...
 
+    def stumble(self, error: BaseException, *, is_own: bool) -> None:
+        """One of the above raised (`is_own`), or it is unknown whether the unit was written: leave memory."""
+        ...
+
 
 @final
 class _Request:
@@ -71,6 +77,8 @@ class _Request:
             self.future.set_result(verdict)
 
     def fail(self, error: BaseException) -> None:
+        if not isinstance(error, Exception) or isinstance(error, StopIteration):  # no future takes these
+            error = StoreError(f"The commit was interrupted ({type(error).__name__}): whether it was made is unknown.")
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -81,12 +89,22 @@ _Entry = _Request | tuple[Source, Append]
 class Committer:
     """The only writer of runs in this process."""
 
-    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        store: Store,
+        loop: asyncio.AbstractEventLoop,
+        has_failed: Callable[[BaseException], Any] = lambda error: None,
+        works: Callable[[], Any] = lambda: None,
+    ) -> None:
         self.store = store
         self.commits = 0
         self.full = False
         """Whether work pauses because the disk is full, or because the store cannot be written for another reason."""
         self._loop = loop
+        self._has_failed = has_failed
+        """Called when commits fail, or have no thread; `works` when they succeed again."""
+        self._works = works
+        self._is_in_trouble = self._is_threadless = False
         self._queue: deque[Source | _Request] = deque()
         self._stalled: list[tuple[Source, Append]] = []
         self._waited_for = False
@@ -196,8 +214,14 @@ class Committer:
             entry.is_queued = False
             if entry in stalled:
                 self.ready(entry, waited_for=True)  # its next unit is made when the verdict on this one is known
-            elif (unit := entry.unit()) is not None:
-                batch.append((entry, unit))
+            else:
+                try:
+                    unit = entry.unit()
+                except BaseException as error:  # noqa: BLE001  # it reaches this run alone
+                    self._let_stumble(entry, error)
+                    continue
+                if unit is not None:
+                    batch.append((entry, unit))
         if self._flush_later is not None:
             self._flush_later.cancel()
             self._flush_later = None
@@ -214,8 +238,10 @@ class Committer:
         except Busy:
             self._commit_elsewhere(batch)
             return
-        except Exception as error:  # noqa: BLE001  # every failure goes to whoever waits for the commit
+        except BaseException as error:
             self._fail(batch, error)
+            if not isinstance(error, Exception):
+                raise  # this process is to stop
             return
         self._seconds += (time.perf_counter() - began - self._seconds) / 8
         self._settle(batch, verdicts)
@@ -223,13 +249,35 @@ class Committer:
     def _commit_elsewhere(self, batch: list[_Entry], *, meanwhile: bool = False) -> None:
         """Let the thread do it. `meanwhile` the loop goes on, as soon as the thread needs no Python any more."""
         self._busy = True
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="everstep-committer", daemon=True)
-            self._thread.start()
         self._in_flight = {entry[0] for entry in batch if type(entry) is tuple}
-        self._batches.put((batch, meanwhile))
+        try:
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="everstep-committer", daemon=True)
+                thread.start()
+                self._thread, self._is_threadless = thread, False
+            self._batches.put((batch, meanwhile))
+        except (RuntimeError, MemoryError) as error:
+            if not self._is_threadless:
+                self._is_threadless = True
+                self._note_failure(error)
+            self._commit_without_thread(batch)
+            return
         if meanwhile:
             self._begun.acquire()  # else the thread would wait for its turn until this one waits for something
+
+    def _commit_without_thread(self, batch: list[_Entry]) -> None:
+        """The machine has no thread for it: commit right here. If another process is writing, try again soon."""
+        try:
+            verdicts = self.store.commit(_operations(batch), patient=False)
+        except Busy:
+            self._loop.call_later(THREAD_SECONDS, self._commit_elsewhere, batch)
+        except BaseException as error:
+            self._fail(batch, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._busy = False
+            self._settle(batch, verdicts)
 
     def _work(self) -> None:
         """The committer's thread."""
@@ -240,49 +288,80 @@ class Committer:
             began = time.perf_counter()
             try:
                 verdicts = self.store.commit(_operations(batch), meanwhile=meanwhile)
-            except Exception as error:  # noqa: BLE001  # every failure goes to whoever waits for the commit
+            except BaseException as error:  # noqa: BLE001  # every failure goes to whoever waits for the commit
                 self._tell(self._fail, batch, error)
             else:
                 self._tell(self._done_elsewhere, batch, verdicts, time.perf_counter() - began, meanwhile)
 
     def _tell(self, callback: Callable[..., None], *args: Any) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:
-            pass  # the application's loop is closed: nobody is left to be told
+        while not self._loop.is_closed():  # else nothing is left to be told
+            try:
+                self._loop.call_soon_threadsafe(callback, *args)
+                return
+            except (RuntimeError, MemoryError):
+                time.sleep(LINGER_SECONDS)  # it is being closed, or there is no memory: runs wait for this
 
     def _done_elsewhere(
         self, batch: list[_Entry], verdicts: Sequence[Verdict], seconds: float, meanwhile: bool
     ) -> None:
         self._busy = False
-        self._seconds += (seconds / len(batch) - self._seconds) / 8
-        if len(batch) >= HALF_MIN:
-            self.halves.note(len(batch), time.perf_counter(), is_half=meanwhile)
-        if meanwhile and self._waited_for:
-            self._begin_half()  # the other half; meanwhile this one goes on
-        self._settle(batch, verdicts)
+        try:
+            self._seconds += (seconds / len(batch) - self._seconds) / 8
+            if len(batch) >= HALF_MIN:
+                self.halves.note(len(batch), time.perf_counter(), is_half=meanwhile)
+            if meanwhile and self._waited_for:
+                self._begin_half()  # the other half; meanwhile this one goes on
+        finally:
+            self._settle(batch, verdicts)
 
     def _settle(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
+        if len(verdicts) != len(batch):
+            self._fail(batch, RuntimeError(f"{len(verdicts)} verdicts on {len(batch)} operations"))
+            return
         self.commits += 1
         if not self._busy:
             self._in_flight = frozenset()
+        if self._is_in_trouble and not self._is_threadless:
+            self._is_in_trouble = False
+            self._works()
         if self.full:
             self.full = False
             log.warning("The store takes writes again: work goes on.")
         self._is_settling = True
         paused: Exception | None = None
+        stop: BaseException | None = None
         for entry, verdict in zip(batch, verdicts, strict=True):
-            if type(entry) is _Request:
-                entry.settle(verdict)
-            elif type(verdict) is Failed and _pauses(verdict.error):
-                self._stalled.append(entry)
-                paused = verdict.error
-            else:
-                entry[0].settle(entry[1], verdict)
+            try:
+                if type(entry) is _Request:
+                    entry.settle(verdict)
+                elif type(verdict) is Failed and _pauses(verdict.error):
+                    self._stalled.append(entry)
+                    paused = verdict.error
+                else:
+                    entry[0].settle(entry[1], verdict)
+            except BaseException as error:  # noqa: BLE001  # it reaches this run alone: the others are settled
+                stop = self._let_stumble(entry[0] if type(entry) is tuple else None, error) or stop
         self._is_settling = False
         if self._stalled:
             self._wait_for_room(paused or StoreBusy("The store cannot be written."))
         self._go_on()
+        if stop is not None:
+            raise stop
+
+    def _let_stumble(self, source: Source | None, error: BaseException, *, is_own: bool = True) -> BaseException | None:
+        """Tell a run that its callback raised. Returns the error if it is to stop this process."""
+        try:
+            if source is not None:
+                source.stumble(error, is_own=is_own)
+            else:
+                log.error("An operation could not be told its verdict", exc_info=error)
+        except Exception:
+            log.exception("A run could not be told that it failed (%s)", type(error).__name__)
+        return None if isinstance(error, Exception) else error
+
+    def _note_failure(self, error: BaseException) -> None:
+        self._is_in_trouble = True
+        self._has_failed(error)
 
     def _go_on(self) -> None:
         if not self._queue:
@@ -292,25 +371,35 @@ class Committer:
         elif self._flush_later is None and not self._busy:
             self._flush_later = self._loop.call_later(LINGER_SECONDS, self._flush_lingering)
 
-    def _fail(self, batch: list[_Entry], error: Exception) -> None:
-        """Units of runs wait until the store can be written; whoever asked directly is told. Else the runs stop."""
+    def _fail(self, batch: list[_Entry], error: BaseException) -> None:
+        """Units of runs wait until the store can be written; who asked directly is told. Else the runs stop.
+
+        What is no error of a store, such as refused memory, does not say what was written: the runs are read again.
+        """
         self._busy = False
         self._in_flight = frozenset()
-        pauses = _pauses(error)
+        pauses, is_known = _pauses(error), isinstance(error, StoreError | Misuse)
+        if not pauses:
+            self._note_failure(error)
         for entry in batch:
-            if isinstance(entry, _Request):
-                entry.fail(error)
-            elif pauses:
-                self._stalled.append(entry)
-            else:
-                entry[0].fail(error)
+            try:
+                if isinstance(entry, _Request):
+                    entry.fail(error)
+                elif pauses:
+                    self._stalled.append(entry)
+                elif is_known:
+                    entry[0].fail(error)
+                else:
+                    self._let_stumble(entry[0], error, is_own=False)
+            except BaseException as raised:  # noqa: BLE001  # it reaches this run alone
+                self._let_stumble(entry[0] if type(entry) is tuple else None, raised)
         if self._stalled:
             self._wait_for_room(error)
             self._now_idle()
         else:
             self._go_on()  # also if only requests found no room: runs that became ready meanwhile wait for a commit
 
-    def _wait_for_room(self, error: Exception) -> None:
+    def _wait_for_room(self, error: BaseException) -> None:
         if not self.full:
             self.full = True
             log.error("%s Work pauses, and goes on by itself when that is mended.", error)
@@ -337,7 +426,8 @@ class Committer:
             self._flush_later.cancel()
         if self._thread is not None:
             self._batches.put(None)
-            await asyncio.to_thread(self._thread.join)
+            while self._thread.is_alive():  # noqa: ASYNC110  # not `join` on another thread: there may be none
+                await asyncio.sleep(LINGER_SECONDS)
 
 
 def _pauses(error: BaseException) -> bool:

@@ -122,7 +122,9 @@ class Doubts:
         # Not through the loop's factory: it must not begin before it is known here, whatever the application likes.
         task = asyncio.Task(self._ask(call, asked), loop=driver.app.loop, context=context)
         until = driver.app.clock.now() + microseconds(question_seconds(call.target.probe_for))
-        alarm = set_alarm(driver.app.clock, driver.app.loop, until, functools.partial(self._stop_waiting, call))
+        alarm = set_alarm(
+            driver.app.clock, driver.app.loop, until, functools.partial(driver.call, self._stop_waiting, call)
+        )
         self.asking[number] = Question(task, alarm)
 
     def _is_overdue(self, number: int) -> bool:
@@ -162,7 +164,7 @@ class Doubts:
         if call.call in self.asking:  # else it comes too late; there is no other question while this one was open
             self.asking.pop(call.call).alarm.cancel()
             if not self._driver.is_over and call.call in self._driver.execution.steps:
-                self._take_answer(call, answer)
+                self._driver.call(self._take_answer, call, answer)
 
     def _take_answer(self, call: StepCall, answer: Any) -> None:
         if is_a(answer, Done):

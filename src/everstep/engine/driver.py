@@ -15,7 +15,7 @@ arrives), `deadlines` (what is due), `saver` (what is written).
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -293,9 +293,19 @@ class Driver:
             else:
                 later.perform(self, command)
 
+    def call(self, callback: Callable[..., None], *args: Any) -> None:
+        """Call back for this run. What that raises reaches this run alone: it is taken up again from its history."""
+        try:
+            callback(*args)
+        except Exception as error:  # noqa: BLE001  # see above
+            self.app.stumbling.leave(self, error)
+
     # -- deadlines -------------------------------------------------------------------------------------------------
     def ring(self, arrived: "Sequence[Delivery] | None" = None) -> None:
         """Do what is due by now; but what arrived before that comes first."""
+        self.call(self._ring, arrived)
+
+    def _ring(self, arrived: "Sequence[Delivery] | None" = None) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = self._alarm_at = None
@@ -385,7 +395,7 @@ class Driver:
             cancels = [one for one in self.app.store.inbox(self.run) if one.kind == "cancel"]
         except StoreError as error:
             log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
-            self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.take_back_end)
+            self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.call, self.take_back_end)
             return
         assert self.end_recorded is not None
         self.ending, self.outcome, was_undone = "", None, self.execution.is_undone

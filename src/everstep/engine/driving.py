@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from everstep.codec import Codec
 from everstep.effects import descent
 from everstep.engine import asyncio_parts
 from everstep.engine.acting import Acting
+from everstep.engine.background import PATIENCE_SECONDS, Background
 from everstep.engine.chance import MachineRandom
 from everstep.engine.clock import StoreClock
 from everstep.engine.closing import wait_for_bodies
@@ -30,6 +32,7 @@ from everstep.engine.resting import Resting
 from everstep.engine.resume import begin, hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.retaining import Collector
 from everstep.engine.stops import pass_on, stop_in
+from everstep.engine.stumbling import Stumbling
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
@@ -37,7 +40,6 @@ from everstep.errors import Damaged, Misuse, NotReadable, StoreError, UnknownWor
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED, Status
-from everstep.model.untrusted import log_error
 from everstep.stores.protocol import Accepted, Claim, Claimed, NewRun, NotClaimed, Release, RunRow
 from everstep.stores.queues import DEFAULT_QUEUE
 
@@ -77,9 +79,12 @@ class Driving(Parts):
         queues: Sequence[str] | None = None,
         on_hold: "OnHold" = None,
         retention: "Retention | float | timedelta | None" = None,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
         if lease < 1:
             raise Misuse(f"lease={lease!r}: it is a number of seconds, at least 1.")
+        if not patience > 0:
+            raise Misuse(f"patience={patience!r}: it is a number of seconds, more than 0.")
         self.store = store
         self.recover = recover
         self.lease = lease
@@ -94,6 +99,8 @@ class Driving(Parts):
         """Runs that this app should drive and does not yet: somebody else does, or they are about to be claimed."""
         self.untakeable: set[str] = set()
         """Runs that cannot be claimed, or whose chain key is not here; they are let alone until this app ends."""
+        self.background = Background(self, patience)
+        self.stumbling = Stumbling(self)
         self.watchers = Watchers(self)
         self.draining = False
         self.notifier = Notifier(self, on_hold)
@@ -123,10 +130,11 @@ class Driving(Parts):
         self.loop = asyncio.get_running_loop()
         descent.watch_tasks(self.loop)
         self.thread = threading.get_ident()
-        self.threads = Threads(self.loop, THREADS_MAX)
+        failed, works = self.background.failed, self.background.works
+        self.threads = Threads(self.loop, THREADS_MAX, partial(failed, "threads"), partial(works, "threads"))
         self.acting = Acting(self)
         descent.install()
-        self.committer = Committer(self.store, self.loop)
+        self.committer = Committer(self.store, self.loop, partial(failed, "commits"), partial(works, "commits"))
         self.first_turns = FirstTurns(self.loop, self.committer.half_is_ready)
         self.pump = Pump(self)
         if self.recover:
@@ -185,7 +193,8 @@ class Driving(Parts):
             driver.stop()
         for task in self._tasks:
             task.cancel()
-        if stopping := [task for task in (*bodies, *self._tasks) if task is not None]:
+        kept = self.background.close()
+        if stopping := [task for task in (*bodies, *self._tasks, *kept) if task is not None]:
             await asyncio.wait(stopping, timeout=STOP_SECONDS)
 
     def _leave(self, acting: set[str]) -> None:
@@ -223,7 +232,7 @@ class Driving(Parts):
         if isinstance(begun, Driver):
             self._go_on(begun, is_new=True)
         else:
-            self.spawn(self._hold_new(new.row.id, begun))
+            self.spawn(self._hold_new(new.row.id, begun), run=new.row.id)
 
     def _go_on(self, driver: Driver, *, is_new: bool = False, arrived: "Sequence[Delivery] | None" = None) -> None:
         self.drivers[driver.run] = driver
@@ -236,9 +245,12 @@ class Driving(Parts):
             log.error("Run %s cannot go on just now, and is taken up again: %s", driver.run, error)
             self.take_again(driver)
         except BaseException as error:
-            if (stop := stop_in(error)) is None:
+            if (stop := stop_in(error)) is not None:
+                self.interrupted.leave(driver, stop, "workflow code")
+            elif isinstance(error, Exception):  # it reaches this run alone
+                self.stumbling.leave(driver, error)
+            else:
                 raise
-            self.interrupted.leave(driver, stop, "workflow code")
 
     def _set_aside(self, row: RunRow, error: BaseException) -> None:
         """The code of a claimed run was stopped before its first rest, or in a replay. Anything else is raised."""
@@ -284,6 +296,15 @@ class Driving(Parts):
             if is_new:
                 self._taking_up.discard(run)
 
+    def put_aside(self, run: str) -> None:
+        """Do not take up a run until it is put back."""
+        self._taking_up.add(run)
+
+    def put_back(self, run: str) -> None:
+        """A run that was put aside may be taken up again."""
+        self._taking_up.discard(run)
+        self._woken.discard(run)
+
     async def take_up_run(self, run: str, statuses: Sequence[Status] = CLAIMABLE) -> bool:
         """Claim a run if it is free, and drive it. Returns whether it is driven here now."""
         if run in self.drivers or run in self._taking_up or self.draining or run in self.untakeable:
@@ -291,6 +312,7 @@ class Driving(Parts):
         if self.has_interrupted and self.interrupted.is_pausing(run):
             return False
         self._taking_up.add(run)
+        stumbled: Exception | None = None
         try:
             await self.become_worker()
             claim = Claim(run, self.worker, self.clock.now(), statuses, True, self.queueing.served)
@@ -312,10 +334,15 @@ class Driving(Parts):
         except StoreError:
             self.want(run)  # it may be ours by now, and nobody else would look for it
             raise
+        except Exception as error:  # noqa: BLE001  # it reaches this run alone; others are taken up
+            stumbled = error
+            return False
         finally:
             self._woken.discard(run)
             if run not in self._comparing:
                 self._taking_up.discard(run)
+            if stumbled is not None:
+                self.stumbling.take_later(run, stumbled)
 
     async def _take_up_claimed(self, claimed: Claimed) -> bool:
         row, past = claimed.row, claimed.past
@@ -344,10 +371,10 @@ class Driving(Parts):
             return False
         if not isinstance(taken, Driver):
             if not await self.presence.leaves_for_another(row, taken.reason):
-                self.spawn(self.hold_claimed(row, taken))
+                self.spawn(self.hold_claimed(row, taken), run=row.id)
         elif taken.execution.witnesses:
             self._comparing.add(row.id)
-            self.spawn(self._compare_and_go_on(taken))
+            self.spawn(self._compare_and_go_on(taken), run=row.id)
         else:
             self._go_on(taken, arrived=None if past is None or row.id in self._woken else past.inbox)
         return row.id in self.drivers
@@ -398,7 +425,7 @@ class Driving(Parts):
         self._has_children = True
         self.want(run)
         crash_point("child.adopted")
-        self.spawn(self._adopt(run))
+        self.spawn(self._adopt(run), run=run)
 
     async def _adopt(self, run: str) -> None:
         taken = await self.take_up_run(run)
@@ -417,7 +444,7 @@ class Driving(Parts):
         """Something arrived for a run: if it is here, let it look into its inbox; else look who can take it up."""
         driver = self.drivers.get(run)
         if driver is not None:
-            self.spawn(driver.inbox.pull())
+            self.spawn(driver.inbox.pull(), run=run)
         else:
             self.pump.nudge()
 
@@ -435,7 +462,8 @@ class Driving(Parts):
 
     def is_at_rest(self) -> bool:
         """Tell whether every run that is driven here waits, and all of that is durable."""
-        return not (self._taking_up or self._tasks) and all(driver.is_idle for driver in self.drivers.values())
+        is_busy = self._taking_up or self._tasks or self.background.is_busy
+        return not is_busy and all(driver.is_idle for driver in self.drivers.values())
 
     async def retry_diverged(self, run: str) -> None:
         """Compare a run that is held as diverged with the code as it is now; if it matches, it goes on by itself."""
@@ -463,7 +491,7 @@ class Driving(Parts):
     def take_next(self, driver: Driver) -> None:
         """The run goes on with a fresh history: let the old one leave memory, and take up the new one."""
         self.take_again(driver)
-        self.spawn(self.take_up_run(driver.run))
+        self.spawn(self.take_up_run(driver.run), run=driver.run)
 
     def hold_unstorable(self, driver: Driver, error: BaseException) -> None:
         """The store refuses a run's newest events, a value that is too large for instance: it stops, and no other."""
@@ -477,7 +505,7 @@ class Driving(Parts):
             from everstep.engine.holding import HoldReport
 
             summary = f"its newest events cannot be stored: {type(error).__name__}"
-            self.spawn(self.hold_claimed(row, HoldReport("stuck", summary)))
+            self.spawn(self.hold_claimed(row, HoldReport("stuck", summary)), run=driver.run)
 
     def let_go(self, driver: Driver, error: BaseException | None = None) -> None:
         """A run has ended, is held, was taken over, or its store failed: it leaves memory, and waiters are told."""
@@ -496,6 +524,7 @@ class Driving(Parts):
         if status is not None:
             if self.has_interrupted:
                 self.interrupted.forget(driver.run)
+            self.stumbling.forget(driver.run)
             crash_point("run.ended")
             self.watchers.tell(driver.run, status, outcome)
             if self._has_children or self._awaited_keys or driver.row.queue != DEFAULT_QUEUE:
@@ -528,21 +557,38 @@ class Driving(Parts):
         """Return the names of the workflows that this app can drive."""
         return self._workflows if self._workflows is not None else DECLARED.names()
 
-    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Run something in the background; its failure is logged, not lost."""
-        task = self.loop.create_task(coroutine, context=self.context.copy())
-        self._tasks.add(task)
-        task.add_done_callback(self._spawned_done)
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], *, run: str = "") -> None:
+        """Do something once in the background. If it fails, that is noted, and the run that it is for is taken again.
 
-    def _spawned_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
+        What has to go on whatever happens is kept by `background` instead.
+        """
+        try:
+            task = self.loop.create_task(coroutine, context=self.context.copy())
+        except Exception as error:  # noqa: BLE001  # there is no memory for it just now
+            coroutine.close()
+            self._spawned_failed(error, run)
             return
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._spawned_done, run))
+
+    def _spawned_done(self, run: str, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if self.draining and task.cancelled():
+            return
+        error = asyncio.CancelledError("the application cancelled it") if task.cancelled() else task.exception()
+        if error is not None:
+            self._spawned_failed(error, run)
+
+    def _spawned_failed(self, error: BaseException, run: str) -> None:
         if isinstance(error, StoreError):
             log.error("The store failed just now, and is asked again: %s", error)
             self.loop.call_later(LOOK_AGAIN_SECONDS, self.pump.nudge)
+        elif run and run not in self.drivers:
+            self.stumbling.take_later(run, error, is_own=not isinstance(error, asyncio.CancelledError))
         else:
-            log_error(log, "A task of the engine failed", error=error)
+            self.background.failed("tasks", error)
+            self.background.works("tasks")  # each is another one
+            self.loop.call_later(LOOK_AGAIN_SECONDS, self.pump.nudge)
 
     async def read(self, method: Callable[..., V], *args: Any) -> V:
         """Ask the store. Reads of an embedded store are quick, so they are made right here."""

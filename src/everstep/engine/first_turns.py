@@ -35,6 +35,10 @@ class Starter(Protocol):
         """Take the task of a body that did not end in its first turn."""
         ...
 
+    def stumble(self, error: BaseException) -> None:
+        """A first turn could not be taken."""
+        ...
+
 
 class FirstTurns:
     """The bodies of an app that are about to start, in the order in which they may."""
@@ -61,11 +65,14 @@ class FirstTurns:
         try:
             while waiting:
                 starter, attempt, name, context = waiting.popleft()
-                body = starter.begin(attempt)
-                if body is not None:
-                    task = take_first_turn(body, loop, name, context)
-                    if task is not None:
-                        starter.goes_on(attempt, task)
+                try:
+                    body = starter.begin(attempt)
+                    if body is not None:
+                        task = take_first_turn(body, loop, name, context)
+                        if task is not None:
+                            starter.goes_on(attempt, task)
+                except Exception as error:  # noqa: BLE001  # it reaches this run alone
+                    starter.stumble(error)
                 came_before -= 1
                 if came_before == half and half:
                     self._half_is_done()

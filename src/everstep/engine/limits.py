@@ -6,6 +6,7 @@ of a worker that is gone count no more. A slot is given back when the body ends,
 """
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -78,7 +79,6 @@ class Limits:
         self._app = app
         self._waiting: dict[str, dict[tuple[str, int], Wait]] = {}
         self._held: dict[tuple[str, int], tuple[str, Driver]] = {}
-        self._taking: set[str] = set()
         self._look_later: asyncio.TimerHandle | None = None
         self._alarms: dict[str, int] = {}
 
@@ -127,21 +127,23 @@ class Limits:
 
     # -- taking ----------------------------------------------------------------------------------------------------
     def _try(self, name: str) -> None:
-        if name not in self._taking and not self._app.draining:
-            self._taking.add(name)
-            self._app.spawn(self._take(name))
+        if not self._app.draining:
+            self._app.background.keep(f"limit {name}", functools.partial(self._take, name))
         self._look_soon()
 
     def _look_again(self) -> None:
         self._look_later = None
+        self._app.background.attempt("limits", self._look_closely)
+        if self._held or self._waiting:
+            self._look_soon()
+
+    def _look_closely(self) -> None:
         for key, (_, driver) in list(self._held.items()):
             if not self._is_in_use(driver, key[1]):
                 self.free(*key)
         for name in list(self._waiting):
             self._drop_unwanted(name)
         self.look()
-        if self._held:
-            self._look_soon()
 
     def _look_soon(self) -> None:
         if self._look_later is None:
@@ -163,10 +165,13 @@ class Limits:
                 self._forget(waiting, key)
             elif wait.is_cancelled:
                 self._forget(waiting, key)
-                wait.driver.attempts.settle_as_not_done(wait.call)
-                wait.driver.come_to_rest()
+                wait.driver.call(self._give_up, wait)
         if not waiting:
             del self._waiting[name]
+
+    def _give_up(self, wait: Wait) -> None:
+        wait.driver.attempts.settle_as_not_done(wait.call)
+        wait.driver.come_to_rest()
 
     def _forget(self, waiting: dict[tuple[str, int], Wait], key: tuple[str, int]) -> Wait:
         wait = waiting.pop(key)
@@ -177,25 +182,22 @@ class Limits:
     async def _take(self, name: str) -> None:
         """Take as many slots as there seem to be, for those who have waited longest."""
         app = self._app
-        try:
-            while name in self._waiting and not app.draining:
-                self._drop_unwanted(name)
-                room, next_at = self._room(name)
-                # An earlier attempt at the same step may still act, and has the slot.
-                chosen = [key for key in self._waiting.get(name, ()) if key not in self._held][:room]
-                if not chosen:
-                    self._wake_at(name, next_at)
+        while name in self._waiting and not app.draining:
+            self._drop_unwanted(name)
+            room, next_at = self._room(name)
+            # An earlier attempt at the same step may still act, and has the slot.
+            chosen = [key for key in self._waiting.get(name, ()) if key not in self._held][:room]
+            if not chosen:
+                self._wake_at(name, next_at)
+                return
+            at, worker = app.clock.now(), app.worker
+            takes = [app.committer.submit(TakeSlot(name, run, call, worker, at)) for run, call in chosen]
+            for key, verdict in zip(chosen, await asyncio.gather(*takes), strict=True):
+                if isinstance(verdict, Accepted):
+                    self._taken(name, key)
+                elif isinstance(verdict, NoSlot):
+                    self._wake_at(name, verdict.next_at)
                     return
-                at, worker = app.clock.now(), app.worker
-                takes = [app.committer.submit(TakeSlot(name, run, call, worker, at)) for run, call in chosen]
-                for key, verdict in zip(chosen, await asyncio.gather(*takes), strict=True):
-                    if isinstance(verdict, Accepted):
-                        self._taken(name, key)
-                    elif isinstance(verdict, NoSlot):
-                        self._wake_at(name, verdict.next_at)
-                        return
-        finally:
-            self._taking.discard(name)
 
     def _room(self, name: str) -> tuple[int, int | None]:
         """Return how many slots there seem to be. Whether there are, the store decides when they are taken."""
@@ -221,6 +223,9 @@ class Limits:
             self._give_back(name, key)
             return
         self._held[key] = (name, wait.driver)
+        wait.driver.call(self._begin, wait)
+
+    def _begin(self, wait: Wait) -> None:
         bodies = wait.driver.attempts.bodies
         if type(bodies.running) is dict:
             bodies.running = Running(bodies.running, self, wait.driver.run)

@@ -50,7 +50,7 @@ class Losses:
                 self._stop(tail)
         for run in self.open.keys() - self._being_held:
             self._being_held.add(run)
-            self._app.spawn(self._hold(run))
+            self._app.spawn(self._hold(run))  # if that fails, the pump looks again, and begins it again
         return {tail.run for tail in found}
 
     def _stop(self, tail: LostTail) -> None:

@@ -11,6 +11,7 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.engine.clock import Alarm, microseconds, set_alarm
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("everstep.holds")
 
 
+SENDING: Final = "sending notifications"
 AT_ONCE_MAX: Final = 4
 """So many notifications are on their way to one target at the same time, from one process."""
 FIRST_SECONDS: Final = 1.0
@@ -115,7 +117,7 @@ class Notifier:
             else:
                 if inspect.isawaitable(awaited):
                     self._app.spawn(_finished(awaited))
-        self.look()
+        self._look_again()
 
     # -- the outbox ------------------------------------------------------------------------------------------------
     def look(self) -> None:
@@ -156,7 +158,10 @@ class Notifier:
 
     def _ring(self) -> None:
         self._alarm, self._alarm_at = None, 0
-        self.look()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._app.background.attempt("notifications", self.look)  # the pump looks again if this fails
 
     # -- one notification ------------------------------------------------------------------------------------------
     async def _deliver(self, webhook: "Webhook", row: NotificationRow) -> None:
@@ -166,13 +171,19 @@ class Notifier:
         except (StoreError, Misuse) as error:  # the store failed, or the app was closed: a claim ends by itself
             log.warning("A notification for %s is left to be sent again: %s", webhook.name, error)
             del self._under_way[row.id]
-            self._app.loop.call_later(STORE_SECONDS, self.look)  # not at once: the disk may be full
-        except BaseException:
+            self._app.loop.call_later(STORE_SECONDS, self._look_again)  # not at once: the disk may be full
+        except asyncio.CancelledError:
             del self._under_way[row.id]
+            if not self._is_closed:  # else the application cancelled all its tasks: what is due is still due
+                self._app.loop.call_later(STORE_SECONDS, self._look_again)
             raise
+        except Exception as error:  # noqa: BLE001  # it is tried again, and others are sent
+            del self._under_way[row.id]
+            self._app.loop.call_later(self._app.background.failed(SENDING, error), self._look_again)
         else:
             del self._under_way[row.id]
-            self.look()
+            self._app.background.works(SENDING)
+            self._look_again()
 
     async def _try(self, webhook: "Webhook", row: NotificationRow, attempt: int) -> None:
         app = self._app
@@ -206,12 +217,14 @@ class Notifier:
         def done(answer: Any, error: BaseException | None) -> None:
             if future.cancelled():
                 self._stuck[webhook.name] -= 1
-                self.look()
+                self._look_again()
             else:
                 future.set_result(answer if error is None else Answer(0, described(error)))
 
         if self._threads is None:
-            self._threads = Threads(loop, AT_ONCE_MAX * len(self._webhooks))
+            refused = partial(self._app.background.failed, "threads of webhooks")
+            works = partial(self._app.background.works, "threads of webhooks")
+            self._threads = Threads(loop, AT_ONCE_MAX * len(self._webhooks), refused, works)
         self._threads.start(run, sending.send, done)
         try:
             async with asyncio.timeout(webhook.timeout + 1.0):

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from everstep.engine.about import About, read_about
+from everstep.engine.background import on_a_thread
 from everstep.engine.clock import microseconds
 from everstep.engine.workflow import DECLARED
-from everstep.errors import Misuse, StoreError
+from everstep.errors import Misuse
 from everstep.model.digests import digest_of
 from everstep.stores.processes import worker_name
 from everstep.stores.protocol import Release, RunRow
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("everstep.worker")
 
+CLOSING: Final = "renewals while closing"
 LEFT_MAX: Final = 1000
 """So many runs that a worker gave back, because its code is not theirs, are named in its row."""
 
@@ -51,6 +53,8 @@ class Presence:
             running=self.running(),
             draining=app.draining,
             left=list(self.left)[-LEFT_MAX:],
+            troubles=app.background.troubles(),
+            not_claiming=app.background.not_claiming,
         )
         return msgspec.json.encode(about)
 
@@ -76,28 +80,29 @@ class Presence:
         app.store.register_worker(worker, os.getpid(), host, until, app.notifier.targets, self.about())
         return worker
 
-    def renew(self, at: int) -> bool:
-        """Prolong the lease, and say how things are; False if this worker had been buried. On any thread."""
+    async def renew(self, at: int) -> bool:
+        """Prolong the lease, and say how things are; False if this worker had been buried.
+
+        On a thread: another process may be writing for a while. What is said is gathered here, where it changes.
+        """
         app = self._app
-        return app.store.renew(app.worker, at + microseconds(app.lease), at, self.about())
+        return await on_a_thread(app.store.renew, app.worker, at + microseconds(app.lease), at, self.about())
 
     @asynccontextmanager
     async def prolonged(self) -> AsyncIterator[None]:
         """Prolong the lease within the block, where the pump no longer does: bodies may take longer than a lease."""
-        task = asyncio.create_task(self._prolong()) if self._app.worker else None
+        background = self._app.background
+        if self._app.worker:
+            background.keep(CLOSING, self._prolong, endless=True)
         try:
             yield
         finally:
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
+            await background.end(CLOSING, cancel=True)
 
     async def _prolong(self) -> None:
         while True:
-            try:
-                await asyncio.to_thread(self.renew, self._app.clock.now())
-            except StoreError as error:
-                log.error("The lease cannot be prolonged just now: %s", error)
+            await self.renew(self._app.clock.now())
+            self._app.background.works(CLOSING)
             await asyncio.sleep(self._app.lease / 3)
 
     # -- runs whose code is elsewhere ------------------------------------------------------------------------------
@@ -122,7 +127,7 @@ class Presence:
         log.warning("Run %s does not match the code of %s here; it is left for another worker.", row.id, row.workflow)
         self.left[row.id] = None
         app.untakeable.add(row.id)
-        await asyncio.to_thread(self.renew, app.clock.now())
+        await self.renew(app.clock.now())
         await app.committer.submit(Release(row.id, row.epoch, row.status))
         return True
 

@@ -15,12 +15,13 @@ from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from everstep.engine.driving import Driving
 
 log = logging.getLogger("everstep.worker")
 
+LOOKING: Final = "looking for runs"
 POLL_SECONDS: Final = 0.05
 SWEEP_SECONDS: Final = 0.5
 """How often owners are checked for life."""
@@ -33,12 +34,13 @@ class Pump:
 
     def __init__(self, app: "Driving") -> None:
         self.app = app
-        self._task: asyncio.Task[None] | None = None
         self._nudged = False
         self._pausing: asyncio.Future[None] | None = None
         self._stopping = False
         self._next_sweep = 0
         self._next_look = 0
+        self._owes_look = False
+        """Whether a look was wanted and has not succeeded yet."""
         self._next_renewal = 0
         self.renewed_at = app.clock.now()
         self._next_wake: int | None = None
@@ -49,13 +51,13 @@ class Pump:
         """How many runs have ended or left since that."""
         self._suspect = ""
         self._is_idle = False
+        self._check_watcher: Callable[[], None] | None = getattr(app.store, "check_watcher", None)
         self._left_alone: set[str] = set()
         """Runs of a newer release that were mentioned in the log."""
 
     def start(self) -> None:
         """Begin, if that has not happened."""
-        if self._task is None:
-            self._task = self.app.loop.create_task(self._work(), context=self.app.context.copy())
+        self.app.background.keep("pump", self._work, endless=True)
 
     def nudge(self) -> None:
         """Look now."""
@@ -85,30 +87,32 @@ class Pump:
         """End."""
         self._stopping = True
         self.nudge()
-        if self._task is not None:
-            await asyncio.wait([self._task])  # it may have been cancelled, when all tasks of the loop were
+        await self.app.background.end("pump")
+
+    def say_soon(self) -> None:
+        """What this worker says about itself has changed: renew at the next turn."""
+        self._next_renewal = min(self._next_renewal, self.app.clock.now())
 
     async def _work(self) -> None:
         while not self._stopping:
             try:
                 await self._turn()
-            except StoreError as error:
-                if isinstance(error, StoreFailed):
-                    self.app.fail(error)
-                log.error("Looking for work failed and is tried again: %s", error)
-                await asyncio.sleep(SWEEP_SECONDS)
-                self._nudged = True  # what led to this look is still to be looked at
+            except StoreFailed as error:
+                self.app.fail(error)
+                raise
+            self.app.background.works("pump")
             await self._pause()
 
     async def _pause(self) -> None:
         """Wait for a nudge, or for the next poll. With nothing to look after, only for a nudge or the lease."""
         app = self.app
         busy = app.drivers or app.wanted or app.watchers or self._has_more or self._next_wake is not None
-        busy = busy or app.queueing.has_own
+        busy = busy or app.queueing.has_own or self._owes_look or app.background.has_failing
         idle = not (app.recover or busy)
         self._is_idle = idle
         seconds = app.lease / 3 if idle else POLL_SECONDS
-        if self._nudged or (self._has_more and self._has_room_again()):
+        may_look = app.background.may_try(LOOKING)
+        if self._nudged or (self._has_more and self._has_room_again() and may_look):
             return
         self._pausing = app.loop.create_future()
         timer = app.loop.call_later(seconds, self._end_pause)
@@ -122,23 +126,39 @@ class Pump:
         app = self.app
         at = app.clock.now()
         nudged, self._nudged = self._nudged, False
-        app.resting.evict_oldest()
-        app.look_for_losses()
+        do = app.background.attempt
+        do("resting runs", app.resting.evict_oldest)
+        do("lost tails", app.look_for_losses)
         sweep = at >= self._next_sweep
-        buried = False
         if at >= self._next_renewal and app.worker:
-            await self._renew(at)
+            await app.background.attempt_async("renewals", self._renew, at)
         if sweep:
             self._next_sweep = at + microseconds(SWEEP_SECONDS)
             if app.recover or app.wanted:
-                buried = self._bury(at)
+                nudged = bool(do("dead workers", self._bury, at)) or nudged
             if app.presence.left:
-                app.presence.look_again()
+                do("runs left to others", app.presence.look_again)
+            if self._check_watcher is not None:
+                do("watcher of the database", self._check_watcher)
+        self._owes_look = nudged = nudged or self._owes_look
+        changed = await app.background.attempt_async(LOOKING, self._look_if_needed, at, sweep)
+        if changed or nudged or sweep:
+            do("notifications", app.notifier.look)
+            if app.has_limits:
+                do("limits", app.limits.look)
+        if changed or nudged:
+            do("watchers", app.watchers.look_at_what_is_elsewhere)
+
+    async def _look_if_needed(self, at: int, sweep: bool) -> bool:
+        """Look for runs, if there may be any. Returns whether another process has written something."""
+        app = self.app
+        app.background.why_not_claiming()
         changed = app.store.changed()
+        self._owes_look = self._owes_look or changed
         wake = self._next_wake is not None and at >= self._next_wake
         expects = app.recover or app.wanted or app.queueing.has_own
-        looks = sweep and expects and (buried or at >= self._next_look)
-        if nudged or changed or wake or looks:
+        looks = sweep and expects and at >= self._next_look
+        if self._owes_look or wake or looks:
             self._next_look = at + microseconds(app.store.look_seconds)
             await self._look(at)
         elif self._has_more and (room := self._room()) > 0:
@@ -148,25 +168,22 @@ class Pump:
             # An app drives all that it starts, also beyond its places: when some of those leave, there may be no room
             # yet. Counting goes on from here; else the next pause would be none, and the loop would never get a turn.
             self._left = 0
-        if changed or nudged or sweep:
-            app.notifier.look()
-            if app.has_limits:
-                app.limits.look()
-        if changed or nudged:
-            app.watchers.look_at_what_is_elsewhere()
+        self._owes_look = False
+        return changed
 
     async def _renew(self, at: int) -> None:
-        """Prolong the lease, on a thread: another process may be writing for a while."""
+        """Prolong the lease."""
         app = self.app
         lapsed = 0 < self._next_renewal <= at - microseconds(app.lease * 2 / 3)
-        self._next_renewal = at + microseconds(app.lease / 3)
+        is_known = await app.presence.renew(at)
+        self._next_renewal = at + microseconds(app.lease / 3)  # not before: a renewal that failed is tried again
         self.renewed_at = at
-        if not await asyncio.to_thread(app.presence.renew, at):
+        if not is_known:
             log.warning("This worker was given up for dead; it lets go of its runs.")
             for driver in list(app.drivers.values()):
                 app.take_again(driver)
             app.worker = ""
-            app.spawn(app.become_worker())
+            app.background.keep("becoming a worker", app.become_worker)
         elif lapsed:
             self._let_go_of_lost_runs()
 
@@ -213,11 +230,12 @@ class Pump:
         if room > 0 and not app.draining and not self._runs_alone():
             names = app.workflows()
             served = app.queueing.served
-            due = app.store.due(
-                at=at, workflows=names, worker=app.worker, everyone=app.recover, limit=room, queues=served
-            )
+            claims = not app.background.not_claiming
+            everyone = app.recover and claims
+            due = app.store.due(at=at, workflows=names, worker=app.worker, everyone=everyone, limit=room, queues=served)
             await self._take_due(due)
-            more = await app.queueing.take(at, room - len(due)) if app.recover or app.queueing.has_own else False
+            queues = claims and (app.recover or app.queueing.has_own)
+            more = await app.queueing.take(at, room - len(due)) if queues else False
         self._has_more = more or len(due) >= room  # without room, perhaps
         return bool(due)
 
@@ -229,13 +247,21 @@ class Pump:
         """Take up runs that belong here as soon as nobody else drives them."""
         app = self.app
         alive = {worker.id for worker in app.store.workers() if worker.lease_until > at and worker.id != app.worker}
+        outcomes: list[bool | BaseException] = []
         for run in list(app.wanted):
             row = app.store.run(run)
             if row is None or row.status in ENDED or row.status == "held":
                 app.wanted.discard(run)
                 app.watchers.look_again(run)
             elif row.owner not in alive:
-                await app.take_up_run(run)
+                outcomes += await asyncio.gather(app.take_up_run(run), return_exceptions=True)
+        self._raise_first(outcomes)
+
+    def _raise_first(self, outcomes: "Sequence[bool | BaseException]") -> None:
+        """What failed for some is tried again, now that all have had their turn."""
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _take_due(self, due: "Sequence[str]") -> None:
         """Take up what is due. A run whose drivers keep dying is a suspect: it runs when nothing else does."""
@@ -258,9 +284,7 @@ class Pump:
             else:
                 others.append(run)
         # All at once, so that their claims share a commit.
-        for outcome in await asyncio.gather(*map(app.take_up_run, others), return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        self._raise_first(await asyncio.gather(*map(app.take_up_run, others), return_exceptions=True))
         if suspects and not app.is_busy():
             self._suspect = suspects[0]
             await app.take_up_run(self._suspect)
@@ -289,4 +313,10 @@ class Pump:
             return
         self._diverged_tried = True
         for run in app.store.diverged(app.workflows(), 1000):
-            await app.retry_diverged(run)
+            try:
+                await app.retry_diverged(run)
+            except StoreError:
+                self._diverged_tried = False
+                raise
+            except Exception:
+                log.exception("Run %s is held as diverged, and cannot be compared with the code", run)

@@ -8,7 +8,6 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.clock import Alarm, microseconds, set_alarm
-from everstep.errors import StoreError
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -50,18 +49,14 @@ class Collector:
 
     def _ring(self) -> None:
         if not self._app.draining:
-            self._app.spawn(self._look())
+            self._app.background.keep("retention", self._look)
 
     async def _look(self) -> None:
         from everstep.engine.collecting import collect
 
         assert self.retention is not None
-        try:
-            done = await collect(self._app, self.retention)
-            if done.runs or done.keys:
-                log.info("%d runs and %d keys were old enough, and were deleted.", len(done.runs), done.keys)
-        except StoreError as error:
-            log.error("Deleting what is old failed, and is tried again: %s", error)
-        finally:
-            if not self._app.draining:
-                self._look_after(self.retention.seconds_between)
+        done = await collect(self._app, self.retention)
+        if done.runs or done.keys:
+            log.info("%d runs and %d keys were old enough, and were deleted.", len(done.runs), done.keys)
+        if not self._app.draining:
+            self._look_after(self.retention.seconds_between)

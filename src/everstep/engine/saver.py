@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from everstep.engine.background import is_refusal
 from everstep.errors import Damaged, StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.events import Body
@@ -165,6 +166,8 @@ class Saver:
             self._take_back_end(unit)
         elif isinstance(verdict, Refused) and verdict.why == "key":
             self._take_back_claims(unit, verdict.calls)
+        elif isinstance(verdict, Failed) and is_refusal(verdict.error):
+            self.stumble(verdict.error, is_own=False)
         elif isinstance(verdict, Failed) and (
             isinstance(verdict.error, Damaged) or not isinstance(verdict.error, StoreError)
         ):
@@ -190,6 +193,10 @@ class Saver:
     def fail(self, error: BaseException) -> None:
         """The store has failed: nothing is assumed, and nothing more is done."""
         self._driver.app.let_go(self._driver, error)
+
+    def stumble(self, error: BaseException, *, is_own: bool) -> None:
+        """Something that was done for this run raised, or nothing is known of its unit: it is read again."""
+        self._driver.app.stumbling.leave(self._driver, error, is_own=is_own)
 
     def _take_back_end(self, unit: Append) -> None:
         """A cancel arrived before the end was durable: the end is taken back and the cancel comes first."""

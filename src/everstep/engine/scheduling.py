@@ -89,7 +89,7 @@ class Scheduler:
         self.awaited: frozenset[str] = frozenset()
         """Runs whose end a tick waits for."""
         self._app = app
-        self._is_looking = self._looks_again = self._is_closed = False
+        self._looks_again = self._is_closed = False
         self._alarm: Alarm | None = None
         self._next_at: int | None = None
         """When the store said that there is something to do, the last time that it was asked."""
@@ -106,9 +106,7 @@ class Scheduler:
         if not self._is_at_work():
             return
         self._looks_again = True
-        if not self._is_looking:
-            self._is_looking = True
-            self._app.spawn(self._look())
+        self._app.background.keep("schedules", self._look)
 
     def _is_at_work(self) -> bool:
         app = self._app
@@ -130,22 +128,18 @@ class Scheduler:
             self._alarm.cancel()
 
     async def _look(self) -> None:
+        """Do what is due. What fails here begins again, until nothing is left to look at."""
         app = self._app
-        try:
-            while self._looks_again and not app.draining:
-                self._looks_again = False
-                rows = app.store.due_schedules(at=app.clock.now(), workflows=app.workflows(), limit=ROWS)
-                self.awaited = frozenset(run for row in rows if row.waits for run in _active(row))
-                for row in rows:
-                    self._looks_again |= await self._look_after(row)
-            if not app.draining:
-                self._next_at = app.store.next_schedule(workflows=app.workflows())
-                self._set_alarm(self._next_at)
-        except StoreError as error:
-            log.error("Schedules cannot be looked after just now: %s", error)
-            self._set_alarm(app.clock.now() + microseconds(AGAIN_SECONDS))
-        finally:
-            self._is_looking = False
+        while self._is_at_work():
+            self._looks_again = False
+            rows = app.store.due_schedules(at=app.clock.now(), workflows=app.workflows(), limit=ROWS)
+            self.awaited = frozenset(run for row in rows if row.waits for run in _active(row))
+            done = [await self._look_after(row) for row in rows]
+            if not (any(done) or self._looks_again):
+                break
+        if not app.draining:
+            self._next_at = app.store.next_schedule(workflows=app.workflows())
+            self._set_alarm(self._next_at)
 
     async def _look_after(self, row: ScheduleRow) -> bool:
         """Do what is due for one schedule. Returns whether anything was done, so that there may be more."""

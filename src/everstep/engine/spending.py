@@ -87,7 +87,7 @@ class Charging:
         elif not spending.is_announced:
             spending.is_announced = True
             try:
-                app.loop.call_soon_threadsafe(self._look_at, attempt, spending)
+                app.loop.call_soon_threadsafe(self._driver.call, self._look_at, attempt, spending)
             except RuntimeError:
                 self._warn(attempt)  # the loop is closed: nobody is left to write it down
 
@@ -101,7 +101,7 @@ class Charging:
         elif driver.budgets is not None and not self._is_covered(attempt, spending):
             self._due[attempt.call.call] = attempt
             if self._pause is None:
-                self._pause = driver.app.loop.call_later(SOON_SECONDS, self._write_due)
+                self._pause = driver.app.loop.call_later(SOON_SECONDS, driver.call, self._write_due)
 
     def _warn(self, attempt: "Attempt") -> None:
         log.warning(
@@ -122,7 +122,7 @@ class Charging:
             if self._driver.attempts.bodies.running.get(call) is attempt:
                 self.write(attempt)
         if due:
-            self._pause = self._driver.app.loop.call_later(PAUSE_SECONDS, self._write_due)
+            self._pause = self._driver.app.loop.call_later(PAUSE_SECONDS, self._driver.call, self._write_due)
 
     def write(self, attempt: "Attempt") -> None:
         """Write down what an attempt was charged, if that is more than the history has for it: it may be cut off."""

@@ -114,7 +114,7 @@ class Streams:
             if threading.get_ident() == app.thread:
                 self._set_timer(count)
             else:
-                app.loop.call_soon_threadsafe(self._set_timer, count)
+                app.loop.call_soon_threadsafe(self._driver.call, self._set_timer, count)
 
     def _counted(self, name: str) -> int:
         count = self._counts.get(name, 0) + 1
@@ -131,7 +131,7 @@ class Streams:
         if count >= FLUSH_ENTRIES:
             self.flush()
         elif self._timer is None:
-            self._timer = self._driver.app.loop.call_later(FLUSH_SECONDS, self._time_is_over)
+            self._timer = self._driver.app.loop.call_later(FLUSH_SECONDS, self._driver.call, self._time_is_over)
 
     def _time_is_over(self) -> None:
         self._timer = None
@@ -144,7 +144,7 @@ class Streams:
         except StoreError as error:
             log.error("The streams of run %s cannot be written just now: %s", self._driver.run, error)
             if self._timer is None:
-                self._timer = self._driver.app.loop.call_later(AGAIN_SECONDS, self._time_is_over)
+                self._timer = self._driver.app.loop.call_later(AGAIN_SECONDS, self._driver.call, self._time_is_over)
 
     def _write_gathered(self) -> None:
         driver = self._driver

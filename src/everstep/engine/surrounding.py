@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from everstep.engine.limits import Limits
     from everstep.engine.notifying import Notifier
     from everstep.engine.resting import Resting
+    from everstep.engine.stumbling import Stumbling
     from everstep.engine.threads import Threads
     from everstep.engine.watchers import Watchers
     from everstep.stores.keys import KeyChanges
@@ -46,6 +47,7 @@ class Surrounding(Protocol):
     draining: bool
     notifier: "Notifier"
     resting: "Resting"
+    stumbling: "Stumbling"
     watchers: "Watchers"
 
     @property

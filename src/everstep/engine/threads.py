@@ -10,10 +10,12 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from everstep.engine.stops import contained
 
+AGAIN_SECONDS: Final = 0.1
+"""How soon the machine is asked again for a thread that it refused."""
 Done = Callable[[Any, BaseException | None], None]
 
 
@@ -35,7 +37,17 @@ class OnThread:
 class Threads:
     """A few threads, started when they are needed."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        most: int,
+        refused: Callable[[BaseException], float] = lambda error: AGAIN_SECONDS,
+        works: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._refused = refused
+        """Told that the machine has no thread; returns the seconds after which it is asked again."""
+        self._works = works
+        self._asks_again = self._is_closed = False
         self._loop = loop
         self._most = most
         self._count = 0
@@ -48,10 +60,24 @@ class Threads:
         """Call a function on a thread; `done` gets its value or its error, on the loop."""
         one = OnThread(run, function, done, call)
         self._acting.add(one)
-        if self._count < len(self._acting) and self._count < self._most:
-            self._count += 1
-            threading.Thread(target=self._work, name=f"everstep-step-{self._count}", daemon=True).start()
         self._waiting.put(one)
+        if self._count < len(self._acting) and self._count < self._most and not self._asks_again:
+            self._add_threads()
+
+    def _add_threads(self) -> None:
+        """Start as many threads as there are bodies. While the machine has none, bodies wait, and it is asked again."""
+        self._asks_again = False
+        if self._is_closed:
+            return  # a body that has found no thread does not begin any more
+        try:
+            while self._count < len(self._acting) and self._count < self._most:
+                threading.Thread(target=self._work, name=f"everstep-step-{self._count + 1}", daemon=True).start()
+                self._count += 1
+        except (RuntimeError, MemoryError) as error:
+            self._asks_again = True
+            self._loop.call_later(self._refused(error), self._add_threads)
+        else:
+            self._works()
 
     def acting(self) -> list[OnThread]:
         """Return the bodies that are on a thread, whether they are waited for or not. May be called on any thread."""
@@ -63,6 +89,7 @@ class Threads:
 
     def close(self) -> None:
         """Let idle threads end. Those with a body end with it, or with the process."""
+        self._is_closed = True
         for _ in range(self._count):
             self._waiting.put(None)
 
@@ -84,7 +111,11 @@ class Threads:
 
     def _bring_in(self) -> None:
         self._is_woken = False  # before looking: a body that ends now wakes the loop again
-        while self._ended:
-            one = self._ended.popleft()
-            self._acting.discard(one)
-            one.done(one.value, one.error)
+        try:
+            while self._ended:
+                one = self._ended.popleft()
+                self._acting.discard(one)
+                one.done(one.value, one.error)
+        finally:
+            if self._ended:  # what one raised does not keep the others waiting
+                self._loop.call_soon(self._bring_in)

@@ -12,7 +12,6 @@ from everstep.engine.app import App
 from everstep.engine.clock import microseconds
 from everstep.engine.driver import Driver
 from everstep.engine.webhooks import Webhook
-from everstep.errors import StoreError
 from everstep.model.untrusted import text_of
 from everstep.stores.protocol import HoldRow, Store
 from everstep.worker.health import Health, answer_on
@@ -21,6 +20,7 @@ from everstep.worker.stopping import stopping_on_signals
 log = logging.getLogger("everstep.worker")
 
 
+WATCH: Final = "saying how busy this worker is"
 WATCH_SECONDS: Final = 0.5
 SAY_SECONDS: Final = 2.0
 """How often a worker at most says how busy it is, beside its renewals, if that has changed."""
@@ -85,7 +85,9 @@ class WorkerApp(App):
         facts |= {"running": running, "concurrency": self.concurrency}
         facts |= {"saturation": round(running / self.concurrency, 3), "last_commit_at": self._last_commit_at}
         facts |= {"commits": self.committer.commits, "lease_renewed_at": self.pump.renewed_at}
-        return Health(healthy, healthy and not self.draining, facts)
+        why = self.background.why_not_claiming()
+        facts |= {"troubles": self.background.troubles(), "not_claiming": why}
+        return Health(healthy, healthy and not (self.draining or why), facts)
 
     def _load(self) -> tuple[int, int]:
         return len(self.drivers), self.presence.running()
@@ -96,10 +98,7 @@ class WorkerApp(App):
         while True:
             if self._load() != said and self.worker and self.clock.now() >= self._say_at:
                 said, self._say_at = self._load(), self.clock.now() + microseconds(SAY_SECONDS)
-                try:
-                    await asyncio.to_thread(self.presence.renew, self.clock.now())
-                except StoreError as error:
-                    log.error("How busy this worker is cannot be said just now: %s", error)
+                await self.presence.renew(self.clock.now())
             if self.committer.commits != commits:
                 commits, self._last_commit_at = self.committer.commits, self.clock.now()
             running = self.presence.running()
@@ -109,6 +108,7 @@ class WorkerApp(App):
             elif running < self.concurrency * HAS_ROOM and saturated:
                 saturated = False
                 self._tell(News(what="has room", detail=f"{running} of {self.concurrency} runs are at work"))
+            self.background.works(WATCH)
             await asyncio.sleep(WATCH_SECONDS)
 
 
@@ -124,7 +124,7 @@ async def serve(
     server = await answer_on(health, app.health) if health is not None else None
     with stopping_on_signals() as stop:
         await app.open()
-        app.spawn(app.watch())
+        app.background.keep(WATCH, app.watch, endless=True)
         if pipe is not None:
             asyncio.get_running_loop().add_reader(pipe, stop.asked.set)
         await stop.asked.wait()

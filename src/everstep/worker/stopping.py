@@ -1,6 +1,7 @@
 """Ending well on a signal: the first lets go of what is driven here, a second one ends the process at once."""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -8,6 +9,8 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Final
+
+log = logging.getLogger("everstep.worker")
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 DEAF_SECONDS: Final = 2.0
@@ -48,7 +51,10 @@ def stopping_on_signals(on_first: Callable[[], None] | None = None) -> Generator
         yield stop
         return
     # It is there before it is needed: a signal may come in the middle of workflow code, which must not start a thread.
-    threading.Thread(target=_say_if_deaf, args=(stop,), daemon=True).start()
+    try:
+        threading.Thread(target=_say_if_deaf, args=(stop,), daemon=True).start()
+    except (RuntimeError, MemoryError):
+        log.warning("There is no thread that could say why this process does not stop, should it not.")
     before = {number: signal.signal(number, note) for number in SIGNALS}
     try:
         yield stop

@@ -77,6 +77,7 @@ class Supervisor:
             facts.pop("workflows", None)
             facts.pop("left", None)
         all_there = all(pids.get(child.number) in by_pid for child in self.children)
+        all_there = all_there and not any(facts.get("not_claiming") for facts in processes)
         facts = {"draining": bool(self.stopping), "processes": processes}
         return Health(bool(pids), all_there and not self.stopping, facts)
 

@@ -191,6 +191,10 @@ class PostgresStore(SqlStore):
         self._latest = max(self._latest, at)
         return self._workers.renew(worker, lease_until, self._latest, about)
 
+    def check_watcher(self) -> None:
+        """Raise what the thread of the lasting session failed with, if that was no outage and it still fails."""
+        self._watcher.check()
+
     def is_in_use(self) -> bool:
         """Tell whether any process holds a liveness lock of this store."""
         return self._workers.are_any_alive(self.now())

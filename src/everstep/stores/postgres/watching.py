@@ -83,6 +83,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._stopping = False
+        self._failure: Exception | None = None
         self._connection: Connection | None = None
         self._opened_at = 0.0
         """When the session was made, with all its locks; 0 if it is not there yet."""
@@ -158,7 +159,7 @@ class Watcher:
     def close(self) -> None:
         """End the session: its locks are free from now on."""
         if self._thread is None and self._has_news:
-            self._start()
+            self._wake()
         self._stopping = True
         if self._thread is not None:
             self._wake()
@@ -169,8 +170,11 @@ class Watcher:
     def _ask(self, wish: Callable[[], Any]) -> Any:
         """Let the thread do something, and return what came of it."""
         future: Future[Any] = Future()
+        try:
+            self._start()
+        except (RuntimeError, MemoryError) as error:
+            raise StoreError(f"The machine has no thread that could watch {self._address.shown} ({error}).") from error
         self._wishes.put((wish, future))
-        self._start()
         self._wake()
         try:
             return future.result(ANSWER_SECONDS)
@@ -181,15 +185,21 @@ class Watcher:
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name="everstep-watcher", daemon=True)
-                    self._thread.start()
+                    thread = threading.Thread(target=self._work, name="everstep-watcher", daemon=True)
+                    thread.start()
+                    self._thread = thread
 
     def _wake(self) -> None:
         try:
             self._start()
             self._mouth.send(b"!")
-        except OSError:
-            pass  # it is awake: there is no room for another word, or it is closed
+        except (OSError, RuntimeError, MemoryError):
+            pass  # it is awake: there is no room for another word, or it is closed; or the machine has no thread for it
+
+    def check(self) -> None:
+        """Raise what the thread failed with, if that was no outage and it has not succeeded since."""
+        if self._failure is not None:
+            raise self._failure
 
     # -- the thread -------------------------------------------------------------------------------------------------
     def _work(self) -> None:
@@ -199,8 +209,12 @@ class Watcher:
                 if self._connection is None or self._connection.closed:
                     self._open()
                 self._turn()
-            except (psycopg.Error, Outage, OSError) as error:
-                if not self._keeps_session(error):
+                self._failure = None
+            except Exception as error:  # noqa: BLE001  # whatever it is: without this thread, nothing is heard
+                if not isinstance(error, psycopg.Error | Outage | OSError):
+                    self._failure = error  # the app says so
+                    self._lose(error)
+                elif not self._keeps_session(error):
                     self._lose(error)
                 if self._stopping:
                     break
@@ -281,10 +295,10 @@ class Watcher:
                 return
             try:
                 future.set_result(self._granted(wish))
-            except Exception as error:
+            except BaseException as error:
                 future.set_exception(error)
-                if isinstance(error, (psycopg.Error, Outage, OSError)):
-                    raise  # anything else is the affair of whoever asked
+                if isinstance(error, psycopg.Error | Outage | OSError) or not isinstance(error, Exception):
+                    raise  # any other error concerns only the thread that asked
 
     def _granted(self, wish: Callable[[], Any]) -> Any:
         """Do what was asked for, again if that was cancelled."""
