@@ -204,10 +204,16 @@ def test_behind_a_pooler_only_the_lease_counts(postgres: PostgresHarness) -> Non
     assert pooled.is_in_use()
     assert pooled.commit([StartRun(new_run("a", status="running", owner="w"))])
     assert postgres.due("me", pooled.now()) == []
-    assert pooled.renew("w", pooled.now() - 1)
+    until = pooled.now() - 1
+    assert pooled.renew("w", until)
+    assert postgres.due("me", pooled.now()) == []
+    assert postgres.store.lapse("w", until)
     assert postgres.due("me", pooled.now()) == ["a"]
     assert postgres.store.bury_dead(0) == [], "nobody knows whether it lives"
-    assert pooled.renew("w", pooled.now() - 2 * 3600 * 1_000_000)
+    until = pooled.now() - 2 * 3600 * 1_000_000
+    assert pooled.renew("w", until)
+    assert postgres.store.bury_dead(0) == [], "it has renewed its lease"
+    assert postgres.store.lapse("w", until)
     pooled.close()
     assert postgres.store.bury_dead(0) == ["w"], "but not for ever"
 

@@ -8,7 +8,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from everstep.engine.clock import microseconds
+from everstep.engine.clock import microseconds, ticks_of
+from everstep.engine.leases import Watch
 from everstep.engine.resume import DEATHS_MAX, is_delayed, is_supported
 from everstep.errors import StoreError
 from everstep.model.status import ENDED
@@ -37,9 +38,13 @@ class Pump:
         self._nudged = False
         self._pausing: asyncio.Future[None] | None = None
         self._stopping = False
+        self._ticks = ticks_of(app.clock)
+        """What says when to sweep, to look and to renew. A clock that is set must not delay a renewal."""
         self._next_sweep = 0
         self._next_look = 0
         self._next_renewal = 0
+        self._renewed_ticks = self._ticks()
+        self._watch = Watch(app.store, self._ticks)
         self.renewed_at = app.clock.now()
         self._next_wake: int | None = None
         self._diverged_tried = False
@@ -118,26 +123,28 @@ class Pump:
 
     async def _turn(self) -> None:
         app = self.app
-        at = app.clock.now()
+        at, ticks = app.clock.now(), self._ticks()
         nudged, self._nudged = self._nudged, False
         app.resting.evict_oldest()
         app.look_for_losses()
-        sweep = at >= self._next_sweep
+        sweep = ticks >= self._next_sweep
         buried = False
-        if at >= self._next_renewal and app.worker:
-            await self._renew(at)
+        if ticks >= self._next_renewal and app.worker:
+            await self._renew(at, ticks)
         if sweep:
-            self._next_sweep = at + microseconds(SWEEP_SECONDS)
+            self._next_sweep = ticks + microseconds(SWEEP_SECONDS)
             if app.recover or app.wanted:
                 buried = self._bury(at)
+            if app.worker and ticks >= self._watch.next_at:
+                buried |= self._let_lapse()
             if app.presence.left:
                 app.presence.look_again()
         changed = app.store.changed()
         wake = self._next_wake is not None and at >= self._next_wake
         expects = app.recover or app.wanted or app.queueing.has_own
-        looks = sweep and expects and (buried or at >= self._next_look)
+        looks = sweep and expects and (buried or ticks >= self._next_look)
         if nudged or changed or wake or looks:
-            self._next_look = at + microseconds(app.store.look_seconds)
+            self._next_look = ticks + microseconds(app.store.look_seconds)
             await self._look(at)
         elif self._has_more and (room := self._room()) > 0:
             await self._take_more(at, room)
@@ -153,12 +160,16 @@ class Pump:
         if changed or nudged:
             app.watchers.look_at_what_is_elsewhere()
 
-    async def _renew(self, at: int) -> None:
+    def is_late(self) -> bool:
+        """Tell whether the lease was not renewed for as long as it lasts."""
+        return self._ticks() - self._renewed_ticks >= microseconds(self.app.lease)
+
+    async def _renew(self, at: int, ticks: int) -> None:
         """Prolong the lease, on a thread: another process may be writing for a while."""
         app = self.app
-        lapsed = 0 < self._next_renewal <= at - microseconds(app.lease * 2 / 3)
-        self._next_renewal = at + microseconds(app.lease / 3)
-        self.renewed_at = at
+        lapsed = 0 < self._next_renewal <= ticks - microseconds(app.lease * 2 / 3)
+        self._next_renewal = ticks + microseconds(app.lease / 3)
+        self.renewed_at, self._renewed_ticks = at, ticks
         if not await asyncio.to_thread(app.presence.renew, at):
             log.warning("This worker was given up for dead; it lets go of its runs.")
             for driver in list(app.drivers.values()):
@@ -181,6 +192,12 @@ class Pump:
         for dead in buried:
             log.info("Worker %s is gone; its runs are free.", dead)
         return bool(buried)
+
+    def _let_lapse(self) -> bool:
+        lapsed = self._watch.look(self.app.worker)
+        for silent in lapsed:
+            log.warning("Worker %s has not renewed its lease; its runs are free.", silent)
+        return bool(lapsed)
 
     async def _look(self, at: int) -> None:
         """Take up what wants a driver, as far as there is room."""
@@ -226,7 +243,7 @@ class Pump:
     async def _take_wanted(self, at: int) -> None:
         """Take up runs that belong here as soon as nobody else drives them."""
         app = self.app
-        alive = {worker.id for worker in app.store.workers() if worker.lease_until > at and worker.id != app.worker}
+        alive = {worker.id for worker in app.store.workers() if worker.has_lease and worker.id != app.worker}
         for run in list(app.wanted):
             row = app.store.run(run)
             if row is None or row.status in ENDED or row.status == "held":

@@ -35,6 +35,7 @@ METHODS: Final = (
     "holds",
     "inbox",
     "is_in_use",
+    "lapse",
     "leave",
     "next_notification",
     "next_schedule",

@@ -83,7 +83,7 @@ class Reading(ABC):
         """Return ids of runs that want a driver now: by priority, then age."""
 
     @abstractmethod
-    def next_wake(self, *, worker: str, everyone: bool, at: int) -> int | None:
+    def next_wake(self, *, worker: str, everyone: bool) -> int | None:
         """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
 
     # -- rows -------------------------------------------------------------------------------------------------------

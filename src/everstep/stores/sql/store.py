@@ -177,7 +177,7 @@ class SqlStore(ABC):
 
     def next_wake(self, *, worker: str, everyone: bool) -> int | None:
         """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
-        return self._reader.next_wake(worker=worker, everyone=everyone, at=self.now())
+        return self._reader.next_wake(worker=worker, everyone=everyone)
 
     def due_notifications(self, *, target: str, at: int, limit: int) -> list[NotificationRow]:
         """Return the pending notifications for a target that are free at a time."""

@@ -192,7 +192,7 @@ SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantic
     CAST(preview AS BLOB), published, outcome, budget
 FROM runs
 WHERE id = ?1 AND epoch = ?2 AND (owner IS NULL OR owner = ?3
-    OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > ?4));
+    OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > 0));
 
 -- name: events_to_archive
 -- What comes after the last good event, and what cannot belong to any generation that there is.
@@ -571,7 +571,7 @@ ORDER BY told.created_at, told.id;
 
 -- name: claim
 -- The condition and the new epoch in one statement. An owner without a row in `workers` has died; its death counts
--- until an append moves the head (which sets `deaths` to 0).
+-- until an append moves the head (which sets `deaths` to 0). A lease that is not positive has lapsed: see `lapse`.
 UPDATE runs SET
     epoch = epoch + 1,
     owner = ?2,
@@ -579,9 +579,9 @@ UPDATE runs SET
         owner IS NOT NULL AND owner <> ?2 AND status IN ('running', 'queued')
         AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner)
     )
-WHERE id = ?1 AND status IN (?4, ?5, ?6, ?7, ?8, ?9, ?10)
+WHERE id = ?1 AND status IN (?3, ?4, ?5, ?6, ?7, ?8, ?9)
     AND (owner IS NULL OR owner = ?2
-        OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > ?3))
+        OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > 0))
 RETURNING CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
     head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
     CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
@@ -620,8 +620,13 @@ DELETE FROM workers WHERE id = ? AND place = ?;
 DELETE FROM workers WHERE id = ?;
 
 -- name: renew
--- Changes nothing if the worker was buried.
-UPDATE workers SET lease_until = ?1, about = coalesce(?3, about) WHERE id = ?2;
+-- Changes nothing if the worker was buried. The number changes in any case, also where a clock was set back: others
+-- watch it for changes and never compare it with a time.
+UPDATE workers SET lease_until = ?1 + (?1 = abs(lease_until)), about = coalesce(?3, about) WHERE id = ?2;
+
+-- name: lapse
+-- Only if the worker has not renewed its lease since ?2 was read.
+UPDATE workers SET lease_until = -lease_until WHERE id = ?1 AND lease_until = ?2 AND lease_until > 0;
 
 -- name: give_back
 -- What a leaving worker was driving goes on elsewhere.
@@ -632,7 +637,7 @@ WHERE owner = ?;
 -- ------------------------------------------------------------------------------------------------ finding work
 
 -- name: gone_owners
--- Owners that died or whose lease has lapsed. It hops from owner to owner in the index and never walks their runs.
+-- Owners that died or whose lease is marked as lapsed. It hops from owner to owner in the index and never walks their runs.
 WITH RECURSIVE owners (id) AS (
     SELECT min(owner) FROM runs INDEXED BY runs_owned WHERE owner IS NOT NULL
     UNION ALL
@@ -641,7 +646,7 @@ WITH RECURSIVE owners (id) AS (
 )
 SELECT CAST(json_group_array(owners.id) AS BLOB) FROM owners
 WHERE owners.id IS NOT NULL AND owners.id <> ?1
-    AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owners.id AND workers.lease_until > ?2);
+    AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owners.id AND workers.lease_until > 0);
 
 -- name: due_ready_free
 -- Each of the `due_` queries returns one row: an array of [priority, created_at, id].

@@ -121,6 +121,10 @@ class SqliteStore(SqlStore):
         self._latest = max(self._latest, at)
         return self._workers.renew(worker, lease_until, self._latest, about)
 
+    def lapse(self, worker: str, lease_until: int) -> bool:
+        """Let a worker's lease have lapsed, unless it was prolonged since it was read."""
+        return self._workers.lapse(worker, lease_until)
+
     def is_in_use(self) -> bool:
         """Tell whether any process holds a liveness lock beside this store, also for a file that was here before."""
         return self._workers.are_any_alive()

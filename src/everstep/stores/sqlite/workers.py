@@ -65,6 +65,12 @@ class Workers:
             cursor.execute(query("renew"), (lease_until, worker, about))
             return self._writer.connection.changes() > 0
 
+    def lapse(self, worker: str, lease_until: int) -> bool:
+        """Mark a lease as lapsed, unless it was prolonged since it was read."""
+        with self._writer.transaction("renew") as cursor:
+            cursor.execute(query("lapse"), (worker, lease_until))
+            return self._writer.connection.changes() > 0
+
     def bury(self, candidates: list[WorkerRow]) -> list[str]:
         """Remove those of the candidates whose lock is free, and return their ids."""
         if all(self._locks.is_held(row.place) for row in candidates):
