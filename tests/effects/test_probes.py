@@ -272,8 +272,8 @@ async def test_not_done_by_a_process_that_still_exists_is_held_until_it_is_gone(
     assert app.pump._task is not None
     app.pump._task.cancel()  # it is stopped, as by SIGSTOP: its lease lapses and its body may go on later
     app.pump._task = None
-    machine.clock.advance(31)
     other = await machine.worker(lease=30.0)
+    await machine.watch(other, 31)
     await machine.until_status("r", "held")
     assert app.worker in machine.hold("r").summary
     await other.resolve("r", "not-done")

@@ -38,7 +38,7 @@ LOOK_SECONDS: Final = 1.0
 class Clock(Protocol):
     """A source of time. Tests give one that stands still until it is told to move.
 
-    It may also have `ticks()`: microseconds that pass whatever is done to the clock; without it `now` is used.
+    It may also have `ticks()`, microseconds that pass whatever is done to the clock, instead of the machine's.
     """
 
     def now(self) -> int:
@@ -64,8 +64,8 @@ class StoreClock:
         """Return microseconds since 1970, by the store's clock."""
         return max(self._floor, self.ticks() + self._offset)
 
-    def read_again(self) -> None:
-        """Compare with the store's clock, on any thread."""
+    def read_again(self) -> int:
+        """Compare with the store's clock, and return what it is now: `now` may be ahead of that. On any thread."""
         with self._lock:
             took, at, now = self._reading()
             passed = at - self._read_at
@@ -75,6 +75,7 @@ class StoreClock:
             self._read_at, self._read = at, now
             self._floor = self.now()
             self._offset = now - at + self._ahead
+            return now + self._ahead
 
     def alarm(self, loop: asyncio.AbstractEventLoop, at: int, callback: Callable[[], None]) -> "Alarm":
         """Call back on the loop when this clock has come to a time."""
@@ -186,15 +187,14 @@ def set_alarm(clock: Clock, loop: asyncio.AbstractEventLoop, at: int, callback: 
 
 def ticks_of(clock: Clock) -> Callable[[], int]:
     """Return what measures how much time passes by a clock."""
-    own: Callable[[], int] = getattr(clock, "ticks", clock.now)
+    own: Callable[[], int] = getattr(clock, "ticks", machine_ticks)
     return own
 
 
-def read_again(clock: Clock) -> None:
-    """Compare a clock with the store's, if it follows that. On any thread."""
-    again: Callable[[], None] | None = getattr(clock, "read_again", None)
-    if again is not None:
-        again()
+def read_again(clock: Clock) -> int:
+    """Compare a clock with the store's, if it follows that, and return the time to be noted. On any thread."""
+    again: Callable[[], int] = getattr(clock, "read_again", clock.now)
+    return again()
 
 
 def microseconds(seconds: float) -> int:

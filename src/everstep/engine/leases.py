@@ -9,11 +9,10 @@ Time in which the watcher itself did not look counts for little: machine, contai
 and the other with it.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.about import read_about
-from everstep.engine.clock import microseconds
+from everstep.engine.clock import Clock, StoreClock, microseconds, ticks_of
 from everstep.stores.ticks import ticks as machine_ticks
 
 if TYPE_CHECKING:
@@ -29,12 +28,13 @@ so whoever was paused together with it cannot come to a whole lease."""
 class Watch:
     """The other workers of a store, as one of them sees them."""
 
-    def __init__(self, store: "Store", ticks: Callable[[], int], real: Callable[[], int] = machine_ticks) -> None:
-        """ticks: how time passes; a test may let it leap. real: how time passes for the process."""
+    def __init__(self, store: "Store", clock: Clock) -> None:
         self.next_at = 0
         """When to look again, in ticks."""
         self._store = store
-        self._ticks, self._real = ticks, real
+        self._ticks = ticks_of(clock)
+        self._real = clock.ticks if isinstance(clock, StoreClock) else machine_ticks
+        """How time passes for this process. The ticks of a test's clock may leap while everything is awake."""
         self._looked = (0, 0)
         self._silent: dict[str, tuple[int, int]] = {}
         """Of each worker the lease that was read, and for how many microseconds it has been the same."""

@@ -89,9 +89,8 @@ class Presence:
         On any thread.
         """
         app = self._app
-        is_there = app.store.renew(app.worker, at + microseconds(app.lease), at, self.about())
-        read_again(app.clock)
-        return is_there
+        noted = read_again(app.clock)
+        return app.store.renew(app.worker, at + microseconds(app.lease), noted, self.about())
 
     @asynccontextmanager
     async def prolonged(self) -> AsyncIterator[None]:

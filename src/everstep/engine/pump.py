@@ -44,7 +44,7 @@ class Pump:
         self._next_look = 0
         self._next_renewal = 0
         self._renewed_ticks = self._ticks()
-        self._watch = Watch(app.store, self._ticks)
+        self._watch = Watch(app.store, app.clock)
         self.renewed_at = app.clock.now()
         self._next_wake: int | None = None
         self._diverged_tried = False
