@@ -1,4 +1,4 @@
-"""Clocks that jump, drift and stop: nobody is robbed by them, timers keep to the store's clock, and time never goes back.
+"""Clocks that jump, drift and stop: they rob no worker, timers keep to the store's clock, and time never goes back.
 
 Each process here has a clock of its own (how its kernel counts) and a wall clock (what its store object is told). Both
 are made from one world's time, which a test moves.
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import everstep
-from everstep import step, workflow
+from everstep import Retention, step, workflow
 from everstep.engine.app import App
 from everstep.engine.clock import Alarms, StoreClock
 from everstep.stores import ticks as kernel
@@ -306,6 +306,37 @@ async def test_a_clock_that_is_put_forward_is_followed(world: World) -> None:
     await world.live(LEASE)
     before, after = await run.result(timeout=PATIENCE_SECONDS)
     assert after - before > 7 * 3600
+
+
+# -- retention --------------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_a_clock_that_is_a_year_ahead_deletes_nothing_for_a_day(world: World) -> None:
+    app = await world.boot("right")
+    await app.start(asleep, 0.0, id="r")
+    await app.get("r").result(timeout=PATIENCE_SECONDS)
+    await world.live(LEASE)
+    wrong = await world.boot("wrong", shift=365 * DAY, retention=Retention(runs=7 * 86400.0, every=10))
+    await world.live(60)
+    await world.until(lambda: wrong.collector._trusted_at)
+    await world.live(60)
+    assert world.row("r") is not None
+    assert len((await wrong.gc()).runs) == 1, "a person's word counts"
+
+
+@scenario
+async def test_a_clock_that_is_put_forward_by_a_year_deletes_nothing_for_a_day(world: World) -> None:
+    app = await world.boot("put forward", retention=Retention(runs=7 * 86400.0, every=10))
+    await app.start(asleep, 0.0, id="r")
+    await app.get("r").result(timeout=PATIENCE_SECONDS)
+    await world.live(LEASE)
+    world.shifts["put forward"] = 365 * DAY
+    await world.live(LEASE)
+    await world.until(lambda: app.collector._trusted_at)
+    assert world.row("r") is not None
+    world.at += DAY + HOUR
+    await world.until(lambda: world.row("r") is None)
 
 
 # -- the clock itself -------------------------------------------------------------------------------------------------

@@ -232,6 +232,21 @@ def test_a_worker_whose_lease_has_lapsed_is_not_buried_while_it_lives(harness: H
     assert len(harness.store.workers()) == 2
 
 
+def test_the_neighbours_of_a_worker_are_those_with_a_lease_and_the_next_places(harness: Harness) -> None:
+    for worker in ("a", "b", "c", "d", "e"):
+        harness.enter(worker)
+    assert harness.store.lapse("d", 10_000)
+
+    def neighbours(of: str, limit: int) -> list[str]:
+        return [row.id for row in harness.store.neighbours(of, limit)]
+
+    assert neighbours("c", 9) == ["e", "a", "b"]
+    assert neighbours("a", 2) == ["b", "c"]
+    assert neighbours("d", 2) == ["e", "a"]
+    assert neighbours("none", 2) == ["a", "b"]
+    assert neighbours("c", 0) == []
+
+
 def test_only_the_dead_are_buried(harness: Harness) -> None:
     for worker in ("a", "b", "c"):
         harness.enter(worker)

@@ -18,6 +18,8 @@ from everstep.stores.ticks import ticks as machine_ticks
 if TYPE_CHECKING:
     from everstep.stores.protocol import Store, WorkerRow
 
+NEIGHBOURS: Final = 16
+"""How many others a worker watches: those next to it. So the work for each does not grow with their number."""
 LOOKS: Final = 6
 """How often a lease is looked at while it lasts."""
 ABSENCE_SHARE: Final = 3
@@ -40,16 +42,14 @@ class Watch:
         """Of each worker the lease that was read, and for how many microseconds it has been the same."""
 
     def look(self, me: str) -> list[str]:
-        """Look at all others, mark leases that have lapsed, and return whose they are."""
+        """Look at the neighbours, mark leases that have lapsed, and return whose they are."""
         ticks, real = self._ticks(), self._real()
         passed, absent = ticks - self._looked[0], real - self._looked[1]
         self._looked = ticks, real
         silent: dict[str, tuple[int, int]] = {}
         lapsed: list[str] = []
         pauses: list[int] = []
-        for row in self._store.workers():
-            if row.id == me or not row.has_lease:
-                continue
+        for row in self._store.neighbours(me, NEIGHBOURS):
             lease = microseconds(max(1.0, read_about(row).lease))
             micros = self._silence_of(row, lease, passed, absent)
             silent[row.id] = row.lease_until, micros

@@ -29,7 +29,7 @@ class MemoryWork(MemoryBeside, MemorySchedules):
         self.is_new = True
         self.chain = ChainKeys()
         self._clock = clock
-        self._latest = 0
+        self._latest = self.noted = 0
         self._lock = threading.RLock()
         self._runs: dict[str, RunRow] = {}
         self._events: dict[tuple[str, int], list[EventRow]] = {}
@@ -225,6 +225,13 @@ class MemoryWork(MemoryBeside, MemorySchedules):
         """Return all workers, by their places."""
         with self._lock:
             return deepcopy(sorted(self._workers.values(), key=lambda row: row.place))
+
+    def neighbours(self, worker: str, limit: int) -> list[WorkerRow]:
+        """Return the workers with a lease whose places come next after a worker's."""
+        with self._lock:
+            mine = self._workers[worker].place if worker in self._workers else 0
+            others = [row for row in self.workers() if row.has_lease and row.id != worker]
+            return sorted(others, key=lambda row: (row.place < mine, row.place))[:limit]
 
     def is_in_use(self) -> bool:
         """Tell whether there is any worker."""

@@ -261,6 +261,8 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
     """Whether this call created the store."""
     entropy: str
     """128 random bits of the store's own, from which the keys of shared actions derive."""
+    noted: int
+    """The latest time that a worker had noted before this store object was opened; 0 if none had."""
     look_seconds: float
     """How often a worker looks for work although nobody has said that there is any. (Timers are known beforehand.)"""
     buries_only_ended: bool
@@ -469,6 +471,10 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         ...
 
     def workers(self) -> list[WorkerRow]: ...
+
+    def neighbours(self, worker: str, limit: int) -> list[WorkerRow]:
+        """Return the workers with a lease whose places come next after a worker's, and then from the beginning."""
+        ...
 
     def is_in_use(self) -> bool:
         """Tell whether any process is at work on this store, also one that is not among its workers."""

@@ -36,6 +36,7 @@ METHODS: Final = (
     "inbox",
     "is_in_use",
     "lapse",
+    "neighbours",
     "leave",
     "next_notification",
     "next_schedule",

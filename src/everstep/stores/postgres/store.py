@@ -96,7 +96,7 @@ class PostgresStore(SqlStore):
             self._writer, self._reader, self._watcher, places=places, has_locks=has_locks, waits=grace_seconds > 0
         )
         self.entropy = self._reader.entropy()
-        self._latest = self._reader.latest()
+        self._latest = self.noted = self._reader.latest()
         self._offset = 0 if clock is not None else self._measured_offset()
         """How far the server's clock is ahead of this machine's ticks."""
 

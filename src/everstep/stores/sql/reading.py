@@ -235,6 +235,10 @@ class Reading(ABC):
         """Return all workers, by their places."""
         return [worker_row(row) for row in self._all("workers")]
 
+    def neighbours(self, worker: str, limit: int) -> list[WorkerRow]:
+        """Return the workers with a lease whose places come next after a worker's."""
+        return [worker_row(row) for row in self._all("neighbours", worker, limit)]
+
     # -- notifications ------------------------------------------------------------------------------------------------
     def notifications(self, *, run: str | None, undelivered_only: bool) -> list[NotificationRow]:
         """Return notifications, oldest first."""

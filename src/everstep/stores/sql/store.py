@@ -191,6 +191,10 @@ class SqlStore(ABC):
         """Return all workers, by their places."""
         return self._reader.workers()
 
+    def neighbours(self, worker: str, limit: int) -> list[WorkerRow]:
+        """Return the workers with a lease whose places come next after a worker's."""
+        return self._reader.neighbours(worker, limit)
+
     # -- queues ---------------------------------------------------------------------------------------------------
     def queues(self) -> list[QueueRow]:
         """Return what was said about queues and limits."""

@@ -607,6 +607,12 @@ SELECT run, kind, name, id, value, at FROM signals WHERE number = ?;
 -- Few rows: one for each living worker.
 SELECT id, place, pid, host, started_at, lease_until, CAST(targets AS BLOB), about FROM workers ORDER BY place;
 
+-- name: neighbours
+-- The workers with a lease whose places come after that of ?1, and then from the beginning.
+SELECT id, place, pid, host, started_at, lease_until, CAST(targets AS BLOB), about FROM workers
+WHERE lease_until > 0 AND id <> ?1
+ORDER BY place < coalesce((SELECT place FROM workers WHERE id = ?1), 0), place LIMIT ?2;
+
 -- name: enter_worker
 -- Committed only when the worker's liveness lock is held, so nobody can bury it in between.
 INSERT INTO workers (id, place, pid, host, started_at, lease_until, targets, about) VALUES (?, ?, ?, ?, ?, ?, ?, ?);

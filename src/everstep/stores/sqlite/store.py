@@ -67,7 +67,7 @@ class SqliteStore(SqlStore):
         self._durability: Durability = durability
         self._vfs = vfs
         _open_here.add(self)
-        self._latest = self._reader.latest()
+        self._latest = self.noted = self._reader.latest()
 
     def close(self) -> None:
         """Close the store. Workers that did not leave count as dead from now on."""
