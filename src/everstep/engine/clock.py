@@ -62,7 +62,8 @@ class StoreClock:
 
     def now(self) -> int:
         """Return microseconds since 1970, by the store's clock."""
-        return max(self._floor, self.ticks() + self._offset)
+        at = self.ticks() + self._offset
+        return at if at > self._floor else self._floor
 
     def read_again(self) -> int:
         """Compare with the store's clock, and return what it is now: `now` may be ahead of that. On any thread."""

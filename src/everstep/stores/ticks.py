@@ -3,12 +3,17 @@
 import time
 from typing import Final
 
-_KERNEL_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+_KERNEL_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", -1))
 """Linux has one that counts suspension; where the other one does (macOS), Python's own `monotonic` does not."""
 
 
 def ticks() -> int:
     """Return microseconds since some moment. Time in which the machine was suspended counts, where that is known."""
-    if _KERNEL_CLOCK is None:
-        return time.monotonic_ns() // 1000
-    return time.clock_gettime_ns(_KERNEL_CLOCK) // 1000
+    return clock_gettime_ns(_KERNEL_CLOCK) // 1000
+
+
+def _monotonic(_: int) -> int:
+    return time.monotonic_ns()
+
+
+clock_gettime_ns = time.clock_gettime_ns if hasattr(time, "clock_gettime_ns") else _monotonic
