@@ -604,9 +604,10 @@ async def test_markers_are_kept_while_somebody_who_was_overtaken_could_wake_up(m
     await first.start(flow, id="r")
     await asyncio.to_thread(stop.reached.wait, 20)
     await first.pump.stop()  # it stands still, and its process lives
-    machine.clock.advance(60)
     second = await machine.boot()
-    assert await (await second.start(flow, id="r")).result(timeout=20) == "sold lamp"
+    run = await second.start(flow, id="r")
+    await machine.watch(second, 60)
+    assert await run.result(timeout=20) == "sold lamp"
     machine.clock.advance(100)
     assert await second.forget_markers(shop.path, older_than=1) == 0
     stop.opened.set()

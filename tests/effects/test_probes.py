@@ -270,8 +270,8 @@ async def test_not_done_by_a_process_that_still_exists_is_held_until_it_is_gone(
     await app.start(flow, id="r")
     await gate.reached.wait()
     freeze(app)  # its lease lapses, and its body may go on later
-    machine.clock.advance(31)
     other = await machine.worker(lease=30.0)
+    await machine.watch(other, 31)
     await machine.until(lambda: "probe_answered" in machine.kinds("r"))
     assert machine.status("r") != "held", "its body is in this process, so its end would be seen"
     while machine.status("r") != "held":  # until its probe is not asked any more

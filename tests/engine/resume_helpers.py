@@ -202,6 +202,12 @@ class Machine:
             await asyncio.sleep(0.002)
             await self.rest()
 
+    async def watch(self, app: App, seconds: float) -> None:
+        """Let an app watch the others for so long."""
+        await self.until(lambda: app.pump._watch.next_at)  # it has seen them once
+        self.clock.advance(seconds)
+        app.pump.nudge()
+
 
 def scenario(function: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Make `async def test_…(machine, …)` a test."""

@@ -51,13 +51,11 @@ async def test_a_stopped_owner_keeps_its_run_until_its_lease_has_lapsed(machine:
     await gate.reached.wait()
     freeze(app)
     worker = await machine.worker(lease=30.0)
-    machine.clock.advance(29)
-    worker.pump.nudge()
+    await machine.watch(worker, 29)
     await machine.until(lambda: not worker.pump._nudged)
     assert machine.row("r").owner == app.worker
     assert NOTES == ["slow"]
-    machine.clock.advance(2)
-    worker.pump.nudge()
+    await machine.watch(worker, 2)
     await machine.until(lambda: machine.row("r").owner == worker.worker)
     gate.opened.set()
     await machine.until_status("r", "completed")
@@ -86,8 +84,8 @@ async def test_a_zombie_writes_nothing_and_both_callers_get_one_result(machine: 
     await gates[0].reached.wait()
     old_epoch = machine.row("r").epoch
     freeze(zombie)
-    machine.clock.advance(11)
     worker = await machine.worker()
+    await machine.watch(worker, 11)
     await gates[1].reached.wait()
     assert machine.row("r").epoch > old_epoch
 
@@ -119,7 +117,8 @@ async def test_a_claim_alone_fences_the_old_owner_although_the_head_has_not_move
     await zombie.start(flow, id="r")
     await gate.reached.wait()
     events = machine.events("r")
-    machine.clock.advance(11)
+    (owner,) = machine.store.workers()
+    assert machine.store.lapse(owner.id, owner.lease_until)
     (verdict,) = machine.store.commit([Claim("r", "somebody else", machine.clock.now(), ("running",))])
     assert isinstance(verdict, Claimed)
     gate.opened.set()

@@ -397,8 +397,8 @@ async def test_a_worker_that_lost_the_run_writes_nothing_to_its_streams(machine:
     await gate.reached.wait()
     await app.committer.drained()  # a read begins before its beginning is durable
     await app.pump.stop()  # it hangs: it prolongs nothing, and looks at nothing
-    machine.clock.advance(10)
     worker = await machine.worker(lease=60)
+    await machine.watch(worker, 10)
     assert await worker.get("r").result(timeout=20) == 2
     gate.opened.set()  # it wakes up
     await asyncio.sleep(0.2)

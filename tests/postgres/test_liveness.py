@@ -13,12 +13,14 @@ from everstep.errors import Misuse
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.protocol import Post, StartRun
+from everstep.stores.ticks import ticks
 from tests.postgres.server import Server
 from tests.stores.kit import PostgresHarness, append_to, begin_python, new_run
 
 WORKER = """
 import os, sys, time
 from everstep.stores.postgres import PostgresStore
+from everstep.stores.ticks import ticks
 from everstep.stores.postgres.transaction import PostgresStatements
 store = PostgresStore(sys.argv[1])
 store.register_worker("w", os.getpid(), "host", store.now() + 3_000_000_000)
@@ -204,10 +206,16 @@ def test_behind_a_pooler_only_the_lease_counts(postgres: PostgresHarness) -> Non
     assert pooled.is_in_use()
     assert pooled.commit([StartRun(new_run("a", status="running", owner="w"))])
     assert postgres.due("me", pooled.now()) == []
-    assert pooled.renew("w", pooled.now() - 1)
+    until = pooled.now() - 1
+    assert pooled.renew("w", until)
+    assert postgres.due("me", pooled.now()) == []
+    assert postgres.store.lapse("w", until)
     assert postgres.due("me", pooled.now()) == ["a"]
     assert postgres.store.bury_dead(0) == [], "nobody knows whether it lives"
-    assert pooled.renew("w", pooled.now() - 2 * 3600 * 1_000_000)
+    until = pooled.now() - 2 * 3600 * 1_000_000
+    assert pooled.renew("w", until)
+    assert postgres.store.bury_dead(0) == [], "it has renewed its lease"
+    assert postgres.store.lapse("w", until)
     pooled.close()
     assert postgres.store.bury_dead(0) == ["w"], "but not for ever"
 
@@ -243,3 +251,39 @@ def test_whoever_hears_nothing_looks_now_and_then(postgres: PostgresHarness) -> 
     deaf.changed()
     assert 0.2 < until(deaf.changed, 2.0) < 1.0
     deaf.close()
+
+
+# -- the server's clock -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seconds", [86400, -86400, 3600, -3600])
+def test_the_server_s_clock_is_read_again_with_every_renewal(
+    postgres: PostgresHarness, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    """The machine's own clock has gone wrong since the store was opened: drifted, or paused without being counted."""
+    moved = [0]
+    monkeypatch.setattr("everstep.stores.postgres.store.ticks", lambda: ticks() + moved[0])
+    store = PostgresStore(postgres.server.url(postgres.schema))
+    try:
+        store.register_worker("w", os.getpid(), "host", 1)
+        moved[0] = seconds * 1_000_000
+        assert abs(store.now() - store._reader.server_time()) > 1000 * 1_000_000 or seconds < 0
+        assert store.renew("w", 2)
+        assert abs(store.now() - store._reader.server_time()) < 1000 * 1_000_000
+    finally:
+        store.leave("w")
+        store.close()
+
+
+def test_an_answer_of_the_server_that_took_long_moves_the_clock_no_further_than_it_proves(
+    postgres: PostgresHarness,
+) -> None:
+    store = PostgresStore(postgres.server.url(postgres.schema))
+    try:
+        store._offset = 1_000
+        store._correct(server=5_000, before=3_000, after=4_500)
+        assert store._offset == 1_000, "it may be just right"
+        store._correct(server=5_000, before=4_500, after=4_600)
+        assert store._offset == 500
+        store._correct(server=9_000, before=3_000, after=4_000)
+        assert store._offset == 5_000
+    finally:
+        store.close()

@@ -1,5 +1,7 @@
 """What every store does with workers, leases and the search for work."""
 
+from itertools import pairwise
+
 import pytest
 
 from everstep.errors import Misuse
@@ -100,12 +102,37 @@ def test_a_run_of_a_living_worker_is_not_claimed(harness: Harness) -> None:
     harness.enter("you", lease_until=5_000)
     row = harness.start("a", status="running", owner="you")
     assert harness.one(claim("a", at=4_999)) == NotClaimed(row)
+    assert harness.one(claim("a", at=10**18)) == NotClaimed(row), "whatever the clock of the one who claims says"
 
 
 def test_a_run_is_claimed_when_its_owner_s_lease_has_lapsed(harness: Harness) -> None:
     harness.enter("you", lease_until=5_000)
     harness.start("a", status="running", owner="you")
-    assert claimed(harness.one(claim("a", at=5_000))).deaths == 0
+    assert harness.store.lapse("you", 5_000)
+    assert claimed(harness.one(claim("a", at=0))).deaths == 0
+
+
+def test_a_lease_lapses_only_if_it_was_not_prolonged_since_it_was_read(harness: Harness) -> None:
+    harness.enter("you", lease_until=5_000)
+    row = harness.start("a", status="running", owner="you")
+    assert harness.store.renew("you", 6_000)
+    assert not harness.store.lapse("you", 5_000)
+    assert not harness.store.lapse("somebody", 6_000)
+    assert harness.store.lapse("you", 6_000)
+    assert not harness.store.lapse("you", 6_000), "it has lapsed already"
+    assert [worker.has_lease for worker in harness.store.workers()] == [False]
+    assert harness.store.renew("you", 6_000)
+    assert [worker.has_lease for worker in harness.store.workers()] == [True]
+    assert harness.one(claim("a")) == NotClaimed(row)
+
+
+def test_every_renewal_can_be_seen_also_where_the_clock_stands_still(harness: Harness) -> None:
+    harness.enter("you", lease_until=5_000)
+    seen = [harness.store.workers()[0].lease_until]
+    for until in (5_000, 5_000, 4_000, 4_000):
+        assert harness.store.renew("you", until)
+        seen.append(harness.store.workers()[0].lease_until)
+    assert all(before != after for before, after in pairwise(seen))
 
 
 def test_the_owner_itself_may_claim_again(harness: Harness) -> None:
@@ -217,6 +244,21 @@ def test_a_worker_whose_lease_has_lapsed_is_not_buried_while_it_lives(harness: H
     assert len(harness.store.workers()) == 2
 
 
+def test_the_neighbours_of_a_worker_are_those_with_a_lease_and_the_next_places(harness: Harness) -> None:
+    for worker in ("a", "b", "c", "d", "e"):
+        harness.enter(worker)
+    assert harness.store.lapse("d", 10_000)
+
+    def neighbours(of: str, limit: int) -> list[str]:
+        return [row.id for row in harness.store.neighbours(of, limit)]
+
+    assert neighbours("c", 9) == ["e", "a", "b"]
+    assert neighbours("a", 2) == ["b", "c"]
+    assert neighbours("d", 2) == ["e", "a"]
+    assert neighbours("none", 2) == ["a", "b"]
+    assert neighbours("c", 0) == []
+
+
 def test_only_the_dead_are_buried(harness: Harness) -> None:
     for worker in ("a", "b", "c"):
         harness.enter(worker)
@@ -251,8 +293,9 @@ def test_queued_and_running_runs_that_are_free_are_due_for_everyone(harness: Har
         ("h", "waiting", None),
     ]:
         harness.start(id, status=status, owner=owner)
-    assert harness.due() == ["a", "b", "d"]
-    assert harness.due(at=2_000) == ["a", "b", "c", "d"]
+    assert harness.due() == harness.due(at=10**18) == ["a", "b", "d"]
+    assert harness.store.lapse("you", 2_000)
+    assert harness.due() == ["a", "b", "c", "d"]
     assert harness.due(everyone=False) == []
 
 
@@ -273,7 +316,9 @@ def test_waiting_runs_are_due_when_their_time_has_come(harness: Harness) -> None
     assert harness.due(at=499) == []
     assert harness.due(at=500) == ["free", "mine", "orphan"]
     assert harness.due(at=500, everyone=False) == ["mine"]
-    assert harness.due(at=2_000) == ["free", "mine", "orphan", "yours"]
+    assert harness.due(at=10**18) == ["free", "mine", "orphan"]
+    assert harness.store.lapse("you", 2_000)
+    assert harness.due(at=500) == ["free", "mine", "orphan", "yours"]
 
 
 def test_waiting_runs_are_due_when_something_has_arrived(harness: Harness) -> None:
@@ -318,7 +363,9 @@ def test_the_next_wake_is_the_earliest_timer_that_could_be_due(harness: Harness)
     assert harness.store.next_wake(worker="nobody", everyone=False) is None
     harness.one(append_to(harness.row("orphan"), status="waiting"))
     assert harness.store.next_wake(worker="me", everyone=True) == 30
-    harness.now = 2_000
+    harness.now = 10**18
+    assert harness.store.next_wake(worker="me", everyone=True) == 30
+    assert harness.store.lapse("you", 2_000)
     assert harness.store.next_wake(worker="me", everyone=True) == 1
 
 

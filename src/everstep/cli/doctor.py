@@ -183,7 +183,7 @@ def about_workers(store: Store, path: str) -> list[Finding]:
     rows = store.workers()
     locks = LiveLocks(path + "-live")
     try:
-        states = [(row, _life_of(row, store.now(), locks.is_held)) for row in rows]
+        states = [(row, _life_of(row, locks.is_held)) for row in rows]
     finally:
         locks.close()
     if not states:
@@ -216,10 +216,10 @@ def about_clock(store: Store) -> list[Finding]:
     return [Finding("clock", "warning", text)]
 
 
-def _life_of(row: WorkerRow, now: int, is_held: Callable[[int], bool]) -> str:
+def _life_of(row: WorkerRow, is_held: Callable[[int], bool]) -> str:
     if not is_held(row.place):
         return "dead; its runs are free"
-    return "alive" if row.lease_until >= now else "its process lives but did not prolong its lease: stopped or stuck"
+    return "alive" if row.has_lease else "its process lives but did not prolong its lease: stopped or stuck"
 
 
 def about_runs(store: Store, url: str | None) -> list[Finding]:

@@ -75,13 +75,13 @@ def _about_clock(store: PostgresStore) -> list[Finding]:
 
 
 def _about_workers(store: PostgresStore) -> list[Finding]:
-    now, findings = store.now(), []
+    findings: list[Finding] = []
     for row in store.workers():
-        is_alive, lapsed = store.is_alive(row), row.lease_until < now
+        is_alive, lapsed = store.is_alive(row), not row.has_lease
         state = "alive" if is_alive else "dead; its runs are free"
         if is_alive and lapsed:
             state = "its connection lives but it did not prolong its lease: stopped or stuck"
         verdict: Verdict = "ok" if state == "alive" else "warning"
         findings.append(Finding("worker", verdict, f"{row.id} (process {row.pid} on {row.host}): {state}"))
-        findings += about_troubles(row, now)
+        findings += about_troubles(row, store.now())
     return findings or [Finding("workers", "ok", "none at work")]

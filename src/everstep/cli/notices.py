@@ -16,7 +16,7 @@ def living_workers(store: Store) -> list[WorkerRow]:
     if is_alive is not None:
         return [worker for worker in store.workers() if is_alive(worker)]
     if path is None:
-        return [worker for worker in store.workers() if worker.lease_until > store.now()]
+        return [worker for worker in store.workers() if worker.has_lease]
     locks = LiveLocks(f"{path}-live")
     try:
         return [worker for worker in store.workers() if locks.is_held(worker.place)]

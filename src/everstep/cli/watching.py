@@ -49,8 +49,8 @@ def snapshot(store: Store, before: dict[str, Any] | None = None) -> dict[str, An
             "pid": one.pid,
             "host": one.host,
             "started_at": one.started_at,
-            "lease_until": one.lease_until,
-            "is_late": one.lease_until <= now,
+            "lease_until": abs(one.lease_until),
+            "is_late": not one.has_lease,
         }
         for one in store.workers()
     ]

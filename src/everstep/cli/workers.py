@@ -13,12 +13,11 @@ from everstep.stores.protocol import RunFilter, RunRow, Store, WorkerRow
 
 def worker_facts(store: Store) -> list[dict[str, Any]]:
     """Return who works on a store, as plain data."""
-    now = store.now()
     found: list[dict[str, Any]] = []
     for row in store.workers():
         about = read_about(row)
         facts: dict[str, Any] = {"id": row.id, "pid": row.pid, "host": row.host, "started_at": row.started_at}
-        facts |= {"lease_until": row.lease_until, "is_late": row.lease_until <= now, "draining": about.draining}
+        facts |= {"lease_until": abs(row.lease_until), "is_late": not row.has_lease, "draining": about.draining}
         facts |= {"runs": about.runs, "running": about.running, "concurrency": about.concurrency}
         facts["saturation"] = round(about.running / about.concurrency, 3) if about.concurrency else None
         facts |= {"recovers": about.recovers, "queues": about.queues, "left": about.left}
@@ -42,7 +41,7 @@ def troubles_in(row: WorkerRow, now: int) -> list[str]:
 
 def unserved_among(store: Store, rows: Sequence[RunRow]) -> set[str]:
     """Return ids of the runs that want a driver and have none, and that no living worker would take up."""
-    abouts = living(store.workers(), store.now())
+    abouts = living(store.workers())
     waiting = [row for row in rows if row.owner is None and row.status in ("queued", "running")]
     return {row.id for row in waiting if not is_served(row.workflow, row.queue, abouts)}
 

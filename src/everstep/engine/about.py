@@ -39,6 +39,8 @@ class About(msgspec.Struct, omit_defaults=True):
     """Background work that has failed, by name."""
     not_claiming: str = ""
     """Why it takes up no more runs of others, for now."""
+    lease: float = 30.0
+    """Seconds after which others may take over its runs if it has not prolonged its lease."""
 
     def serves(self, workflow: str, queue: str) -> bool:
         """Tell whether it takes up free runs of a workflow in a queue."""
@@ -62,6 +64,6 @@ def is_served(row_workflow: str, row_queue: str, abouts: Iterable[About]) -> boo
     return any(about.serves(row_workflow, row_queue) for about in abouts)
 
 
-def living(rows: Sequence[WorkerRow], at: int) -> list[About]:
+def living(rows: Sequence[WorkerRow]) -> list[About]:
     """Return what workers say whose lease has not lapsed."""
-    return [read_about(row) for row in rows if row.lease_until > at]
+    return [read_about(row) for row in rows if row.has_lease]

@@ -106,7 +106,7 @@ class Losses:
         if row is None or row.status in ENDED:
             self.open.pop(tail.run, None)
             return
-        alive = {worker.id for worker in app.store.workers() if worker.lease_until > app.clock.now()}
+        alive = {worker.id for worker in app.store.workers() if worker.has_lease}
         if row.owner in alive and tail.run not in self._posted:
             self._posted.add(tail.run)
             report = msgspec.json.encode(self._report(row, tail))

@@ -12,7 +12,7 @@ import msgspec
 
 from everstep.engine.about import About, read_about
 from everstep.engine.background import on_a_thread
-from everstep.engine.clock import microseconds
+from everstep.engine.clock import microseconds, read_again
 from everstep.engine.workflow import DECLARED
 from everstep.errors import Misuse
 from everstep.model.digests import digest_of
@@ -55,6 +55,7 @@ class Presence:
             left=list(self.left)[-LEFT_MAX:],
             troubles=app.background.troubles(),
             not_claiming=app.background.not_claiming,
+            lease=app.lease,
         )
         return msgspec.json.encode(about)
 
@@ -76,17 +77,22 @@ class Presence:
         """Enter this process among the workers under a new name, and return that."""
         app, host = self._app, socket.gethostname()
         worker = worker_name(host, app.randomness.getrandbits(32))
+        read_again(app.clock)
         until = app.clock.now() + microseconds(app.lease)
         app.store.register_worker(worker, os.getpid(), host, until, app.notifier.targets, self.about())
         return worker
 
     async def renew(self, at: int) -> bool:
-        """Prolong the lease, and say how things are; False if this worker had been buried.
+        """Prolong the lease, say how things are, and read the store's clock; False if this worker had been buried.
 
         On a thread: another process may be writing for a while. What is said is gathered here, where it changes.
         """
+        return await on_a_thread(self._renew, at, self.about())
+
+    def _renew(self, at: int, about: bytes) -> bool:
         app = self._app
-        return await on_a_thread(app.store.renew, app.worker, at + microseconds(app.lease), at, self.about())
+        noted = read_again(app.clock)
+        return app.store.renew(app.worker, at + microseconds(app.lease), noted, about)
 
     @asynccontextmanager
     async def prolonged(self) -> AsyncIterator[None]:
@@ -109,7 +115,7 @@ class Presence:
     def has_other(self, workflow: str, queue: str, run: str) -> bool:
         """Tell whether another living worker serves a workflow with other code, and has not given this run back."""
         app, mine = self._app, self.print_of(workflow)
-        others = [row for row in app.store.workers() if row.id != app.worker and row.lease_until > app.clock.now()]
+        others = [row for row in app.store.workers() if row.id != app.worker and row.has_lease]
         abouts = map(read_about, others)
         return any(
             about.serves(workflow, queue) and about.workflows[workflow] != mine and run not in about.left

@@ -8,7 +8,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from everstep.engine.clock import microseconds
+from everstep.engine.clock import microseconds, ticks_of
+from everstep.engine.leases import Watch
 from everstep.engine.resume import DEATHS_MAX, is_delayed, is_supported
 from everstep.errors import StoreError, StoreFailed
 from everstep.model.status import ENDED
@@ -37,11 +38,15 @@ class Pump:
         self._nudged = False
         self._pausing: asyncio.Future[None] | None = None
         self._stopping = False
+        self._ticks = ticks_of(app.clock)
+        """What says when to sweep, to look and to renew. A clock that is set must not delay a renewal."""
         self._next_sweep = 0
         self._next_look = 0
         self._owes_look = False
         """Whether a look was wanted and has not succeeded yet."""
         self._next_renewal = 0
+        self._renewed_ticks = self._ticks()
+        self._watch = Watch(app.store, app.clock)
         self.renewed_at = app.clock.now()
         self._next_wake: int | None = None
         self._diverged_tried = False
@@ -91,7 +96,7 @@ class Pump:
 
     def say_soon(self) -> None:
         """What this worker says about itself has changed: renew at the next turn."""
-        self._next_renewal = min(self._next_renewal, self.app.clock.now())
+        self._next_renewal = min(self._next_renewal, self._ticks())
 
     async def _work(self) -> None:
         while not self._stopping:
@@ -124,24 +129,26 @@ class Pump:
 
     async def _turn(self) -> None:
         app = self.app
-        at = app.clock.now()
+        at, ticks = app.clock.now(), self._ticks()
         nudged, self._nudged = self._nudged, False
         do = app.background.attempt
         do("resting runs", app.resting.evict_oldest)
         do("lost tails", app.look_for_losses)
-        sweep = at >= self._next_sweep
-        if at >= self._next_renewal and app.worker:
-            await app.background.attempt_async("renewals", self._renew, at)
+        sweep = ticks >= self._next_sweep
+        if ticks >= self._next_renewal and app.worker:
+            await app.background.attempt_async("renewals", self._renew, at, ticks)
         if sweep:
-            self._next_sweep = at + microseconds(SWEEP_SECONDS)
+            self._next_sweep = ticks + microseconds(SWEEP_SECONDS)
             if app.recover or app.wanted:
                 nudged = bool(do("dead workers", self._bury, at)) or nudged
+            if app.worker and ticks >= self._watch.next_at:
+                nudged = bool(do("leases of others", self._let_lapse)) or nudged
             if app.presence.left:
                 do("runs left to others", app.presence.look_again)
             if self._check_watcher is not None:
                 do("watcher of the database", self._check_watcher)
         self._owes_look = nudged = nudged or self._owes_look
-        changed = await app.background.attempt_async(LOOKING, self._look_if_needed, at, sweep)
+        changed = await app.background.attempt_async(LOOKING, self._look_if_needed, at, ticks, sweep)
         if changed or nudged or sweep:
             do("notifications", app.notifier.look)
             if app.has_limits:
@@ -149,7 +156,7 @@ class Pump:
         if changed or nudged:
             do("watchers", app.watchers.look_at_what_is_elsewhere)
 
-    async def _look_if_needed(self, at: int, sweep: bool) -> bool:
+    async def _look_if_needed(self, at: int, ticks: int, sweep: bool) -> bool:
         """Look for runs, if there may be any. Returns whether another process has written something."""
         app = self.app
         app.background.why_not_claiming()
@@ -157,9 +164,9 @@ class Pump:
         self._owes_look = self._owes_look or changed
         wake = self._next_wake is not None and at >= self._next_wake
         expects = app.recover or app.wanted or app.queueing.has_own
-        looks = sweep and expects and at >= self._next_look
+        looks = sweep and expects and ticks >= self._next_look
         if self._owes_look or wake or looks:
-            self._next_look = at + microseconds(app.store.look_seconds)
+            self._next_look = ticks + microseconds(app.store.look_seconds)
             await self._look(at)
         elif self._has_more and (room := self._room()) > 0:
             await self._take_more(at, room)
@@ -171,13 +178,17 @@ class Pump:
         self._owes_look = False
         return changed
 
-    async def _renew(self, at: int) -> None:
+    def is_late(self) -> bool:
+        """Tell whether the lease was not renewed for as long as it lasts."""
+        return self._ticks() - self._renewed_ticks >= microseconds(self.app.lease)
+
+    async def _renew(self, at: int, ticks: int) -> None:
         """Prolong the lease."""
         app = self.app
-        lapsed = 0 < self._next_renewal <= at - microseconds(app.lease * 2 / 3)
+        lapsed = 0 < self._next_renewal <= ticks - microseconds(app.lease * 2 / 3)
         is_known = await app.presence.renew(at)
-        self._next_renewal = at + microseconds(app.lease / 3)  # not before: a renewal that failed is tried again
-        self.renewed_at = at
+        self._next_renewal = ticks + microseconds(app.lease / 3)  # not before: a renewal that failed is tried again
+        self.renewed_at, self._renewed_ticks = at, ticks
         if not is_known:
             log.warning("This worker was given up for dead; it lets go of its runs.")
             for driver in list(app.drivers.values()):
@@ -200,6 +211,12 @@ class Pump:
         for dead in buried:
             log.info("Worker %s is gone; its runs are free.", dead)
         return bool(buried)
+
+    def _let_lapse(self) -> bool:
+        lapsed = self._watch.look(self.app.worker)
+        for silent in lapsed:
+            log.warning("Worker %s has not renewed its lease; its runs are free.", silent)
+        return bool(lapsed)
 
     async def _look(self, at: int) -> None:
         """Take up what wants a driver, as far as there is room."""
@@ -246,7 +263,7 @@ class Pump:
     async def _take_wanted(self, at: int) -> None:
         """Take up runs that belong here as soon as nobody else drives them."""
         app = self.app
-        alive = {worker.id for worker in app.store.workers() if worker.lease_until > at and worker.id != app.worker}
+        alive = {worker.id for worker in app.store.workers() if worker.has_lease and worker.id != app.worker}
         outcomes: list[bool | BaseException] = []
         for run in list(app.wanted):
             row = app.store.run(run)

@@ -380,7 +380,7 @@ class MemoryStore(MemoryWork):
         row = self._runs.get(operation.run)
         if row is None or row.status not in operation.statuses:
             return NotClaimed(row)
-        if row.owner != operation.worker and not self._is_free(row, operation.at):
+        if row.owner != operation.worker and not self._is_free(row):
             return NotClaimed(row)
         if operation.queued and not self._queues.may_claim(operation, row):
             return NotClaimed(row)

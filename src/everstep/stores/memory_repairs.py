@@ -34,7 +34,7 @@ class MemoryRepairs:
         row = store._runs.get(new.id)
         if row is None:
             return Refused("missing")
-        if row.epoch != operation.epoch or (row.owner != operation.worker and not store._is_free(row, operation.at)):
+        if row.epoch != operation.epoch or (row.owner != operation.worker and not store._is_free(row)):
             return Refused("fenced")
         self._archive(operation, "run", row.generation, row.head_seq, RUN_COLUMNS, _values(row))
         for generation in store.generations(new.id):

@@ -48,12 +48,12 @@ class MemorySaved:
                 self._change_items(operation)
         return Accepted()
 
-    def _lives(self, worker: str | None, at: int) -> bool:
-        return worker is not None and worker in self._workers and self._workers[worker].lease_until > at
+    def _lives(self, worker: str | None) -> bool:
+        return worker is not None and worker in self._workers and self._workers[worker].has_lease
 
     def _take(self, take: TakeThread) -> Verdict:
         there = self._owners.get(take.thread, ThreadOwner(None, 0, 0, take.at))
-        if there.owner not in (None, take.worker) and self._lives(there.owner, take.at):
+        if there.owner not in (None, take.worker) and self._lives(there.owner):
             return Refused("taken")
         epoch = there.epoch if there.owner == take.worker else there.epoch + 1
         self._owners[take.thread] = ThreadOwner(take.worker, epoch, take.at, there.born)
@@ -64,7 +64,7 @@ class MemorySaved:
         if change.epoch:
             if (there.owner, there.epoch) != (change.worker, change.epoch):
                 return Refused("fenced")
-        elif there.owner not in (None, change.worker) and self._lives(there.owner, change.at):
+        elif there.owner not in (None, change.worker) and self._lives(there.owner):
             return Refused("taken")
         if not change.everything:
             for part in change.parts:

@@ -29,7 +29,7 @@ class MemoryWork(MemoryBeside, MemorySchedules):
         self.is_new = True
         self.chain = ChainKeys()
         self._clock = clock
-        self._latest = 0
+        self._latest = self.noted = 0
         self._lock = threading.RLock()
         self._runs: dict[str, RunRow] = {}
         self._events: dict[tuple[str, int], list[EventRow]] = {}
@@ -52,10 +52,10 @@ class MemoryWork(MemoryBeside, MemorySchedules):
     def _pending(self, run: str) -> list[Delivery]:
         return [d for d in self._signals.values() if d.run == run and d.state == "pending"]
 
-    def _is_free(self, row: RunRow, at: int) -> bool:
+    def _is_free(self, row: RunRow) -> bool:
         if row.owner is None or row.owner not in self._workers:
             return True
-        return self._workers[row.owner].lease_until <= at
+        return not self._workers[row.owner].has_lease
 
     def asking(self) -> list[str]:
         """Return the unfinished runs whose newest histories ask for an approval, answered or not, by their ids."""
@@ -100,7 +100,7 @@ class MemoryWork(MemoryBeside, MemorySchedules):
             known = [row for row in self._runs.values() if row.workflow in workflows]
             if queues is not None:
                 known = [row for row in known if row.queue in queues or row.owner == worker]
-            free = [row for row in known if everyone and row.owner != worker and self._is_free(row, at)]
+            free = [row for row in known if everyone and row.owner != worker and self._is_free(row)]
             ready = [row for row in free if row.status in ("queued", "running") and not is_in_line(row)]
             waiting = [row for row in known if row.status == "waiting" and (row.owner == worker or row in free)]
             timers = [(row.wake_at, row.id) for row in waiting if row.wake_at is not None and row.wake_at <= at]
@@ -158,9 +158,8 @@ class MemoryWork(MemoryBeside, MemorySchedules):
     def next_wake(self, *, worker: str, everyone: bool) -> int | None:
         """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
         with self._lock:
-            at = self.now()
             waiting = [row for row in self._runs.values() if row.status == "waiting"]
-            ours = [row for row in waiting if row.owner == worker or (everyone and self._is_free(row, at))]
+            ours = [row for row in waiting if row.owner == worker or (everyone and self._is_free(row))]
             return min((row.wake_at for row in ours if row.wake_at is not None), default=None)
 
     def notifications(self, *, run: str | None = None, undelivered_only: bool = True) -> list[NotificationRow]:
@@ -208,15 +207,32 @@ class MemoryWork(MemoryBeside, MemorySchedules):
         with self._lock:
             if worker not in self._workers:
                 return False
-            self._workers[worker].lease_until = lease_until
-            self._workers[worker].about = about if about is not None else self._workers[worker].about
+            row = self._workers[worker]
+            row.lease_until = lease_until + (lease_until == abs(row.lease_until))  # it changes in any case
+            row.about = about if about is not None else row.about
             self._latest = max(self._latest, at)
+            return True
+
+    def lapse(self, worker: str, lease_until: int) -> bool:
+        """Let a worker's lease have lapsed, unless it was prolonged since it was read."""
+        with self._lock:
+            row = self._workers.get(worker)
+            if row is None or row.lease_until != lease_until or not row.has_lease:
+                return False
+            row.lease_until = -lease_until
             return True
 
     def workers(self) -> list[WorkerRow]:
         """Return all workers, by their places."""
         with self._lock:
             return deepcopy(sorted(self._workers.values(), key=lambda row: row.place))
+
+    def neighbours(self, worker: str, limit: int) -> list[WorkerRow]:
+        """Return the workers with a lease whose places come next after a worker's."""
+        with self._lock:
+            mine = self._workers[worker].place if worker in self._workers else 0
+            others = [row for row in self.workers() if row.has_lease and row.id != worker]
+            return sorted(others, key=lambda row: (row.place < mine, row.place))[:limit]
 
     def is_in_use(self) -> bool:
         """Tell whether there is any worker."""

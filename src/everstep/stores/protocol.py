@@ -129,10 +129,10 @@ class Claim(msgspec.Struct, gc=False):
     """Take the right to drive a run: the epoch goes up by one and `worker` becomes the owner.
 
     Accepted (`Claimed`) only if the status is one of `statuses` and the run is free: no owner, the owner is `worker`
-    itself, or the owner has no row in `workers` (it died), or its lease has lapsed at `at`. Otherwise `NotClaimed`.
+    itself, or the owner has no row in `workers` (it died), or its lease has lapsed (`lapse`). Otherwise `NotClaimed`.
     When the owner had died while the status was `running` or `queued`: `deaths` becomes `deaths + 1` if the head did
     not move since the last death, else 1. A claim by the present owner also raises the epoch. (An append with events
-    that are progress sets `deaths` to 0.) A lease has lapsed when `lease_until <= at`. The status stays as it is.
+    that are progress sets `deaths` to 0.) The status stays as it is.
     """
 
     run: str
@@ -267,6 +267,8 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
     """Whether this call created the store."""
     entropy: str
     """128 random bits of the store's own, from which the keys of shared actions derive."""
+    noted: int
+    """The latest time that a worker had noted before this store object was opened; 0 if none had."""
     look_seconds: float
     """How often a worker looks for work although nobody has said that there is any. (Timers are known beforehand.)"""
     chain: ChainKeys
@@ -458,10 +460,25 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         ...
 
     def renew(self, worker: str, lease_until: int, at: int = 0, about: bytes | None = None) -> bool:
-        """Prolong the worker's lease, and note that it is `at` now; False if it had been buried. None: as before."""
+        """Prolong the worker's lease, and note that it is `at` now; False if it had been buried. None: as before.
+
+        `lease_until` in the worker's row changes with every call, also if the same number is given twice.
+        """
+        ...
+
+    def lapse(self, worker: str, lease_until: int) -> bool:
+        """Let a worker's lease have lapsed: others may claim its runs, until it prolongs the lease again.
+
+        For a caller that has watched the worker for a whole lease, by its own clock, and read this `lease_until` all
+        the time. False if the worker has prolonged its lease meanwhile, or is gone.
+        """
         ...
 
     def workers(self) -> list[WorkerRow]: ...
+
+    def neighbours(self, worker: str, limit: int) -> list[WorkerRow]:
+        """Return the workers with a lease whose places come next after a worker's, and then from the beginning."""
+        ...
 
     def is_in_use(self) -> bool:
         """Tell whether any process is at work on this store, also one that is not among its workers."""

@@ -201,10 +201,17 @@ class WorkerRow(msgspec.Struct):
     host: str
     started_at: int
     lease_until: int
+    """When its lease would lapse, by its own clock. Others compare it with what they have read before, and never with a
+    time. Not positive: another worker has watched it for a whole lease without a renewal (see `Store.lapse`)."""
     targets: list[str] = []
     """Where it delivers notifications of holds to, by name."""
     about: bytes = b"{}"
     """JSON: what it serves, and how busy it is. For people, and for other workers; nothing is decided by it here."""
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether its lease has not lapsed."""
+        return self.lease_until > 0
 
 
 ENDED_KEPT_MICROSECONDS: Final = 90 * 86_400 * 1_000_000

@@ -62,6 +62,10 @@ class FakeClock:
         """Return microseconds since 1970."""
         return self._at
 
+    def ticks(self) -> int:
+        """Return how much time has passed: as much as was told."""
+        return self._at
+
     def alarm(self, loop: asyncio.AbstractEventLoop, at: int, callback: Callable[[], None]) -> Alarm:
         """Call back when this clock has come to a time."""
         alarm = Alarm(loop, callback)

@@ -35,6 +35,8 @@ METHODS: Final = (
     "holds",
     "inbox",
     "is_in_use",
+    "lapse",
+    "neighbours",
     "leave",
     "next_notification",
     "next_schedule",

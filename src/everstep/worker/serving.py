@@ -77,9 +77,7 @@ class WorkerApp(App):
     # -- how it is -------------------------------------------------------------------------------------------------
     def health(self) -> Health:
         """Return how this worker is, for its health port."""
-        at = self.clock.now()
-        late = self.pump.renewed_at + microseconds(self.lease) <= at
-        healthy = not (late or self.is_failed or self.committer.full)
+        healthy = not (self.pump.is_late() or self.is_failed or self.committer.full)
         facts: dict[str, Any] = {"worker": self.worker, "draining": self.draining, "runs": len(self.drivers)}
         running = self.presence.running()
         facts |= {"running": running, "concurrency": self.concurrency}

@@ -53,7 +53,7 @@ LOCK TABLE everstep.workers IN SHARE ROW EXCLUSIVE MODE;
 -- name: workers_at_work
 -- Those whose lock somebody has; of those that could never have one, those with a lease.
 SELECT id, pid, host FROM everstep.workers
-WHERE CASE WHEN has_lock = 0 THEN lease_until > extract(epoch FROM clock_timestamp()) * 1000000
+WHERE CASE WHEN has_lock = 0 THEN lease_until > 0
     ELSE NOT pg_try_advisory_xact_lock_shared($1::int, place::int) END
 ORDER BY id;
 
@@ -377,7 +377,7 @@ SELECT id, workflow, version, semantics, status, generation, head_seq, head_dige
     tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
 FROM everstep.runs
 WHERE id = $1 AND epoch = $2 AND (owner IS NULL OR owner = $3
-    OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner AND workers.lease_until > $4));
+    OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner AND workers.lease_until > 0));
 
 -- name: events_to_archive
 -- What comes after the last good event, and what cannot belong to any generation that there is.
@@ -773,32 +773,32 @@ ORDER BY told.created_at, told.id;
 
 -- name: claim
 -- The condition and the new epoch in one statement. An owner without a row in `workers` has died; its death counts
--- until an append moves the head (which sets `deaths` to 0).
+-- until an append moves the head (which sets `deaths` to 0). A lease that is not positive has lapsed: see `lapse`.
 UPDATE everstep.runs SET
     epoch = epoch + 1,
     owner = $2,
     deaths = deaths + CASE WHEN owner IS NOT NULL AND owner <> $2 AND status IN ('running', 'queued')
         AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner) THEN 1 ELSE 0 END
-WHERE id = $1 AND status = ANY ($4::text[])
+WHERE id = $1 AND status = ANY ($3::text[])
     AND (owner IS NULL OR owner = $2
-        OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner AND workers.lease_until > $3))
+        OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner AND workers.lease_until > 0))
 RETURNING id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
     tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget;
 
 -- name: claim_simple
 -- The same for many runs of the queue `default`, which somebody else may want as well: those that were claimed, as 1 and
--- the columns of `runs`, and those that were not, as 0. The runs are locked already. $1: runs, $2: times, $3: the
--- worker, $4: statuses.
+-- the columns of `runs`, and those that were not, as 0. The runs are locked already. $1: runs, $2: the worker,
+-- $3: statuses.
 WITH claimed AS (
     UPDATE everstep.runs SET
         epoch = epoch + 1,
-        owner = $3,
-        deaths = deaths + CASE WHEN owner IS NOT NULL AND owner <> $3 AND status IN ('running', 'queued')
+        owner = $2,
+        deaths = deaths + CASE WHEN owner IS NOT NULL AND owner <> $2 AND status IN ('running', 'queued')
             AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner) THEN 1 ELSE 0 END
-    FROM unnest($1::text[], $2::bigint[]) AS new (run, at)
-    WHERE runs.id = new.run AND queue = 'default' AND status = ANY ($4::text[])
-        AND (owner IS NULL OR owner = $3
-            OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner AND workers.lease_until > new.at))
+    FROM unnest($1::text[]) AS new (run)
+    WHERE runs.id = new.run AND queue = 'default' AND status = ANY ($3::text[])
+        AND (owner IS NULL OR owner = $2
+            OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner AND workers.lease_until > 0))
     RETURNING id, workflow, version, semantics, status, generation, head_seq, head_digest, epoch, owner, wake_at, queue, priority,
         tags, parent, arguments, current_step, deaths, created_at, updated_at, ended_at, preview, published, outcome, budget
 )
@@ -858,17 +858,18 @@ SELECT pg_try_advisory_lock($1::int, $2::int);
 SELECT pg_advisory_unlock($1::int, $2::int);
 
 -- name: silent_workers
--- Workers whose lock nobody has, and those whose lease has lapsed. A restart of the server frees all locks, so none is
+-- Workers whose lock nobody has, and those whose lease is marked as lapsed. A restart of the server frees all locks, so none is
 -- missed before everybody has had a while to take them again. (A lock that could be had is let go with the transaction.)
--- Of one that could never have a lock nobody knows; after an hour without a lease its row goes. $3: how many are looked
+-- Of one that could never have a lock nobody knows; an hour after its lease, by the server's clock, its row goes. $3: how many are looked
 -- at, those with the next places after $4 and then from the beginning; NULL for all.
 SELECT id, place, is_lockless, is_lapsed, pid, machine FROM (
     SELECT id, place, pid, machine,
-        CASE WHEN has_lock = 0 THEN lease_until <= extract(epoch FROM clock_timestamp() - interval '1 hour') * 1000000
+        CASE WHEN has_lock = 0 THEN lease_until <= 0
+                AND -lease_until <= extract(epoch FROM clock_timestamp() - interval '1 hour') * 1000000
             ELSE clock_timestamp() - pg_postmaster_start_time() >= make_interval(secs => $2::bigint / 1000000.0)
                 AND pg_try_advisory_xact_lock_shared($1::int, place::int)
         END AS is_lockless,
-        lease_until <= extract(epoch FROM clock_timestamp()) * 1000000 AS is_lapsed
+        lease_until <= 0 AS is_lapsed
     FROM (
         (SELECT * FROM everstep.workers WHERE place > $4 ORDER BY place LIMIT $3)
         UNION ALL
@@ -896,7 +897,7 @@ SELECT EXISTS (
     SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = $1::bigint::oid AND objsubid = 2 AND objid <> 0
         AND granted AND mode = 'ExclusiveLock'
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-) OR EXISTS (SELECT 1 FROM everstep.workers WHERE has_lock = 0 AND lease_until > $2);
+) OR EXISTS (SELECT 1 FROM everstep.workers WHERE has_lock = 0 AND lease_until > 0);
 
 -- name: tell
 -- Others hear that something has changed. Nothing depends on it: whoever misses it looks a little later.
@@ -905,6 +906,12 @@ SELECT pg_notify($1, '');
 -- name: workers
 -- Few rows: one for each living worker.
 SELECT id, place, pid, host, started_at, lease_until, targets, about FROM everstep.workers ORDER BY place;
+
+-- name: neighbours
+-- The workers with a lease whose places come after that of $1, and then from the beginning.
+SELECT id, place, pid, host, started_at, lease_until, targets, about FROM everstep.workers
+WHERE lease_until > 0 AND id <> $1
+ORDER BY place < coalesce((SELECT place FROM everstep.workers WHERE id = $1), 0), place LIMIT $2;
 
 -- name: enter_worker
 -- Committed only when the worker's liveness lock is held, so nobody can bury it in between.
@@ -924,13 +931,20 @@ DELETE FROM everstep.workers WHERE id = $1 AND place = $2;
 DELETE FROM everstep.workers WHERE id = $1;
 
 -- name: renew
--- Changes nothing if the worker was buried. With each lease the time is noted: a server's clock may be set back, and
--- what was late stays late.
+-- Changes nothing if the worker was buried; else it returns the server's clock. With each lease the time is noted: a
+-- server's clock may be set back, and what was late stays late. The lease changes in any case: others watch it for
+-- changes and never compare it with a time.
 WITH noted AS (
     INSERT INTO everstep.meta (name, value) VALUES ('latest_time', $3::bigint::text)
     ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE meta.value::bigint < excluded.value::bigint
 )
-UPDATE everstep.workers SET lease_until = $1, about = coalesce($4::bytea, about) WHERE id = $2;
+UPDATE everstep.workers SET
+    lease_until = $1 + CASE WHEN abs(lease_until) = $1 THEN 1 ELSE 0 END, about = coalesce($4::bytea, about)
+WHERE id = $2 RETURNING (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+
+-- name: lapse
+-- Only if the worker has not renewed its lease since $2 was read.
+UPDATE everstep.workers SET lease_until = -lease_until WHERE id = $1 AND lease_until = $2 AND lease_until > 0;
 
 -- name: note_ended_worker
 -- Proven by the kernel, or by the worker itself, which saw all that it had begun end.
@@ -961,7 +975,7 @@ WITH RECURSIVE owners (id) AS (
 ), gone AS MATERIALIZED (
     SELECT owners.id FROM owners
     WHERE owners.id IS NOT NULL AND owners.id <> $1
-        AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owners.id AND workers.lease_until > $2)
+        AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owners.id AND workers.lease_until > 0)
 ), mine AS MATERIALIZED (
     SELECT $1::text COLLATE "C" AS id UNION ALL SELECT gone.id FROM gone
 )
@@ -996,10 +1010,9 @@ WITH RECURSIVE owners (id) AS (
 );
 
 -- name: next_wake
--- The first entry of an index, for free runs and for each owner. $1: the worker, $2: the time, $3: whether free runs
--- count.
+-- The first entry of an index, for free runs and for each owner. $1: the worker, $2: whether free runs count.
 WITH RECURSIVE owners (id) AS (
-    SELECT min(owner) FROM everstep.runs WHERE owner IS NOT NULL AND $3::bigint <> 0
+    SELECT min(owner) FROM everstep.runs WHERE owner IS NOT NULL AND $2::bigint <> 0
     UNION ALL
     SELECT (SELECT min(owner) FROM everstep.runs WHERE owner > owners.id) FROM owners WHERE owners.id IS NOT NULL
 ), mine AS MATERIALIZED (
@@ -1007,12 +1020,12 @@ WITH RECURSIVE owners (id) AS (
     UNION
     SELECT owners.id FROM owners
     WHERE owners.id IS NOT NULL
-        AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owners.id AND workers.lease_until > $2)
+        AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owners.id AND workers.lease_until > 0)
 )
 SELECT least(
     (
         SELECT min(wake_at) FROM everstep.runs
-        WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL AND $3::bigint <> 0
+        WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL AND $2::bigint <> 0
     ),
     (
         SELECT min(first.wake_at) FROM mine CROSS JOIN LATERAL (

@@ -186,9 +186,9 @@ class Reader(Reading):
         chosen.sort(key=lambda row: (-row[2], row[3], row[4]))
         return list(dict.fromkeys(row[4] for row in chosen))[:limit]
 
-    def next_wake(self, *, worker: str, everyone: bool, at: int) -> int | None:
+    def next_wake(self, *, worker: str, everyone: bool) -> int | None:
         """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
-        wake_at: int | None = self._all("next_wake", worker, at, everyone)[0][0]
+        wake_at: int | None = self._all("next_wake", worker, everyone)[0][0]
         return wake_at
 
     def server_time(self) -> int:

@@ -6,7 +6,7 @@ INSERT INTO everstep.saved_threads (thread, owner, epoch, since, born) VALUES ($
 ON CONFLICT (thread) DO UPDATE SET
     owner = $2, epoch = saved_threads.epoch + (saved_threads.owner IS DISTINCT FROM $2)::int, since = $3
 WHERE saved_threads.owner IS NULL OR saved_threads.owner = $2
-    OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = saved_threads.owner AND workers.lease_until > $3)
+    OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = saved_threads.owner AND workers.lease_until > 0)
 RETURNING saved_threads.epoch, saved_threads.born;
 
 -- name: free_thread
@@ -15,7 +15,7 @@ UPDATE everstep.saved_threads SET owner = NULL WHERE thread = $1 AND owner = $2 
 
 -- name: thread_guard
 -- Who may write to a thread.
-SELECT owner, epoch, EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = saved_threads.owner AND workers.lease_until > $2)
+SELECT owner, epoch, EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = saved_threads.owner AND workers.lease_until > 0)
 FROM everstep.saved_threads WHERE thread = $1 FOR SHARE;
 
 -- name: change_thread
@@ -23,24 +23,24 @@ FROM everstep.saved_threads WHERE thread = $1 FOR SHARE;
 -- nothing was done: the longer way tells whether it is the same.
 WITH guard AS MATERIALIZED (
     SELECT owner, epoch, EXISTS (
-        SELECT 1 FROM everstep.workers WHERE workers.id = saved_threads.owner AND workers.lease_until > $2
+        SELECT 1 FROM everstep.workers WHERE workers.id = saved_threads.owner AND workers.lease_until > 0
     ) AS lives
     FROM everstep.saved_threads WHERE thread = $1 FOR SHARE
 ), refusal AS MATERIALIZED (
     SELECT CASE
-        WHEN $4 > 0 AND NOT EXISTS (SELECT 1 FROM guard WHERE owner = $3 AND epoch = $4) THEN 'fenced'
-        WHEN $4 = 0 AND EXISTS (SELECT 1 FROM guard WHERE owner <> $3 AND lives) THEN 'taken'
+        WHEN $3 > 0 AND NOT EXISTS (SELECT 1 FROM guard WHERE owner = $2 AND epoch = $3) THEN 'fenced'
+        WHEN $3 = 0 AND EXISTS (SELECT 1 FROM guard WHERE owner <> $2 AND lives) THEN 'taken'
     END AS why
 ), parts AS (
     INSERT INTO everstep.saved_parts (thread, namespace, channel, series, number, value, digest)
     SELECT $1, * FROM unnest(
-        $5::text[], $6::text[], $7::text[], $8::bigint[], $9::bytea[], $10::bytea[]
+        $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bytea[], $9::bytea[]
     ) WHERE (SELECT why FROM refusal) IS NULL
     ON CONFLICT DO NOTHING RETURNING 1
 ), states AS (
     INSERT INTO everstep.saved_states (thread, namespace, id, parent, origin, body, digest, at)
     SELECT $1, * FROM unnest(
-        $11::text[], $12::text[], $13::text[], $14::text[], $15::bytea[], $16::bytea[], $17::bigint[]
+        $10::text[], $11::text[], $12::text[], $13::text[], $14::bytea[], $15::bytea[], $16::bigint[]
     ) WHERE (SELECT why FROM refusal) IS NULL
     ON CONFLICT (thread, namespace, id) DO UPDATE SET
         parent = excluded.parent, origin = excluded.origin, body = excluded.body, digest = excluded.digest,
@@ -48,11 +48,11 @@ WITH guard AS MATERIALIZED (
 ), writes AS (
     INSERT INTO everstep.saved_writes (thread, namespace, state, call, place, path, channel, body, digest)
     SELECT $1, * FROM unnest(
-        $18::text[], $19::text[], $20::text[], $21::bigint[], $22::text[], $23::text[], $24::bytea[], $25::bytea[]
+        $17::text[], $18::text[], $19::text[], $20::bigint[], $21::text[], $22::text[], $23::bytea[], $24::bytea[]
     ) WHERE (SELECT why FROM refusal) IS NULL
     ON CONFLICT DO NOTHING
 )
-SELECT why, 1 / (why IS NOT NULL OR (SELECT count(*) FROM parts) = cardinality($5))::int FROM refusal;
+SELECT why, 1 / (why IS NOT NULL OR (SELECT count(*) FROM parts) = cardinality($4))::int FROM refusal;
 
 -- name: thread_owner
 -- For whoever is told that it is not they.

@@ -33,6 +33,7 @@ from everstep.stores.processes import worker_has_ended
 from everstep.stores.protocol import Operation, Verdict, WorkerRow
 from everstep.stores.rows import LostTail
 from everstep.stores.sql.store import SqlStore
+from everstep.stores.ticks import ticks
 
 SETTLE_SECONDS: Final = 1.0
 """So long after a restart of the server everybody has time to take their locks again."""
@@ -96,8 +97,9 @@ class PostgresStore(SqlStore):
             self._writer, self._reader, self._watcher, places=places, has_locks=has_locks, waits=grace_seconds > 0
         )
         self.entropy = self._reader.entropy()
-        self._latest = self._reader.latest()
+        self._latest = self.noted = self._reader.latest()
         self._offset = 0 if clock is not None else self._measured_offset()
+        """How far the server's clock is ahead of this machine's ticks."""
 
     def _opened(self, name: str, create: bool, may_migrate: bool) -> Connection:
         """Return the connection that writes, to a schema that is a store."""
@@ -134,24 +136,27 @@ class PostgresStore(SqlStore):
     # -- time -------------------------------------------------------------------------------------------------------
     def now(self) -> int:
         """Return the store's clock: the server's, unless that was set back."""
-        return max(self._machine_time() + self._offset, self._latest)
+        passing = self._clock() if self._clock is not None else ticks()
+        return max(passing + self._offset, self._latest)
 
     def ahead(self) -> int:
         """Return by how many microseconds the store's clock is ahead of the machine's."""
-        return self.now() - self._machine_time()
-
-    def _machine_time(self) -> int:
-        return self._clock() if self._clock is not None else time.time_ns() // 1000
+        return self.now() - (self._clock() if self._clock is not None else time.time_ns() // 1000)
 
     def _measured_offset(self) -> int:
-        """Return how far the server's clock is ahead of the machine's, as of the quickest of a few answers."""
+        """Return how far the server's clock is ahead of the machine's ticks, as of the quickest of a few answers."""
         found: list[tuple[int, int]] = []
         for _ in range(3):
-            before = time.monotonic_ns() // 1000
+            before = ticks()
             server = self._reader.server_time()
-            took = time.monotonic_ns() // 1000 - before
-            found.append((took, server + took // 2 - time.time_ns() // 1000))
+            after = ticks()
+            found.append((after - before, server - (before + after) // 2))
         return min(found)[1]
+
+    def _correct(self, server: int, before: int, after: int) -> None:
+        """The server read its clock at some moment between these ticks: move no further than that proves."""
+        if self._clock is None:
+            self._offset = min(max(self._offset, server - after), server - before)
 
     # -- writing ----------------------------------------------------------------------------------------------------
     def connect(self) -> Connection:
@@ -187,9 +192,17 @@ class PostgresStore(SqlStore):
         return self._workers.register(worker, pid, host, self.now(), lease_until, targets, about)
 
     def renew(self, worker: str, lease_until: int, at: int = 0, about: bytes | None = None) -> bool:
-        """Prolong the worker's lease, and note that it is `at` now; False if it had been buried."""
+        """Prolong the worker's lease, note that it is `at` now, and read the server's clock; False if it was buried."""
         self._latest = max(self._latest, at)
-        return self._workers.renew(worker, lease_until, self._latest, about)
+        before = ticks()
+        server = self._workers.renew(worker, lease_until, self._latest, about)
+        if server is not None:
+            self._correct(server, before, ticks())
+        return server is not None
+
+    def lapse(self, worker: str, lease_until: int) -> bool:
+        """Let a worker's lease have lapsed, unless it was prolonged since it was read."""
+        return self._workers.lapse(worker, lease_until)
 
     def check_watcher(self) -> None:
         """Raise what the thread of the lasting session failed with, if that was no outage and it still fails."""
@@ -197,11 +210,11 @@ class PostgresStore(SqlStore):
 
     def is_in_use(self) -> bool:
         """Tell whether any process holds a liveness lock of this store."""
-        return self._workers.are_any_alive(self.now())
+        return self._workers.are_any_alive()
 
     def is_alive(self, worker: WorkerRow) -> bool:
         """Tell whether a worker's session is there; without a lock of its own, whether its lease has not lapsed."""
-        return self._workers.is_alive(worker, self.now())
+        return self._workers.is_alive(worker)
 
     def facts(self) -> dict[str, str]:
         """Return the settings of the server that decide about durability, for people."""

@@ -33,7 +33,6 @@ def do_changes(statements: PostgresStatements, changes: Sequence[Any]) -> list[V
 def _values(change: ChangeThread) -> list[Any]:
     return [
         change.thread,
-        change.at,
         change.worker,
         change.epoch,
         *_columns(change.parts, PART_WIDTH),

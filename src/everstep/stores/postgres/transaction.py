@@ -66,10 +66,10 @@ class PostgresStatements:
         self.beside_simple = self._direct("beside_simple", (HEADS + BESIDE).upper())
         self.drop_checkpoints_of = self._direct("drop_checkpoints_of", "tnnnb")
         self.lock_runs = self._direct("lock_runs", "T")
-        self.claim_simple = self._direct("claim_simple", "TNtT")
+        self.claim_simple = self._direct("claim_simple", "TtT")
         self.events_of_claimed = self._direct("events_of_claimed", "Tn")
         self.inboxes = self._direct("inboxes", "T")
-        self.change_thread = self._direct("change_thread", "tntnTTTNBBTTTTBBNTTTNTTBB")
+        self.change_thread = self._direct("change_thread", "ttnTTTNBBTTTTBBNTTTNTTBB")
 
     def _direct(self, name: str, kinds: str) -> Direct:
         return Direct(name, self._texts[name], kinds)
@@ -353,8 +353,7 @@ def _claim_answers(taken: Any, events: Any, inboxes: Any) -> dict[str, Verdict]:
 
 def _claim_values(claims: Sequence[Claim]) -> list[Any]:
     """Return the parameters of `claim_simple`. All are of one worker, and for the same statuses."""
-    rows = [(claim.run, claim.at) for claim in claims]
-    return [*columns(2, rows), claims[0].worker, claims[0].statuses]
+    return [[claim.run for claim in claims], claims[0].worker, claims[0].statuses]
 
 
 def _start_values(news: Sequence[NewRun]) -> list[Any]:

@@ -83,9 +83,17 @@ class Workers:
                 statements.run("forget_worker", worker)
         return others
 
-    def renew(self, worker: str, lease_until: int, at: int, about: bytes | None) -> bool:
-        """Prolong a worker's lease; False if it had been buried."""
-        return self._writer.transact("renew", lambda do: do.run("renew", lease_until, worker, at, about) > 0)
+    def renew(self, worker: str, lease_until: int, at: int, about: bytes | None) -> int | None:
+        """Prolong a worker's lease, and return the server's clock; None if the worker had been buried."""
+        rows = self._writer.transact("renew", lambda do: do.all("renew", lease_until, worker, at, about))
+        return rows[0][0] if rows else None
+
+    def lapse(self, worker: str, lease_until: int) -> bool:
+        """Mark a lease as lapsed, unless it was prolonged since it was read."""
+        is_marked = self._writer.transact("renew", lambda do: do.run("lapse", worker, lease_until) > 0)
+        if is_marked:
+            self._watcher.tell()  # its runs are free
+        return is_marked
 
     def bury(self, at: int) -> list[str]:
         """Remove those whose locks have been free for long enough, and return their ids.
@@ -117,15 +125,15 @@ class Workers:
         rows = self._reader.ask(lambda statements: statements.all("silent_workers", self._places, 0, None, 0))
         return [(worker, place) for worker, place, is_lockless, *_ in rows if is_lockless]
 
-    def are_any_alive(self, at: int) -> bool:
+    def are_any_alive(self) -> bool:
         """Tell whether anybody holds a lock on any place, whether or not there is a row for it."""
-        taken: bool = self._reader.ask(lambda statements: statements.all("any_place_taken", self._places, at))[0][0]
+        taken: bool = self._reader.ask(lambda statements: statements.all("any_place_taken", self._places))[0][0]
         return taken
 
-    def is_alive(self, worker: WorkerRow, at: int) -> bool:
+    def is_alive(self, worker: WorkerRow) -> bool:
         """Tell whether a worker's lock is held; without a lock, whether its lease has not lapsed."""
         if not self._has_locks:
-            return worker.lease_until > at
+            return worker.has_lease
         asked = (self._places, worker.place)
         held: bool = self._reader.ask(lambda statements: statements.all("is_place_taken", *asked))[0][0]
         return held

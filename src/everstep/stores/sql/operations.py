@@ -314,7 +314,7 @@ class Operations:
         token = self._queues.may_claim(claim) if claim.queued else ()
         if token is None:
             return []
-        rows = self._all("claim", claim.run, claim.worker, claim.at, *self._statements.statuses(claim.statuses))
+        rows = self._all("claim", claim.run, claim.worker, *self._statements.statuses(claim.statuses))
         if rows and token:
             self._queues.take_token(token)
         return rows

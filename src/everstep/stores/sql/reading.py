@@ -83,7 +83,7 @@ class Reading(ABC):
         """Return ids of runs that want a driver now: by priority, then age."""
 
     @abstractmethod
-    def next_wake(self, *, worker: str, everyone: bool, at: int) -> int | None:
+    def next_wake(self, *, worker: str, everyone: bool) -> int | None:
         """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
 
     # -- rows -------------------------------------------------------------------------------------------------------
@@ -238,6 +238,10 @@ class Reading(ABC):
     def is_ended_worker(self, worker: str) -> bool:
         """Tell whether it was noted that a worker has provably ended."""
         return bool(self._all("is_ended_worker", worker))
+
+    def neighbours(self, worker: str, limit: int) -> list[WorkerRow]:
+        """Return the workers with a lease whose places come next after a worker's."""
+        return [worker_row(row) for row in self._all("neighbours", worker, limit)]
 
     # -- notifications ------------------------------------------------------------------------------------------------
     def notifications(self, *, run: str | None, undelivered_only: bool) -> list[NotificationRow]:

@@ -21,7 +21,7 @@ class Repairs:
     def repair(self, operation: RepairRun) -> Verdict:
         """Do it, or refuse it and change nothing."""
         run = operation.row.id
-        rows = self._all("row_to_repair", run, operation.epoch, operation.worker, operation.at)
+        rows = self._all("row_to_repair", run, operation.epoch, operation.worker)
         if not rows:
             return Refused("fenced" if self._all("run_head", run) else "missing")
         self._archive(operation, "run", rows[0][6], RUN_COLUMNS, rows[0])

@@ -70,7 +70,7 @@ class SavedTables:
             self._many(name, [(thread, *row) for row in rows])
 
     def _refusal(self, change: ChangeThread) -> Refused | None:
-        rows = self._all("thread_guard", change.thread, change.at)
+        rows = self._all("thread_guard", change.thread)
         owner, epoch, lives = rows[0] if rows else (None, 0, 0)
         if change.epoch:
             if (owner, epoch) != (change.worker, change.epoch):

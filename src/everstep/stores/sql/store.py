@@ -177,7 +177,7 @@ class SqlStore(ABC):
 
     def next_wake(self, *, worker: str, everyone: bool) -> int | None:
         """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
-        return self._reader.next_wake(worker=worker, everyone=everyone, at=self.now())
+        return self._reader.next_wake(worker=worker, everyone=everyone)
 
     def due_notifications(self, *, target: str, at: int, limit: int) -> list[NotificationRow]:
         """Return the pending notifications for a target that are free at a time."""
@@ -190,6 +190,10 @@ class SqlStore(ABC):
     def workers(self) -> list[WorkerRow]:
         """Return all workers, by their places."""
         return self._reader.workers()
+
+    def neighbours(self, worker: str, limit: int) -> list[WorkerRow]:
+        """Return the workers with a lease whose places come next after a worker's."""
+        return self._reader.neighbours(worker, limit)
 
     # -- queues ---------------------------------------------------------------------------------------------------
     def queues(self) -> list[QueueRow]:

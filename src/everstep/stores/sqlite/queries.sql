@@ -192,7 +192,7 @@ SELECT CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantic
     CAST(preview AS BLOB), published, outcome, budget
 FROM runs
 WHERE id = ?1 AND epoch = ?2 AND (owner IS NULL OR owner = ?3
-    OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > ?4));
+    OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > 0));
 
 -- name: events_to_archive
 -- What comes after the last good event, and what cannot belong to any generation that there is.
@@ -596,7 +596,7 @@ ORDER BY told.created_at, told.id;
 
 -- name: claim
 -- The condition and the new epoch in one statement. An owner without a row in `workers` has died; its death counts
--- until an append moves the head (which sets `deaths` to 0).
+-- until an append moves the head (which sets `deaths` to 0). A lease that is not positive has lapsed: see `lapse`.
 UPDATE runs SET
     epoch = epoch + 1,
     owner = ?2,
@@ -604,9 +604,9 @@ UPDATE runs SET
         owner IS NOT NULL AND owner <> ?2 AND status IN ('running', 'queued')
         AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner)
     )
-WHERE id = ?1 AND status IN (?4, ?5, ?6, ?7, ?8, ?9, ?10)
+WHERE id = ?1 AND status IN (?3, ?4, ?5, ?6, ?7, ?8, ?9)
     AND (owner IS NULL OR owner = ?2
-        OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > ?3))
+        OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owner AND workers.lease_until > 0))
 RETURNING CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), semantics, CAST(status AS BLOB), generation,
     head_seq, head_digest, epoch, CAST(owner AS BLOB), wake_at, CAST(queue AS BLOB), priority, CAST(tags AS BLOB),
     CAST(parent AS BLOB), CAST(arguments AS BLOB), CAST(current_step AS BLOB), deaths, created_at, updated_at, ended_at,
@@ -638,6 +638,12 @@ SELECT id, place, pid, host, started_at, lease_until, CAST(targets AS BLOB), abo
 -- Who has which place in which file of liveness locks, and until when the lease is.
 SELECT id, place, lease_until, lock_file FROM workers ORDER BY place;
 
+-- name: neighbours
+-- The workers with a lease whose places come after that of ?1, and then from the beginning.
+SELECT id, place, pid, host, started_at, lease_until, CAST(targets AS BLOB), about FROM workers
+WHERE lease_until > 0 AND id <> ?1
+ORDER BY place < coalesce((SELECT place FROM workers WHERE id = ?1), 0), place LIMIT ?2;
+
 -- name: enter_worker
 -- Committed only when the worker's liveness lock is held, so nobody can bury it in between.
 INSERT INTO workers (id, place, pid, host, started_at, lease_until, targets, about, lock_file)
@@ -652,8 +658,15 @@ DELETE FROM workers WHERE id = ? AND place = ?;
 DELETE FROM workers WHERE id = ?;
 
 -- name: renew
--- Changes nothing if the worker was buried.
-UPDATE workers SET lease_until = ?1, about = coalesce(?3, about), lock_file = coalesce(?4, lock_file) WHERE id = ?2;
+-- Changes nothing if the worker was buried. The number changes in any case, also where a clock was set back: others
+-- watch it for changes and never compare it with a time.
+UPDATE workers SET
+    lease_until = ?1 + (?1 = abs(lease_until)), about = coalesce(?3, about), lock_file = coalesce(?4, lock_file)
+WHERE id = ?2;
+
+-- name: lapse
+-- Only if the worker has not renewed its lease since ?2 was read.
+UPDATE workers SET lease_until = -lease_until WHERE id = ?1 AND lease_until = ?2 AND lease_until > 0;
 
 -- name: note_ended_worker
 -- Proven by the kernel, or by the worker itself, which saw all that it had begun end.
@@ -676,7 +689,7 @@ WHERE owner = ?;
 -- ------------------------------------------------------------------------------------------------ finding work
 
 -- name: gone_owners
--- Owners that died or whose lease has lapsed. It hops from owner to owner in the index and never walks their runs.
+-- Owners that died or whose lease is marked as lapsed. It hops from owner to owner in the index and never walks their runs.
 WITH RECURSIVE owners (id) AS (
     SELECT min(owner) FROM runs INDEXED BY runs_owned WHERE owner IS NOT NULL
     UNION ALL
@@ -685,7 +698,7 @@ WITH RECURSIVE owners (id) AS (
 )
 SELECT CAST(json_group_array(owners.id) AS BLOB) FROM owners
 WHERE owners.id IS NOT NULL AND owners.id <> ?1
-    AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owners.id AND workers.lease_until > ?2);
+    AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = owners.id AND workers.lease_until > 0);
 
 -- name: due_ready_free
 -- Each of the `due_` queries returns one row: an array of [priority, created_at, id].

@@ -123,7 +123,7 @@ class Reader(Reading):
         When there are more than `limit`, the longest overdue timers and the oldest deliveries are considered first.
         """
         known = as_json(workflows)
-        gone = self._list("gone_owners", worker, at) if everyone else []
+        gone = self._list("gone_owners", worker) if everyone else []
         owners = as_json([worker, *gone])
         served = as_json(queues) if queues is not None else None
         timers = self._list("due_timers_owned", known, limit, at, owners, served, worker)
@@ -138,9 +138,9 @@ class Reader(Reading):
         chosen.sort(key=lambda found: (-found[0], found[1], found[2]))
         return list(dict.fromkeys(id for _, _, id in chosen))[:limit]
 
-    def next_wake(self, *, worker: str, everyone: bool, at: int) -> int | None:
+    def next_wake(self, *, worker: str, everyone: bool) -> int | None:
         """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
-        gone = self._list("gone_owners", worker, at) if everyone else []
+        gone = self._list("gone_owners", worker) if everyone else []
         wakes = [self._all("next_wake_owned", as_json([worker, *gone]))[0][0]]
         if everyone:
             wakes.append(self._all("next_wake_free")[0][0])

@@ -5,7 +5,7 @@
 INSERT INTO saved_threads (thread, owner, epoch, since, born) VALUES (?1, ?2, 1, ?3, ?3)
 ON CONFLICT (thread) DO UPDATE SET owner = ?2, epoch = epoch + (owner IS NOT ?2), since = ?3
 WHERE owner IS NULL OR owner = ?2
-    OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = saved_threads.owner AND workers.lease_until > ?3)
+    OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = saved_threads.owner AND workers.lease_until > 0)
 RETURNING epoch, born;
 
 -- name: free_thread
@@ -14,7 +14,7 @@ UPDATE saved_threads SET owner = NULL WHERE thread = ? AND owner = ? AND epoch =
 
 -- name: thread_guard
 -- Who may write to a thread.
-SELECT owner, epoch, EXISTS (SELECT 1 FROM workers WHERE workers.id = saved_threads.owner AND workers.lease_until > ?2)
+SELECT owner, epoch, EXISTS (SELECT 1 FROM workers WHERE workers.id = saved_threads.owner AND workers.lease_until > 0)
 FROM saved_threads WHERE thread = ?1;
 
 -- name: thread_owner

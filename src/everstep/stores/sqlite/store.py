@@ -66,7 +66,7 @@ class SqliteStore(SqlStore):
         self._durability: Durability = durability
         self._vfs = vfs
         _open_here.add(self)
-        self._latest = self._reader.latest()
+        self._latest = self.noted = self._reader.latest()
 
     def close(self) -> None:
         """Close the store. Workers that did not leave count as dead from now on."""
@@ -120,6 +120,10 @@ class SqliteStore(SqlStore):
         """Prolong the worker's lease, and note that it is `at` now; False if it had been buried."""
         self._latest = max(self._latest, at)
         return self._workers.renew(worker, lease_until, self._latest, about)
+
+    def lapse(self, worker: str, lease_until: int) -> bool:
+        """Let a worker's lease have lapsed, unless it was prolonged since it was read."""
+        return self._workers.lapse(worker, lease_until)
 
     def is_in_use(self) -> bool:
         """Tell whether any process holds a liveness lock beside this store, also for a file that was here before."""

@@ -91,6 +91,12 @@ class Workers:
             cursor.execute(query("renew"), (lease_until, worker, about, lock.identity if lock is not None else None))
             return self._writer.connection.changes() > 0
 
+    def lapse(self, worker: str, lease_until: int) -> bool:
+        """Mark a lease as lapsed, unless it was prolonged since it was read."""
+        with self._writer.transaction("renew") as cursor:
+            cursor.execute(query("lapse"), (worker, lease_until))
+            return self._writer.connection.changes() > 0
+
     def _lock_at_path(self, worker: str) -> LiveLock | None:
         """Return a worker's lock. If the file was deleted or replaced, it is taken again on the one that is there.
 

@@ -1,0 +1,67 @@
+"""Whose lease has lapsed: that is watched, and never read off a clock.
+
+A worker that is stopped (SIGSTOP, a debugger, a network that swallows everything) keeps its liveness lock and cannot
+say that it does nothing. Its runs go to others when one of them has watched its row for a whole lease, by its own
+ticks, and has seen no renewal. What the row says about times is not compared with any clock: two clocks may differ by
+a day, or jump. A dead worker is not watched; its lock is free at once (see `bury_dead`).
+
+Time in which the watcher itself did not look counts for little: machine, container or process may have been paused,
+and the other with it.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from everstep.engine.about import read_about
+from everstep.engine.clock import Clock, StoreClock, microseconds, ticks_of
+from everstep.stores.ticks import ticks as machine_ticks
+
+if TYPE_CHECKING:
+    from everstep.stores.protocol import Store, WorkerRow
+
+NEIGHBOURS: Final = 16
+"""How many others a worker watches: those next to it. So the work for each does not grow with their number."""
+LOOKS: Final = 6
+"""How often a lease is looked at while it lasts."""
+ABSENCE_SHARE: Final = 3
+"""Of the time between two looks at most this part of a lease (a third) counts. A worker renews its lease after a third,
+so whoever was paused together with it cannot come to a whole lease."""
+
+
+class Watch:
+    """The other workers of a store, as one of them sees them."""
+
+    def __init__(self, store: "Store", clock: Clock) -> None:
+        self.next_at = 0
+        """When to look again, in ticks."""
+        self._store = store
+        self._ticks = ticks_of(clock)
+        self._real = clock.ticks if isinstance(clock, StoreClock) else machine_ticks
+        """How time passes for this process. The ticks of a test's clock may leap while everything is awake."""
+        self._looked = (0, 0)
+        self._silent: dict[str, tuple[int, int]] = {}
+        """Of each worker the lease that was read, and for how many microseconds it has been the same."""
+
+    def look(self, me: str) -> list[str]:
+        """Look at the neighbours, mark leases that have lapsed, and return whose they are."""
+        ticks, real = self._ticks(), self._real()
+        passed, absent = ticks - self._looked[0], real - self._looked[1]
+        self._looked = ticks, real
+        silent: dict[str, tuple[int, int]] = {}
+        lapsed: list[str] = []
+        pauses: list[int] = []
+        for row in self._store.neighbours(me, NEIGHBOURS):
+            lease = microseconds(max(1.0, read_about(row).lease))
+            micros = self._silence_of(row, lease, passed, absent)
+            silent[row.id] = row.lease_until, micros
+            pauses.append(min(lease // LOOKS, max(0, lease - micros) + 1))
+            if micros > lease and self._store.lapse(row.id, row.lease_until):
+                lapsed.append(row.id)
+        self._silent = silent
+        self.next_at = ticks + min(pauses, default=0)
+        return lapsed
+
+    def _silence_of(self, row: "WorkerRow", lease: int, passed: int, absent: int) -> int:
+        until, micros = self._silent.get(row.id, (0, 0))
+        if until != row.lease_until or absent >= lease:
+            return 0
+        return micros + max(0, passed - max(0, absent - lease // ABSENCE_SHARE))
