@@ -191,9 +191,7 @@ class Machine:
         self.clock.advance(seconds)
         for app in self._apps:
             app.pump.nudge()
-        for _ in range(3):
-            await asyncio.sleep(0.002)
-            await self.rest()
+        await self.rest()
 
 
 def scenario(function: Callable[..., Awaitable[None]]) -> Callable[..., None]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from everstep.engine.clock import microseconds
+from everstep.engine.threads import off_the_loop
 from everstep.model.events import decode_body
 from everstep.model.ids import STEP_PREFIX
 from everstep.model.retention import Retention
@@ -130,7 +131,7 @@ async def _may_all_go(app: "Driving", family: Sequence[RunRow], until: int) -> b
     alive = {worker.id for worker in app.store.workers()}
     taken_over = [row for row in family if row.epoch > 0] if alive - {app.worker} else []
     for row in taken_over:
-        if alive & await asyncio.to_thread(overtaken_in, app.store, row):
+        if alive & await off_the_loop(overtaken_in, app.store, row):
             return False
     return True
 

@@ -1,6 +1,5 @@
 """Forgetting markers: those of ended runs, when nobody can need them any more."""
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -8,6 +7,7 @@ import msgspec
 from everstep.effects.atomic import in_transaction
 from everstep.effects.databases import Database, Transaction
 from everstep.engine.clock import microseconds
+from everstep.engine.threads import off_the_loop
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED
@@ -37,8 +37,8 @@ async def forget_markers(app: "Driving", database: Database[Any], older_than: fl
         crash_point("markers.forget.after")
         return count
 
-    runs = await asyncio.to_thread(in_transaction, database, app.store, listed)
-    return sum([await asyncio.to_thread(forgotten, run) for run in runs if _may_be_forgotten(app, run)])
+    runs = await off_the_loop(in_transaction, database, app.store, listed)
+    return sum([await off_the_loop(forgotten, run) for run in runs if _may_be_forgotten(app, run)])
 
 
 def _may_be_forgotten(app: "Driving", run: str) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 
 from everstep.engine.about import About, read_about
 from everstep.engine.clock import microseconds
+from everstep.engine.threads import off_the_loop
 from everstep.engine.workflow import DECLARED
 from everstep.errors import Misuse, StoreError
 from everstep.model.digests import digest_of
@@ -100,7 +101,7 @@ class Presence:
     async def _prolong(self) -> None:
         while True:
             try:
-                await asyncio.to_thread(self.renew, self._app.clock.now())
+                await off_the_loop(self.renew, self._app.clock.now())
             except StoreError as error:
                 log.error("The lease cannot be prolonged just now: %s", error)
             await asyncio.sleep(self._app.lease / 3)
@@ -127,7 +128,7 @@ class Presence:
         log.warning("Run %s does not match the code of %s here; it is left for another worker.", row.id, row.workflow)
         self.left[row.id] = None
         app.untakeable.add(row.id)
-        await asyncio.to_thread(self.renew, app.clock.now())
+        await off_the_loop(self.renew, app.clock.now())
         await app.committer.submit(Release(row.id, row.epoch, row.status))
         return True
 

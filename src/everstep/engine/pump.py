@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from everstep.engine.clock import microseconds
 from everstep.engine.resume import DEATHS_MAX, is_delayed, is_supported
+from everstep.engine.threads import off_the_loop
 from everstep.errors import StoreError
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow
@@ -65,6 +66,13 @@ class Pump:
     def _end_pause(self) -> None:
         if self._pausing is not None and not self._pausing.done():
             self._pausing.set_result(None)
+
+    def is_pausing(self) -> bool:
+        """Tell whether it has looked at everything that it was told of, and nothing it knows of is due."""
+        is_due = self._next_wake is not None and self.app.clock.now() >= self._next_wake
+        if self._task is None or self._task.done():
+            return True
+        return self._pausing is not None and not self._pausing.done() and not is_due
 
     def look_after(self) -> None:
         """There is something to look after from now on: do not sleep as if there were nothing."""
@@ -159,7 +167,7 @@ class Pump:
         lapsed = 0 < self._next_renewal <= at - microseconds(app.lease * 2 / 3)
         self._next_renewal = at + microseconds(app.lease / 3)
         self.renewed_at = at
-        if not await asyncio.to_thread(app.presence.renew, at):
+        if not await off_the_loop(app.presence.renew, at):
             log.warning("This worker was given up for dead; it lets go of its runs.")
             for driver in list(app.drivers.values()):
                 app.take_again(driver)

@@ -12,8 +12,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import thread as pools
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 Done = Callable[[Any, BaseException | None], None]
 
 
@@ -95,6 +96,30 @@ class Threads:
             one = self._ended.popleft()
             self._acting.discard(one)
             one.done(one.value, one.error)
+
+
+async def off_the_loop(function: Callable[..., T], *args: Any) -> T:
+    """Call a function of the engine's own on a thread, which is no pool's: what pools do may be a body's work."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if not future.done():
+            future.set_result(value) if error is None else future.set_exception(error)
+
+    def work() -> None:
+        outcome: tuple[Any, BaseException | None]
+        try:
+            outcome = function(*args), None
+        except BaseException as error:  # noqa: BLE001  # whatever it raises is raised to its caller
+            outcome = None, error
+        try:
+            loop.call_soon_threadsafe(settle, *outcome)
+        except RuntimeError:
+            pass  # the loop is closed: nothing waits any more
+
+    threading.Thread(target=work, name="everstep-own", daemon=True).start()
+    return await future
 
 
 def busy_in_pools() -> set[tuple[int, int]]:

@@ -11,6 +11,7 @@ import everstep.engine.whole  # noqa: F401  # a worker lives long: see there
 from everstep.engine.app import App
 from everstep.engine.clock import microseconds
 from everstep.engine.driver import Driver
+from everstep.engine.threads import off_the_loop
 from everstep.engine.webhooks import Webhook
 from everstep.errors import StoreError
 from everstep.stores.protocol import HoldRow, Store
@@ -95,7 +96,7 @@ class WorkerApp(App):
             if self._load() != said and self.worker and self.clock.now() >= self._say_at:
                 said, self._say_at = self._load(), self.clock.now() + microseconds(SAY_SECONDS)
                 try:
-                    await asyncio.to_thread(self.presence.renew, self.clock.now())
+                    await off_the_loop(self.presence.renew, self.clock.now())
                 except StoreError as error:
                     log.error("How busy this worker is cannot be said just now: %s", error)
             if self.committer.commits != commits:
