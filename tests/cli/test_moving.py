@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.conftest import Folder
 from tests.forked import Program
+from tests.waiting import open_sqlite
 
 APP = """
 import asyncio
@@ -105,7 +106,7 @@ def is_stopped(process: Program) -> bool:
 
 def counted(folder: Folder) -> list[str]:
     """Return what atomic steps have written to the store."""
-    connection = sqlite3.connect(folder.path / "everstep.db")
+    connection = open_sqlite(folder.path / "everstep.db")
     names = [name for (name,) in connection.execute("SELECT name FROM counted ORDER BY name")]
     connection.close()
     return names
@@ -319,7 +320,7 @@ def test_a_deletion_killed_anywhere_is_ended_by_the_next(shop: Folder, point: st
     assert is_sound(shop)  # also with a run of which a part is gone
     assert shop.everstep("gc", "--older-than", "0s").status == 0
     assert ids(shop) == []
-    connection = sqlite3.connect(shop.path / "everstep.db")
+    connection = open_sqlite(shop.path / "everstep.db")
     for table in ("runs", "events", "payloads", "deletions", "signals", "holds"):
         assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
     connection.close()

@@ -15,8 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-import apsw
-
 from everstep.errors import StoreUnusable
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import RunHistory, Violation, check, export_histories
@@ -25,6 +23,7 @@ from everstep.testing.ledger import Ledger
 from tests.crash.figures import FIGURES
 from tests.crash.nursery import KILLED, Nursery
 from tests.forked import Program
+from tests.waiting import open_raw
 
 T = TypeVar("T")
 
@@ -197,7 +196,7 @@ def entries_in(folder: Path) -> list[dict[str, Any]]:
                     shutil.copy(folder / file, copies)
             if not (Path(copies) / name).exists():
                 continue
-            connection = apsw.Connection(str(Path(copies) / name))
+            connection = open_raw(Path(copies) / name)
             if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'applied'").fetchall():
                 for effect, key, argument, at in connection.execute("SELECT * FROM applied"):
                     entry = {"effect": effect, "key": key, "arguments": argument, "digest": str(argument), "at": at}

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 from click.testing import CliRunner
 
@@ -21,6 +20,7 @@ from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import check, export_histories
 from tests.damage.chained import KEY, OTHER, booted
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import open_raw
 
 NOTES: list[str] = []
 
@@ -302,7 +302,7 @@ def test_the_environment_gives_keys_to_every_command(tmp_path: Path) -> None:
 async def test_every_bit_of_the_ends_of_a_keyed_history_counts(machine: Machine) -> None:
     """The first and the last event and the head: none of their bits can be flipped unnoticed."""
     await left(machine, KEY)
-    connection = apsw.Connection(str(machine.path))
+    connection = open_raw(machine.path)
     store = machine.open_store()
     store.chain = chain_keys(KEY)
     last = len(machine.events("r"))

@@ -4,12 +4,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 from everstep.errors import RunHeld
 from tests.damage.subject import NOTES, OPEN, File, copy_of, flip, wide
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import open_raw
 
 TEXT = 7
 """The highest bit of the first byte: the text is no longer one."""
@@ -34,7 +34,7 @@ SEND = "INSERT INTO signals (run, kind, name, id, value, at, state) VALUES (?, '
 
 def dump(machine: Machine) -> dict[str, list[Any]]:
     """Return everything in the file, texts as bytes, for they may be damaged."""
-    connection = apsw.Connection(str(machine.path))
+    connection = open_raw(machine.path)
     try:
         found: dict[str, list[Any]] = {}
         for table in ("runs", "events", "payloads", "signals", "followers"):

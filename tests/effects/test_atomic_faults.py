@@ -21,6 +21,7 @@ from everstep.model.markers import Marker
 from everstep.stores.sqlite.marked import MarkedTransaction
 from tests.effects.shops import Shop, Stop, Troubled, sqlite_error, store_rows
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import open_sqlite
 
 NOTES: list[int] = []
 BUSY, FULL, IO_ERROR_WRITE, IO_ERROR_FSYNC = 5, 13, 778, 1034
@@ -51,7 +52,7 @@ def selling_flow(database: Any, body: Callable[..., str] = sell, **options: Any)
 @scenario
 async def test_others_who_write_are_waited_for_and_that_is_no_attempt(machine: Machine) -> None:
     shop = Shop(machine.folder / "shop.db")
-    other = sqlite3.connect(shop.path, isolation_level=None)
+    other = open_sqlite(shop.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     app = await machine.boot()
     run = await app.start(selling_flow(shop.path), id="r")
@@ -68,7 +69,7 @@ async def test_others_who_write_are_waited_for_and_that_is_no_attempt(machine: M
 async def test_those_who_read_are_waited_for_by_the_commit(machine: Machine) -> None:
     """Without a write-ahead log a COMMIT has to wait for readers; the body does not run again for that."""
     shop = Shop(machine.folder / "shop.db")
-    reader = sqlite3.connect(shop.path, isolation_level=None)
+    reader = open_sqlite(shop.path, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM sales").fetchall()
     app = await machine.boot()
@@ -104,7 +105,7 @@ async def test_a_body_that_meets_a_lock_is_run_again_and_that_is_no_attempt(mach
 async def test_patience_ends_with_an_error_that_says_so(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic, "PATIENCE_SECONDS", 0.1)
     shop = Shop(machine.folder / "shop.db")
-    other = sqlite3.connect(shop.path, isolation_level=None)
+    other = open_sqlite(shop.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     app = await machine.boot()
     with pytest.raises(DatabaseFailed, match=r"shop\.db was locked by others"):

@@ -16,6 +16,7 @@ from everstep.errors import RunHeld
 from everstep.stores.protocol import HoldRow
 from tests.effects.shown import MARK, everything_shown, shown_to_programs
 from tests.engine.resume_helpers import Gate, Machine, declared, scenario
+from tests.waiting import open_sqlite
 
 GATES: list[Gate] = []
 BROKEN: list[str] = []
@@ -169,7 +170,7 @@ async def test_a_compensation_of_a_secret_step_that_fails_is_held_without_showin
 @scenario
 async def test_the_outcome_of_a_secret_atomic_step_is_never_shown(machine: Machine) -> None:
     where = machine.path.with_name("vault.db")
-    with sqlite3.connect(where) as connection:
+    with open_sqlite(where) as connection:
         connection.execute("CREATE TABLE tokens (token TEXT)")
 
     @everstep.transaction(where, name="keep", secret=True)

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import apsw
 import msgspec
 
 from everstep.engine.app import App
@@ -29,6 +28,7 @@ from everstep.stores.protocol import HoldRow, RunRow, Store
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.clock import FakeClock
 from tests import forked
+from tests.waiting import open_raw
 
 PATIENCE_SECONDS = 20.0
 
@@ -139,7 +139,7 @@ class Machine:
 
     def dump(self) -> dict[str, list[Any]]:
         """Return everything in the file, for tests that nothing was changed."""
-        connection = apsw.Connection(str(self.path))
+        connection = open_raw(self.path)
         try:
             tables = (
                 "runs",
@@ -159,9 +159,8 @@ class Machine:
 
     def sql(self, statement: str, *parameters: Any) -> None:
         """Change the file behind everybody's back."""
-        connection = apsw.Connection(str(self.path))
+        connection = open_raw(self.path)
         try:
-            connection.set_busy_timeout(5000)
             connection.execute(statement, parameters)
         finally:
             connection.close()
