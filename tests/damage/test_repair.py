@@ -261,7 +261,7 @@ async def test_a_run_without_a_good_first_event_cannot_be_repaired_but_restarted
         await worker.resolve("s", "repair")
     assert machine.dump()["events"] == before["events"]
     with pytest.raises(RunHeld):
-        await (await worker.start(shop.shop, "x", id="s")).result(timeout=5)
+        await (await worker.start(shop.shop, "x", id="s")).result(timeout=60)
     run = await worker.start(shop.shop, "x", id="s", on_existing="restart")
     await machine.until(lambda: "signal_awaited" in machine.kinds("s"))
     assert machine.row("s").generation == 2

@@ -28,9 +28,9 @@ from everstep.stores.protocol import HoldRow, RunRow, Store
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.clock import FakeClock
 from tests import forked
-from tests.waiting import open_raw
+from tests.waiting import DEADLINE_SECONDS, open_raw
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = DEADLINE_SECONDS
 
 
 class Machine:
@@ -268,7 +268,7 @@ class Program:
         self.process.kill()
         self.end()
 
-    def end(self, seconds: float = 30.0) -> tuple[int, str, str]:
+    def end(self, seconds: float = DEADLINE_SECONDS) -> tuple[int, str, str]:
         """Wait for its end; return its exit status and what it said."""
         try:
             out, err = self.process.communicate(timeout=seconds)

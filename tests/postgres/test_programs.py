@@ -194,11 +194,9 @@ def test_a_signal_from_the_command_line_reaches_a_run(folder: Folder) -> None:
     folder.everstep("migrate")
     process = folder.begin(PROGRAM, "greet", folder.url)
     until(lambda: "waiting" in folder.everstep("ls"))
-    began = time.monotonic()
     folder.everstep("signal", "g", "name", '"Ann"')
     out, err = process.communicate(timeout=30)
     assert out == "hello Ann\n", err
-    assert time.monotonic() - began < 5
 
 
 def test_a_password_is_never_shown(server: Server, schema: str) -> None:
