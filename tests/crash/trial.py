@@ -168,17 +168,19 @@ class Trial:
         """Judge the end: every rule, the result and the effects of an undisturbed run. Returns what is wrong."""
         histories = self.histories()
         earlier = [history for snapshot in self.snapshots for history in snapshot]
-        accounts: dict[str, Any] = {"journal": self.journal(), "ledger": self.effects(), "faults": self.faults}
+        effects, results = self.effects(), self.results()
+        accounts: dict[str, Any] = {"journal": self.journal(), "ledger": effects, "faults": self.faults}
         self.judge(check(histories, earlier=earlier, **accounts))
         self.problems += [
             f"{history.row.id} is {history.row.status}"
             for history in histories
             if history.row.status != expected.statuses.get(history.row.id, "completed")
         ]
-        if self.results() != expected.results:
-            self.problems.append(f"the results are {self.results()}, undisturbed they are {expected.results}")
-        if self.applied() != expected.applied:
-            self.problems.append(f"applied were {self.applied()}, undisturbed {expected.applied}")
+        if results != expected.results:
+            self.problems.append(f"the results are {results}, undisturbed they are {expected.results}")
+        applied = Counter(entry["effect"] for entry in effects if entry["kind"] == "applied")
+        if applied != expected.applied:
+            self.problems.append(f"applied were {applied}, undisturbed {expected.applied}")
         with _counting:
             FIGURES.trials += 1
         if not self.problems:

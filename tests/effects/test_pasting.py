@@ -109,7 +109,7 @@ def killed_inside(desk: Desk, place: str, workflow: str) -> int:
     return process.pid
 
 
-def wait_for_end(desk: Desk, seconds: float = 30.0) -> tuple[str, Any]:
+def wait_for_end(desk: Desk, seconds: float = 60.0) -> tuple[str, Any]:
     until = time.monotonic() + seconds
     while (row := desk.row())[0] not in ("completed", "failed", "cancelled"):
         assert time.monotonic() < until, row
@@ -241,7 +241,7 @@ def held_again(desk: Desk, command: str) -> None:
     before = {one["id"] for one in json.loads(desk.look("holds", "--json"))}
     with Worker(desk):
         desk.shell(command)
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while {one["id"] for one in json.loads(desk.look("holds", "--json"))} in (before, set()):
             assert time.monotonic() < until
             time.sleep(0.1)
@@ -348,7 +348,7 @@ def test_after_a_restore_the_question_comes_with_commands_that_end_the_run(tmp_p
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while "timer_started" not in desk.shell("everstep history m-1 --json || true"):
         assert time.monotonic() < until
         time.sleep(0.1)

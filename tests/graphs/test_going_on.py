@@ -62,7 +62,7 @@ def line(graph: str, *names: str) -> everstep.Graph[Words]:
 
 
 def until(is_so: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)
