@@ -163,3 +163,18 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
+
+
+def stop_between_transactions(folder: Folder, process: Program) -> None:
+    """Stop a process that has the file's lock at no time: with it, everybody would wait for that process."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        connection = sqlite3.connect(folder.path / "everstep.db", timeout=0.3, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError:
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.05)
+        finally:
+            connection.close()

@@ -2,14 +2,13 @@
 
 import json
 import signal
-import sqlite3
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Folder
+from tests.cli.conftest import Folder, stop_between_transactions
 from tests.forked import Program
 from tests.waiting import open_sqlite
 
@@ -82,21 +81,6 @@ def leave_waiting(shop: Folder, run: str, *more: str) -> None:
 
 def ids(folder: Folder, *words: str) -> list[str]:
     return [row["id"] for row in folder.json("ls", *words)]
-
-
-def stop_between_transactions(folder: Folder, process: Program) -> None:
-    """Stop a process that has the file's lock at no time: with it, everybody would wait for that process."""
-    while True:
-        process.send_signal(signal.SIGSTOP)
-        connection = sqlite3.connect(folder.path / "everstep.db", timeout=0.3, isolation_level=None)
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            return
-        except sqlite3.OperationalError:
-            process.send_signal(signal.SIGCONT)
-            time.sleep(0.05)
-        finally:
-            connection.close()
 
 
 def is_stopped(process: Program) -> bool:
