@@ -6,8 +6,13 @@ VENV_BENCH ?= .venv-bench
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 6
 BENCH_ARGS ?=
+COUNT ?= 10
 
 BIN := $(VENV)/bin
+PYTEST_OPTIONS = -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q $(PYTEST_OPTIONS)
+QUICK_WITHOUT = $(addprefix --ignore=tests/,engine/test_typing.py $(addprefix effects/,test_pasting.py test_files.py \
+	test_once_kills.py test_atomic_kills.py test_key_kills.py test_key_races.py test_witnesses.py))
 SAY := @printf '== %s\n'
 
 # Interpreters for `test-all`: the newest 3.11, 3.12, … that pyenv has; without pyenv just $(PYTHON).
@@ -29,7 +34,8 @@ define build_venv
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test pytest check format docs bench bench-sqlite bench-postgres bench-savers soak test-all clean
+.PHONY: help setup demo test quick pytest check style types format docs bench bench-sqlite bench-postgres bench-savers
+.PHONY: flakes soak test-all clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,20 +50,30 @@ $(VENV)/.finished: pyproject.toml constraints.txt
 demo: setup ## see a program survive being killed
 	@$(BIN)/everstep demo
 
-test: check pytest ## everything that must hold before a change is merged
+# The types are checked beside the tests: one takes one core, and the other waits now and then.
+test: style ## everything that must hold before a change is merged
+	@$(MAKE) --no-print-directory -j2 types pytest
+
+quick: style ## what needs no other process and no server: a minute, while you write
+	$(SAY) "tests without processes"
+	@$(PYTEST) tests/house tests/codec tests/lint tests/engine tests/effects $(QUICK_WITHOUT) $(PYTEST_ARGS)
 
 # The tests alone. They start hundreds of processes, so the sources are compiled ahead; and what pytest makes of the tests
 # is kept, also where the environment tells Python to write no bytecode: each of its processes reads all of them.
 pytest: setup
 	$(SAY) "tests, $$($(BIN)/python --version)"
 	@$(BIN)/python -m compileall -q src
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(PYTEST) $(PYTEST_ARGS)
 
-check: setup ## formatting, lint, types
+check: style types ## formatting, lint, types
+
+style: setup
 	$(SAY) "format"
 	@$(BIN)/ruff format --quiet --check . || { echo "run: make format" >&2; exit 1; }
 	$(SAY) "lint"
 	@$(BIN)/ruff check --quiet .
+
+types: setup
 	$(SAY) "types"
 	@$(BIN)/mypy --no-error-summary
 
@@ -86,6 +102,11 @@ $(BENCHES): $(VENV_BENCH)/.finished # each of them alone
 $(VENV_BENCH)/.finished: pyproject.toml constraints-bench.txt
 	$(SAY) "setting up $(VENV_BENCH)"
 	$(call build_venv,$(VENV_BENCH),constraints-bench.txt,bench)
+
+flakes: setup ## the whole suite again and again (COUNT=10), beside busy programs with BURN=1: finds what fails now and then
+	$(SAY) "flakes"
+	@$(BIN)/python -m compileall -q src
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python tests/flakes.py --count=$(COUNT) $(if $(BURN),--burn) $(PYTEST_OPTIONS) $(PYTEST_ARGS)
 
 soak: setup ## the long fault tests (hours)
 	$(SAY) "soak"

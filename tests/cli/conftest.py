@@ -20,6 +20,7 @@ from everstep.cli import main
 from everstep.engine.workflow import DECLARED
 from tests import forked
 from tests.forked import Program
+from tests.waiting import open_sqlite
 
 PATIENCE_SECONDS = 30.0
 INSTRUCTIONS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -105,7 +106,7 @@ class Folder:
         """Return a run's status and owner, as the table has them."""
         if not (self.path / "everstep.db").exists():
             return "", None
-        connection = sqlite3.connect(self.path / "everstep.db", timeout=20)
+        connection = open_sqlite(self.path / "everstep.db")
         try:
             rows = connection.execute("SELECT status, owner FROM runs WHERE id = ?", (run,)).fetchall()
         except sqlite3.OperationalError:  # the tables are being made
@@ -116,7 +117,7 @@ class Folder:
 
     def count(self, statement: str) -> int:
         """Ask the store for a number, past the product."""
-        connection = sqlite3.connect(self.path / "everstep.db", timeout=20)
+        connection = open_sqlite(self.path / "everstep.db")
         try:
             return int(connection.execute(statement).fetchone()[0])
         finally:
@@ -124,7 +125,7 @@ class Folder:
 
     def change(self, statement: str, *values: Any) -> None:
         """Change the store behind everybody's back."""
-        connection = sqlite3.connect(self.path / "everstep.db")
+        connection = open_sqlite(self.path / "everstep.db")
         with connection:
             connection.execute(statement, values)
         connection.close()
@@ -162,3 +163,18 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
+
+
+def stop_between_transactions(folder: Folder, process: Program) -> None:
+    """Stop a process that has the file's lock at no time: with it, everybody would wait for that process."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        connection = sqlite3.connect(folder.path / "everstep.db", timeout=0.3, isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError:
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.05)
+        finally:
+            connection.close()

@@ -1,13 +1,13 @@
 """`ls`, `show` and `history`; stores that are missing, foreign or newer; and text that must not reach the terminal."""
 
 import os
-import sqlite3
 import time
 
 import pytest
 
 from everstep.stores.sqlite import SqliteStore
 from tests.cli.conftest import INSTRUCTIONS, Folder
+from tests.waiting import open_sqlite
 
 
 def test_ls_lists_runs_and_filters_them(folder: Folder) -> None:
@@ -162,7 +162,7 @@ def test_a_file_that_is_no_store_is_left_alone(folder: Folder) -> None:
     done = folder.everstep("ls", "--url", "text.db")
     assert done.status == 2
     assert "is not a store" in done.err
-    connection = sqlite3.connect(folder.path / "other.db")
+    connection = open_sqlite(folder.path / "other.db")
     connection.execute("CREATE TABLE mine (x)")
     connection.commit()
     connection.close()

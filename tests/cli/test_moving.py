@@ -2,15 +2,15 @@
 
 import json
 import signal
-import sqlite3
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Folder
+from tests.cli.conftest import Folder, stop_between_transactions
 from tests.forked import Program
+from tests.waiting import open_sqlite
 
 APP = """
 import asyncio
@@ -83,21 +83,6 @@ def ids(folder: Folder, *words: str) -> list[str]:
     return [row["id"] for row in folder.json("ls", *words)]
 
 
-def stop_between_transactions(folder: Folder, process: Program) -> None:
-    """Stop a process that has the file's lock at no time: with it, everybody would wait for that process."""
-    while True:
-        process.send_signal(signal.SIGSTOP)
-        connection = sqlite3.connect(folder.path / "everstep.db", timeout=0.3, isolation_level=None)
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            return
-        except sqlite3.OperationalError:
-            process.send_signal(signal.SIGCONT)
-            time.sleep(0.05)
-        finally:
-            connection.close()
-
-
 def is_stopped(process: Program) -> bool:
     """Tell whether a process has stopped itself."""
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
@@ -105,7 +90,7 @@ def is_stopped(process: Program) -> bool:
 
 def counted(folder: Folder) -> list[str]:
     """Return what atomic steps have written to the store."""
-    connection = sqlite3.connect(folder.path / "everstep.db")
+    connection = open_sqlite(folder.path / "everstep.db")
     names = [name for (name,) in connection.execute("SELECT name FROM counted ORDER BY name")]
     connection.close()
     return names
@@ -319,7 +304,7 @@ def test_a_deletion_killed_anywhere_is_ended_by_the_next(shop: Folder, point: st
     assert is_sound(shop)  # also with a run of which a part is gone
     assert shop.everstep("gc", "--older-than", "0s").status == 0
     assert ids(shop) == []
-    connection = sqlite3.connect(shop.path / "everstep.db")
+    connection = open_sqlite(shop.path / "everstep.db")
     for table in ("runs", "events", "payloads", "deletions", "signals", "holds"):
         assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
     connection.close()

@@ -1,12 +1,11 @@
 """Two releases of a workflow side by side: each worker continues what is its own, and nothing is held in between."""
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Folder
+from tests.cli.conftest import Folder, stop_between_transactions
 
 CODE = """
 import everstep
@@ -82,8 +81,7 @@ def test_a_run_that_was_left_for_a_worker_which_then_dies_is_held(releases: Fold
     old = releases.begin("worker", "old/reports.py")
     releases.begin("worker", "new/reports.py")
     served(releases, 2)
-    time.sleep(1.0)  # so that it is not stopped in the middle of a write, which would stop all others
-    old.send_signal(signal.SIGSTOP)
+    stop_between_transactions(releases, old)
     go(releases, "r")
     releases.wait_for(lambda: [one for one in releases.json("worker", "ls") if one["left"]])
     assert status(releases, "r") == {"waiting"}

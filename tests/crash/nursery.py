@@ -63,10 +63,9 @@ def become(asked: bytes) -> NoReturn:
 
 def arm_crash_points() -> None:
     """Arm as the environment says. It is read at import, which is over, so every module gets the new function."""
-    unarmed, armed = crash_points.crash_point, crash_points.armed_by(os.environ)
-    for module in list(sys.modules.values()):
-        if getattr(module, "crash_point", None) is unarmed:
-            vars(module)["crash_point"] = armed
+    armed = crash_points.armed_by(os.environ)
+    for module in passing:
+        module.crash_point = armed  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":
@@ -84,6 +83,9 @@ if __name__ == "__main__":
     from everstep.model import crash_points
 
     load_all()
+    # Known ahead: a child that looked at all modules would make a copy of much of its memory.
+    unarmed = crash_points.crash_point
+    passing = [one for one in sys.modules.values() if getattr(one, "crash_point", None) is unarmed]
     gc.collect()
     gc.freeze()
     nursery.serve(sys.argv[1], become)

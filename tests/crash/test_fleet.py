@@ -40,7 +40,7 @@ def wait_for_all(trial: Trial, processes: list[Program], fine: tuple[int, ...] =
 
 def wait_until_begun(trial: Trial, process: Program) -> None:
     """Wait until a process has asked for its first run."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while all(line["pid"] != process.pid for line in trial.journal()) and time.monotonic() < until:
         time.sleep(0.01)
 

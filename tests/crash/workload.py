@@ -289,6 +289,7 @@ def damage_checkpoints(path: str, count: int) -> None:
     """Garble the newest checkpoints of the loop, behind everybody's back."""
     if os.path.exists(path):
         connection = apsw.Connection(path)
+        connection.set_busy_timeout(60_000)
         try:
             connection.execute(
                 "UPDATE checkpoints SET state = CAST(state || x'00' AS BLOB) WHERE run = 'loop-1' AND seq IN "

@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import apsw
-
 import everstep
 from everstep import Budget, Done, Retry, Unknown, step, witness, workflow
 from everstep.model.events import BODIES
 from everstep.stores.sqlite import SqliteStore
 from tests.engine.resume_helpers import Machine
+from tests.waiting import open_raw
 
 NOTES: list[str] = []
 """What bodies of steps did: an account that is not the engine's."""
@@ -230,7 +229,7 @@ class File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.raw = apsw.Connection(str(path))
+        self.raw = open_raw(path)
         self.raw.execute("PRAGMA synchronous = OFF")
         self.store = SqliteStore(path, durability="process")
 

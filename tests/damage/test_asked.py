@@ -12,6 +12,7 @@ from everstep.errors import Damaged
 from everstep.model.events import BODIES
 from tests.damage.subject import bits_of, flip
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import open_raw
 
 KINDS = {kind for kind in BODIES if kind.startswith(("approval_", "graph_"))}
 
@@ -58,7 +59,7 @@ async def test_a_flipped_bit_of_an_approval_or_a_graph_is_found(machine: Machine
     await machine.stop(app)
 
     store = machine.open_store()
-    raw = apsw.Connection(store.path)
+    raw = open_raw(store.path)
     seen = set()
     for run in ("asked", "drawn"):
         verify_whole(store, run)

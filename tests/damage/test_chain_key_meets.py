@@ -1,7 +1,6 @@
 """Chain keys with checkpoints, repairs, keys of actions and markers: nothing that a history takes in can be forged."""
 
 import asyncio
-import sqlite3
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from everstep.model.markers import open_outcome, seal_outcome
 from everstep.testing.checker import check, export_histories
 from tests.damage.chained import KEY, OTHER, booted
 from tests.engine.resume_helpers import Gate, Machine, scenario
+from tests.waiting import open_sqlite
 
 NOTES: list[str] = []
 GATES: dict[str, Gate] = {}
@@ -66,7 +66,7 @@ async def test_a_run_with_a_key_goes_on_from_its_checkpoint(machine: Machine) ->
     assert past.checkpoint is not None
     assert past.damaged == []
     await worker.signal("r", "go", 9)
-    assert await worker.get("r").result(timeout=5) == 10
+    assert await worker.get("r").result(timeout=60) == 10
     assert NOTES == []
     assert (await worker.get("r").verify()).sound
     assert check(export_histories(worker.store)) == []
@@ -84,7 +84,7 @@ async def test_a_forged_checkpoint_is_passed_over(machine: Machine) -> None:
     machine.sql("UPDATE checkpoints SET state = ?, digest = ? WHERE run = 'r' AND seq = ?", state, forged, row.seq)
     worker = await booted(machine, KEY, recover=True)
     await worker.signal("r", "go", 9)
-    assert await worker.get("r").result(timeout=5) == 10
+    assert await worker.get("r").result(timeout=60) == 10
     assert "checkpoint_damaged" in machine.kinds("r")
 
 
@@ -106,7 +106,7 @@ async def test_a_forged_checkpoint_with_a_forged_event_holds_the_run(machine: Ma
     assert machine.hold("r").reason == "damaged"
     assert NOTES == []
     await worker.repair("r", note="forged")
-    assert await worker.get("r").result(timeout=5) == 10, "what is after the last good event is done again"
+    assert await worker.get("r").result(timeout=60) == 10, "what is after the last good event is done again"
 
 
 @scenario
@@ -150,7 +150,7 @@ async def test_an_outcome_under_a_key_is_shared_by_whoever_has_the_chain_key(mac
     await machine.until(lambda: "key_taken" in machine.kinds("b"))
     other.store.effect = really  # type: ignore[method-assign]
     GATES["a"].opened.set()
-    assert [await run.result(timeout=5) for run in (first, second)] == ["paid by a", "paid by a"]
+    assert [await run.result(timeout=60) for run in (first, second)] == ["paid by a", "paid by a"]
     assert NOTES == ["a"]
     assert check(export_histories(app.store)) == []
     row = machine.store.effect("invoice:7")
@@ -240,7 +240,7 @@ async def test_a_marker_is_adopted_with_the_key_and_a_forged_one_is_not(machine:
     path = machine.folder / "shop.db" if where == "file" else machine.path
     flow = selling_flow(path if where == "file" else STORE)
     await forgotten(machine, flow, KEY)
-    connection = sqlite3.connect(path)
+    connection = open_sqlite(path)
     (kept,) = connection.execute("SELECT outcome FROM everstep_markers").fetchone()
     (key,) = connection.execute("SELECT key FROM everstep_markers").fetchone()
     for forged in (
@@ -259,7 +259,7 @@ async def test_a_marker_is_adopted_with_the_key_and_a_forged_one_is_not(machine:
         connection.execute("UPDATE everstep_markers SET outcome = ?", (kept,))
     connection.close()
     await worker.resolve("r", "probe")
-    assert await worker.get("r").result(timeout=5) == "sold lamp"
+    assert await worker.get("r").result(timeout=60) == "sold lamp"
     assert NOTES == ["lamp"]
     assert check(export_histories(worker.store)) == []
 

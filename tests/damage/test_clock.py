@@ -20,6 +20,7 @@ from everstep.testing.clock import FakeClock
 from everstep.testing.ledger import Ledger, Mode
 from tests import forked
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import DEADLINE_SECONDS, wait_until
 
 PROGRAM = Path(__file__).with_name("clocked.py")
 YEAR = 365 * 86400 * 1_000_000
@@ -45,13 +46,12 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
         yield ledger
 
 
-def life(folder: Path, book: Ledger, shift: int, at: str = "") -> tuple[int, float, str]:
-    """Let a process with a clock of its own go on with the run; return its exit status and how long it took."""
+def life(folder: Path, book: Ledger, shift: int, at: str = "") -> tuple[int, str]:
+    """Let a process with a clock of its own go on with the run, and return its exit status. A lost timer never ends."""
     environment = {**os.environ, **({"EVERSTEP_CRASH_AT": at} if at else {})}
     command = [sys.executable, str(PROGRAM), str(folder), book.url, str(book.folder / "ledger.jsonl"), str(shift)]
-    began = time.monotonic()
-    done = forked.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    return done.returncode, time.monotonic() - began, done.stderr
+    done = forked.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    return done.returncode, done.stderr
 
 
 def kinds_in(path: Path) -> list[str]:
@@ -75,11 +75,9 @@ def trial(folder: Path, ledger: Ledger, seed: int) -> list[str]:
         shift = chance.choice(SHIFTS)
         shifts.append(shift // 1_000_000)
         at = f"{chance.choice(POINTS)}:{chance.randint(1, 9)}" if kill else ""
-        status, seconds, error = life(folder, book, shift, at)
+        status, error = life(folder, book, shift, at)
         if status not in ((0, -signal.SIGKILL) if kill else (0,)):
             problems.append(f"it ended with {status}: {error[-800:]}")
-        if not kill and seconds > 35:
-            problems.append(f"it took {seconds:.0f} s: a timer was lost")
     store = SqliteStore(folder / "runs.db")
     histories = export_histories(store)
     store.close()
@@ -100,7 +98,7 @@ def trial(folder: Path, ledger: Ledger, seed: int) -> list[str]:
 def test_whatever_the_clocks_of_its_processes_say_a_run_has_the_same_result(tmp_path: Path, ledger: Ledger) -> None:
     undisturbed = ledger.book("clock-undisturbed")
     (tmp_path / "undisturbed").mkdir()
-    status, _, error = life(tmp_path / "undisturbed", undisturbed, 0)
+    status, error = life(tmp_path / "undisturbed", undisturbed, 0)
     assert status == 0, error
     EXPECTED[:] = [one for one in json.loads((tmp_path / "undisturbed" / "result").read_text()) if one != "waited"]
     with ThreadPoolExecutor(2) as pool:
@@ -117,21 +115,16 @@ def test_while_no_process_runs_the_clock_is_set_and_a_timer_waits_for_no_more_th
     """A process is killed while its run sleeps five seconds; the next one has another clock."""
     book = ledger.book(f"sleeper{shift}")
     command = [sys.executable, str(PROGRAM), str(tmp_path), book.url, str(book.folder / "ledger.jsonl")]
-    began = time.monotonic()
     first = forked.Program([*command, "0", "sleeper"])
-    while "timer_started" not in kinds_in(tmp_path / "runs.db"):
-        assert first.poll() is None
-        assert time.monotonic() < began + 30
-        time.sleep(0.01)
+    wait_until(lambda: "timer_started" in kinds_in(tmp_path / "runs.db") or first.poll() is not None)
+    assert first.poll() is None
     slept = time.monotonic()
     time.sleep(2.5)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    going_on = time.monotonic()
-    assert forked.run([*command, str(shift), "sleeper"], timeout=60).returncode == 0
-    took = time.monotonic() - going_on
+    # A jump of the clock that was waited for would take an hour, or years.
+    assert forked.run([*command, str(shift), "sleeper"], timeout=DEADLINE_SECONDS).returncode == 0
     assert json.loads((tmp_path / "result").read_text()) == "awake"
-    assert took < 15, "the jump of the clock was waited for"
     if shift < 0:
         assert time.monotonic() - slept > 5, "it woke up early"
     assert [entry["effect"] for entry in book.entries() if entry["kind"] == "applied"] == ["note"]

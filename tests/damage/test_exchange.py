@@ -22,6 +22,7 @@ from everstep.stores.beside import ENTRY_COLUMNS
 from tests.damage.chained import KEY, OTHER, booted
 from tests.damage.subject import bits_of, flip
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import open_raw
 
 ANSWER_COLUMNS = ("run", "number", "generation", "seq")
 INTEGER_BITS = (0, 1, 2, 7, 8, 31, 32, 62, 63)
@@ -96,8 +97,7 @@ async def test_a_flipped_bit_in_a_stream_is_found_and_never_read(machine: Machin
     right = read_now(app)
     assert len(right) == 5
     assert is_sound(app)
-    raw, count = apsw.Connection(str(machine.path)), 0
-    raw.set_busy_timeout(5000)
+    raw, count = open_raw(machine.path), 0
     for position in range(1, 6):
         for column in ENTRY_COLUMNS:
             where = f"run = 'r' AND position = {position}"
@@ -125,8 +125,7 @@ async def test_missing_swapped_and_foreign_entries_are_found(machine: Machine) -
     await app.start(talk, id="other")
     await machine.rest(app)
     right = read_now(app)
-    raw = apsw.Connection(str(machine.path))
-    raw.set_busy_timeout(5000)
+    raw = open_raw(machine.path)
     columns = ", ".join(name for name in ENTRY_COLUMNS if name not in ("run", "position"))
     damages = [f"DELETE FROM streams WHERE run = 'r' AND position = {n}" for n in range(1, 6)]
     damages += [f"DELETE FROM streams WHERE run = 'r' AND position >= {n}" for n in range(1, 6)]
@@ -158,8 +157,7 @@ async def test_missing_swapped_and_foreign_entries_are_found(machine: Machine) -
 @scenario
 async def test_a_damaged_table_of_answers_gives_no_wrong_answer(machine: Machine) -> None:
     app = await talked(machine)
-    raw, count = apsw.Connection(str(machine.path)), 0
-    raw.set_busy_timeout(5000)
+    raw, count = open_raw(machine.path), 0
     for number in (1, 2):
         for column in ANSWER_COLUMNS:
             where = f"run = 'r' AND number = {number}"
@@ -180,8 +178,7 @@ async def test_a_damaged_table_of_answers_gives_no_wrong_answer(machine: Machine
 async def test_with_a_chain_key_nobody_can_forge_an_entry_or_an_answer(machine: Machine) -> None:
     app = await talked(machine, KEY)
     right = read_now(app)
-    raw = apsw.Connection(str(machine.path))
-    raw.set_busy_timeout(5000)
+    raw = open_raw(machine.path)
     digest = stream_start("r", 1, "tokens")
     for row in app.store.stream("r", 1, "tokens"):
         value = b'r["forged"]' if row.position == 2 else row.value

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import apsw
 import pytest
 
 import everstep
@@ -11,6 +10,7 @@ from everstep.errors import RunCancelled
 from everstep.stores.protocol import Post, child_value
 from tests.damage.subject import flip
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import open_raw
 
 
 @step(effect="read")
@@ -45,7 +45,7 @@ async def left_with_an_end_in_the_inbox(machine: Machine) -> int:
 
 
 def value_of(machine: Machine, number: int) -> bytes:
-    connection = apsw.Connection(str(machine.path))
+    connection = open_raw(machine.path)
     try:
         ((value,),) = connection.execute("SELECT value FROM signals WHERE number = ?", (number,))
         return bytes(value)

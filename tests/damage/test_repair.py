@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import apsw
 import msgspec
 import pytest
 
@@ -17,6 +16,7 @@ from tests.damage.shop import APPLIED, EXPECTED, RESULT, answer_for, counts
 from tests.damage.subject import DONE, FAILED, OPEN, File, copy_of, flip
 from tests.damage.test_sweep import ROW_COLUMNS
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import open_raw
 
 EVENTS = 19
 
@@ -261,7 +261,7 @@ async def test_a_run_without_a_good_first_event_cannot_be_repaired_but_restarted
         await worker.resolve("s", "repair")
     assert machine.dump()["events"] == before["events"]
     with pytest.raises(RunHeld):
-        await (await worker.start(shop.shop, "x", id="s")).result(timeout=5)
+        await (await worker.start(shop.shop, "x", id="s")).result(timeout=60)
     run = await worker.start(shop.shop, "x", id="s", on_existing="restart")
     await machine.until(lambda: "signal_awaited" in machine.kinds("s"))
     assert machine.row("s").generation == 2
@@ -291,7 +291,7 @@ async def test_a_damaged_payload_is_archived_and_its_step_done_again(machine: Ma
 async def test_the_archive_has_the_whole_row_of_the_run_as_it_was(machine: Machine) -> None:
     await prepared(machine)
     machine.sql("UPDATE runs SET workflow = CAST(x'ff00' AS TEXT), status = 'queued' WHERE id = 's'")
-    connection = apsw.Connection(str(machine.path))
+    connection = open_raw(machine.path)
     columns = [row[1] for row in connection.execute("PRAGMA table_info(runs)")]
     connection.close()
     app = await machine.boot()

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 from click.testing import CliRunner
 
 from everstep.cli import main
 from tests import forked
 from tests.damage.subject import OPEN, File, copy_of, flip
+from tests.waiting import open_raw
 
 POINTS = ("store.commit.before:1", "store.commit.written:1", "store.commit.after:1")
 
@@ -42,7 +42,7 @@ def damaged(original: Path, tmp_path: Path) -> Path:
 
 def rows(path: Path) -> tuple[list[Any], list[Any], int]:
     """Return the run's events, what is archived of it, and its epoch."""
-    connection = apsw.Connection(str(path))
+    connection = open_raw(path)
     try:
         events = connection.execute("SELECT seq, kind, body FROM events WHERE run = ? ORDER BY seq", (OPEN,)).fetchall()
         archived = connection.execute("SELECT what, seq FROM archive WHERE run = ?", (OPEN,)).fetchall()

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 from everstep.model.events import decode_body
@@ -17,6 +16,7 @@ from everstep.stores.sqlite import SqliteStore
 from everstep.testing.ledger import Ledger, Mode
 from tests import forked
 from tests.forked import Program
+from tests.waiting import open_raw
 
 PROGRAM = Path(__file__).with_name("restoring.py")
 EFFECTS = 56
@@ -72,8 +72,7 @@ class Place:
 
     def back_up(self) -> None:
         """Copy the store while it is in use, as an operator does."""
-        connection = apsw.Connection(str(self.path))
-        connection.set_busy_timeout(10_000)
+        connection = open_raw(self.path)
         connection.execute("VACUUM INTO ?", (str(self.folder / "backup.db"),))
         connection.close()
 

@@ -82,7 +82,7 @@ async def test_what_was_done_before_the_backup_is_known_and_what_comes_is_asked_
     ANSWERS.append(Done("traded long ago"))
     worker = await machine.worker()
     await worker.signal("r", "go", "x")
-    assert await worker.get("r").result(timeout=5) == ["traded 0", "traded 1", "x", "traded long ago"]
+    assert await worker.get("r").result(timeout=60) == ["traded 0", "traded 1", "x", "traded long ago"]
     assert counts() == {"trade": 2}
     assert len(ASKED) == 1
     (completed,) = [body for body in machine.bodies("r", "step_completed") if body.adopted]
@@ -95,7 +95,7 @@ async def test_a_probe_that_says_not_done_lets_the_step_run_with_the_same_key(ma
     await left(machine, trading, 0)
     worker = await machine.worker()
     await worker.signal("r", "go", "x")
-    assert await worker.get("r").result(timeout=5) == ["x", "traded 0"]
+    assert await worker.get("r").result(timeout=60) == ["x", "traded 0"]
     assert [key for _, key in APPLIED] == ASKED
 
 
@@ -113,7 +113,7 @@ async def test_a_step_that_waited_for_its_next_attempt_is_asked_about_first(mach
     worker = await machine.worker()
     await machine.advance(11)
     await worker.signal("r", "go", "x")
-    assert (await worker.get("r").result(timeout=5))[0] == "traded in the lost time"
+    assert (await worker.get("r").result(timeout=60))[0] == "traded in the lost time"
     assert counts()["trade"] == 2, "the failed attempt, and the last step"
 
 
@@ -128,7 +128,7 @@ async def test_an_attempt_that_fails_after_it_was_asked_about_is_retried_without
     await machine.until(lambda: "attempt_failed" in machine.kinds("r"))
     await machine.rest(worker)
     await machine.advance(11)
-    assert await worker.get("r").result(timeout=5) == ["x", "traded 0"]
+    assert await worker.get("r").result(timeout=60) == ["x", "traded 0"]
     assert (len(ASKED), counts()["trade"]) == (1, 2)
 
 
@@ -146,7 +146,7 @@ async def test_several_at_once_make_one_question_and_one_acceptance(machine: Mac
     with pytest.raises(RunHeld, match="after the backup"):
         await worker.get("r").result()
     await worker.resolve("r", "accept", by="ann")
-    assert await worker.get("r").result(timeout=5) == ["posted 0", "posted 1", "posted 2"]
+    assert await worker.get("r").result(timeout=60) == ["posted 0", "posted 1", "posted 2"]
     assert machine.kinds("r").count("run_held") == 1
     assert counts() == {"post": 3}
     assert (await worker.get("r").verify()).sound
@@ -161,7 +161,7 @@ async def test_a_child_that_may_have_been_started_before_asks_as_well(machine: M
     assert machine.hold("r.2").reason == "restored"
     assert counts() == {}
     await worker.resolve("r.2", "done", value="posted long ago")
-    assert await worker.get("r").result(timeout=5) == "posted long ago"
+    assert await worker.get("r").result(timeout=60) == "posted long ago"
     assert counts() == {}
 
 
@@ -181,7 +181,7 @@ async def test_a_child_has_the_keys_that_it_had_in_the_time_that_is_lost(machine
             other.path.write_bytes(copy)
         app = await other.worker()
         await app.signal("r", "go", "x")
-        assert await app.get("r").result(timeout=5) == "posted 1"
+        assert await app.get("r").result(timeout=60) == "posted 1"
         keys.append(APPLIED.pop())
         await other.shut()
     assert keys[0] == keys[1]
@@ -199,7 +199,7 @@ async def test_a_run_that_is_started_after_the_restore_is_not_asked(machine: Mac
     await machine.kill(app)
     worker = await machine.worker()
     await worker.signal("later", "go", "x")
-    assert len(await worker.get("later").result(timeout=5)) == 3
+    assert len(await worker.get("later").result(timeout=60)) == 3
     assert "run_restored" not in machine.kinds("later")
 
 
@@ -214,7 +214,7 @@ async def test_what_was_noted_is_remembered_by_the_next_process(machine: Machine
     ANSWERS.append(Done("traded long ago"))
     worker = await machine.worker()
     await worker.signal("r", "go", "x")
-    assert await worker.get("r").result(timeout=5) == ["x", "traded long ago"]
+    assert await worker.get("r").result(timeout=60) == ["x", "traded long ago"]
     assert machine.kinds("r").count("run_restored") == 1
     assert counts() == {}
 
@@ -229,7 +229,7 @@ async def test_a_second_restore_begins_the_questions_again(machine: Machine) -> 
     assert mark_restored(machine.store)[0] == 2
     worker = await machine.worker()
     await worker.signal("r", "go", "x")
-    await worker.get("r").result(timeout=5)
+    await worker.get("r").result(timeout=60)
     assert [body.number for body in machine.bodies("r", "run_restored")] == [1, 2]
     assert len(ASKED) == 1
 
@@ -249,7 +249,7 @@ async def test_a_probe_that_does_not_know_leads_to_a_person(machine: Machine) ->
     assert "probe" in machine.hold("r").resolutions
     ANSWERS[:] = [Done("traded")]
     await worker.resolve("r", "probe")
-    assert await worker.get("r").result(timeout=5) == ["x", "traded"]
+    assert await worker.get("r").result(timeout=60) == ["x", "traded"]
 
 
 @scenario
@@ -298,7 +298,7 @@ async def test_a_step_with_a_key_of_its_own_is_asked_about_once_the_key_is_its_o
     ANSWERS.append(Done("shipped long ago") if has_happened else NotDone())
     worker = await machine.worker()
     await worker.signal("r", "go", "x")
-    value = await worker.get("r").result(timeout=5)
+    value = await worker.get("r").result(timeout=60)
     assert value == ("shipped long ago" if has_happened else "shipped 7")
     assert [key for _, key in APPLIED] == ([] if has_happened else ASKED)
     row = machine.store.effect("ship:7")
@@ -312,9 +312,9 @@ async def test_what_another_run_has_done_under_the_key_is_shared_without_a_quest
     worker = await machine.worker()
     other = await worker.start(shipping, 7, id="other")
     await other.signal("go", "x")
-    assert await other.result(timeout=5) == "shipped 7"
+    assert await other.result(timeout=60) == "shipped 7"
     await worker.signal("r", "go", "x")
-    assert await worker.get("r").result(timeout=5) == "shipped 7"
+    assert await worker.get("r").result(timeout=60) == "shipped 7"
     assert counts() == {"ship": 1}
     assert ASKED == []
 

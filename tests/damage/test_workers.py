@@ -4,12 +4,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 from everstep.errors import RunHeld
 from tests.damage.subject import NOTES, OPEN, File, copy_of, flip, wide
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import open_raw
 
 TEXT = 7
 """The highest bit of the first byte: the text is no longer one."""
@@ -34,7 +34,7 @@ SEND = "INSERT INTO signals (run, kind, name, id, value, at, state) VALUES (?, '
 
 def dump(machine: Machine) -> dict[str, list[Any]]:
     """Return everything in the file, texts as bytes, for they may be damaged."""
-    connection = apsw.Connection(str(machine.path))
+    connection = open_raw(machine.path)
     try:
         found: dict[str, list[Any]] = {}
         for table in ("runs", "events", "payloads", "signals", "followers"):
@@ -63,7 +63,7 @@ async def test_a_worker_drives_no_run_whose_row_is_damaged(machine: Machine, ori
         (hold,) = machine.store.holds()
         assert hold.reason == "damaged"
         with pytest.raises(RunHeld, match="damaged"):
-            await worker.get(hold.run).result(timeout=5)
+            await worker.get(hold.run).result(timeout=60)
     else:
         await machine.advance(60)
         assert machine.store.holds() == []
@@ -117,7 +117,7 @@ async def test_whoever_starts_a_damaged_run_again_is_told_that_it_is_held(
     app = await machine.boot()
     run = await app.start(wide, OPEN, id=OPEN)
     with pytest.raises(RunHeld) as held:
-        await run.result(timeout=5)
+        await run.result(timeout=60)
     assert held.value.reason == "damaged"
     assert (await run.verify()).last_good == 19
     assert NOTES == []

@@ -7,7 +7,6 @@ where `EVERSTEP_CRASH_AT` does; then they are started again. What happened is re
 import importlib.util
 import json
 import re
-import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -22,6 +21,7 @@ import pytest
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_links import names_in
 from tests.examples import kit
+from tests.waiting import open_sqlite
 
 
 def load_maker() -> ModuleType:
@@ -149,7 +149,7 @@ def test_by_hand_a_torn_record_sends_letters_twice(played: dict[str, Any]) -> No
 
 
 def prices(folder: Path) -> tuple[int, dict[str, int]]:
-    with closing(sqlite3.connect(folder / "shop.db")) as database:
+    with closing(open_sqlite(folder / "shop.db")) as database:
         (version,) = database.execute("select version from schema").fetchone()
         return version, dict(database.execute("select item, amount from prices"))
 
@@ -302,7 +302,7 @@ def test_a_flipped_bit_is_found_and_nothing_is_merged(played: dict[str, Any], tm
 
 
 def rows(folder: Path) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(folder / "everstep.db")) as store:
+    with closing(open_sqlite(folder / "everstep.db")) as store:
         return store.execute("select * from events order by run, generation, seq").fetchall()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import apsw
 
 from everstep.effects.databases import SqliteFile
+from tests.waiting import open_raw, open_sqlite
 
 
 class Shop:
@@ -22,7 +23,7 @@ class Shop:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[sqlite3.Connection]:
-        connection = sqlite3.connect(self.path)
+        connection = open_sqlite(self.path)
         try:
             with connection:
                 yield connection
@@ -49,7 +50,7 @@ class Shop:
 
 def store_rows(path: Path, table: str = "sales") -> list[str]:
     """Return the items in a user's table in a store."""
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    connection = open_raw(path, flags=apsw.SQLITE_OPEN_READONLY)
     try:
         if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (table,)).fetchall():
             return []

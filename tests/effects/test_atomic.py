@@ -19,6 +19,7 @@ from everstep.stores.sqlite import SqliteStore
 from tests.effects.shops import Shop, store_rows
 from tests.engine.lives import prove_life
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import open_raw, open_sqlite
 
 ANY_LIBRARY = (sqlite3.Error, apsw.Error)
 RETRY = Retry(attempts=3, first=5.0, factor=1.0, jitter=0.0)
@@ -197,7 +198,7 @@ async def test_what_is_written_and_its_marker_are_committed_together(
 
 
 def markers_in(path: Path) -> list[Any]:
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    connection = open_raw(path, flags=apsw.SQLITE_OPEN_READONLY)
     try:
         return connection.execute("SELECT * FROM everstep_markers").fetchall()
     finally:
@@ -636,7 +637,7 @@ async def test_a_database_that_cannot_be_opened_is_a_failed_attempt_that_says_so
 
 def test_foreign_keys_are_checked_if_the_url_says_so(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
-    with sqlite3.connect(path) as connection:
+    with open_sqlite(path) as connection:
         connection.execute("CREATE TABLE items (name TEXT PRIMARY KEY)")
         connection.execute("CREATE TABLE sales (item TEXT REFERENCES items)")
     connection.close()

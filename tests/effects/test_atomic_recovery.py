@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import apsw
 import msgspec
 import pytest
 
@@ -19,6 +18,7 @@ from everstep.effects.databases import STORE, SqliteFile
 from everstep.errors import RunCancelled, RunFailed, RunHeld, StepTimedOut
 from tests.effects.shops import Shop, Stop, Troubled, store_rows
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import open_raw, open_sqlite
 
 NOTES: list[str] = []
 
@@ -386,7 +386,7 @@ async def test_a_timeout_after_a_crash_is_told_when_the_earlier_attempt_is_settl
     await asyncio.to_thread(stop.reached.wait, 20)
     acting = app.acting
     await machine.kill(app)
-    blocking = sqlite3.connect(shop.path, isolation_level=None)
+    blocking = open_sqlite(shop.path, isolation_level=None)
     blocking.execute("BEGIN IMMEDIATE")
     again = await machine.boot()
     run = await again.start(flow, id="r")
@@ -585,7 +585,7 @@ async def test_many_attempts_at_once_are_one_commit(machine: Machine, where: str
         return await asyncio.to_thread(selling, "lamp")
 
     await app.run(flow, id="r")
-    with contextlib.closing(apsw.Connection(str(path))) as connection:
+    with contextlib.closing(open_raw(path)) as connection:
         connection.execute("DELETE FROM sales; DELETE FROM everstep_markers")
     (work,) = works
 

@@ -55,7 +55,7 @@ class Place:
         finally:
             store.close()
 
-    def until(self, what: str, seconds: float = 30.0) -> None:
+    def until(self, what: str, seconds: float = 60.0) -> None:
         """Wait until a run of the store has a status: `b is waiting`."""
         run, _, status = what.partition(" is ")
         deadline = time.monotonic() + seconds
@@ -96,7 +96,7 @@ def test_two_processes_race_for_two_hundred_keys_and_each_is_used_once(place: Pl
     points = place.folder / "points"
     counted = {"EVERSTEP_CRASH_COUNT": str(points)}
     racers = [place.spawn("race", name, str(KEYS), **counted) for name in ("left", "right")]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not all((place.folder / f"{name}.ready").exists() for name in ("left", "right")):
         assert time.monotonic() < deadline, place.output()
         time.sleep(0.01)

@@ -97,7 +97,7 @@ async def owned(machine: Machine, app: App, run: str = "a", flow: Any = racing_c
     """Start a run that has the key and whose body waits."""
     GATES[run] = Gate()
     handle = await app.start(flow, invoice, id=run)
-    await asyncio.wait_for(GATES[run].reached.wait(), 10)
+    await asyncio.wait_for(GATES[run].reached.wait(), 60)
     return handle
 
 
@@ -249,7 +249,7 @@ async def test_who_is_woken_may_lose_again_and_waits_again(machine: Machine) -> 
     # The one that has the key gives it up; both others are told, and the one that does not look is too late.
     slow = Slow(second)
     await first.cancel("a", now=True)
-    await asyncio.wait_for(GATES["c"].reached.wait(), 10)
+    await asyncio.wait_for(GATES["c"].reached.wait(), 60)
     slow.opened.set()
     await machine.until(lambda: machine.kinds("b").count("key_taken") == 2)
     assert [body.again for body in machine.bodies("b", "key_taken")] == [False, True]

@@ -85,7 +85,7 @@ async def begun(app: App, flow: Any, run: str, *args: Any) -> Any:
     """Start a run whose body waits at its gate, and wait until it is there."""
     there = gate(run)
     handle = await app.start(flow, *arguments(flow, args), id=run)
-    await asyncio.wait_for(there.reached.wait(), 10)
+    await asyncio.wait_for(there.reached.wait(), 60)
     return handle
 
 

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import check, export_histories
 from everstep.testing.ledger import Ledger, Mode
 from tests import forked
+from tests.waiting import open_raw
 
 COMMAND = re.compile(r"^ +(everstep resolve .*)$", re.MULTILINE)
 
@@ -109,7 +109,7 @@ def killed_inside(desk: Desk, place: str, workflow: str) -> int:
     return process.pid
 
 
-def wait_for_end(desk: Desk, seconds: float = 30.0) -> tuple[str, Any]:
+def wait_for_end(desk: Desk, seconds: float = 60.0) -> tuple[str, Any]:
     until = time.monotonic() + seconds
     while (row := desk.row())[0] not in ("completed", "failed", "cancelled"):
         assert time.monotonic() < until, row
@@ -241,7 +241,7 @@ def held_again(desk: Desk, command: str) -> None:
     before = {one["id"] for one in json.loads(desk.look("holds", "--json"))}
     with Worker(desk):
         desk.shell(command)
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while {one["id"] for one in json.loads(desk.look("holds", "--json"))} in (before, set()):
             assert time.monotonic() < until
             time.sleep(0.1)
@@ -307,7 +307,7 @@ def test_a_compensation_that_fails_for_good_is_told_with_commands_that_end_the_r
 
 def spoil(desk: Desk) -> tuple[int, bytes]:
     """Flip a bit in the newest event. Returns its number, and what stood there."""
-    connection = apsw.Connection(str(desk.folder / "everstep.db"))
+    connection = open_raw(desk.folder / "everstep.db")
     ((seq, body),) = connection.execute("SELECT seq, body FROM events ORDER BY seq DESC LIMIT 1")
     connection.execute("UPDATE events SET body = ? WHERE seq = ?", (bytes([body[0] ^ 1]) + body[1:], seq))
     connection.close()
@@ -323,7 +323,7 @@ def test_a_damaged_run_is_told_with_commands_that_end_it(tmp_path: Path, mail_le
     commands = desk.commands()
     assert list(commands) == ["retry", "repair"]
     put_right = desk.copied(mail_ledger, "right")
-    connection = apsw.Connection(str(put_right.folder / "everstep.db"))
+    connection = open_raw(put_right.folder / "everstep.db")
     connection.execute("UPDATE events SET body = ? WHERE seq = ?", (body, seq))
     connection.close()
     held_again(put_right, commands["retry"])
@@ -348,7 +348,7 @@ def test_after_a_restore_the_question_comes_with_commands_that_end_the_run(tmp_p
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while "timer_started" not in desk.shell("everstep history m-1 --json || true"):
         assert time.monotonic() < until
         time.sleep(0.1)

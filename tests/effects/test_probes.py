@@ -438,6 +438,44 @@ async def test_what_an_async_body_gave_to_a_thread_may_still_act_after_its_timeo
 
 
 @scenario
+async def test_what_the_engine_itself_does_on_a_thread_is_not_taken_for_work_of_a_body(machine: Machine) -> None:
+    """A lease is prolonged on a thread, which may take its time: the step does not wait for that."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    @step(effect="once", probe=lambda key: NotDone())
+    async def pay() -> str:
+        NOTES.append("pay")
+        if len(NOTES) == 1:
+            raise OSError("reset")
+        return "paid"
+
+    @workflow
+    async def flow() -> str:
+        return await pay()
+
+    app = await machine.boot()
+    first = await app.start(flow, id="first")  # from now on it has a lease
+    assert await first.result(timeout=60) == "paid"
+    renew = app.store.renew
+
+    def renew_slowly(*arguments: Any) -> bool:
+        reached.set()
+        go_on.wait(120)
+        return renew(*arguments)
+
+    app.store.renew = renew_slowly  # type: ignore[method-assign]
+    NOTES.clear()
+    machine.clock.advance(app.lease / 2)
+    app.pump.nudge()
+    try:
+        await machine.until(reached.is_set)
+        run = await app.start(flow, id="r")
+        assert await run.result(timeout=60) == "paid"
+    finally:
+        go_on.set()
+
+
+@scenario
 async def test_what_never_happens_is_not_repeated_in_a_tight_circle(machine: Machine) -> None:
     @step(effect="once", probe=lambda key: NotDone())
     async def pay() -> str:

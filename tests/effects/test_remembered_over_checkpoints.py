@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 import everstep
@@ -13,6 +12,7 @@ from everstep import files, step, transaction, witness, workflow
 from everstep.errors import CrossesOnce, Misuse
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import open_raw
 
 ASKED: list[tuple[Any, Any]] = []
 PAID: list[str] = []
@@ -171,7 +171,7 @@ def book(connection: Any, what: str) -> str:
 
 
 def bookings(machine: Machine) -> list[Any]:
-    connection = apsw.Connection(str(machine.path))
+    connection = open_raw(machine.path)
     try:
         return [what for (what,) in connection.execute("SELECT what FROM bookings")]
     finally:

@@ -16,6 +16,7 @@ from everstep.errors import RunHeld
 from everstep.stores.protocol import HoldRow
 from tests.effects.shown import MARK, everything_shown, shown_to_programs
 from tests.engine.resume_helpers import Gate, Machine, declared, scenario
+from tests.waiting import open_sqlite
 
 GATES: list[Gate] = []
 BROKEN: list[str] = []
@@ -66,7 +67,7 @@ async def test_an_outcome_that_is_shared_under_a_key_is_shown_to_nobody(
     await machine.until(lambda: "key_taken" in machine.kinds("waiting"))
     shown = everything_shown(machine.path, "waiting") + await shown_to_programs(app, "waiting")
     GATES.pop().opened.set()
-    assert await owner.result(timeout=5) == await waiting.result(timeout=5) == len(f"token {MARK}")
+    assert await owner.result(timeout=60) == await waiting.result(timeout=60) == len(f"token {MARK}")
     for run in ("owner", "waiting"):
         shown += everything_shown(machine.path, run) + await shown_to_programs(app, run)
     shown += keys_shown(machine.path) + repr(await app.effects()) + caplog.text
@@ -91,7 +92,7 @@ async def test_an_outcome_under_a_key_that_a_person_gives_is_as_secret_as_the_st
     worker = await machine.worker()
     await machine.until_status("owner", "held")
     await worker.resolve("owner", "done", value=f"token {MARK}")
-    assert await worker.get("owner").result(timeout=5) == len(f"token {MARK}")
+    assert await worker.get("owner").result(timeout=60) == len(f"token {MARK}")
     assert MARK not in keys_shown(machine.path) + repr(await worker.effects())
 
 
@@ -152,7 +153,7 @@ async def test_a_compensation_of_a_secret_step_that_fails_is_held_without_showin
     app = await machine.boot(on_hold=held.append)
     run = await app.start(saga_of(take_back_step), id="r")
     with pytest.raises(RunHeld) as error:
-        await run.result(timeout=5)
+        await run.result(timeout=60)
     shown = everything_shown(machine.path, "r") + await shown_to_programs(app, "r") + caplog.text + str(error.value)
     assert MARK not in shown + held[0].report.decode()
     BROKEN.clear()
@@ -160,7 +161,7 @@ async def test_a_compensation_of_a_secret_step_that_fails_is_held_without_showin
     worker = await machine.worker()
     await worker.resolve("r", "retry")
     with pytest.raises(KeyError):
-        await worker.get("r").result(timeout=5)
+        await worker.get("r").result(timeout=60)
     assert machine.bodies("r", "run_failed")[0].secret
     assert MARK not in everything_shown(machine.path, "r")
 
@@ -169,7 +170,7 @@ async def test_a_compensation_of_a_secret_step_that_fails_is_held_without_showin
 @scenario
 async def test_the_outcome_of_a_secret_atomic_step_is_never_shown(machine: Machine) -> None:
     where = machine.path.with_name("vault.db")
-    with sqlite3.connect(where) as connection:
+    with open_sqlite(where) as connection:
         connection.execute("CREATE TABLE tokens (token TEXT)")
 
     @everstep.transaction(where, name="keep", secret=True)

@@ -20,6 +20,7 @@ from everstep.cli import main as cli
 from everstep.effects.witnesses import Witness
 from everstep.errors import Drift, Misuse, RunHeld
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import open_sqlite
 
 NOTES: list[str] = []
 MADE: dict[str, Callable[[], Witness]] = {}
@@ -108,7 +109,7 @@ def a_connection() -> Iterator[Outside]:
 
 
 def put_row(now: str) -> None:
-    connection = sqlite3.connect("x.db")
+    connection = open_sqlite("x.db")
     connection.execute("CREATE TABLE IF NOT EXISTS things (id INTEGER PRIMARY KEY, name TEXT)")
     connection.execute("INSERT INTO things VALUES (1, ?) ON CONFLICT DO UPDATE SET name = excluded.name", (now,))
     connection.commit()

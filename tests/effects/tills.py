@@ -16,6 +16,7 @@ from everstep.stores.opening import open_store
 from everstep.testing.checker import check, export_histories
 from tests.effects.test_once_kills import Place, wait_until_stopped
 from tests.forked import Program
+from tests.waiting import DEADLINE_SECONDS
 
 
 class TillLife:
@@ -156,7 +157,7 @@ def prove_that_what_was_given_up_cannot_happen(life: TillLife) -> None:
     assert not life.violations()
 
 
-def wait_until(condition: Any, seconds: float = 20.0) -> None:
+def wait_until(condition: Any, seconds: float = DEADLINE_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it does not become so"

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import apsw
 import msgspec
 
 from everstep.engine.app import App
@@ -29,8 +28,9 @@ from everstep.stores.protocol import HoldRow, RunRow, Store
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.clock import FakeClock
 from tests import forked
+from tests.waiting import DEADLINE_SECONDS, open_raw
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = DEADLINE_SECONDS
 
 
 def freeze(app: App) -> None:
@@ -146,7 +146,7 @@ class Machine:
 
     def dump(self) -> dict[str, list[Any]]:
         """Return everything in the file, for tests that nothing was changed."""
-        connection = apsw.Connection(str(self.path))
+        connection = open_raw(self.path)
         try:
             tables = (
                 "runs",
@@ -166,9 +166,8 @@ class Machine:
 
     def sql(self, statement: str, *parameters: Any) -> None:
         """Change the file behind everybody's back."""
-        connection = apsw.Connection(str(self.path))
+        connection = open_raw(self.path)
         try:
-            connection.set_busy_timeout(5000)
             connection.execute(statement, parameters)
         finally:
             connection.close()
@@ -198,9 +197,7 @@ class Machine:
         self.clock.advance(seconds)
         for app in self._apps:
             app.pump.nudge()
-        for _ in range(3):
-            await asyncio.sleep(0.002)
-            await self.rest()
+        await self.rest()
 
     async def watch(self, app: App, seconds: float) -> None:
         """Let an app watch the others for so long."""
@@ -284,7 +281,7 @@ class Program:
         self.process.kill()
         self.end()
 
-    def end(self, seconds: float = 30.0) -> tuple[int, str, str]:
+    def end(self, seconds: float = DEADLINE_SECONDS) -> tuple[int, str, str]:
         """Wait for its end; return its exit status and what it said."""
         try:
             out, err = self.process.communicate(timeout=seconds)

@@ -336,7 +336,7 @@ async def naming(what: str) -> Any:
 
 
 def until(condition: Callable[[], Any]) -> None:
-    late = time.monotonic() + 20
+    late = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < late
         time.sleep(0.005)

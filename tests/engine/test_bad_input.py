@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import everstep
 from everstep import step, workflow
 from everstep.errors import Misuse, NotEncodable, StoreError, StoreReadOnly, StoreUnusable, UnknownRun, UnknownWorkflow
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import open_sqlite
 
 
 def recursive() -> list[Any]:
@@ -238,7 +238,7 @@ def test_a_file_that_is_no_store_is_refused_and_left_as_it_is(tmp_path: Path, co
 
 def test_a_database_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
-    with sqlite3.connect(path) as connection:
+    with open_sqlite(path) as connection:
         connection.execute("CREATE TABLE customers (name TEXT)")
         connection.execute("INSERT INTO customers VALUES ('ann')")
     connection.close()
@@ -251,7 +251,7 @@ def test_a_database_of_something_else_is_refused_and_left_as_it_is(tmp_path: Pat
 def test_a_store_of_a_newer_release_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     try_to_open(path)
-    with sqlite3.connect(path) as connection:
+    with open_sqlite(path) as connection:
         connection.execute("UPDATE meta SET value = 999 WHERE name = 'schema_version'")
     connection.close()
     content = path.read_bytes()

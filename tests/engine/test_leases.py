@@ -257,38 +257,34 @@ async def hanging() -> str:
     return await hang("x")
 
 async def main():
-    async with everstep.open(URL, recover=True, lease=1.0) as app:
+    async with everstep.open(URL, recover=True, lease=float(sys.argv[4])) as app:
         if sys.argv[2] == "first":
             run = await app.start(hanging, id="r")
         else:
             print("ready", flush=True)
             run = app.get("r")
-        began = time.monotonic()
         print(await run.result(), flush=True)
-        print(f"{time.monotonic() - began:.3f}", flush=True)
 
 asyncio.run(main())
 """
 
 
-def test_a_killed_process_is_replaced_in_well_under_a_second(tmp_path: Path) -> None:
-    first = Program(tmp_path, OWNER, "first", "60")
+def test_a_killed_process_is_replaced_long_before_its_lease_lapses(tmp_path: Path) -> None:
+    first = Program(tmp_path, OWNER, "first", "60", "3600")
     assert first.line() == "reached"
-    second = Program(tmp_path, OWNER, "second", "0")
+    second = Program(tmp_path, OWNER, "second", "0", "3600")
     assert second.line() == "ready"
     first.kill()
     status, out, err = second.end()
     assert status == 0, err
-    value, seconds = out.split()
-    assert value == "second"
-    assert float(seconds) < 1.5  # from before the kill until the end, on a busy machine
+    assert out == "second\n"
 
 
 def test_a_stopped_process_loses_its_run_and_is_fenced_when_it_wakes(tmp_path: Path) -> None:
-    first = Program(tmp_path, OWNER, "first", "1")
+    first = Program(tmp_path, OWNER, "first", "1", "1")
     assert first.line() == "reached"
     first.signal(signal.SIGSTOP)
-    second = Program(tmp_path, OWNER, "second", "0")
+    second = Program(tmp_path, OWNER, "second", "0", "1")
     assert second.line() == "ready"
     status, out, err = second.end()
     assert (status, out.split()[0]) == (0, "second"), err

@@ -67,7 +67,7 @@ def fresh() -> None:
 
 async def begun(*names: str) -> None:
     """Wait until just these have begun, and give others the time to begin wrongly."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(BEGUN) < len(names):
             await asyncio.sleep(0.005)
     await asyncio.sleep(0.05)
@@ -124,7 +124,7 @@ async def test_a_step_that_shares_another_s_outcome_gives_its_slot_back(machine:
     assert await app.run(one, "keyed", "a") == "a"
     assert await app.run(one, "keyed", "a") == "a"
     assert BEGUN == ["a"]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while machine.store.slots():
             await asyncio.sleep(0.01)
 
@@ -134,7 +134,8 @@ async def test_what_waits_for_a_slot_is_withheld_and_not_begun(machine: Machine)
     app = await machine.boot()
     await app.limit("api", concurrency=0)
     run = await app.start(one, "once", "a", id="r")
-    await asyncio.sleep(0.05)
+    await machine.until(lambda: "call_withheld" in kinds(machine, "r"))
+    await asyncio.sleep(0.05)  # time for it to begin wrongly
     assert kinds(machine, "r") == ["run_started", "call_withheld"]
     (body,) = machine.bodies("r", "call_withheld")
     assert (body.over, body.limit, body.instead_of) == ("limit", "api", "step_started")

@@ -60,7 +60,7 @@ async def started(machine: Machine, app: App, name: str, **options: Any) -> Run[
 
 async def begun(*names: str) -> None:
     """Wait until just these have begun, and give others the time to begin wrongly."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(BEGUN) < len(names):
             await asyncio.sleep(0.005)
     await asyncio.sleep(0.05)

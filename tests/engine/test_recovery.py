@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +107,8 @@ async def test_what_a_killed_process_left_is_taken_up(machine: Machine, how: str
 
 @scenario
 async def test_a_dead_owners_runs_go_on_at_once(machine: Machine) -> None:
-    worker = await machine.worker(clock=None)
-    app = await machine.boot(clock=None)
+    worker = await machine.worker(clock=None, lease=3600.0)
+    app = await machine.boot(clock=None, lease=3600.0)
     gate = Gate()
 
     @step
@@ -125,9 +124,7 @@ async def test_a_dead_owners_runs_go_on_at_once(machine: Machine) -> None:
     await gate.reached.wait()
     gate.opened.set()
     await machine.kill(app)
-    died = time.monotonic()
-    await machine.until_status("r", "completed")
-    assert time.monotonic() - died < 1.0  # half a second, and something for a busy machine
+    await machine.until_status("r", "completed")  # and not when its lease lapses
     assert worker.worker
 
 
@@ -428,7 +425,7 @@ async def test_a_unit_that_cannot_be_stored_holds_its_run_and_no_other(machine: 
     app = await machine.boot(store=Picky())  # type: ignore[arg-type]
     run = await app.start(whole, 7, id="r")
     with pytest.raises(everstep.errors.RunHeld, match=r"stuck.*stored"):
-        await run.result(timeout=5)
+        await run.result(timeout=60)
     assert await app.run(small, 1) == 1
     await machine.stop(app)
     other = await machine.boot()

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -208,14 +207,10 @@ async def test_an_entry_reaches_nobody_before_it_is_on_disk(machine: Machine) ->
 
 @scenario
 async def test_a_body_never_waits_for_a_commit_and_writes_few(machine: Machine) -> None:
-    seconds: list[float] = []
-
     @step
     async def quick() -> None:
-        began = time.monotonic()
         for number in range(1000):
-            everstep.stream("tokens").append(number)
-        seconds.append(time.monotonic() - began)
+            everstep.stream("tokens").append(number)  # no `await`: there is nothing to wait for
 
     @workflow
     async def flow() -> None:
@@ -225,7 +220,6 @@ async def test_a_body_never_waits_for_a_commit_and_writes_few(machine: Machine) 
     run = await app.start(flow, id="r")
     assert values(await read(run)) == list(range(1000))
     assert app.committer.commits < 20
-    assert seconds[0] < 2
     assert [body.position for body in machine.bodies("r", "stream_noted")] == [1000]
 
 

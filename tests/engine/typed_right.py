@@ -103,7 +103,7 @@ async def driving() -> None:
         run = await app.start(flow, "tides", 3, id="x")
         assert_type(run, Run[dict[str, int]])
         assert_type(await run.result(), dict[str, int])
-        assert_type(await run.result(timeout=5), dict[str, int])
+        assert_type(await run.result(timeout=60), dict[str, int])
         assert_type(await app.run(plain, "text"), int)
         assert_type(await (await app.start(plain, "text")).result(), int)
 

@@ -1,11 +1,11 @@
 """The order: services that see each request once, however often the process dies."""
 
-import sqlite3
 from pathlib import Path
 
 import pytest
 
 from tests.examples import kit
+from tests.waiting import open_sqlite
 
 SHIPPED = ["charge ann 120", "reserve lamp", "ship lamp to ann"]
 REFUNDED = ["charge ann 120", "free stock", "refund payment", "reserve piano"]
@@ -13,7 +13,7 @@ REFUNDED = ["charge ann 120", "free stock", "refund payment", "reserve piano"]
 
 def done(folder: Path) -> list[str]:
     """Return what the services did, without the numbers in it."""
-    database = sqlite3.connect(folder / "services.db")
+    database = open_sqlite(folder / "services.db")
     found = sorted(what.partition("-")[0] for (what,) in database.execute("select what from done"))
     database.close()
     return found

@@ -1,12 +1,12 @@
 """The trip: what was booked is cancelled when there is no car, each once, however often the process dies."""
 
-import sqlite3
 from pathlib import Path
 
 import pytest
 
 from everstep.cli import main
 from tests.examples import kit
+from tests.waiting import open_sqlite
 
 BOOKED = ["flight to Oslo", "2 nights in Oslo", "car in Oslo"]
 UNDONE = ["return deposit for a car in Oslo", "cancel 2 nights in Oslo", "cancel flight to Oslo"]
@@ -15,7 +15,7 @@ NO_CAR = ["flight to Venice", "2 nights in Venice", "cancel 2 nights in Venice",
 
 def done(folder: Path) -> list[str]:
     """Return what the services did, in order."""
-    database = sqlite3.connect(folder / "services.db")
+    database = open_sqlite(folder / "services.db")
     found = [what for (what,) in database.execute("select what from done order by rowid")]
     database.close()
     return found

@@ -1,7 +1,6 @@
 """Graphs that go on: from checkpoints, after retries of nested graphs, as forks, and with another definition."""
 
 import operator
-import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -16,6 +15,7 @@ import everstep
 from everstep import step
 from everstep.engine.past import load_past
 from everstep.errors import RunHeld
+from tests.waiting import open_sqlite
 
 
 @dataclass
@@ -62,7 +62,7 @@ def line(graph: str, *names: str) -> everstep.Graph[Words]:
 
 
 def until(is_so: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -110,7 +110,7 @@ def test_a_resume_reads_as_much_after_two_hundred_laps_as_after_three(url: str) 
 def test_a_graph_whose_checkpoints_are_lost_goes_on_from_its_events(url: str) -> None:
     graph = lapping()
     left_waiting(url, graph, Words(most=5))
-    with closing(sqlite3.connect(url)) as database, database:
+    with closing(open_sqlite(url)) as database, database:
         database.execute("UPDATE checkpoints SET state = CAST(state || x'00' AS BLOB)")
     with everstep.open(url) as app:
         run = app.start(graph, Words(most=5), id="g")

@@ -496,7 +496,7 @@ def test_an_answer_about_what_has_changed_since_does_not_count(app: BlockingApp)
 
 def until(find: Callable[[], Any]) -> Any:
     """Wait until there is something to find."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not (found := find()):
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -90,6 +90,7 @@ def serve() -> None:
     """Do what is asked until nobody asks any more."""
     for name in (*AHEAD, *AHEAD_TOO):
         import_module(name)
+    import_module("tests.forked").find_crash_points()
     gc.collect()
     gc.freeze()  # else a child's collector would copy all that its parent has
     outputs: dict[int, Any] = {}

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-import apsw
 import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
@@ -17,6 +16,7 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 import everstep
 from everstep.errors import IdConflict, Misuse, RunHeld
 from everstep.integrations.langgraph import EverstepSaver, EverstepStore, aask_model, ask_model, tools
+from tests.waiting import open_raw
 
 DONE: list[Any] = []
 
@@ -458,7 +458,7 @@ def test_a_transaction_in_a_node_is_committed_once(saver: EverstepSaver, tmp_pat
     app = one_node(node, saver)
     app.invoke({"log": []}, thread())
     assert app.invoke(Command(resume=1), thread())["log"] == ["ann", 1]
-    connection = apsw.Connection(f"{tmp_path}/other.db")
+    connection = open_raw(f"{tmp_path}/other.db")
     assert list(connection.execute("SELECT name FROM names")) == [("ann",)]
     connection.close()
 

@@ -1,6 +1,5 @@
 """Where a call of a step is: in graphs that nodes run, and in tasks, each call has a place of its own."""
 
-import time
 from typing import Any
 
 import pytest
@@ -92,11 +91,9 @@ def test_a_tool_that_a_task_calls_does_not_wait_for_a_checkpoint_that_never_come
         paid = [one.result() for one in [call_tool(call) for call in calls]]
         return [*paid, interrupt("enough?")]
 
-    began = time.monotonic()
     agent.invoke([1, 2], THREAD, durability=durability)
     assert agent.invoke(Command(resume="yes"), THREAD, durability=durability) == ["paid 1", "paid 2", "yes"]
     assert sorted(DONE) == [1, 2]
-    assert time.monotonic() - began < 20
 
 
 def test_a_list_with_a_filter_reads_only_the_values_of_what_it_gives(

@@ -12,7 +12,6 @@ import threading
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-import apsw
 import ormsgpack
 import pytest
 from langgraph.checkpoint.base import empty_checkpoint
@@ -24,6 +23,7 @@ import everstep
 from everstep.errors import Damaged, Misuse
 from everstep.integrations.langgraph import EverstepSaver
 from everstep.integrations.langgraph.serde import StrictSerializer
+from tests.waiting import open_raw
 
 CONFIG: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
 
@@ -95,7 +95,7 @@ def test_two_branches_of_one_list_do_not_mix(file_url: str) -> None:
 
 # -- damage -------------------------------------------------------------------------------------------------------
 def damage(url: str, sql: str) -> None:
-    connection = apsw.Connection(path_of(url))
+    connection = open_raw(path_of(url))
     connection.execute(sql)
     assert connection.changes() > 0
     connection.close()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import everstep
+from tests.waiting import DEADLINE_SECONDS
 
 SECRET = "a long random text"
 
@@ -65,7 +66,7 @@ def receiver(tmp_path: Path) -> Iterator[Receiver]:
     process.stdout.close()
 
 
-def wait_for(happened: Callable[[], Any], seconds: float = 30.0) -> None:
+def wait_for(happened: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> None:
     """Wait until something in another process is so."""
     until = time.monotonic() + seconds
     while not happened():

@@ -355,11 +355,10 @@ async def test_many_holds_at_once_reach_a_slow_receiver_a_few_at_a_time(machine:
     app = await machine.boot(on_hold=receiver.url(), concurrency=1000)
     for number in range(40):
         await app.start(notified_paying, number, id=f"r{number}")
-    began = time.monotonic()
-    await machine.until(lambda: len(notes(machine)) == 40 and set(states(machine)) == {"sent"}, 40)
-    assert max(one["at_once"] for one in receiver.requests()) <= notifying.AT_ONCE_MAX
+    await machine.until(lambda: len(notes(machine)) == 40 and set(states(machine)) == {"sent"})
+    at_once = max(one["at_once"] for one in receiver.requests())
+    assert 1 < at_once <= notifying.AT_ONCE_MAX, "neither one by one nor all at once"
     assert len(set(receiver.deliveries())) == len(receiver.deliveries()) == 40
-    assert time.monotonic() - began < 0.3 * 40, "and not one by one"
 
 
 @scenario
@@ -374,14 +373,21 @@ async def test_a_receiver_that_hangs_does_not_keep_another_waiting(machine: Mach
 
 @scenario
 async def test_the_loop_is_never_blocked_by_a_receiver(machine: Machine, receiver: Receiver) -> None:
+    receiver.plan("wait:go")
+    app = await machine.boot(on_hold=Webhook(receiver.url(), timeout=60))
+    await app.start(notified_paying, 5, id="r")
+    await machine.until(lambda: bool(receiver.requests()))
+    assert states(machine) == ["pending"]
+    (receiver.folder / "go").touch()  # only this loop lets the receiver answer
+    await until_states(machine, "sent")
+
+
+@scenario
+async def test_a_receiver_that_drips_is_given_up_in_its_time(machine: Machine, receiver: Receiver) -> None:
     receiver.plan("drip")
     app = await machine.boot(on_hold=Webhook(receiver.url(), timeout=0.5))
     await app.start(notified_paying, 5, id="r")
-    longest, last = 0.0, time.monotonic()
-    while notes(machine) == [] or notes(machine)[0].claimed_by or not notes(machine)[0].attempts:
-        await asyncio.sleep(0.005)
-        longest, last = max(longest, time.monotonic() - last), time.monotonic()
-    assert longest < 0.4
+    await machine.until(lambda: any(one.attempts and not one.claimed_by for one in notes(machine)))
     assert notes(machine)[0].last_error == "no answer within 0.5 s", "a slow drip does not keep it for ever"
     await machine.until(lambda: app.notifier._stuck.total() == 0)
 
@@ -409,10 +415,9 @@ async def test_closing_does_not_wait_for_ever_and_leaves_the_rest_to_others(
     app = await machine.boot(on_hold=Webhook(receiver.url(), timeout=30))
     await app.start(notified_paying, 5, id="r")
     await machine.until(lambda: bool(receiver.requests()))
-    began = time.monotonic()
     await machine.stop(app)
-    assert time.monotonic() - began < 3
     assert states(machine) == ["pending"]
+    assert notes(machine)[0].last_error == "", "it was closed before the receiver's time was over"
     await machine.worker(on_hold=receiver.url())
     await until_states(machine, "sent")
 

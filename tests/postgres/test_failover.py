@@ -5,9 +5,8 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.postgres import payments
 from tests.postgres.pair import Pair, make_pair
 from tests.postgres.server import Server
 from tests.stores.kit import PostgresHarness, append_to, new_run
+from tests.waiting import wait_until
 
 PROGRAM = str(Path(payments.__file__))
 
@@ -111,37 +111,30 @@ def shop(tmp_path: Path, pair: Pair) -> Iterator[Shop]:
     print(made.log.read_text())
 
 
-def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.02)
-
-
 def test_runs_whose_tail_a_failover_lost_are_held_and_nothing_is_paid_twice(shop: Shop, pair: Pair) -> None:
     names = ("tail", "busy", "ended", "calm")
     shop.order(*names)
     shop.begin()
     shop.go(*names)
-    until(lambda: shop.rests_after(*(f"{name} 1" for name in names)))
+    wait_until(lambda: shop.rests_after(*(f"{name} 1" for name in names)))
     shop.go("ended")
-    until(lambda: shop.rests_after("ended 2"))
+    wait_until(lambda: shop.rests_after("ended 2"))
     pair.wait_until_followed()
     pair.cut()
     shop.go("tail", "ended")
     shop.order("new")
     shop.go("new")
     shop.go("busy", seconds=20.0)
-    until(lambda: shop.rests_after("tail 2", "new 1") and shop.status("ended") == "completed")
-    until(lambda: shop.status("busy") == "running")
+    wait_until(lambda: shop.rests_after("tail 2", "new 1") and shop.status("ended") == "completed")
+    wait_until(lambda: shop.status("busy") == "running")
     pair.fail_over()
-    until(lambda: [shop.status(name) for name in ("tail", "busy", "ended")] == ["held"] * 3)
+    wait_until(lambda: [shop.status(name) for name in ("tail", "busy", "ended")] == ["held"] * 3)
 
     # What nothing was lost of goes on by itself.
     shop.go("calm")
-    until(lambda: shop.rests_after("calm 2"))
+    wait_until(lambda: shop.rests_after("calm 2"))
     shop.go("calm")
-    until(lambda: shop.status("calm") == "completed")
+    wait_until(lambda: shop.status("calm") == "completed")
     log = shop.log.read_text()
     assert "everstep restored" in log
     assert "1 had ended" in log
@@ -165,16 +158,16 @@ def test_runs_whose_tail_a_failover_lost_are_held_and_nothing_is_paid_twice(shop
     for name in ("tail", "busy", "ended"):
         shop.everstep("resolve", name, "--repair")
         shop.go(name)
-    until(lambda: [shop.status(name) for name in ("tail", "busy", "ended")] == ["held"] * 3)
+    wait_until(lambda: [shop.status(name) for name in ("tail", "busy", "ended")] == ["held"] * 3)
     assert {hold.reason for hold in shop.store.holds()} == {"in-doubt"}
     for name, amount in (("tail", 2), ("ended", 3)):
         shop.everstep("resolve", name, "--done", str(amount))
     shop.everstep("resolve", "busy", "--not-done")  # it was under way, and stopped
-    until(lambda: shop.status("ended") == "completed" and shop.rests_after("busy 2"))
+    wait_until(lambda: shop.status("ended") == "completed" and shop.rests_after("busy 2"))
     shop.go("tail", "busy")
-    until(lambda: shop.status("tail") == shop.status("busy") == "held")
+    wait_until(lambda: shop.status("tail") == shop.status("busy") == "held")
     shop.everstep("resolve", "--reason", "in-doubt", "--accept", "--yes")
-    until(lambda: shop.status("tail") == shop.status("busy") == "completed")
+    wait_until(lambda: shop.status("tail") == shop.status("busy") == "completed")
     counts = Counter(shop.payments())
     assert set(counts) == {"new 1", *(f"{name} {amount}" for name in names for amount in (1, 2, 3))}
     assert set(counts.values()) == {1}, counts
@@ -185,26 +178,28 @@ def test_whoever_saw_more_of_a_run_has_it_held_although_another_worker_goes_on_w
     shop.order("tail")
     first = shop.begin()
     shop.go("tail")
-    until(lambda: shop.rests_after("tail 1"))
+    wait_until(lambda: shop.rests_after("tail 1"))
     pair.wait_until_followed()
     pair.cut()
     shop.go("tail")
-    until(lambda: shop.rests_after("tail 2"))
+    wait_until(lambda: shop.rests_after("tail 2"))
     first.send_signal(signal.SIGSTOP)
     second = shop.begin()
     pair.fail_over()
     shop.store.commit([Post("tail", "signal", "unknown", value=Codec().encode(1, ANY, "a signal"))])
-    until(lambda: str(second.pid) in str(getattr(shop.row("tail"), "owner", "")) and shop.status("tail") == "waiting")
+    wait_until(
+        lambda: str(second.pid) in str(getattr(shop.row("tail"), "owner", "")) and shop.status("tail") == "waiting"
+    )
     first.send_signal(signal.SIGCONT)
-    until(lambda: shop.status("tail") == "held")
+    wait_until(lambda: shop.status("tail") == "held")
     (hold,) = shop.store.holds()
     assert (hold.reason, hold.resolutions) == ("damaged", ["repair"])
     assert [line.partition(",")[0] for line in report_of(hold)["begun"]] == ["pay#2 (once)"]
     shop.everstep("repair", "tail")
     shop.go("tail")
-    until(lambda: [hold.reason for hold in shop.store.holds()] == ["in-doubt"])
+    wait_until(lambda: [hold.reason for hold in shop.store.holds()] == ["in-doubt"])
     shop.everstep("resolve", "tail", "--done", "2")
-    until(lambda: shop.status("tail") == "waiting")
+    wait_until(lambda: shop.status("tail") == "waiting")
     assert shop.payments() == ["tail 1", "tail 2"]
     assert "sound" in shop.everstep("verify", "--all")
 
@@ -214,14 +209,14 @@ def test_a_failover_that_lost_nothing_holds_nothing(shop: Shop, pair: Pair) -> N
     shop.order(*names)
     shop.begin()
     shop.go(*names)
-    until(lambda: shop.rests_after(*(f"{name} 1" for name in names)))
+    wait_until(lambda: shop.rests_after(*(f"{name} 1" for name in names)))
     shop.go(*names, seconds=2.0)
-    until(lambda: all(shop.status(name) == "running" for name in names))
+    wait_until(lambda: all(shop.status(name) == "running" for name in names))
     pair.wait_until_followed()
     pair.fail_over()
-    until(lambda: shop.rests_after(*(f"{name} 2" for name in names)))
+    wait_until(lambda: shop.rests_after(*(f"{name} 2" for name in names)))
     shop.go(*names)
-    until(lambda: all(shop.status(name) == "completed" for name in names))
+    wait_until(lambda: all(shop.status(name) == "completed" for name in names))
     assert shop.store.holds(open_only=False) == []
     assert set(Counter(shop.payments()).values()) == {1}
     assert "has lost" not in shop.log.read_text()
@@ -233,11 +228,11 @@ def test_the_doctor_says_what_a_promotion_would_lose(pair: Pair, tmp_path: Path)
         assert "1, and no commit waits for them: a promotion may lose the last moment" in _in_one_line(shop)
         pair.primary.ask("ALTER SYSTEM SET synchronous_standby_names = '*'")
         pair.primary.ask("SELECT pg_reload_conf()")
-        until(lambda: "a commit waits for *: a promotion of it loses nothing" in _in_one_line(shop))
+        wait_until(lambda: "a commit waits for *: a promotion of it loses nothing" in _in_one_line(shop))
         pair.cut()
         pair.primary.ask("ALTER SYSTEM RESET synchronous_standby_names")
         pair.primary.ask("SELECT pg_reload_conf()")
-        until(lambda: "standbys none" in _in_one_line(shop))
+        wait_until(lambda: "standbys none" in _in_one_line(shop))
     finally:
         shop.close()
 

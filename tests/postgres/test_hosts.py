@@ -17,6 +17,7 @@ from everstep.stores.postgres import PostgresStore
 from tests.postgres import payments
 from tests.postgres.hosts import Namespaces, Network, Swallowing
 from tests.postgres.server import Server
+from tests.waiting import wait_until
 
 PROGRAM = str(Path(payments.__file__))
 LEASE = 3.0
@@ -73,11 +74,10 @@ def hosts(tmp_path: Path, network: Network, schema: str) -> Iterator[Hosts]:
     print(made.said(0), made.said(1), sep="\n----\n")
 
 
-def until(condition: Callable[[], Any], seconds: float = 40.0) -> float:
+def until(condition: Callable[[], Any]) -> float:
+    """Wait for a condition, and return how long that took at least."""
     began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds, "it takes too long"
-        time.sleep(0.02)
+    wait_until(condition)
     return time.monotonic() - began
 
 
@@ -116,7 +116,6 @@ def test_a_host_that_is_cut_off_and_let_back_adds_nothing_to_what_another_took_o
     took = until(lambda: hosts.lines(second))
     assert not is_at_work(store, first)
     assert took > LEASE / 2, "nobody is told of a cut, so the lease counts"
-    assert took < LEASE + 6
     assert len(hosts.lines(first)) <= done + 2, "without an intent on the disk no body begins"
     done = len(hosts.lines(first))
 
@@ -131,7 +130,7 @@ def test_a_host_that_is_cut_off_and_let_back_adds_nothing_to_what_another_took_o
     second.kill()  # and yet it is as good a worker as any
     until(lambda: len(hosts.lines(first)) > done + 5)
     assert lease_of(store) == (3, str(first.pid))
-    until(lambda: getattr(store.run("t"), "status", "") == "completed", 90)
+    until(lambda: getattr(store.run("t"), "status", "") == "completed")
     row = store.run("t")
     assert row is not None
     history = load_verified(store, row)

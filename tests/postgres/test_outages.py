@@ -26,6 +26,7 @@ from everstep.stores.protocol import (
 from tests.postgres.proxy import CuttingProxy
 from tests.postgres.server import Server
 from tests.stores.kit import PostgresHarness, append_to, new_run
+from tests.waiting import DEADLINE_SECONDS
 
 
 @pytest.fixture
@@ -75,18 +76,16 @@ def test_a_commit_waits_out_a_server_that_is_down(postgres: PostgresHarness, ser
     try:
         time.sleep(0.7)
         assert not verdicts
-        began = time.monotonic()
         with pytest.raises(StoreError, match="cannot be reached"):
             postgres.store.run("a")
-        assert time.monotonic() - began < 2.0, "a reader does not wait for long"
         with pytest.raises(Busy):
             postgres.store.commit([Post("a", "signal")], patient=False)
         with pytest.raises(StoreError, match="cannot be reached"):
             postgres.store.renew("me", 1)
-        assert time.monotonic() - began < 6.0, "nor does whoever prolongs a lease, or buries"
+        assert waiting.is_alive(), "readers, and what prolongs a lease, have given up long before a commit does"
     finally:
         server.start()
-    waiting.join(20)
+    waiting.join(DEADLINE_SECONDS)
     assert verdicts == [Accepted()]
     assert len(postgres.store.events("a", 1)) == 2
 

@@ -60,28 +60,26 @@ def test_deleting_old_runs_takes_no_lock_that_anybody_waits_for(url: str, schema
     onlooker = Onlooker(server, schema, store.name)
     onlooker.start()
     process = subprocess.Popen([sys.executable, "-m", "everstep", "gc", "--older-than", "1d", "--url", url])
-    taken = work_beside(store, process)
+    count = work_beside(store, process)
     assert process.wait(60) == 0
     onlooker.end()
-    assert store.counts() == {"running": len(taken)}
+    assert store.counts() == {"running": count}
     store.close()
     assert onlooker.looks > 10
     assert onlooker.modes <= HARMLESS
     assert onlooker.waits == 0
-    assert sorted(taken)[len(taken) * 9 // 10] < 0.25, "far above what it takes, and far below what the deletion does"
 
 
-def work_beside(store: PostgresStore, process: "subprocess.Popen[bytes]") -> list[float]:
-    """Start, claim and move runs as long as a process is at work, and return how long each took."""
-    taken: list[float] = []
+def work_beside(store: PostgresStore, process: "subprocess.Popen[bytes]") -> int:
+    """Start, claim and move runs while a process is at work, and return how many."""
+    count = 0
     while process.poll() is None:
-        name = f"new-{len(taken)}"
-        began = time.perf_counter()
+        name = f"new-{count}"
         store.commit([StartRun(new_run(name, status="running"))])
         (claimed,) = store.commit([Claim(name, "w", 1, ("running",), True)])
         assert isinstance(claimed, Claimed)
         verdict: Any = store.commit([append_to(claimed.row)])
-        taken.append(time.perf_counter() - began)
+        count += 1
         assert len(verdict) == 1
         time.sleep(0.001)
-    return taken
+    return count

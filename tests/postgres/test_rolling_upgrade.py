@@ -4,9 +4,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from everstep.stores.postgres.opening import script, stored_version
 from everstep.stores.protocol import Post, RunFilter
 from tests.postgres import next_release, payments
 from tests.postgres.server import Server
+from tests.waiting import wait_until
 
 PRESENT, NEXT = str(Path(payments.__file__)), str(Path(next_release.__file__))
 
@@ -67,13 +67,6 @@ def releases(tmp_path: Path, url: str) -> Iterator[Releases]:
         process.communicate()
 
 
-def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.05)
-
-
 def go(store: PostgresStore, *runs: str) -> None:
     value = Codec().encode(0.0, ANY, "a signal")
     store.commit([Post(run, "signal", "go", value=value) for run in runs])
@@ -91,15 +84,15 @@ def test_a_rolling_upgrade_goes_on_with_every_run_and_holds_none(releases: Relea
     releases.order("a", "b", "c")
     old = releases.begin("old", PRESENT)
     store = PostgresStore(releases.url)
-    until(lambda: "driving" in releases.said("old"))
+    wait_until(lambda: "driving" in releases.said("old"))
     go(store, "a", "b")
-    until(lambda: releases.said("notes").count(" 1\n") == 2)
+    wait_until(lambda: releases.said("notes").count(" 1\n") == 2)
 
     new = releases.begin("new", NEXT)
-    until(lambda: "driving" in releases.said("new"))
+    wait_until(lambda: "driving" in releases.said("new"))
     assert stored_version(releases.url) == 2
     go(store, "a")  # the older one has it, and goes on with the newer schema
-    until(lambda: "a 2\n" in releases.said("notes"))
+    wait_until(lambda: "a 2\n" in releases.said("notes"))
     assert "flavour_noted" not in kinds(store, "a")
     another = PostgresStore(releases.url)  # a process of the older release may also begin now
     assert another.run("a") is not None
@@ -110,25 +103,25 @@ def test_a_rolling_upgrade_goes_on_with_every_run_and_holds_none(releases: Relea
     old.terminate()
     old.wait(20)
     go(store, "a", "b", "c")
-    until(lambda: statuses(store)["a"] == "completed" and "c 1\n" in releases.said("notes"))
+    wait_until(lambda: statuses(store)["a"] == "completed" and "c 1\n" in releases.said("notes"))
     assert all("flavour_noted" in kinds(store, run) for run in "abc")
     new.terminate()
     new.wait(20)
     releases.begin("old again", PRESENT)
-    until(lambda: "driving" in releases.said("old again"))
+    wait_until(lambda: "driving" in releases.said("old again"))
     go(store, "b", "c")
-    until(lambda: releases.said("old again").count("is left for a worker that can read it") == 2)
+    wait_until(lambda: releases.said("old again").count("is left for a worker that can read it") == 2)
     time.sleep(1.0)
     assert store.holds(open_only=False) == []
     assert releases.said("old again").count("is left for") == 2, "once for each run"
     releases.order("d")
     go(store, "d")
-    until(lambda: "d 1\n" in releases.said("notes"))
+    wait_until(lambda: "d 1\n" in releases.said("notes"))
     assert "flavour_noted" not in kinds(store, "d")
 
     releases.begin("new again", NEXT)
-    until(lambda: {"b 3\n", "c 2\n"} <= {line + "\n" for line in releases.said("notes").splitlines()})
-    until(lambda: statuses(store)["b"] == "completed")
+    wait_until(lambda: {"b 3\n", "c 2\n"} <= {line + "\n" for line in releases.said("notes").splitlines()})
+    wait_until(lambda: statuses(store)["b"] == "completed")
     lines = releases.said("notes").splitlines()
     assert len(lines) == len(set(lines)) == 9, lines
     assert store.holds(open_only=False) == []
@@ -139,7 +132,7 @@ def test_a_rolling_upgrade_goes_on_with_every_run_and_holds_none(releases: Relea
 def test_a_migration_that_older_releases_cannot_live_with_waits_until_they_are_gone(releases: Releases) -> None:
     releases.order("a")
     old = releases.begin("old", PRESENT)
-    until(lambda: "driving" in releases.said("old"))
+    wait_until(lambda: "driving" in releases.said("old"))
     refused = releases.begin("new", NEXT, "breaking")
     assert refused.wait(20) != 0
     assert f"process {old.pid} on " in releases.said("new")
@@ -148,7 +141,7 @@ def test_a_migration_that_older_releases_cannot_live_with_waits_until_they_are_g
     old.kill()
     old.wait(20)
     releases.begin("new again", NEXT, "breaking")
-    until(lambda: "driving" in releases.said("new again"))
+    wait_until(lambda: "driving" in releases.said("new again"))
     with pytest.raises(StoreUnusable, match="version 2 of the schema, made by a newer release"):
         PostgresStore(releases.url)
 

@@ -19,7 +19,7 @@ def main(folder: Path, order: str) -> None:
     with everstep.connect(f"sqlite:///{folder}/store.db") as client:
         client.start("desk", id="desk")
         connection = apsw.Connection(str(folder / "store.db"))
-        connection.set_busy_timeout(5000)
+        connection.set_busy_timeout(60_000)
         connection.execute("CREATE TABLE IF NOT EXISTS orders (name TEXT)")
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("INSERT INTO orders VALUES (?)", (order,))

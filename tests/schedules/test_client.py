@@ -19,6 +19,7 @@ from everstep.errors import IdConflict, Misuse, RunEnded, UnknownRun
 from everstep.stores.sqlite import SqliteStore
 from tests.crash.figures import FIGURES
 from tests.schedules.kit import scenario
+from tests.waiting import open_raw
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).with_name("outbox_programs.py")
@@ -141,8 +142,7 @@ class Shop:
     """A caller's connection to the store's file, with a table of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.connection = apsw.Connection(str(folder / "store.db"))
-        self.connection.set_busy_timeout(5000)
+        self.connection = open_raw(folder / "store.db")
         self.connection.execute("CREATE TABLE IF NOT EXISTS orders (name TEXT)")
 
     def order(self, name: str) -> None:
@@ -221,13 +221,13 @@ async def test_a_mistake_in_it_leaves_the_caller_s_transaction_as_it_was(tmp_pat
 @scenario
 async def test_a_connection_that_is_no_good_for_it_is_refused_with_a_remedy(tmp_path: Path) -> None:
     async with everstep.connect(url(tmp_path)) as client:
-        other = apsw.Connection(str(tmp_path / "other.db"))
+        other = open_raw(tmp_path / "other.db")
         with other, pytest.raises(Misuse, match="to another"):
             await client.start("greet", transaction=other)
         memory = apsw.Connection(":memory:")
         with memory, pytest.raises(Misuse, match="to another"):
             await client.start("greet", transaction=memory)
-        mine = apsw.Connection(str(tmp_path / "store.db"))
+        mine = open_raw(tmp_path / "store.db")
         with pytest.raises(Misuse, match="BEGIN IMMEDIATE"):
             await client.start("greet", transaction=mine)
         standard = sqlite3.connect(":memory:")  # not to the store's file: that would be the danger itself

@@ -3,13 +3,13 @@
 import asyncio
 from pathlib import Path
 
-import apsw
 import pytest
 
 import everstep
 from everstep import workflow
 from everstep.errors import Misuse
 from tests.schedules.kit import Place, scenario, until
+from tests.waiting import open_raw
 
 HOUR = 3600
 
@@ -47,7 +47,7 @@ async def test_what_a_client_or_a_transaction_starts_waits_in_the_queue(tmp_path
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     async with everstep.open(url, recover=True) as app:
         await app.queue("lane", paused=True)
-        connection = apsw.Connection(str(tmp_path / "runs.db"))
+        connection = open_raw(tmp_path / "runs.db")
         with connection:
             await app.start(pass_by, id="t", transaction=connection)
         async with everstep.connect(url) as client:
@@ -68,6 +68,6 @@ async def test_a_queue_that_cannot_be_one_is_said_by_everybody_who_starts_runs(t
             await app.schedule(stay, every=HOUR, queue="two words")
         with pytest.raises(Misuse, match="queue"):
             await client.start("stay", queue="two words")
-        connection = apsw.Connection(str(tmp_path / "runs.db"))
+        connection = open_raw(tmp_path / "runs.db")
         with connection, pytest.raises(Misuse, match="queue"):
             await app.start(stay, transaction=connection, queue="two words")

@@ -226,9 +226,11 @@ async def test_the_end_of_a_run_here_is_heard_of_at_once(place: Place) -> None:
     HINDERED.append(asyncio.Event())
     async with place.worker() as app:
         await app.schedule(hindered, name="s", every=HOUR, overlap="queue")
-        for _ in range(2):
-            place.clock.advance(HOUR)
-            await asyncio.sleep(0.05)
+        place.clock.advance(HOUR)
+        await until(place.runs)
+        place.clock.advance(HOUR)
+        while (await app.get_schedule("s").show()).buffered is None:
+            await asyncio.sleep(0.001)
         assert place.runs() == [f"s@{at(10)}"]
         HINDERED.pop().set()  # nobody but the run's own body says anything
         await until(lambda: place.runs() == [f"s@{at(10)}", f"s@{at(11)}"])

@@ -27,6 +27,7 @@ from everstep.stores.protocol import (
     Verdict,
 )
 from everstep.stores.sqlite import SqliteStore
+from tests.waiting import open_raw
 
 if TYPE_CHECKING:
     from everstep.stores.postgres import PostgresStore
@@ -172,7 +173,7 @@ class SqliteHarness(Harness):
         self._others.pop(worker).close()
 
     def caller(self) -> apsw.Connection:
-        return apsw.Connection(str(self.path))
+        return open_raw(self.path)
 
     def close(self) -> None:
         for other in self._others.values():

@@ -15,10 +15,11 @@ from everstep.stores.opening import open_store
 from everstep.stores.protocol import StartRun
 from everstep.stores.sqlite import SqliteStore, opening
 from tests.stores.kit import begin_python, new_run, python
+from tests.waiting import open_raw
 
 
 def version(path: Path) -> object:
-    connection = apsw.Connection(str(path))
+    connection = open_raw(path)
     try:
         return connection.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchall()
     finally:
@@ -128,14 +129,14 @@ def test_two_names_of_one_file_share_its_liveness_locks(tmp_path: Path) -> None:
 
 
 def foreign_database(path: Path) -> None:
-    connection = apsw.Connection(str(path))
+    connection = open_raw(path)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("CREATE TABLE runs (id); INSERT INTO runs VALUES (1)")
     connection.close()
 
 
 def foreign_application(path: Path) -> None:
-    connection = apsw.Connection(str(path))
+    connection = open_raw(path)
     connection.execute("PRAGMA application_id = 77")
     connection.close()
 
@@ -211,7 +212,7 @@ def test_what_cannot_be_written_is_refused_as_read_only(tmp_path: Path, what: st
 def test_a_store_of_a_newer_release_is_refused_and_both_versions_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     SqliteStore(path).close()
-    connection = apsw.Connection(str(path))
+    connection = open_raw(path)
     connection.execute("UPDATE meta SET value = 9 WHERE name = 'schema_version'")
     connection.close()
     before = path.read_bytes()

@@ -37,6 +37,7 @@ from everstep.stores.schedules import ChangeSchedule, ScheduleRow
 from everstep.stores.sql.batch import is_bare, is_move
 from everstep.stores.sqlite import SqliteStore, connections
 from tests.stores.kit import SqliteHarness, append_to, claimed, new_run
+from tests.waiting import open_raw
 
 # -- unknown commits ------------------------------------------------------------------------------------------------
 
@@ -541,7 +542,7 @@ def test_a_damaged_text_in_a_history_is_left_to_the_chain_of_digests(sqlite: Sql
 
 def test_an_impatient_commit_does_not_wait_for_another_process(sqlite: SqliteHarness) -> None:
     row = sqlite.start("a", status="running")
-    other = apsw.Connection(str(sqlite.path))
+    other = open_raw(sqlite.path)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(Busy):
         sqlite.store.commit([append_to(row)], patient=False)
@@ -559,7 +560,7 @@ def test_an_impatient_commit_does_not_wait_for_another_thread(sqlite: SqliteHarn
 
 def test_patience_has_an_end_that_explains_itself(sqlite: SqliteHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "PATIENCE_SECONDS", 0.05)
-    other = apsw.Connection(str(sqlite.path))
+    other = open_raw(sqlite.path)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreError, match="locked") as caught:
         sqlite.one(StartRun(new_run("a")))

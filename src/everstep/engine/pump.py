@@ -73,6 +73,13 @@ class Pump:
         if self._pausing is not None and not self._pausing.done():
             self._pausing.set_result(None)
 
+    def is_pausing(self) -> bool:
+        """Tell whether it has looked at everything that it was told of, and nothing it knows of is due."""
+        is_due = self._next_wake is not None and self.app.clock.now() >= self._next_wake
+        if self._task is None or self._task.done():
+            return True
+        return self._pausing is not None and not self._pausing.done() and not is_due
+
     def look_after(self) -> None:
         """There is something to look after from now on: do not sleep as if there were nothing."""
         if self._is_idle:

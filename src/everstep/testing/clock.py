@@ -91,9 +91,12 @@ class FakeClock:
         return True
 
     async def rest(self, *apps: "Driving") -> None:
-        """Wait until each run that these apps drive waits, ended or is held, and all of that is durable."""
+        """Wait until each run that these apps drive waits, ended or is held, and all of that is durable.
+
+        Runs that an app has yet to take up belong to that: it has looked at all that is due by now.
+        """
         await asyncio.sleep(0)  # alarms that have just been rung come first
-        while not all(app.is_at_rest() for app in apps):  # noqa: ASYNC110  # it comes to rest in many ways
+        while not all(app.is_at_rest() and app.pump.is_pausing() for app in apps):  # noqa: ASYNC110  # it comes to rest in many ways
             await asyncio.sleep(TURN_SECONDS)
 
     async def play(self, app: "Driving", run: str, *, jumps: int = 1_000) -> None:
