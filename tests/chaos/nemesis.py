@@ -20,7 +20,7 @@ from typing import Any
 
 from everstep.model.status import ENDED
 from everstep.testing.checker import check, export_histories
-from tests.chaos.stage import DEADLINE_SECONDS, HostProcess, Nursery, Stage, Unanswered, by_kind, within
+from tests.chaos.stage import DEADLINE_SECONDS, Gone, Hang, HostProcess, Nursery, Stage, Unanswered, by_kind, within
 from tests.chaos.stopping import CONTRACTS, KINDS
 
 STORES = ("sqlite", "postgres")
@@ -32,6 +32,8 @@ PATIENCE = (0.1, 0.3, 0.8)
 """How long, in seconds, the second process may go on before the faults end."""
 SOFT_SECONDS = 3.0
 """How long the runs may take to end while the first process is still there. Then it is ended as well."""
+OPENINGS_MAX = 8
+"""More often than faults can be in the way of opening an app."""
 
 Move = tuple[Any, ...]
 
@@ -151,10 +153,9 @@ class Trial:
             try:
                 await within(task, what)
             except Unanswered as error:
-                hangs = "hangs" in str(error)
-                if hangs:
+                if isinstance(error, Hang):
                     self.blame("hang", str(error))
-                elif not is_refusal(str(error)):
+                elif not is_refusal(error):
                     self.blame("error", f"{what}: {error}")
                 self.stage.note(f"{what}: {error}")
         self._pending.clear()
@@ -163,8 +164,21 @@ class Trial:
         self._opened += 1
         app, form = f"app-{self._opened}", self.plan.form if host == "first" else "async"
         self._apps[host].append(app)
-        doing = self.stage.hosts[host].ask("open", app=app, form=form, recover=recover)
+        doing = self._open(self.stage.hosts[host], app=app, form=form, recover=recover)
         await self.do(f"open {app} in {host}{', which recovers' if recover else ''}", doing)
+
+    async def _open(self, host: HostProcess, **facts: Any) -> None:
+        """Open an app; again, as a program does that is started again, if a fault was in the way."""
+        for tries in range(OPENINGS_MAX):
+            try:
+                await host.ask("open", **facts)
+                return
+            except Unanswered as error:
+                self.stage.note(f"{facts['app']} was not opened: {error}")
+                if not is_refusal(error):
+                    self.blame("error", f"open: {error}")
+                if tries == OPENINGS_MAX - 1 or isinstance(error, Gone):
+                    raise
 
     async def close_app(self, host: str, place: int = 0) -> None:
         app = self._apps[host].pop(place)
@@ -201,7 +215,7 @@ class Trial:
             await self.heal()
             await self.finish()
         except Unanswered as error:
-            self.blame("hang" if "hangs" in str(error) else "error", str(error))
+            self.blame("hang" if isinstance(error, Hang) else "error", str(error))
         self.judge()
         return self.outcome
 
@@ -213,6 +227,8 @@ class Trial:
         await asyncio.gather(stage.begin("first", ahead=first, drain=drain), stage.begin("second", ahead=second))
         for ahead in (first, second):
             stage.fired["clock jumps"] += bool(ahead)
+        if plan.form == "worker":
+            await within(self._wait_for_worker(), "the worker begins")
         for *move, _ in plan.early:
             await self.move(*move)
         starter = "second" if plan.form == "worker" else "first"
@@ -222,18 +238,26 @@ class Trial:
         else:
             await self.open_app("first", recover=False)
         await self.start(starter)
-        for host in stage.hosts.values():
-            if self.plan.early:
-                await within(host.ask("refuse", threads=0), "threads again")
-                await within(host.ask("cut", statements=0), "statements again")
+        for do, facts in (("refuse", {"threads": 0}), ("cut", {"statements": 0})) if plan.early else ():
+            await within(self.first.ask(do, **facts), f"{do} no more")
         await self.settle_pending()
         if missing := [run for run in self._names if ("start", run) not in self._acknowledged]:
             stage.note(f"{missing} again, as a client does who heard no answer")
             await self.start(starter)
             await self.settle_pending()
-        begun = lambda: {body.number for body in stage.till.bodies} >= set(range(1, len(self._names) + 1))  # noqa: E731
-        if not await stage.wait_for(begun, DEADLINE_SECONDS):
-            raise Unanswered(f"the bodies begin: this hangs, {self.statuses()}")
+        if not await stage.wait_for(self.all_begun, DEADLINE_SECONDS):
+            raise Hang(f"the bodies begin: this hangs, {self.statuses()}")
+
+    def all_begun(self) -> bool:
+        """Whether the body of each order is, or was, at the till, or has failed before it came there."""
+        begun = {body.number for body in self.stage.till.bodies}
+        left = [run for run, (_, number) in self._names.items() if number not in begun]
+        events = [event for run in left for event in self.stage.store.events(run, 1)]
+        return sum(event.kind == "step_doubted" for event in events) >= len(left)
+
+    async def _wait_for_worker(self) -> None:
+        while self.first.pid not in [worker.pid for worker in self.stage.store.workers()]:
+            await asyncio.sleep(0.02)
 
     async def move(self, kind: str, *facts: Any) -> None:
         """Do one of the things that a plan consists of."""
@@ -288,13 +312,10 @@ class Trial:
         stage = self.stage
         for host in stage.hosts.values():
             host.send(signal.SIGCONT)
-            if host.status.done():
-                continue
             try:
                 await within(host.ask("end"), f"{host.name} is healed")
-            except Unanswered as error:
-                if "has ended" not in str(error):
-                    raise
+            except Gone:
+                stage.note(f"{host.name} has ended")
         stage.note("the faults have ended")
         stage.till.release()
         await self.settle_pending()
@@ -330,9 +351,8 @@ class Trial:
     async def end_first(self) -> None:
         """Close what is open in the first process, and end it."""
         stage, first = self.stage, self.first
+        await self.count(first)
         if not first.status.done():
-            fired = (await within(first.ask("fired"), "first counts"))["fired"]
-            stage.fired.update(fired)
             if self.plan.form == "worker":
                 first.send(signal.SIGTERM)
             else:
@@ -342,10 +362,16 @@ class Trial:
                 first.hang_up()
         status = await within(asyncio.shield(first.status), "first ends")
         stage.note(f"first ended with {status}")
-        if status not in (0, -signal.SIGTERM):
+        if status and not (self.plan.form == "worker" and stage.fired["threads refused"]):  # else it may give up
             self.blame("died", f"the first process ended with {status}")
-        fired = (await within(stage.hosts["second"].ask("fired"), "second counts"))["fired"]
-        stage.fired.update(fired)
+        await self.count(stage.hosts["second"])
+
+    async def count(self, host: HostProcess) -> None:
+        """Take the count of faults that a process has had."""
+        try:
+            self.stage.fired.update((await within(host.ask("fired"), f"{host.name} counts"))["fired"])
+        except Gone:
+            pass  # it was told to end, and has
 
     async def resolve_holds(self) -> None:
         """Be a person who asks the till, once nothing acts any more."""
@@ -410,7 +436,8 @@ class Trial:
         histories = export_histories(stage.store)
         broken = check(histories, journal=self.journal, ledger=stage.till.entries, faults=["zombie"])
         for one in broken:
-            self.blame("doubled" if one.rule[0] == "D" else "lost" if one.rule[0] == "L" else "rule", str(one))
+            kind = "doubled" if one.rule[0] == "D" else "lost" if one.rule[0] == "L" else "rule"
+            self.blame("stuck" if "it is still" in one.what else kind, str(one))
 
 
 def last_events(stage: Stage, run: str) -> str:
@@ -420,10 +447,10 @@ def last_events(stage: Stage, run: str) -> str:
     return "; ".join(f"{event.kind} {event.step} {event.body!r}" for event in events[-3:])[:600]
 
 
-def is_refusal(error: str) -> bool:
-    """Tell whether an error is one that a client may get while faults last: then it asks again."""
-    kind = error.partition(":")[0]
-    return kind in ("StoreError", "StoreBusy", "RuntimeError", "RunEnded", "KeyError") or "has ended" in error
+def is_refusal(error: Unanswered) -> bool:
+    """Tell whether an error is one that a caller may get while faults last: then it asks again."""
+    kind = str(error).partition(":")[0]
+    return isinstance(error, Gone) or kind in ("StoreError", "RuntimeError", "RunEnded", "KeyError")
 
 
 # -- many of them -----------------------------------------------------------------------------------------------------
