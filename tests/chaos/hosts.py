@@ -177,7 +177,7 @@ class Host:
                     getattr(self._faults, do)(**ask)
                     self._say({"n": number})
                 elif do == "fired":
-                    self._say({"n": number, "fired": dict(self._faults.fired)})
+                    self._say({"n": number, "fired": dict(self._faults.fired), "cpu": sum(os.times()[:2])})
                 else:
                     assert self._loop is not None
                     asyncio.run_coroutine_threadsafe(self._answer(number, do, ask), self._loop)

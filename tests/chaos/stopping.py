@@ -183,9 +183,10 @@ async def stamp(number: int) -> str:
 
 @workflow
 async def stop_order(name: str, number: int) -> dict[str, str]:
-    """One effect that is disturbed, a signal, and another effect."""
+    """One effect that is disturbed, a signal, a timer, and another effect."""
     does = STEPS[name]
     acted = await (asyncio.to_thread(does, number) if name.startswith("pool_") else does(number))
     word = await everstep.receive("word", str)
+    await asyncio.sleep(0.02)
     stamped = await stamp(number)
     return {"acted": acted, "word": word, "stamped": stamped}
