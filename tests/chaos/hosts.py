@@ -38,8 +38,7 @@ class Faults:
         self.fired: Counter[str] = Counter()
         self._ahead = 0.0
         self._threads_refused = 0
-        self._statements_cut = 0
-        self._connections: list[apsw.Connection] = []
+        self._statements_cut = self._pieces_left = 0
 
     def install(self) -> None:
         """Put them in the way of whatever is called from now on."""
@@ -79,6 +78,9 @@ class Faults:
     def _is_cut(self) -> bool:
         if not self._statements_cut:
             return False
+        if self._pieces_left:
+            self._pieces_left -= 1
+            return False
         self._statements_cut -= 1
         self.fired["statements cancelled"] += 1
         return True
@@ -92,9 +94,9 @@ class Faults:
         """Refuse the next threads that anything here wants to start."""
         self._threads_refused = threads
 
-    def cut(self, statements: int) -> None:
-        """Interrupt the next statements of SQLite here."""
-        self._statements_cut = statements
+    def cut(self, statements: int, after: int = 0) -> None:
+        """Interrupt the next statements of SQLite here, once this many pieces of others were done."""
+        self._statements_cut, self._pieces_left = statements, after
 
     def end(self) -> None:
         """Let everything be as it should."""

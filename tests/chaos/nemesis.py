@@ -94,7 +94,8 @@ def fault(chance: random.Random, target: str = "") -> Move:
     """Return something that is done inside a process."""
     kind = chance.choice(("jump", "refuse", "refuse", "cancel", "cancel"))
     target = target or chance.choice(("first", "first", "second"))
-    return kind, target, chance.choice(JUMPS) if kind == "jump" else chance.randint(1, 3)
+    much = chance.choice(JUMPS) if kind == "jump" else chance.randint(1, 3)
+    return (kind, target, much, chance.choice((0, 0, 5, 20, 80))) if kind == "cancel" else (kind, target, much)
 
 
 @dataclass
@@ -160,7 +161,7 @@ class Trial:
                 if isinstance(error, Hang):
                     self.blame("hang", str(error))
                 elif not is_refusal(error):
-                    self.blame("error", f"{what}: {error}")
+                    self.blame("raw" if is_raw(error) else "error", f"{what}: {error}")
                 self.stage.note(f"{what}: {error}")
         self._pending.clear()
 
@@ -180,7 +181,7 @@ class Trial:
             except Unanswered as error:
                 self.stage.note(f"{facts['app']} was not opened: {error}")
                 if not is_refusal(error):
-                    self.blame("error", f"open: {error}")
+                    self.blame("raw" if is_raw(error) else "error", f"open: {error}")
                 if tries == OPENINGS_MAX - 1 or isinstance(error, Gone):
                     raise
 
@@ -215,7 +216,7 @@ class Trial:
             for *move, pause in self.plan.moves:
                 await self.move(*move)
                 await asyncio.sleep(pause)
-            await asyncio.sleep(self.plan.patience)
+            await self.stage.wait_for(lambda: bool(self.stage.till.overlaps), self.plan.patience)
             await self.heal()
             await self.finish()
         except Unanswered as error:
@@ -298,7 +299,7 @@ class Trial:
         else:
             await self.fault(kind, *facts)
 
-    async def fault(self, kind: str, target: str, much: Any) -> None:
+    async def fault(self, kind: str, target: str, much: Any, after: int = 0) -> None:
         """Do something inside a process."""
         stage, host = self.stage, self.stage.hosts[target]
         if kind == "jump":
@@ -306,7 +307,7 @@ class Trial:
         elif kind == "refuse":
             await self.do(f"{target} is refused {much} threads", host.ask("refuse", threads=much))
         elif self.plan.store == "sqlite":
-            await self.do(f"{much} statements of {target} are interrupted", host.ask("cut", statements=much))
+            await self.do(f"{much} statements of {target} are interrupted", host.ask("cut", statements=much, after=after))
         else:
             cancelling = asyncio.ensure_future(asyncio.to_thread(stage.cancel_statements, host.pid))
             sender = target if self._apps[target] else "second" if target == "first" else "first"
@@ -372,7 +373,8 @@ class Trial:
                 first.hang_up()
         status = await self.stage.within(asyncio.shield(first.status), "first ends")
         stage.note(f"first ended with {status}")
-        if status and not (self.plan.form == "worker" and stage.fired["threads refused"]):  # else it may give up
+        is_refused = any(move[:2] == ("refuse", "first") for move in (*self.plan.early, *self.plan.moves))
+        if status and not (is_refused and self.plan.form == "worker"):  # without threads it may give up
             self.blame("died", f"the first process ended with {status}")
         await self.count(stage.hosts["second"])
 
@@ -458,6 +460,11 @@ def is_refusal(error: Unanswered) -> bool:
     return isinstance(error, Gone) or kind in ("StoreError", "RuntimeError", "RunEnded", "KeyError")
 
 
+def is_raw(error: Unanswered) -> bool:
+    """Tell whether an error is one of a database's driver, that no caller of ours can know."""
+    return str(error).partition(":")[0] in ("InterruptError", "QueryCanceled", "OperationalError", "AssertionError")
+
+
 # -- many of them -----------------------------------------------------------------------------------------------------
 async def one_trial(
     plan: Plan, nursery: Nursery, *, mutant: str = "", deadline: float = DEADLINE_SECONDS
@@ -498,7 +505,8 @@ def main(store: str, first: int, count: int = 1, together: int = 4) -> None:
     print(f"trials {len(outcomes)}, failed {sum(bool(one.problems) for one in outcomes)}: {dict(kinds)}")
     print(dict(fired))
     print(f"CPU of the processes {sum(one.cpu for one in outcomes):.1f} s")
-    print(f"completed {sum(one.completed for one in outcomes)} of {sum(len(one.plan.orders) for one in outcomes)}")
+    completed, unaided = sum(one.completed for one in outcomes), sum(one.unaided for one in outcomes)
+    print(f"completed {completed} of {sum(len(one.plan.orders) for one in outcomes)}, without a person {unaided}")
 
 
 if __name__ == "__main__":

@@ -84,11 +84,12 @@ class Till:
         self.bodies.append(body)
         try:
             writer.write(b"here\n")
-            if others and not self.is_disturbed and is_awaited(body.effect):
-                self.robbed.append(f"{body.effect}({body.number}) in {body.pid} beside {[one.pid for one in others]}")
-            if others and not honours_keys(body.effect):
-                self.overlaps.append(f"{body.effect}({body.number}) in {body.pid} beside {[one.pid for one in others]}")
-                self.release(body.number)  # the sooner both act, the surer that is seen
+            if others:
+                what = f"{body.effect}({body.number}) in {body.pid} beside {[one.pid for one in others]}"
+                self.overlaps.append(what)
+                self.robbed += [what] if is_awaited(body.effect) and not self.is_disturbed else []
+                if not honours_keys(body.effect):
+                    self.release(body.number)  # the sooner both act, the surer that is seen
             said = asyncio.ensure_future(reader.readline())
             if not self._may_act(body):
                 await asyncio.wait([go, said], return_when=asyncio.FIRST_COMPLETED)
