@@ -1,4 +1,4 @@
-"""Bugs that are planted into the processes of a stop-and-close trial: a judge that does not find them judges nothing."""
+"""Bugs that are planted into the processes of a stop-and-close trial. A judge that misses them judges nothing."""
 
 import asyncio
 from collections.abc import Callable

@@ -206,7 +206,9 @@ class Trial:
         facts = {"name": name, "id": f"{name} {run}"}
         app = self._apps[host][-1]
         doing = self.stage.hosts[host].ask("signal", app=app, run=run, value=f"{name} for {run}", **facts)
-        await self.do(f"{name} to {run} in {host}", self._told("signal" if name == "word" else "poke", run, doing, **facts))
+        await self.do(
+            f"{name} to {run} in {host}", self._told("signal" if name == "word" else "poke", run, doing, **facts)
+        )
 
     # -- the trial --------------------------------------------------------------------------------------------------
     async def perform(self) -> Outcome:
@@ -307,7 +309,9 @@ class Trial:
         elif kind == "refuse":
             await self.do(f"{target} is refused {much} threads", host.ask("refuse", threads=much))
         elif self.plan.store == "sqlite":
-            await self.do(f"{much} statements of {target} are interrupted", host.ask("cut", statements=much, after=after))
+            await self.do(
+                f"{much} statements of {target} are interrupted", host.ask("cut", statements=much, after=after)
+            )
         else:
             cancelling = asyncio.ensure_future(asyncio.to_thread(stage.cancel_statements, host.pid))
             sender = target if self._apps[target] else "second" if target == "first" else "first"
@@ -466,9 +470,7 @@ def is_raw(error: Unanswered) -> bool:
 
 
 # -- many of them -----------------------------------------------------------------------------------------------------
-async def one_trial(
-    plan: Plan, nursery: Nursery, *, mutant: str = "", deadline: float = DEADLINE_SECONDS
-) -> Outcome:
+async def one_trial(plan: Plan, nursery: Nursery, *, mutant: str = "", deadline: float = DEADLINE_SECONDS) -> Outcome:
     """Do one trial in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="everstep-stop-") as folder:
         async with Stage(plan.store, Path(folder), nursery, mutant, deadline) as stage:

@@ -87,7 +87,7 @@ CASES: dict[str, tuple[str, list[str], list[Any], float]] = {
     "hold_runs_when_closing": ("hold", ["task_repeat"], CLOSED, 0.0),
     "take_up_nothing": ("stuck", ["task_repeat"], CLOSED, 0.0),
 }
-"""By planted bug: what it is found as, the bodies, and what is done to them. (The last: by how much a clock is ahead.)"""
+"""By planted bug: what it is found as, the bodies, what is done to them, and how far the second clock is ahead."""
 OVERLAPPING = {mutant for mutant, (kind, *_) in CASES.items() if kind in ("doubled", "robbed")}
 """Those by which a body is begun beside another. That is waited for."""
 ONLY_SQLITE = {"see_nobody_alive"}
