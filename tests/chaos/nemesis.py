@@ -399,7 +399,11 @@ class Trial:
                 self.blame("hold", f"{hold.run} is held as {hold.reason}: {hold.summary}")
                 continue
             self.stage.fired["holds"] += 1
-            value = self.stage.till.value(self._names[hold.run][1])
+            number = self._names[hold.run][1]
+            await self.stage.wait_for(
+                lambda number=number: not self.stage.till.open_bodies(number), self.stage.deadline
+            )
+            value = self.stage.till.value(number)
             resolution = "probe" if "probe" in hold.resolutions else "done" if value is not None else "not-done"
             app = self._apps["second"][-1]
             facts = {"app": app, "run": hold.run, "resolution": resolution, "value": value}

@@ -124,6 +124,8 @@ def _tell(work: Knock, loop: asyncio.AbstractEventLoop, done: "asyncio.Future[st
 async def left_behind(begin: Callable[[Knock], Any], work: Knock) -> str:
     """Begin the work, and fail without waiting for it: it acts when it may."""
     task = asyncio.ensure_future(begin(work))
+    LEFT_TASKS.add(task)  # else it would end with the garbage
+    task.add_done_callback(LEFT_TASKS.discard)
     while not task.done() and not work.at_the_till.is_set():
         await asyncio.sleep(0.005)
     await asyncio.wait([task], timeout=0.05)
@@ -132,6 +134,7 @@ async def left_behind(begin: Callable[[Knock], Any], work: Knock) -> str:
     raise AnswerLost("the work goes on")
 
 
+LEFT_TASKS: set[asyncio.Future[str]] = set()
 AWAITED: dict[str, Callable[[Knock], Any]] = {
     "task": as_task,
     "stubborn": as_stubborn_task,
