@@ -10,12 +10,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from everstep.codec import exceptions
-from everstep.codec.canonical import canonical_bytes, canonical_json
+from everstep.codec.canonical import Tree, canonical_bytes, canonical_json
 from everstep.codec.preview import harmless, preview_of
 from everstep.codec.reader import Misfit, read
 from everstep.codec.signature import Signature
 from everstep.codec.tables import ANY, Types
-from everstep.codec.writer import DEPTH_MAX, INT_MAX, INT_MIN, Refused, Tree, is_plain, is_storable, write
+from everstep.codec.writer import DEPTH_MAX, INT_MAX, INT_MIN, Refused, is_plain, is_storable, write
 from everstep.errors import NotDecodable, NotEncodable
 from everstep.model.digests import hex_digest_of
 from everstep.model.untrusted import described, qualified_name, text_of

@@ -174,7 +174,7 @@ def traceback_text(error: BaseException, most: int) -> str:
 def _arguments(error: BaseException) -> tuple[Any, ...]:
     """Return what restores an exception. `OSError` keeps its file names outside `args`."""
     if is_a(error, OSError):
-        reduced = OSError.__reduce__(error)  # type: ignore[arg-type]  # is_a says so
+        reduced = OSError.__reduce__(error)
         if isinstance(reduced, tuple) and isinstance(reduced[1], tuple):
             return reduced[1]
     arguments: tuple[Any, ...] = _ARGS(error)

@@ -160,7 +160,7 @@ def _write_unordered(members: Iterable[Any], types: Types, depth: int) -> tuple[
         refused.path.append(f"[{len(each)}]")
         raise
     each.sort(key=lambda one: canonical_bytes(*one))
-    trees = {str(index): tree for index, (_, tree) in enumerate(each) if tree is not None}
+    trees: dict[str, Tree] = {str(index): tree for index, (_, tree) in enumerate(each) if tree is not None}
     return [written for written, _ in each], _shortest(trees, len(each))
 
 

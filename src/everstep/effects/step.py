@@ -63,14 +63,7 @@ class Step:
         if not callable(function):
             raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
         refuse_generator("The step", function)
-        if effect not in self.effects:
-            raise refused(
-                "effect", effect, 'a step is "read", "repeat" or "once"; "atomic" is @everstep.transaction(database)'
-            )
-        if effect != "once" and (probe is not None or not_done or settle):
-            raise Misuse(f'probe=, settle= and not_done= are for effect="once", not for effect={effect!r}.')
-        if effect == "read" and key is not None:
-            raise Misuse('key= is for effects, not for effect="read": a read changes nothing that could happen twice.')
+        self._check_contract(effect, for_once=probe is not None or not_done or settle, has_key=key is not None)
         if timeout is not None:
             checked_seconds("timeout", timeout, above=True)
         if retry is not None and type(retry) is not Retry:
@@ -113,6 +106,17 @@ class Step:
         for error in checked_errors("raises", raises):
             register(error)
         functools.update_wrapper(self, function, updated=())
+
+    def _check_contract(self, effect: Any, *, for_once: Any, has_key: bool) -> None:
+        """Refuse a contract that there is not, and options that are for another one."""
+        if not isinstance(effect, str) or effect not in self.effects:
+            raise refused(
+                "effect", effect, 'a step is "read", "repeat" or "once"; "atomic" is @everstep.transaction(database)'
+            )
+        if effect != "once" and for_once:
+            raise Misuse(f'probe=, settle= and not_done= are for effect="once", not for effect={effect!r}.')
+        if effect == "read" and has_key:
+            raise Misuse('key= is for effects, not for effect="read": a read changes nothing that could happen twice.')
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         current = now_running() or code_here()

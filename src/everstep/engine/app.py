@@ -124,8 +124,7 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
         if isinstance(verdict, Existing):
             await later.existing_run(self, verdict.row, target, arguments, policy)
         elif in_line or delay > 0:
-            if in_line:
-                self.queueing.expect(new.row)
+            self.queueing.expect(new.row)
             self.pump.nudge()
         elif not is_new:
             self.drive_new(new, target)

@@ -19,6 +19,7 @@ from everstep.errors import Damaged, IdConflict, NoAnswer, RunEnded, UnknownRun
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.ids import checked_delivery_id, checked_name, checked_run_id
+from everstep.model.options import checked_timeout
 from everstep.model.status import ENDED
 from everstep.model.untrusted import described
 from everstep.stores.protocol import Delivery, NotPosted, Post, Posted, RunRow
@@ -35,7 +36,7 @@ async def ask(
     id = checked_delivery_id(id, "request", 200) or f"{app.randomness.getrandbits(128):032x}"
     post = Post(checked_run_id(run), "request", checked_name(name, "request"), id, payload, app.clock.now())
     try:
-        async with asyncio.timeout(timeout) as limit:
+        async with asyncio.timeout(checked_timeout(timeout)) as limit:
             there = await posted(app, post)
             body = await _answer(app, post, there.number, asked_before=there.duplicate)
     except TimeoutError:

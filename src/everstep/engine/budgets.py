@@ -55,7 +55,7 @@ class Budgets:
         self._is_changed = True
         self._in_vain: set[tuple[int, Charge | None]] = set()
         self._estimates: dict[int, Charge | None] = {}
-        self._mistakes: dict[int, Exception] = {}
+        self._mistakes: dict[int, BaseException] = {}
         """Calls whose estimate could not be made."""
         self._told = b""
         self._set_deadline()

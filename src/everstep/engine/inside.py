@@ -19,6 +19,7 @@ from everstep.engine.witnessing import release_witness, take_witness
 from everstep.engine.workflow import checked_choice, workflow_of
 from everstep.errors import Misuse
 from everstep.model.ids import checked_name, checked_run_id
+from everstep.model.options import LONGEST_SECONDS, checked_seconds, checked_timeout
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -47,7 +48,7 @@ def uuid() -> "UUID":
 
 async def sleep(seconds: float) -> None:
     """Sleep durably: across a crash, for as long as it takes, and without memory. The same as `asyncio.sleep`."""
-    await asyncio.sleep(seconds)
+    await asyncio.sleep(checked_seconds("seconds", seconds, least=-LONGEST_SECONDS))
 
 
 @overload
@@ -57,6 +58,7 @@ async def receive(name: str, type: Any = ..., *, timeout: float | None = ...) ->
 async def receive(name: str, type: Any = Any, *, timeout: float | None = None) -> Any:
     """Wait for the next signal of this name and return its value; after `timeout` seconds: `TimeoutError`."""
     execution = current_execution("everstep.receive()")
+    timeout = checked_timeout(timeout)
     source = persons_line(sys._getframe(1))
     future = execution.receiving.receive(execution, checked_name(name, "signal"), type, source)
     if timeout is None:

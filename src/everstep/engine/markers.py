@@ -1,5 +1,6 @@
 """Forgetting markers: those of ended runs, when nobody can need them any more."""
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec

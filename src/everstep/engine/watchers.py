@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from everstep.engine.agreement import refuse_unreadable
 from everstep.engine.history import check_ends
 from everstep.errors import UnknownRun
+from everstep.model.options import checked_timeout
 from everstep.model.status import ENDED, Status
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Watchers:
     async def wait_for_end(self, run: str, timeout: float | None = None) -> End:
         """Wait until a run has ended or is held; return how, and its outcome's payload."""
         if timeout is not None:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(checked_timeout(timeout)):
                 return await self.wait_for_end(run)
         app = self._app
         nudged = checked = False

@@ -88,7 +88,7 @@ def _check_budget(budget: object) -> None:
         raise Misuse(f"budget= is an everstep.Budget(usd=…, tokens=…), not {type(budget).__name__}.")
 
 
-def checked_choice(option: str, value: str, choices: tuple[str, ...]) -> str:
+def checked_choice(option: str, value: Any, choices: tuple[str, ...]) -> str:
     """Return the value if it is one of the choices."""
     if isinstance(value, str) and value in choices:
         return value

@@ -27,6 +27,11 @@ def checked_seconds(option: str, value: Any, *, least: float = 0.0, above: bool 
     raise refused(option, value, f"it is a finite number of seconds {bound}, such as {option}={example:g}")
 
 
+def checked_timeout(value: Any) -> float | None:
+    """Return how long to wait, or None for as long as it takes. One that is over already (below 0) is fine."""
+    return None if value is None else checked_seconds("timeout", value, least=-LONGEST_SECONDS)
+
+
 def checked_number(option: str, value: Any, *, least: float, most: float = float("inf")) -> float:
     """Return a finite number between two others."""
     is_number = is_a(value, int, float) and not is_a(value, bool)
