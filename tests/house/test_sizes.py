@@ -12,6 +12,7 @@ LONGER_FOR_A_REASON: dict[str, str] = {
     "engine/driver.py": "one thing: a run in memory, from its replay to its end",
     "engine/driving.py": "one thing: claiming runs, taking them up and letting them go",
     "engine/execution.py": "one thing: the code of a run in memory",
+    "stores/protocol.py": "one thing: what the engine asks of a store",
 }
 """`path` or `path::function` to the reason why it may be longer."""
 
