@@ -7,9 +7,7 @@ from tests.house.sources import Source, modules, report
 FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 700
 
-LONGER_FOR_A_REASON: dict[str, str] = {
-    "stores/protocol.py": "it is the one seam between engine and stores: every method with what it promises",
-}
+LONGER_FOR_A_REASON: dict[str, str] = {}
 """`path` or `path::function` to the reason why it may be longer."""
 
 

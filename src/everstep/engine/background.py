@@ -174,6 +174,11 @@ class Background:
             work.make = make
             self._begin(name, work)
 
+    def is_under_way(self, name: str) -> bool:
+        """Tell whether a task is under way."""
+        work = self._works.get(name)
+        return work is not None and work.task is not None
+
     @property
     def is_busy(self) -> bool:
         """Whether any task is under way that will return."""

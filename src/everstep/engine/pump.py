@@ -76,7 +76,7 @@ class Pump:
     def is_pausing(self) -> bool:
         """Tell whether it has looked at everything that it was told of, and nothing it knows of is due."""
         is_due = self._next_wake is not None and self.app.clock.now() >= self._next_wake
-        if self._task is None or self._task.done():
+        if not self.app.background.is_under_way("pump"):
             return True
         return self._pausing is not None and not self._pausing.done() and not is_due
 

@@ -92,9 +92,6 @@ class Replay:
                 self._take_until(len(self.history))
         except (NotDecodable, SpinningWorkflow) as error:
             self._differ(self._position, "outcome", str(error) or "the code does not come to rest")
-        except BaseException:  # it was stopped: the code must not come to life again when it is dropped
-            self.execution.evict()
-            raise
         self.execution.replaying = False
         if self._copied:
             end_of_copies(self.execution)

@@ -171,7 +171,11 @@ def replay(
 
     execution.wants_places = False
     with without_collections(len(history)):
-        replayed = Replay(execution, history, checkpoint).go(quiet=quiet)
+        try:
+            replayed = Replay(execution, history, checkpoint).go(quiet=quiet)
+        except BaseException:  # it was stopped: the code must not come to life again when it is dropped
+            execution.evict()
+            raise
         if not replayed.differences:
             return replayed
         again = Replay(new_execution(), history, checkpoint).go(quiet=True)

@@ -116,9 +116,9 @@ class PostgresStore(SqlStore):
             refuse_unsaid_pooler(connection, self.address)
             self.is_new = migrate(connection, self.address, create=create, may_migrate=may_migrate)
         except psycopg.Error as error:
-            outage = outage_of(error, connection)
+            cause = outage_of(error, connection)
             connection.close()
-            raise refused(outage or error, self.url) from error
+            raise refused(cause or error, self.url) from error
         except BaseException:
             connection.close()
             raise
