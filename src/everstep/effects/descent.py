@@ -123,7 +123,7 @@ def install() -> None:
             return submit(pool, function, *args, **kwargs)
         return submit(pool, _call_in, begun_in, function, *args, **kwargs)
 
-    ThreadPoolExecutor.submit = submit_seen  # type: ignore[method-assign]
+    ThreadPoolExecutor.submit = submit_seen  # type: ignore[method-assign, assignment]
 
 
 def _call_in(begun_in: Descent, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
