@@ -264,22 +264,26 @@ def locked(folder: Path) -> Iterator[int]:
 
 
 class Tried:
-    """Counts the attempts that came to the lock, and those that were refused there."""
+    """Counts the attempts that came to the lock, and those that were given up and refused."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting = 0
         self.refused: list[str] = []
-        wait_for = folders._wait_for
+        wait_for, refuse_given_up = folders._wait_for, Attempt.refuse_given_up
 
         def counted(*args: Any) -> None:
             self.waiting += 1
+            wait_for(*args)
+
+        def noted(attempt: Attempt) -> None:
             try:
-                wait_for(*args)
-            except BaseException as error:
+                refuse_given_up(attempt)
+            except everstep.errors.NotDone as error:
                 self.refused.append(str(error))
                 raise
 
         monkeypatch.setattr(folders, "_wait_for", counted)
+        monkeypatch.setattr(Attempt, "refuse_given_up", noted)
 
 
 @scenario

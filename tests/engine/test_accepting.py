@@ -9,9 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 import everstep
 from everstep import step, workflow
+from everstep.cli import main
 from everstep.engine.app import App
 from everstep.errors import HoldConflict
 from everstep.stores.protocol import HoldRow
@@ -178,6 +180,19 @@ async def test_other_arguments_of_an_unfinished_step_are_not_accepted(machine: M
             await app.resolve("r", "accept", hold=named)
     assert machine.status("r") == "held"
     assert {amount for _, amount in APPLIED} <= {amount for _, amount in before}, "nothing is done with 200"
+
+
+@scenario
+async def test_in_bulk_what_is_unfinished_is_refused_and_told(machine: Machine) -> None:
+    await left_behind(machine, UNFINISHED["repeat"])
+    await machine.stop(await held(machine, UNFINISHED["repeat"]))
+    line = ["resolve", "--reason", "diverged", "--accept", "--yes", "--json", "--url", str(machine.path)]
+    done = await asyncio.to_thread(CliRunner().invoke, main, line)
+    answer = msgspec.json.decode(done.output)
+    assert answer["resolved"] == []
+    assert "add (event 2) has none" in answer["refused"][0]["error"]["message"]
+    assert done.exit_code != 0
+    assert machine.status("r") == "held"
 
 
 @scenario

@@ -381,7 +381,8 @@ class Bodies:
 
 def _attempt_on_thread(frame: FrameType) -> StepBody | None:
     """Return the attempt whose body a thread of the engine runs: it is in the context that the body is given."""
-    context = getattr(getattr(frame.f_locals["one"].function, "func", None), "__self__", None)
+    work = getattr(frame.f_locals.get("one"), "function", None)
+    context = getattr(getattr(work, "func", None), "__self__", None)
     body = context.get(CURRENT) if isinstance(context, Context) else None
     return body if isinstance(body, StepBody) else None
 

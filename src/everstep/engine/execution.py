@@ -422,6 +422,8 @@ class Execution:
     ) -> CallFuture:
         """Ask for a child run and return the future of its outcome."""
         self.require_live()
+        if not self.loop.is_guarded:
+            raise calling.not_running(workflow.name, self.run)
         arguments = self.codec.encode_arguments(workflow.signature, args, kwargs, workflow.name)
         future = call_future(self.loop, self)
         if self.books is not None:
