@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import logging
 import threading
 import time
 from contextvars import Context, copy_context
@@ -17,6 +16,7 @@ from everstep.engine.first_turns import Body
 from everstep.errors import Misuse, StepTimedOut
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
+from everstep.model.untrusted import logger
 
 if TYPE_CHECKING:
     from everstep.effects.atomic import Settled
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from everstep.engine.spending import Charging, Spending
     from everstep.engine.streaming import Streams
 
-log = logging.getLogger("everstep.step")
+log = logger("everstep.step")
 
 HEARTBEAT_SECONDS: Final = 1.0
 """Heartbeats that come faster are recorded at this pace; the newest always counts."""

@@ -285,7 +285,7 @@ class Budgets:
                 facts["example"] = example_of(call.target.signature.annotations.get("return"))
                 driver.put_on_hold(self._report(lack, call.step, facts))
 
-    def _fail(self, call: StepCall, error: Exception, *, secret: bool = False) -> None:
+    def _fail(self, call: StepCall, error: BaseException, *, secret: bool = False) -> None:
         del self.withheld[call.call]
         self._driver.attempts.fail(call, error, secret=secret)
 

@@ -1,7 +1,6 @@
 """What an app says about itself in its worker's row, for people and other workers: what it serves, how busy it is."""
 
 import asyncio
-import logging
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -15,13 +14,14 @@ from everstep.engine.clock import microseconds
 from everstep.engine.workflow import DECLARED
 from everstep.errors import Misuse, StoreError
 from everstep.model.digests import digest_of
+from everstep.model.untrusted import logger
 from everstep.stores.processes import machine_code
 from everstep.stores.protocol import Release, RunRow
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
 
-log = logging.getLogger("everstep.worker")
+log = logger("everstep.worker")
 
 LEFT_MAX: Final = 1000
 """So many runs that a worker gave back, because its code is not theirs, are named in its row."""

@@ -5,13 +5,13 @@ Wake-ups without load: in one process they come directly (`nudge`); between proc
 """
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.clock import microseconds
 from everstep.engine.resume import DEATHS_MAX, is_delayed, is_supported
 from everstep.errors import StoreError
 from everstep.model.status import ENDED
+from everstep.model.untrusted import logger
 from everstep.stores.protocol import RunRow
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from everstep.engine.driving import Driving
 
-log = logging.getLogger("everstep.worker")
+log = logger("everstep.worker")
 
 POLL_SECONDS: Final = 0.05
 SWEEP_SECONDS: Final = 0.5

@@ -4,11 +4,11 @@ It deletes as `collecting.py` does, a little at a time, so runs that go on hardl
 does it; two that meet leave each other's runs alone. A process that dies in between leaves the rest to the others.
 """
 
-import logging
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.clock import Alarm, microseconds, set_alarm
 from everstep.errors import StoreError
+from everstep.model.untrusted import logger
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from everstep.engine.driving import Driving
     from everstep.model.retention import Retention
 
-log = logging.getLogger("everstep.gc")
+log = logger("everstep.gc")
 
 FIRST_SECONDS: Final = 1.0
 """How soon after its start a process looks for the first time, so that short ones do their share."""

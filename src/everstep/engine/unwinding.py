@@ -1,14 +1,14 @@
 """Teardown is not execution: code that leaves memory is unwound, and nothing it does on the way is recorded."""
 
-import logging
 from contextvars import Context
 from typing import Any, Final
 
 from everstep.engine.guard import Silence
 from everstep.engine.loop import SpinningWorkflow, WorkflowLoop
 from everstep.errors import Evicted
+from everstep.model.untrusted import logger
 
-log = logging.getLogger("everstep.workflow")
+log = logger("everstep.workflow")
 
 ROUNDS_MAX: Final = 100
 _NEVER_CLOSED: Final[list[Any]] = []
