@@ -4,7 +4,6 @@ Only an attempt's own end, or the kernel, proves that it cannot act any more. Th
 any other app of the process, asks here whether the body of a step, or anything that it started, still runs.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from everstep.effects.descent import begun_and_not_ended
+from everstep.model.untrusted import logger
 from everstep.stores.processes import is_of_this_process, worker_has_ended
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
     from everstep.stores.protocol import Store
 
-log = logging.getLogger("everstep.app")
+log = logger("everstep.app")
 
 LOOK_SECONDS: Final = 0.05
 """How often a closed app looks whether the bodies that it left behind have ended."""

@@ -10,18 +10,17 @@ What fails for one run alone is not here: see `stumbling.py`.
 
 import asyncio
 import errno
-import logging
 import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from everstep.engine.about import Trouble
-from everstep.model.untrusted import described, type_name
+from everstep.model.untrusted import described, logger, type_name
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
 
-log = logging.getLogger("everstep.background")
+log = logger("everstep.background")
 
 R = TypeVar("R")
 

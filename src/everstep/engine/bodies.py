@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import logging
 import threading
 import time
 from contextvars import Context, copy_context
@@ -21,7 +20,7 @@ from everstep.engine.threads import Threads
 from everstep.errors import Misuse, NotDone, StepTimedOut
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
-from everstep.model.untrusted import described
+from everstep.model.untrusted import described, logger
 
 if TYPE_CHECKING:
     from everstep.effects.atomic import Settled
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from everstep.engine.spending import Charging, Spending
     from everstep.engine.streaming import Streams
 
-log = logging.getLogger("everstep.step")
+log = logger("everstep.step")
 
 HEARTBEAT_SECONDS: Final = 1.0
 """Heartbeats that come faster are recorded at this pace; the newest always counts."""

@@ -1,6 +1,5 @@
 """Checkpoints, as a driver records them: each in one transaction with its event; damaged ones go to the archive."""
 
-import logging
 from typing import TYPE_CHECKING
 
 from everstep.engine.checkpoints import TakeCheckpoint, encode_part
@@ -8,13 +7,14 @@ from everstep.engine.journal import packed
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import checkpoint_digest
+from everstep.model.untrusted import logger
 from everstep.stores.archive import CHECKPOINT_COLUMNS, ArchiveRow, archive_bytes
 from everstep.stores.protocol import CheckpointRow
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
 
-log = logging.getLogger("everstep.run")
+log = logger("everstep.run")
 
 
 def record(driver: "Driver", command: TakeCheckpoint) -> None:

@@ -1,6 +1,5 @@
 """The child runs of one run in memory: started with their event, taken up again, asked to stop."""
 
-import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -17,12 +16,13 @@ from everstep.model.budgets import Allotment, Standing, allotment_of
 from everstep.model.digests import derived_key, digest_of
 from everstep.model.events import ENDS
 from everstep.model.status import ENDED
+from everstep.model.untrusted import logger
 from everstep.stores.protocol import Delivery, NewRun, Post, Store
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
 
-log = logging.getLogger("everstep.run")
+log = logger("everstep.run")
 
 RECENT_MAX: Final = 1024
 """How many ends of runs that were driven here are remembered, each by the digest of its outcome."""

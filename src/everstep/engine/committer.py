@@ -9,7 +9,6 @@ other half runs.
 """
 
 import asyncio
-import logging
 import queue
 import threading
 import time
@@ -18,12 +17,13 @@ from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from everstep.errors import Misuse, StoreBusy, StoreError
+from everstep.model.untrusted import logger
 from everstep.stores.protocol import Append, Busy, Failed, Operation, Store, Verdict
 
 if TYPE_CHECKING:
     from everstep.engine.halves import Halves
 
-log = logging.getLogger("everstep.store")
+log = logger("everstep.store")
 
 QUICK_SECONDS: Final = 0.002
 """A commit that takes longer than this is not made on the application's loop."""

@@ -13,7 +13,6 @@ and cancels reach anyone, only from `saver.when_durable`. The parts: `attempts` 
 arrives), `deadlines` (what is due), `saver` (what is written).
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -35,6 +34,7 @@ from everstep.errors import NotDecodable, StoreError
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.status import Status
+from everstep.model.untrusted import logger
 from everstep.stores.protocol import HoldRow, NewRun, RowChange, RunRow
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from everstep.model.budgets import Allotment
     from everstep.stores.protocol import Delivery
 
-log = logging.getLogger("everstep.run")
+log = logger("everstep.run")
 
 LOOK_AGAIN_SECONDS: Final = 0.5
 """After so long an inbox that could not be read is looked at again."""

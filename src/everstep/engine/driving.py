@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-import logging
 import random
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -40,6 +39,7 @@ from everstep.errors import Damaged, Misuse, NotReadable, StoreError, UnknownWor
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED, Status
+from everstep.model.untrusted import logger
 from everstep.stores.protocol import Accepted, Claim, Claimed, NewRun, NotClaimed, Release, RunRow
 from everstep.stores.queues import DEFAULT_QUEUE
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from everstep.stores.keys import KeyChanges
     from everstep.stores.protocol import Delivery, HoldRow, Operation, Store
 
-log = logging.getLogger("everstep.app")
+log = logger("everstep.app")
 
 V = TypeVar("V")
 

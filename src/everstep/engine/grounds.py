@@ -5,7 +5,6 @@ What is written goes to the store on the caller's own thread: a hop to another o
 """
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from everstep.engine.lending import Lending
 from everstep.errors import Misuse, StoreError, ThreadActive
+from everstep.model.untrusted import logger
 from everstep.stores.protocol import Busy, Failed, Refused, Verdict, WorkerRow
 from everstep.stores.saved import FreeThread, SavedOperation, SavedReads, Taken, TakeThread, ThreadOwner
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from everstep.engine.app import App
     from everstep.engine.blocking_app import BlockingApp
 
-log = logging.getLogger("everstep.adapters")
+log = logger("everstep.adapters")
 
 R = TypeVar("R")
 

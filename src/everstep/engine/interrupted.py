@@ -7,18 +7,18 @@ is no fault of theirs.
 
 import asyncio
 import functools
-import logging
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.clock import Alarm, microseconds, set_alarm
 from everstep.engine.stops import Stopped, pass_on
+from everstep.model.untrusted import logger
 from everstep.stores.protocol import Release, RunRow, Verdict
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
     from everstep.engine.driving import Driving
 
-log = logging.getLogger("everstep.run")
+log = logger("everstep.run")
 
 FIRST_SECONDS: Final = 1.0
 MOST_SECONDS: Final = 60.0

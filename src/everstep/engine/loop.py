@@ -11,7 +11,6 @@ and time stands still while code runs.
 
 import asyncio
 import collections
-import logging
 import sys
 from asyncio.events import _get_running_loop, _set_running_loop
 from collections.abc import Callable, Generator, Sequence
@@ -27,12 +26,12 @@ from everstep.engine import guard
 from everstep.engine.stops import EXITS, Stopped, ends_process
 from everstep.errors import Evicted, OutsideInWorkflow
 from everstep.model.mistakes import MOVE_INTO_A_STEP
-from everstep.model.untrusted import log_error
+from everstep.model.untrusted import log_error, logger
 
 if TYPE_CHECKING:
     from everstep.engine.unwinding import Unwinding
 
-log = logging.getLogger("everstep.workflow")
+log = logger("everstep.workflow")
 
 TURNS_MAX: Final = 5_000_000
 """So many callbacks without coming to rest is a loop that spins, such as `while True: await asyncio.sleep(0)`."""

@@ -5,7 +5,6 @@ that is gone. So the run is held as `damaged` before anything else is done with 
 is left; from there on what must not happen twice is asked about.
 """
 
-import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -18,13 +17,14 @@ from everstep.engine.telling import report_of
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED, Status
+from everstep.model.untrusted import logger
 from everstep.stores.protocol import Claim, Claimed, NotClaimed, Post, RunRow
 from everstep.stores.rows import LostTail
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
 
-log = logging.getLogger("everstep.run")
+log = logger("everstep.run")
 
 UNFINISHED: Final[tuple[Status, ...]] = ("queued", "running", "waiting", "held")
 AGAIN_SECONDS: Final = 0.5

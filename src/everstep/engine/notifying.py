@@ -8,7 +8,6 @@ any other is tried again with growing pauses. When the hold is resolved first, i
 
 import asyncio
 import inspect
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -19,7 +18,7 @@ from everstep.engine.stops import pass_on
 from everstep.errors import Misuse, StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import digest_of
-from everstep.model.untrusted import described, log_error
+from everstep.model.untrusted import described, log_error, logger
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import Accepted, HoldRow
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     OnHold = Callback | Webhook | str | Sequence[Callback | Webhook | str] | None
     """What `on_hold=` takes: a function, a webhook, its address, or several of these."""
 
-log = logging.getLogger("everstep.holds")
+log = logger("everstep.holds")
 
 
 SENDING: Final = "sending notifications"

@@ -1,7 +1,6 @@
 """What an app says about itself in its worker's row, for people and other workers: what it serves, how busy it is."""
 
 import asyncio
-import logging
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -16,13 +15,14 @@ from everstep.engine.clock import microseconds, read_again
 from everstep.engine.workflow import DECLARED
 from everstep.errors import Misuse
 from everstep.model.digests import digest_of
+from everstep.model.untrusted import logger
 from everstep.stores.processes import worker_name
 from everstep.stores.protocol import Release, RunRow
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
 
-log = logging.getLogger("everstep.worker")
+log = logger("everstep.worker")
 
 CLOSING: Final = "renewals while closing"
 LEFT_MAX: Final = 1000

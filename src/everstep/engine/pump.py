@@ -5,7 +5,6 @@ Wake-ups without load: in one process they come directly (`nudge`); between proc
 """
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.clock import microseconds, ticks_of
@@ -13,6 +12,7 @@ from everstep.engine.leases import Watch
 from everstep.engine.resume import DEATHS_MAX, is_delayed, is_supported
 from everstep.errors import StoreError, StoreFailed
 from everstep.model.status import ENDED
+from everstep.model.untrusted import logger
 from everstep.stores.protocol import RunRow
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from everstep.engine.driving import Driving
 
-log = logging.getLogger("everstep.worker")
+log = logger("everstep.worker")
 
 LOOKING: Final = "looking for runs"
 POLL_SECONDS: Final = 0.05

@@ -3,7 +3,6 @@
 Whatever does not agree puts the run on hold, and nothing else is changed.
 """
 
-import logging
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from everstep.model.budgets import Limits
 from everstep.model.events import EventRow
 from everstep.model.semantics import SUPPORTED
 from everstep.model.status import Status, may_become
+from everstep.model.untrusted import logger
 from everstep.stores.protocol import Append, HoldRow, Post, RowChange, RunRow, Store
 from everstep.stores.queues import DEFAULT_QUEUE
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from everstep.engine.surrounding import Surrounding
     from everstep.engine.workflow import Workflow
 
-log = logging.getLogger("everstep.run")
+log = logger("everstep.run")
 
 DEATHS_MAX = 3
 """A run whose drivers died this often in a row without progress, the last time alone, is held as poisoned."""

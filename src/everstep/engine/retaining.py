@@ -4,10 +4,10 @@ It deletes as `collecting.py` does, a little at a time, so runs that go on hardl
 does it; two that meet leave each other's runs alone. A process that dies in between leaves the rest to the others.
 """
 
-import logging
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.clock import SECOND, Alarm, microseconds, set_alarm, ticks_of
+from everstep.model.untrusted import logger
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from everstep.engine.driving import Driving
     from everstep.model.retention import Retention
 
-log = logging.getLogger("everstep.gc")
+log = logger("everstep.gc")
 
 LEAP_SECONDS: Final = 30 * 86400.0
 """A store's clock that is ahead by more than this of what was last seen, without time having passed, may be wrong."""

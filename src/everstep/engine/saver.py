@@ -1,6 +1,5 @@
 """The writing side of one run: units for the committer, and what waits for them to be durable."""
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -10,6 +9,7 @@ from everstep.errors import Damaged, StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.events import Body
 from everstep.model.status import ENDED, Status, may_become
+from everstep.model.untrusted import logger
 from everstep.stores.protocol import Accepted, Append, Failed, Refused, RowChange, Verdict
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from everstep.engine.driver import Driver
     from everstep.engine.journal import Journal
 
-log = logging.getLogger("everstep.run")
+log = logger("everstep.run")
 
 STATUS_OF_END: Final[dict[str, Status]] = {
     "run_completed": "completed",

@@ -7,7 +7,6 @@ It costs nothing to wait: an alarm is set for the next tick. A change by another
 else is, by the pump.
 """
 
-import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -22,13 +21,14 @@ from everstep.model.budgets import allotment_of
 from everstep.model.crash_points import crash_point
 from everstep.model.schedules import Decision, Definition, State, decide, run_of_tick, tick_text, wake_time
 from everstep.model.status import ENDED
+from everstep.model.untrusted import logger
 from everstep.stores.protocol import Accepted, NewRun, Post
 from everstep.stores.schedules import ChangeSchedule, ScheduleRow
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
 
-log = logging.getLogger("everstep.schedules")
+log = logger("everstep.schedules")
 
 T = TypeVar("T")
 

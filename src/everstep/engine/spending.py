@@ -4,13 +4,13 @@ Before it when the charges are more than the step's estimate, so that a crash lo
 when a body is cut off.
 """
 
-import logging
 import threading
 from typing import TYPE_CHECKING, Final
 
 from everstep.model import events as ev
 from everstep.model.budgets import Charge, microdollars
 from everstep.model.crash_points import crash_point
+from everstep.model.untrusted import logger
 
 if TYPE_CHECKING:
     import asyncio
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from everstep.engine.bodies import Attempt
     from everstep.engine.driver import Driver
 
-log = logging.getLogger("everstep.step")
+log = logger("everstep.step")
 
 SOON_SECONDS: Final = 0.1
 """A body that ends so soon after a charge beyond its estimate has it in its outcome alone."""

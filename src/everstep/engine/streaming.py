@@ -6,7 +6,6 @@ what it appended is written before the outcome, and a note in the history says h
 """
 
 import asyncio
-import logging
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -16,13 +15,14 @@ from everstep.errors import StoreError, StreamLimit
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import entry_digest, stream_start
+from everstep.model.untrusted import logger
 from everstep.stores.beside import EntryRow
 
 if TYPE_CHECKING:
     from everstep.engine.bodies import Attempt
     from everstep.engine.driver import Driver
 
-log = logging.getLogger("everstep.run")
+log = logger("everstep.run")
 
 FLUSH_SECONDS: Final = 0.05
 """What a body appends is written after so long at the latest."""

@@ -6,19 +6,18 @@ again is held as `stuck`, so that a person sees it. If the machine refused memor
 store failed, that is no fault of the run: it is tried again for as long as it takes.
 """
 
-import logging
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.background import is_refusal, pause_after
 from everstep.errors import StoreError
-from everstep.model.untrusted import described, type_name
+from everstep.model.untrusted import described, logger, type_name
 from everstep.stores.protocol import Claim, Claimed
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
     from everstep.engine.driving import Driving
 
-log = logging.getLogger("everstep.run")
+log = logger("everstep.run")
 
 STUMBLES_MAX: Final = 5
 """A run that stumbles this often is held."""

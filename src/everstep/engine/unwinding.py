@@ -6,7 +6,6 @@ closing.
 """
 
 import asyncio
-import logging
 import sys
 from asyncio.events import _get_running_loop
 from asyncio.tasks import _leave_task
@@ -21,8 +20,9 @@ from everstep.engine.loop import SpinningWorkflow, WorkflowLoop
 from everstep.engine.stops import EXITS, Stopped, pass_on
 from everstep.engine.watchdog import watched
 from everstep.errors import Evicted
+from everstep.model.untrusted import logger
 
-log = logging.getLogger("everstep.workflow")
+log = logger("everstep.workflow")
 
 ROUNDS_MAX: Final = 100
 """How often a task is woken with `Evicted` before it is left where it waits."""

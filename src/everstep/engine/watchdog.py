@@ -4,7 +4,6 @@ Nothing else on its thread gets a turn meanwhile, the closing of the app least o
 and in the end raises `Evicted` in the code, wherever it is. Code that catches even that cannot be stopped.
 """
 
-import logging
 import sys
 import threading
 from collections.abc import Generator
@@ -14,8 +13,9 @@ from typing import Final
 from everstep.effects.surroundings import persons_line
 from everstep.engine.guard import is_users
 from everstep.errors import Evicted
+from everstep.model.untrusted import logger
 
-log = logging.getLogger("everstep.workflow")
+log = logger("everstep.workflow")
 
 LOOK_SECONDS: Final = 1.0
 """How often the watchdog looks at code that is being unwound."""

@@ -5,6 +5,7 @@ should. An error has to be recorded all the same, or its run would never end: no
 returns cannot be helped: it blocks its thread here as it does anywhere else.)
 """
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any, Final
@@ -83,9 +84,24 @@ def described(error: BaseException) -> str:
     return f"{type_name(error)}: {text}" if text else type_name(error)
 
 
-def log_error(log: logging.Logger, message: str, *args: Any, error: BaseException) -> None:
-    """Log that a user's code raised, with where it did. A handler that fails on the error itself loses nothing."""
+class Log(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose handlers may raise: a record that they lose changes nothing about a run."""
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        """Log a record, if the handlers take it."""
+        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller's line, not this one
+        with contextlib.suppress(Exception):
+            super().log(level, msg, *args, **kwargs)
+
+
+def logger(name: str) -> Log:
+    """Return the logger of this name."""
+    return Log(logging.getLogger(name), {})
+
+
+def log_error(log: Log, message: str, *args: Any, error: BaseException) -> None:
+    """Log that a user's code raised, with where it did. If the error itself cannot be formatted: with its text."""
     try:
-        log.error(message, *args, exc_info=(type(error), error, traceback_of(error)))
+        log.logger.error(message, *args, exc_info=(type(error), error, traceback_of(error)))
     except BaseException:  # noqa: BLE001  # formatting a traceback asks the error for its text, cause and notes
-        attempted(log.error, f"{message}: %s", *args, described(error))
+        log.error(message + ": %s", *args, described(error))  # noqa: G003  # the message has places for its arguments

@@ -5,15 +5,15 @@ it is told otherwise.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from everstep.errors import Misuse
+from everstep.model.untrusted import logger
 
-log = logging.getLogger("everstep.worker")
+log = logger("everstep.worker")
 
 LOCAL: Final = "127.0.0.1"
 REQUEST_SECONDS: Final = 5.0

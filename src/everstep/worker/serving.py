@@ -1,7 +1,6 @@
 """Serving workflows: take up what is unfinished and free, until a signal says stop; then let go of it in good order."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,12 +11,12 @@ from everstep.engine.app import App
 from everstep.engine.clock import microseconds
 from everstep.engine.driver import Driver
 from everstep.engine.webhooks import Webhook
-from everstep.model.untrusted import text_of
+from everstep.model.untrusted import logger, text_of
 from everstep.stores.protocol import HoldRow, Store
 from everstep.worker.health import Health, answer_on
 from everstep.worker.stopping import stopping_on_signals
 
-log = logging.getLogger("everstep.worker")
+log = logger("everstep.worker")
 
 
 WATCH: Final = "saying how busy this worker is"

@@ -1,7 +1,6 @@
 """Ending well on a signal: the first lets go of what is driven here, a second one ends the process at once."""
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -10,7 +9,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Final
 
-log = logging.getLogger("everstep.worker")
+from everstep.model.untrusted import logger
+
+log = logger("everstep.worker")
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 DEAF_SECONDS: Final = 2.0

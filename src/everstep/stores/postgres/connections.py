@@ -4,7 +4,6 @@ A lost connection is not a failure: the server was restarted, or a cable was pul
 it lasts, and then asks what of its last transaction was done. Whoever reads waits for a moment and is then told.
 """
 
-import logging
 import os
 import time
 import weakref
@@ -15,11 +14,12 @@ import psycopg
 from psycopg import errors
 
 from everstep.errors import Damaged, Misuse, StoreError, StoreFailed, StoreFull, StoreReadOnly, StoreUnusable
+from everstep.model.untrusted import logger
 from everstep.stores.postgres.adapters import adapt
 from everstep.stores.postgres.addresses import Address
 from everstep.stores.sql.sqlstates import Ground, ground_of
 
-log = logging.getLogger("everstep.store")
+log = logger("everstep.store")
 
 Durability = Literal["power", "process"]
 Connection = psycopg.Connection[Any]

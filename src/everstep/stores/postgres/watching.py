@@ -10,7 +10,6 @@ News travels by NOTIFY, which the same session sends after a commit and never in
 keeps all others of the server from committing. Nothing depends on it: whoever hears nothing looks now and then.
 """
 
-import logging
 import select
 import socket
 import threading
@@ -23,6 +22,7 @@ from typing import Any, Final
 import psycopg
 
 from everstep.errors import StoreError
+from everstep.model.untrusted import logger
 from everstep.stores.postgres.addresses import Address
 from everstep.stores.postgres.connections import (
     Connection,
@@ -37,7 +37,7 @@ from everstep.stores.postgres.connections import (
 from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.processes import has_ended
 
-log = logging.getLogger("everstep.store")
+log = logger("everstep.store")
 
 LOOK_SECONDS_HEARING: Final = 10.0
 """So often somebody who hears of changes looks all the same."""
