@@ -308,8 +308,7 @@ def drawn_operation(draw: Draw, harness: Harness) -> "Operation | None":
     if kind == "delete":
         return DeletePart(row.id, epoch, draw(times), 1_000)
     if kind == "release":
-        status = draw(st.sampled_from(["queued", "running", "waiting", "held"]))
-        return Release(row.id, epoch, status, died=draw(st.booleans()))
+        return Release(row.id, epoch, draw(st.sampled_from(["queued", "running", "waiting", "held"])))
     return RestartRun(
         epoch, new_run(row.id, generation=row.generation + 1, arguments="x", follower=draw(st.none() | runs))
     )
