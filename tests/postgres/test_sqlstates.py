@@ -10,7 +10,7 @@ import pytest
 
 import everstep
 from everstep.errors import Damaged, StoreError, StoreFailed, StoreFull, StoreReadOnly, StoreUnusable
-from everstep.stores.postgres import PostgresStore, connections
+from everstep.stores.postgres import PostgresStore, commits, connections, heads
 from everstep.stores.protocol import (
     Accepted,
     Claim,
@@ -320,3 +320,69 @@ def test_an_app_whose_statements_are_cancelled_again_and_again_ends_all_its_runs
     assert set(done.values()) == {1}
     assert len(done) == 8 * 4
     assert "canceling statement due to user request" in caplog.text, "some of them were hit"
+
+
+def test_a_role_that_loses_a_right_pauses_work_and_no_run_is_held(server: Server, url: str, schema: str) -> None:
+    """Runs wait where they are, those who ask are told, and everything goes on when the right is granted again."""
+    PostgresStore(url).close()
+    role = f"{schema}_worker"
+    server.ask(f'CREATE ROLE "{role}" LOGIN')
+    for what in ("TABLES", "SEQUENCES"):
+        server.ask(f'GRANT ALL ON ALL {what} IN SCHEMA "{schema}" TO "{role}"')
+    server.ask(f'GRANT USAGE ON SCHEMA "{schema}" TO "{role}"')
+    began, may_end = asyncio.Event(), asyncio.Event()
+
+    @everstep.step(effect="once")
+    async def wait() -> int:
+        began.set()
+        await may_end.wait()
+        return 1
+
+    @everstep.workflow
+    async def flow() -> int:
+        return await wait() + 1
+
+    async def main() -> None:
+        async with everstep.open(server.as_role(role).url(schema)) as app:
+            handle = await app.start(flow, id="r")
+            await asyncio.wait_for(began.wait(), 60)
+            server.ask(f'REVOKE INSERT ON "{schema}".events FROM "{role}"')
+            may_end.set()
+            with pytest.raises(StoreReadOnly, match="Grant it what it needs"):
+                await app.start(flow, id="another")
+            while not app.committer.full:  # its outcome finds that it cannot be written
+                await asyncio.sleep(0.01)
+            server.ask(f'GRANT INSERT ON "{schema}".events TO "{role}"')
+            assert await asyncio.wait_for(handle.result(), 60) == 2
+            assert not app.store.holds()
+
+    try:
+        asyncio.run(main())
+    finally:
+        server.ask(f'DROP OWNED BY "{role}"')
+        server.ask(f'DROP ROLE "{role}"')
+
+
+def test_what_is_kept_of_appends_is_bounded_by_its_bytes(
+    postgres: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "APPENDS_BYTES_MAX", 10_000)
+    row = postgres.start("a", status="running")
+    for _ in range(8):
+        assert postgres.one(append_to(row, body=b"x" * 3_000)) == Accepted()
+        row = postgres.row("a")
+    kept = postgres.postgres._writer.heads._appends
+    assert sum(len(event.body) for _, _, events, _ in kept for event in events) == 9_000
+
+
+def test_an_operation_that_is_too_large_to_be_sent_is_blamed_on_its_run_alone(
+    postgres: PostgresHarness, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends the session of a client that sends a gigabyte, and does not say why."""
+    monkeypatch.setattr(commits, "VALUE_BYTES_MAX", 100_000)
+    rows = [postgres.start(id, status="running") for id in ("good", "bad")]
+    faults.arm("08P01", count=1000, run="bad")
+    good, bad = postgres.do(append_to(rows[0]), append_to(rows[1], body=b"x" * 200_000))
+    assert good == Accepted()
+    assert isinstance(bad, Failed)
+    assert isinstance(bad.error, ValueError)

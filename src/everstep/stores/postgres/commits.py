@@ -77,7 +77,7 @@ VALUE_BYTES_MAX: Final = (1 << 30) - (1 << 20)
 """PostgreSQL ends the session of a client that sends a gigabyte in one message."""
 SAME_SESSION_MAX: Final = 8
 """After this many failures of a batch in one session, a new one is made."""
-TRIES: Final = 8
+ATTEMPTS_MAX: Final = 8
 """How often a transaction other than a commit is tried; a lost connection counts as half of them."""
 
 SLOW_SECONDS: Final = 0.9
@@ -384,7 +384,7 @@ class Writer:
             raise translated(Outage("a commit is waiting for it"), self._address.shown)
         try:
             crash_point(f"store.{name}.before")
-            tries = TRIES
+            attempts = ATTEMPTS_MAX
             while True:
                 try:
                     self._connect(True)
@@ -397,8 +397,8 @@ class Writer:
                     outage = outage_of(error, self._connection, self._address.schema)
                     is_lost = outage is not None and not isinstance(outage, Setback)
                     self._drop() if is_lost else self._roll_back()
-                    tries -= TRIES // 2 if is_lost else 1
-                    if outage is None or tries <= 0:
+                    attempts -= ATTEMPTS_MAX // 2 if is_lost else 1
+                    if outage is None or attempts <= 0:
                         raise refused(outage or error, self._address.shown) from error
                     time.sleep(PAUSE_SECONDS_MIN / 2)
                 except BaseException:

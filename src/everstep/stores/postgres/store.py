@@ -116,9 +116,9 @@ class PostgresStore(SqlStore):
             refuse_unsaid_pooler(connection, self.address)
             self.is_new = migrate(connection, self.address, create=create, may_migrate=may_migrate)
         except psycopg.Error as error:
-            cause = outage_of(error, connection)
+            trouble = refused(outage_of(error, connection) or error, self.url)
             connection.close()
-            raise refused(cause or error, self.url) from error
+            raise trouble from error
         except BaseException:
             connection.close()
             raise
