@@ -196,7 +196,6 @@ class Watcher:
                 if self._connection is None or self._connection.closed:
                     self._open()
                 self._turn()
-                self._failure = None
             except Exception as error:  # noqa: BLE001  # whatever it is: without this thread, nothing is heard
                 if not isinstance(error, psycopg.Error | Outage | OSError):
                     self._failure = error  # the app says so
@@ -256,6 +255,7 @@ class Watcher:
         if now < self._wanted_until and now >= self._next_watch():
             self._watch(now)
         self._hear()
+        self._failure = None
         if not self._stopping:
             self._wait()
 
