@@ -128,6 +128,7 @@ def open(
     chain_key: "ChainKeyOption" = None,
     retention: "Retention | float | timedelta | None" = None,
     queues: Sequence[str] | None = None,
+    patience: float = 60.0,
     **testing: Any,
 ) -> Opening:
     """Open a store and return an app for it: `async with everstep.open() as app:`, or `with` in blocking code.
@@ -147,6 +148,8 @@ def open(
     retention: how long ended runs are kept: seconds, a `timedelta`, or an `everstep.Retention` with more to say. While
         this app drives runs, it deletes older ones in the background. Default: everything is kept.
     queues: the queues whose runs this app drives, such as `["default", "mail"]`. Default: all.
+    patience: seconds. When anything in the background has failed for this time without a success, the app takes up no
+        more runs of others until it succeeds.
     """
     if durability not in ("power", "process"):
         raise refused("durability", durability, 'it is "power" or "process"')
@@ -158,7 +161,7 @@ def open(
     _check_on_hold(on_hold)
     kept = _checked_retention(retention)
     options = {"recover": recover, "lease": lease, "codec": codec, "on_hold": on_hold, "retention": kept, **testing}
-    options["queues"] = _checked_queues(queues)
+    options |= {"queues": _checked_queues(queues), "patience": patience}
     return Opening(url, durability, options, chain_key)
 
 

@@ -42,8 +42,8 @@ class Pump:
         """What says when to sweep, to look and to renew. A clock that is set must not delay a renewal."""
         self._next_sweep = 0
         self._next_look = 0
-        self._owes_look = False
-        """Whether a look was wanted and has not succeeded yet."""
+        self._owes_look = self._owes_watchers = False
+        """Whether a look was wanted and has not succeeded yet; the same for those who wait for runs elsewhere."""
         self._next_renewal = 0
         self._renewed_ticks = self._ticks()
         self._watch = Watch(app.store, app.clock)
@@ -160,8 +160,13 @@ class Pump:
             do("notifications", app.notifier.look)
             if app.has_limits:
                 do("limits", app.limits.look)
-        if changed or nudged:
-            do("watchers", app.watchers.look_at_what_is_elsewhere)
+        self._owes_watchers = self._owes_watchers or bool(changed) or nudged
+        if self._owes_watchers:
+            do("watchers", self._let_watchers_look)
+
+    def _let_watchers_look(self) -> None:
+        self.app.watchers.look_at_what_is_elsewhere()
+        self._owes_watchers = False
 
     async def _look_if_needed(self, at: int, ticks: int, sweep: bool) -> bool:
         """Look for runs, if there may be any. Returns whether another process has written something."""

@@ -209,7 +209,6 @@ class Watcher:
                 if self._connection is None or self._connection.closed:
                     self._open()
                 self._turn()
-                self._failure = None
             except Exception as error:  # noqa: BLE001  # whatever it is: without this thread, nothing is heard
                 if not isinstance(error, psycopg.Error | Outage | OSError):
                     self._failure = error  # the app says so
@@ -284,6 +283,7 @@ class Watcher:
             self._watch(now)
         self._hear()
         self._setbacks = 0
+        self._failure = None
         if not self._stopping:
             self._wait()
 
