@@ -287,6 +287,7 @@ NOT_NEEDED = (
         "generations",
         "holds",
         "is_in_use",
+        "lapse",
         "leave",
         "payload",
     ),
