@@ -284,6 +284,7 @@ NOT_NEEDED = (
         "generations",
         "holds",
         "is_in_use",
+        "lapse",
         "leave",
         "payload",
     ),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from everstep.engine.leases import outwait
 from everstep.engine.lending import Lending
 from everstep.errors import Misuse, StoreError, ThreadActive
 from everstep.model.untrusted import logger
@@ -172,16 +173,18 @@ class Ground:
         raise self.active(thread)
 
     def _bury(self, there: ThreadOwner | None) -> None:
-        """Bury dead workers. On a server it takes a moment until it is sure that an owner who does not answer is."""
+        """Bury dead workers, and watch an owner that seems stopped. On a server a death is sure after a moment."""
         self.store.bury_dead(self.now())
         is_alive: Callable[[WorkerRow], bool] | None = getattr(self.store, "is_alive", None)
         until = time.monotonic() + BURY_SECONDS_MAX
         while is_alive is not None and there is not None and time.monotonic() < until:
             owners = [row for row in self.store.workers() if row.id == there.owner]
             if not owners or is_alive(owners[0]):
-                return
+                break
             time.sleep(BURY_PAUSE_SECONDS)
             self.store.bury_dead(self.now())
+        if there is not None and there.owner is not None:
+            outwait(self.store, self.app.clock, there.owner)
 
     def _try_to_take(self, thread: str) -> Verdict:
         return self.commit(TakeThread(thread, self.worker, self.now()), always=True)

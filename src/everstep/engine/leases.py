@@ -9,6 +9,8 @@ Time in which the watcher itself did not look counts for little: machine, contai
 and the other with it.
 """
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.about import read_about
@@ -16,10 +18,15 @@ from everstep.engine.clock import Clock, StoreClock, microseconds, ticks_of
 from everstep.stores.ticks import ticks as machine_ticks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from everstep.engine.driving import Driving
     from everstep.stores.protocol import Store, WorkerRow
 
 NEIGHBOURS: Final = 16
 """How many others a worker watches: those next to it. So the work for each does not grow with their number."""
+PAUSE_SECONDS: Final = 0.1
+"""Pause between two looks of a command that waits for a lease to lapse."""
 LOOKS: Final = 6
 """How often a lease is looked at while it lasts."""
 ABSENCE_SHARE: Final = 3
@@ -41,15 +48,15 @@ class Watch:
         self._silent: dict[str, tuple[int, int]] = {}
         """Of each worker the lease that was read, and for how many microseconds it has been the same."""
 
-    def look(self, me: str) -> list[str]:
-        """Look at the neighbours, mark leases that have lapsed, and return whose they are."""
+    def look(self, rows: "Sequence[WorkerRow]") -> list[str]:
+        """Compare workers with what was last read of them, mark leases that have lapsed, and return whose they are."""
         ticks, real = self._ticks(), self._real()
         passed, absent = ticks - self._looked[0], real - self._looked[1]
         self._looked = ticks, real
         silent: dict[str, tuple[int, int]] = {}
         lapsed: list[str] = []
         pauses: list[int] = []
-        for row in self._store.neighbours(me, NEIGHBOURS):
+        for row in rows:
             lease = microseconds(max(1.0, read_about(row).lease))
             micros = self._silence_of(row, lease, passed, absent)
             silent[row.id] = row.lease_until, micros
@@ -65,3 +72,28 @@ class Watch:
         if until != row.lease_until or absent >= lease:
             return 0
         return micros + max(0, passed - max(0, absent - lease // ABSENCE_SHARE))
+
+
+def outwait(store: "Store", clock: Clock, owner: str) -> bool:
+    """Watch a worker until its lease has lapsed, and tell whether it has; False as soon as it is renewed.
+
+    For what is over in a moment, such as a command: a stopped worker must not keep a run from it for ever. The clock
+    only says whether it is worth watching: a lease that should last is not waited for.
+    """
+    watch, first = Watch(store, clock), 0
+    while True:
+        rows = [row for row in store.workers() if row.id == owner]
+        if not rows or not rows[0].has_lease:
+            return True
+        first = first or rows[0].lease_until
+        if rows[0].lease_until != first or first > store.now() or not isinstance(clock, StoreClock):
+            return False  # (the clock of a test does not go on while somebody waits)
+        watch.look(rows)
+        time.sleep(PAUSE_SECONDS)
+
+
+async def wait_for_lapse(app: "Driving", owner: str | None) -> None:
+    """Bury the dead. If a run's owner is stopped, as it seems, watch it for as long as its lease lasts."""
+    app.store.bury_dead(app.clock.now())
+    if owner is not None and owner != app.worker:
+        await asyncio.to_thread(outwait, app.store, app.clock, owner)

@@ -17,6 +17,7 @@ from everstep.engine.exporting import (
     unfinished_of,
 )
 from everstep.engine.holding import HoldReport
+from everstep.engine.leases import wait_for_lapse
 from everstep.engine.resume import hold_unit
 from everstep.errors import IdConflict, Misuse, RunActive
 from everstep.model.ids import checked_run_id
@@ -119,7 +120,8 @@ async def _claims(app: "App", rows: Sequence[RunRow]) -> AsyncIterator[list[RunR
     claimed: list[RunRow] = []
     if rows:
         await app.become_worker()
-        app.store.bury_dead(app.clock.now())
+    for owner in {row.owner for row in rows}:
+        await wait_for_lapse(app, owner)
     try:
         for row in rows:
             if row.status == "held":

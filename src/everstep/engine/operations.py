@@ -16,6 +16,7 @@ from everstep.engine.diagnosis import diagnose
 from everstep.engine.history import Recorded, load_verified, refuse_without_key
 from everstep.engine.holding import asked_report, cannot_accept, damaged_report
 from everstep.engine.inbox import ROLLBACK
+from everstep.engine.leases import wait_for_lapse
 from everstep.engine.repairing import repair
 from everstep.engine.resume import (
     bare_unit,
@@ -367,9 +368,10 @@ def existing_row(app: "App", run: str) -> RunRow:
 
 
 async def _claim(app: "App", run: str, statuses: tuple[Status, ...]) -> RunRow | None:
-    refuse_without_key(app.store, existing_row(app, run))  # a claim that leads nowhere would only stop others
+    row = existing_row(app, run)
+    refuse_without_key(app.store, row)  # a claim that leads nowhere would only stop others
     await app.become_worker()
-    app.store.bury_dead(app.clock.now())
+    await wait_for_lapse(app, row.owner)
     verdict = await app.committer.submit(Claim(run, app.worker, app.clock.now(), statuses))
     return verdict.row if isinstance(verdict, Claimed) else None
 

@@ -8,7 +8,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.clock import microseconds, ticks_of
-from everstep.engine.leases import Watch
+from everstep.engine.leases import NEIGHBOURS, Watch
 from everstep.engine.resume import DEATHS_MAX, is_delayed, is_supported
 from everstep.errors import StoreError, StoreFailed
 from everstep.model.status import ENDED
@@ -225,9 +225,9 @@ class Pump:
         return bool(buried)
 
     def _let_lapse(self) -> bool:
-        lapsed = self._watch.look(self.app.worker)
+        lapsed = self._watch.look(self.app.store.neighbours(self.app.worker, NEIGHBOURS))
         for silent in lapsed:
-            log.warning("Worker %s has not renewed its lease; its runs are free.", silent)
+            log.info("Worker %s has not renewed its lease; its runs are free.", silent)
         return bool(lapsed)
 
     async def _look(self, at: int) -> None:

@@ -14,6 +14,7 @@ from everstep.engine.agreement import created_at, preview_text, published_by
 from everstep.engine.diagnosis import Diagnosis, UnseenStep, diagnose, open_steps, steps_in
 from everstep.engine.history import Recorded, public_events
 from everstep.engine.journal import Journal, restore_payload
+from everstep.engine.leases import wait_for_lapse
 from everstep.engine.telling import report_of
 from everstep.errors import Damaged, RunActive
 from everstep.model.accounts import standing_at
@@ -85,7 +86,7 @@ async def repair(app: "App", run: str, *, note: str, by: str, dry_run: bool = Fa
     report.status = operation.row.status
     if dry_run:
         return report
-    app.store.bury_dead(app.clock.now())
+    await wait_for_lapse(app, row.owner)
     if not isinstance(await app.committer.submit(operation), Accepted):
         raise RunActive(f"The run {run} is driven by a process that is alive, or was changed just now; look again.")
     app.untakeable.discard(run)
