@@ -49,12 +49,13 @@ def run_once(number: int, arguments: list[str]) -> tuple[list[str], float]:
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", *arguments]
     began = time.monotonic()
     with log.open("wb") as output:
-        # A session of its own: one that takes for ever is ended with all that it has started.
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
         try:
             status = process.wait(RUN_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            status = stop(process)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            stop(process)
             raise
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", log.read_text(errors="replace"), re.MULTILINE)
     if status and not failed:
@@ -62,7 +63,19 @@ def run_once(number: int, arguments: list[str]) -> tuple[list[str], float]:
     return failed, time.monotonic() - began
 
 
+def stop(process: "subprocess.Popen[bytes]") -> int:
+    """Interrupt a run, which then says what had failed and ends its servers; and kill it if it does not."""
+    process.send_signal(signal.SIGINT)
+    try:
+        return process.wait(60) or 1
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
+
+
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell has it ignored
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10, help="how many runs")
     parser.add_argument("--burn", action="store_true", help="beside programs that keep the machine busy")

@@ -70,7 +70,6 @@ def chaos(place: Path, server: ChaosServer, nursery: Nursery, *, runs: int, roun
         trial.close()
 
 
-@pytest.mark.timeout(300)
 def test_runs_end_as_if_undisturbed_while_the_server_is_restarted_and_workers_are_killed(
     place: Path, server: ChaosServer, nursery: Nursery
 ) -> None:

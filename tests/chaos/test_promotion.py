@@ -3,8 +3,6 @@
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.chaos.cluster import chaos_server, synchronous_standby
 from tests.chaos.nursery import Nursery
 from tests.chaos.trial import SLOW, Trial, result_of
@@ -14,7 +12,6 @@ RUNS = 60
 WORKERS = 3
 
 
-@pytest.mark.timeout(240)
 def test_the_promotion_of_a_synchronous_standby_loses_and_doubles_nothing(tmp_path: Path, nursery: Nursery) -> None:
     with chaos_server() as primary, synchronous_standby(primary) as standby:
         trial = Trial(tmp_path / "promotion", primary, nursery)

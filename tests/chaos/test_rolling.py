@@ -84,7 +84,6 @@ def roll(trial: Trial, *, restarts: int, seconds: float, runs_each: int) -> None
     judge(trial, runs, ("remit_slowly",))
 
 
-@pytest.mark.timeout(180)
 def test_rolling_restarts_in_the_middle_of_once_bodies_leave_nothing_in_doubt(new_trial: Callable[..., Trial]) -> None:
     roll(new_trial(lease=30.0), restarts=4, seconds=1.0, runs_each=6)
 
@@ -96,7 +95,6 @@ def test_ten_rolling_restarts_in_the_middle_of_long_once_bodies_leave_nothing_in
     roll(new_trial(lease=30.0), restarts=10, seconds=5.0, runs_each=10)
 
 
-@pytest.mark.timeout(180)
 def test_two_releases_side_by_side_are_replaced_and_nothing_is_held_that_one_can_continue(
     new_trial: Callable[..., Trial], tmp_path: Path
 ) -> None:

@@ -82,7 +82,6 @@ def test_undisturbed_it_uses_what_it_has_and_no_more(spending: dict[str, Trial],
 
 
 @pytest.mark.parametrize("then", THENS)
-@pytest.mark.timeout(300)
 def test_killed_at_every_crash_point_all_that_was_used_is_charged(
     place: Path, ledger: Ledger, nursery: Nursery, spending: dict[str, Trial], then: str
 ) -> None:
@@ -118,7 +117,6 @@ def kill_everywhere(place: Path, ledger: Ledger, nursery: Nursery, undisturbed: 
     assert len(killed) >= len(passed) - 3, "almost everywhere"
 
 
-@pytest.mark.timeout(300)
 def test_killed_twice_all_that_was_used_is_charged(
     place: Path, ledger: Ledger, nursery: Nursery, spending: dict[str, Trial]
 ) -> None:

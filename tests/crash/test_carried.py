@@ -37,7 +37,6 @@ def undone_at(
     return all_of(one, chosen)
 
 
-@pytest.mark.timeout(300)
 def test_undoing_older_generations_survives_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, carried: Expected
 ) -> None:

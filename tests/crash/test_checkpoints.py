@@ -39,7 +39,6 @@ def kept_with_their_events(trial: Trial) -> list[str]:
             store.close()
 
 
-@pytest.mark.timeout(300)
 def test_a_loop_survives_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, looping: Expected
 ) -> None:
@@ -73,7 +72,6 @@ def test_a_loop_survives_a_kill_around_each_of_its_checkpoints(
     assert not problems, told(problems)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("damages", [1, 2, 3])
 def test_a_recovery_that_finds_checkpoints_damaged_survives_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, looping: Expected, mending: Counter[str], damages: int

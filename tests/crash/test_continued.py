@@ -35,7 +35,6 @@ def killed_at(
     return all_of(one, chosen)
 
 
-@pytest.mark.timeout(300)
 def test_a_run_that_continues_survives_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, continued: Expected
 ) -> None:
@@ -43,7 +42,6 @@ def test_a_run_that_continues_survives_a_kill_at_every_crash_point(
     assert not problems, told(problems)
 
 
-@pytest.mark.timeout(300)
 def test_a_run_that_continues_survives_a_kill_around_each_of_its_beginnings(
     place: Path, ledger: Ledger, nursery: Nursery, continued: Expected
 ) -> None:

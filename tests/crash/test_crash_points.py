@@ -76,7 +76,6 @@ def kill_everywhere(place: Path, ledger: Ledger, nursery: Nursery, undisturbed: 
     assert not problems, told(problems)
 
 
-@pytest.mark.timeout(300)
 def test_a_run_survives_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, undisturbed: Expected
 ) -> None:
@@ -91,7 +90,6 @@ def test_a_run_survives_a_kill_at_every_pass_of_every_crash_point(
         kill_everywhere(place, ledger, nursery, undisturbed, most=1000)
 
 
-@pytest.mark.timeout(300)
 def test_a_recovery_survives_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, undisturbed: Expected, recovering: Counter[str], nursery: Nursery
 ) -> None:
@@ -180,7 +178,6 @@ def kill_in_pairs(
     assert len(nested) >= pairs, f"only {len(nested)} pairs of kills came about"
 
 
-@pytest.mark.timeout(300)
 def test_a_run_survives_a_kill_and_another_one_during_its_recovery(
     place: Path, ledger: Ledger, nursery: Nursery, undisturbed: Expected, recovering: Counter[str]
 ) -> None:

@@ -58,7 +58,6 @@ def kill_everywhere(place: Path, ledger: Ledger, nursery: Nursery, exchanged: Ex
     return sum(again)
 
 
-@pytest.mark.timeout(300)
 def test_requests_and_streams_survive_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, exchanged: Expected
 ) -> None:

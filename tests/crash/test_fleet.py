@@ -45,7 +45,6 @@ def wait_until_begun(trial: Trial, process: Program) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.timeout(180)
 def test_processes_on_one_file_finish_the_runs_of_one_that_is_killed(
     place: Path, ledger: Ledger, fleets: dict[int, Expected]
 ) -> None:
@@ -79,7 +78,6 @@ def kill_one_of_a_fleet(place: Path, ledger: Ledger, fleets: dict[int, Expected]
     assert not problems, told(problems)
 
 
-@pytest.mark.timeout(180)
 def test_old_and_new_processes_overlap_in_a_rolling_restart(
     place: Path, ledger: Ledger, fleets: dict[int, Expected]
 ) -> None:
@@ -151,7 +149,6 @@ def zombie_cases(undisturbed: Expected, *, all_passes: bool = False) -> Iterator
                 yield f"{name}:{number}"
 
 
-@pytest.mark.timeout(180)
 def test_a_process_that_wakes_after_its_lease_lapsed_writes_nothing(
     place: Path, ledger: Ledger, undisturbed: Expected
 ) -> None:
@@ -197,7 +194,6 @@ def two_stopped(place: Path, ledger: Ledger, at: str) -> tuple[Trial, Program, P
     raise AssertionError(f"a process that stops at {at} is always in the middle of a transaction")
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("at", ["outcome.recorded:2", "body.after:4", "delivery.taken:1"])
 def test_a_process_whose_run_was_claimed_writes_nothing_although_the_new_owner_has_not_begun(
     place: Path, ledger: Ledger, undisturbed: Expected, at: str

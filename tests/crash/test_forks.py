@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from everstep.testing.ledger import Ledger
 from tests.crash.nursery import Nursery
 from tests.crash.test_crash_points import cases, kill_at
@@ -16,7 +14,6 @@ def test_undisturbed_a_fork_does_only_what_came_after_its_event(forked: Expected
     assert forked.results["fork-1"] == forked.results["fork-2"]
 
 
-@pytest.mark.timeout(300)
 def test_forks_survive_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, forked: Expected
 ) -> None:

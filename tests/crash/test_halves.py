@@ -79,7 +79,6 @@ def acts_in(histories: list[RunHistory], kind: str) -> set[Act]:
     }
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", range(TRIALS))
 def test_what_was_done_in_halves_is_neither_lost_nor_done_again(number: int, tmp_path: Path) -> None:
     chance, trial = random.Random(number), Trial(tmp_path)

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from everstep.model.crash_points import POINTS
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.ledger import Ledger
@@ -33,7 +31,6 @@ def untold(trial: Trial, hooks: Hooks) -> list[str]:
     return [f"{trial.folder.name} ({', '.join(trial.faults)}): {problem}" for problem in problems]
 
 
-@pytest.mark.timeout(300)
 def test_a_hold_is_told_of_whenever_its_process_is_killed(
     place: Path, ledger: Ledger, hooks: Hooks, nursery: Nursery, notified: Expected
 ) -> None:

@@ -60,7 +60,6 @@ def kill_after(
     return trial.finish(expected), len(again)
 
 
-@pytest.mark.timeout(120)
 def test_only_reads_that_were_under_way_are_made_again(
     place: Path, ledger: Ledger, nursery: Nursery, undisturbed_reads: Expected
 ) -> None:
@@ -78,7 +77,6 @@ def test_only_reads_that_were_under_way_are_made_again(
     assert sum(repeated) > 0, "no kill hit a read under way, so nothing was tested"
 
 
-@pytest.mark.timeout(120)
 def test_a_key_never_stands_for_two_different_reads(place: Path, ledger: Ledger, nursery: Nursery) -> None:
     """A crash may lose outcomes of quick reads. Their order may then be another one, and so what follows from it."""
     expected = Expected.of(Trial.new(place, ledger, "lanes", nursery=nursery))

@@ -52,7 +52,6 @@ def kill_everywhere(place: Path, ledger: Ledger, nursery: Nursery, undone: Expec
     assert not problems, told(problems)
 
 
-@pytest.mark.timeout(300)
 def test_undoing_survives_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, undone: Expected
 ) -> None:
@@ -91,7 +90,6 @@ def kill_recovery(place: Path, ledger: Ledger, nursery: Nursery, undone: Expecte
     assert not problems, told(problems)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", FIRST_KILLS)
 def test_the_recovery_of_an_undoing_survives_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, undone: Expected, first: str

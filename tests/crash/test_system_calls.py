@@ -78,7 +78,6 @@ def most_calls(trial: Trial, calls: str) -> int:
     return max(Counter(line.split()[0] for line in (trial.folder / "trace").read_text().splitlines()).values())
 
 
-@pytest.mark.timeout(600)
 def test_a_run_survives_a_kill_at_any_system_call_that_writes(
     place: Path, ledger: Ledger, nursery: Nursery, undisturbed: Expected
 ) -> None:

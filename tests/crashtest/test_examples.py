@@ -52,7 +52,6 @@ def test_an_example_keeps_its_promises_where_a_few_boundaries_are_tried(tmp_path
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_an_example_keeps_its_promises_at_every_boundary(tmp_path: Path, name: str) -> None:
     facts = run(tmp_path, name)

@@ -120,7 +120,6 @@ def fifty_effects_after_a_backup(place: Place, at: int = 6) -> list[tuple[str, s
     return applied
 
 
-@pytest.mark.timeout(180)
 def test_a_store_restored_from_a_copy_taken_many_effects_ago_changes_nothing_outside(
     tmp_path: Path, ledger: Ledger
 ) -> None:
@@ -146,7 +145,6 @@ def url(place: Place) -> dict[str, str]:
     return {**os.environ, "EVERSTEP_URL": str(place.path)}
 
 
-@pytest.mark.timeout(180)
 def test_without_being_told_it_does_things_again(tmp_path: Path, ledger: Ledger) -> None:
     """What the one above shows is seen by the ledger: nothing else keeps it from changing."""
     place = Place(tmp_path / "place", ledger)
@@ -159,7 +157,6 @@ def test_without_being_told_it_does_things_again(tmp_path: Path, ledger: Ledger)
     assert {effect for effect, _, _ in again} == {"pay"}, "the keys of `note` are honoured, and are the same"
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "point", ["run.replayed:1", "store.commit.written:4", "unit.durable:3", "probe.before:2", "probe.after:3"]
 )
@@ -175,7 +172,6 @@ def test_killed_again_while_it_recovers_it_still_changes_nothing(tmp_path: Path,
     assert place.kinds().count("run_restored") == 1
 
 
-@pytest.mark.timeout(180)
 def test_what_nobody_can_be_asked_about_is_held_for_a_person(tmp_path: Path, ledger: Ledger) -> None:
     place = Place(tmp_path / "place", ledger, "unprobed")
     place.begin()
@@ -207,7 +203,6 @@ def test_what_nobody_can_be_asked_about_is_held_for_a_person(tmp_path: Path, led
     assert set(held[1:]) <= {("restored", f"send#{number}") for number in (2, 3, 4)}
 
 
-@pytest.mark.timeout(180)
 def test_accepting_many_at_once_lets_the_runs_go_on(tmp_path: Path, ledger: Ledger) -> None:
     """Nothing had happened after the backup, and somebody who has checked says so."""
     place = Place(tmp_path / "place", ledger, "unprobed")

@@ -49,7 +49,6 @@ class Life(TillLife):
         return len(store_rows(self.shop)) if self.shop.exists() and self.shop.stat().st_size else 0
 
 
-@pytest.mark.timeout(300)
 def test_killed_around_its_transaction_an_atomic_step_happens_once(
     tmp_path: Path, effects_table: dict[tuple[str, str], str]
 ) -> None:
@@ -77,7 +76,6 @@ AGAIN = [
 ]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("contract", ["atomic", "atomic, store"])
 def test_killed_again_during_recovery_it_still_happens_once(
     tmp_path: Path, effects_table: dict[tuple[str, str], str], contract: str

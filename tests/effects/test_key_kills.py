@@ -90,7 +90,6 @@ def place(tmp_path: Path, ledger: Ledger) -> Any:
     made.shut()
 
 
-@pytest.mark.timeout(180)
 def test_two_processes_race_for_two_hundred_keys_and_each_is_used_once(place: Place) -> None:
     """The receiver forgets keys: whatever is sent twice is applied twice."""
     points = place.folder / "points"

@@ -159,7 +159,6 @@ AGAIN = (
 """Where the process that recovers the run is killed, too. Each place of the first kill meets one or two of them."""
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("contract", ["repeat", "once", "once, probed"])
 def test_killed_again_during_recovery_it_keeps_its_contract(
     tmp_path: Path, ledger: Ledger, effects_table: dict[tuple[str, str], str], contract: str

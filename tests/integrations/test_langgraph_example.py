@@ -107,7 +107,6 @@ def test_a_graph_whose_budget_is_used_up_is_held_and_goes_on_when_a_person_grant
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
 def test_a_graph_in_a_workflow_asks_its_model_again_only_if_that_was_under_way() -> None:
     report = crash_everywhere(load_workflow(WORKFLOW), "Lisbon", most=1, orders=0, files=("*.txt",))
     assert report.holds, report.text()

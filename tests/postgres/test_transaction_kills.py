@@ -50,7 +50,6 @@ CASES = [
 ]
 
 
-@pytest.mark.timeout(300)
 def test_killed_around_its_transaction_an_atomic_step_happens_once(tmp_path: Path, server: Server) -> None:
     lives = [Life(tmp_path / f"{n:02}", server, contract) for n, (contract, _) in enumerate(CASES)]
     kill(lives, [place for _, place in CASES])
@@ -65,7 +64,6 @@ def test_killed_around_its_transaction_an_atomic_step_happens_once(tmp_path: Pat
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.timeout(300)
 def test_killed_again_during_recovery_it_still_happens_once(tmp_path: Path, server: Server) -> None:
     every = [(first, again) for first in FIRST for again in AGAIN]
     pairs = [*(("psycopg", *pair) for pair in every[::6]), *(("store", *pair) for pair in every[2::15])]
