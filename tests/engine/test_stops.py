@@ -1,7 +1,6 @@
 """Stopping is never an outcome: what stops a program leaves a run unfinished, wherever it is raised."""
 
 import asyncio
-import sqlite3
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from everstep.engine.app import App
 from everstep.errors import RunHeld
 from tests.engine.lives import add, echo
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import open_sqlite
 
 NOTES: list[str] = []
 SICK: set[str] = set()
@@ -177,7 +177,7 @@ async def test_a_stop_in_a_compensation_leaves_the_undoing_unfinished(machine: M
 @pytest.mark.parametrize("stop", STOPS)
 @scenario
 async def test_a_stop_in_an_atomic_body_rolls_it_back_and_is_no_outcome(machine: Machine, stop: str) -> None:
-    database = sqlite3.connect(machine.folder / "till.db")
+    database = open_sqlite(machine.folder / "till.db")
     database.execute("CREATE TABLE sales (amount INTEGER)")
     database.commit()
 
