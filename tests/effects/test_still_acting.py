@@ -182,6 +182,35 @@ async def seen(app: everstep.App, kind: str) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.usefixtures("impatient")
+@scenario
+async def test_a_body_that_waits_for_a_thread_when_its_app_is_closed_does_not_begin(machine: Machine) -> None:
+    bank = Bank()
+    begun: list[str] = []
+
+    @step(effect="once")
+    def pay(name: str) -> str:
+        begun.append(name)
+        return bank.send()
+
+    @workflow
+    async def pays() -> list[str]:
+        return await asyncio.gather(*(asyncio.to_thread(pay, name) for name in "ab"))
+
+    app = await machine.boot()
+    app.threads._most = 1
+    await app.start(pays, id="r")
+    await machine.until(lambda: begun and len(app.threads.acting()) == 2)
+    await machine.stop(app)
+    assert app.acting.runs() == {"r"}
+    bank.gate.set()
+    await machine.until(lambda: not app.acting.runs())
+    assert begun == ["a"]
+    other = await machine.worker()
+    await machine.until_status("r", "held")
+    assert other.store.has_ended(app.worker), "its lock is free by now"
+
+
 OTHER = """
 import asyncio, pathlib, sys, threading, time
 import everstep

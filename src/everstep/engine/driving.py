@@ -177,11 +177,15 @@ class Driving(Parts):
         await self.notifier.close(send=self._failed is None)
         await self._stop_all()
         await self.committer.close()
+        self.threads.close()
+        acting = self.acting.runs() if self.worker else set()
         try:
             if self.worker and self._failed is None:
-                self._leave(self.acting.runs())
+                self._leave(acting)
         finally:  # whatever happens: without its liveness lock, the runs of this worker are free
-            self.threads.close()
+            if acting:
+                log.warning("Steps of %d runs still act; these runs are free when that has ended.", len(acting))
+                self.acting.keep_until_ended(self.store.hand_over_lock(self.worker))
             self._failed = self._failed or Misuse("The app was closed.")
             self.watchers.look_all_again()
             self.store.close()
@@ -202,13 +206,11 @@ class Driving(Parts):
         if not acting:
             self.store.leave(self.worker)
             return
-        log.warning("Steps of %d runs still act; these runs are free when that has ended.", len(acting))
         others = [driver for driver in self.drivers.values() if driver.run not in acting]
         back: list[Operation] = [
             Release(one.run, one.row.epoch, "waiting" if one.status == "waiting" else "queued") for one in others
         ]
         self.store.commit(back)
-        self.acting.keep_until_ended(self.store.hand_over_lock(self.worker))
 
     # -- driving ---------------------------------------------------------------------------------------------------
     @property

@@ -88,8 +88,15 @@ class Threads:
         return any(one.run == run and one.call == call for one in self.acting())
 
     def close(self) -> None:
-        """Let idle threads end. Those with a body end with it, or with the process."""
+        """Let idle threads end; those with a body end with it, or with the process. A body that waits does not begin."""
         self._is_closed = True
+        while True:
+            try:
+                waiting = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if waiting is not None:
+                waiting.has_ended = True
         for _ in range(self._count):
             self._waiting.put(None)
 
