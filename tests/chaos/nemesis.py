@@ -473,7 +473,7 @@ def last_events(stage: Stage, run: str) -> str:
 def is_refusal(error: Unanswered) -> bool:
     """Tell whether an error is one that a caller may get while faults last: then it asks again."""
     kind = str(error).partition(":")[0]
-    return isinstance(error, Gone) or kind in ("StoreError", "RuntimeError", "RunEnded", "KeyError")
+    return isinstance(error, Gone) or kind in ("StoreError", "StoreBusy", "RuntimeError", "RunEnded", "KeyError")
 
 
 def is_raw(error: Unanswered) -> bool:
