@@ -56,9 +56,12 @@ class Plan:
     moves: list[Move]
     patience: float
     closes_in_the_end: bool
+    slow: bool = False
+    """Whether bodies act between a probe's question and its answer."""
 
     def __str__(self) -> str:
-        return f"{self.store} {self.seed}: {self.form}, {self.orders}, {self.ahead}, {self.early} → {self.moves}"
+        slow = ", slow till" if self.slow else ""
+        return f"{self.store} {self.seed}: {self.form}{slow}, {self.orders}, {self.ahead}, {self.early} → {self.moves}"
 
 
 def plan_of(store: str, seed: int) -> Plan:
@@ -87,7 +90,8 @@ def plan_of(store: str, seed: int) -> Plan:
     moves = [(*move, chance.choice(PAUSES)) for move in moves]
     early = [(*fault(chance, "first"), 0.0)] if chance.random() < 0.25 else []
     patience, closes = chance.choice(PATIENCE), chance.random() < 0.5
-    return Plan(store, seed, form, orders, ahead, early, moves, patience, closes)
+    slow = chance.random() < 0.3
+    return Plan(store, seed, form, orders, ahead, early, moves, patience, closes, slow)
 
 
 def fault(chance: random.Random, target: str = "") -> Move:
@@ -132,6 +136,7 @@ class Trial:
         self._pending: list[tuple[str, asyncio.Task[Any]]] = []
         self._acknowledged: set[tuple[str, str]] = set()
         self._opened = 0
+        stage.till.is_slow = plan.slow
 
     def blame(self, kind: str, what: str) -> None:
         """Something is wrong."""
@@ -468,7 +473,7 @@ def last_events(stage: Stage, run: str) -> str:
 def is_refusal(error: Unanswered) -> bool:
     """Tell whether an error is one that a caller may get while faults last: then it asks again."""
     kind = str(error).partition(":")[0]
-    return isinstance(error, Gone) or kind in ("StoreError", "RuntimeError", "RunEnded", "KeyError")
+    return isinstance(error, Gone) or kind in ("StoreError", "StoreBusy", "RuntimeError", "RunEnded", "KeyError")
 
 
 def is_raw(error: Unanswered) -> bool:

@@ -24,6 +24,8 @@ from tests.postgres.server import Server, server
 
 DEADLINE_SECONDS = 30.0
 """After this time without a fault, in seconds, what is waited for hangs. On an idle machine it takes less than one."""
+SLOW_SECONDS = 0.5
+"""How long a slow till waits for bodies to act before it answers a probe."""
 
 
 @dataclass
@@ -54,6 +56,8 @@ class Till:
         self.entries: list[dict[str, Any]] = []
         """In the form of a ledger's."""
         self.probes: Counter[str] = Counter()
+        self.is_slow = False
+        """Whether bodies act between a probe's question and its answer."""
         self._applied: dict[str, str] = {}
         self._released: set[int | None] = set()
 
@@ -114,10 +118,21 @@ class Till:
             self._applied[body.key] = receipt(body.effect, digest)
         return self._applied[body.key]
 
-    def answer_probe(self, key: str) -> str:
-        """Return the receipt of what was applied; nothing if it was not."""
+    async def answer_probe(self, key: str) -> str:
+        """Return the receipt of what was applied; nothing if it was not.
+
+        Of a slow till that is the truth of the moment at which it was asked: bodies act before the answer arrives.
+        """
         self.probes[key] += 1
-        return self._applied.get(key, "")
+        value = self._applied.get(key, "")
+        acting = [body for body in self.bodies if body.key == key and body.is_open]
+        if self.is_slow and acting:
+            self.release(acting[0].number)
+            until = time.monotonic() + SLOW_SECONDS
+            while any(body.is_open for body in acting) and time.monotonic() < until:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)  # what acted has ended in its process, too
+        return value
 
 
 def honours_keys(effect: str) -> bool:
@@ -274,7 +289,7 @@ class Stage:
                 await self.till.serve_body(hello, reader, writer)
                 self.note(f"body {hello['effect']}({hello['number']}) in {hello['pid']} is over")
             elif hello.get("who") == "probe":
-                value = self.till.answer_probe(hello["key"])
+                value = await self.till.answer_probe(hello["key"])
                 self.note(f"probe of {hello['pid']}: {value or 'not done'}")
                 writer.write(value.encode() + b"\n")
         except OSError:
