@@ -18,6 +18,7 @@ def helping(folder: Folder) -> Program:
 
 def test_a_run_is_asked_from_another_process_and_shows_how(folder: Folder) -> None:
     process = helping(folder)
+    assert any("everstep ask h-1 rename" in said for said in process.stderr), "it says so itself, while it waits"
     shown = folder.everstep("show", "h-1").out
     assert "takes requests rename (str)" in shown
     assert "everstep ask h-1 rename '\"text\"'" in shown
@@ -38,7 +39,6 @@ def test_a_run_is_asked_from_another_process_and_shows_how(folder: Folder) -> No
     ended = folder.finish(process)
     assert ended.status == 0
     assert "request rename answered" in ended.err
-    assert "everstep ask h-1 rename" in ended.err
     late = folder.everstep("ask", "h-1", "rename", '"x"')
     assert "everstep.run.ended" in late.err
     assert folder.everstep("ask", "h-1", "rename", '"tides"', "--ask-id", "one").out == '"TIDES"\n'
