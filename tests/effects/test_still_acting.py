@@ -151,6 +151,66 @@ async def test_another_attempt_after_a_certain_failure_waits_for_what_the_last_o
     assert bank.most == 1
 
 
+@scenario
+async def test_an_answer_that_was_given_while_something_still_acted_is_asked_for_again(machine: Machine) -> None:
+    bank = Bank()
+    answers: list[Any] = []
+    app = await machine.boot()
+
+    async def probe(key: str) -> Any:
+        answers.append(bank.probe(key))
+        if len(answers) == 1:  # it has not happened yet; by the time at which this is heard it has, and nothing acts
+            bank.gate.set()
+            await machine.until(lambda: not app.acting.runs())
+        return answers[-1]
+
+    @step(effect="once", probe=probe)
+    async def pay() -> str:
+        bank.send_in_thread(bank.send)
+        await bank.begins()
+        raise OSError("the answer was lost")
+
+    @workflow
+    async def pays() -> str:
+        return await pay()
+
+    run = await app.start(pays, id="r")
+    assert await run.result(timeout=PATIENCE_SECONDS) == "the bank has it"
+    assert len(bank.sent) == 1
+
+
+@scenario
+async def test_a_call_that_a_pool_refused_is_not_made_later(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that gets no thread raises, and has the call in its queue: its next thread would make it."""
+    bank = Bank()
+    bank.gate.set()
+    add_thread = bank.pool._adjust_thread_count
+    refusals = [RuntimeError("can't start new thread")]
+
+    def refused_once() -> None:
+        if refusals:
+            raise refusals.pop()
+        add_thread()
+
+    monkeypatch.setattr(bank.pool, "_adjust_thread_count", refused_once)
+
+    @step(effect="once", not_done=(RuntimeError,), retry=Retry(attempts=2, first=0.01))
+    async def pay() -> str:
+        return await asyncio.get_running_loop().run_in_executor(bank.pool, bank.send)
+
+    @workflow
+    async def pays() -> str:
+        return await pay()
+
+    app = await machine.boot()
+    run = await app.start(pays, id="r")
+    await machine.until(lambda: "attempt_failed" in machine.kinds("r"))
+    await machine.advance(1)
+    assert await run.result(timeout=PATIENCE_SECONDS) == "paid"
+    bank.pool.shutdown()
+    assert len(bank.sent) == 1
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("impatient")
 def test_a_body_that_acts_on_when_its_app_is_closed_is_not_begun_again_by_the_next_app(

@@ -219,8 +219,8 @@ async def test_events_that_happen_while_the_clock_is_behind_are_not_before_their
         await machine.until(lambda: not machine.store.inbox("r"))
         await machine.rest(worker)
     (timer,) = machine.bodies("r", "timer_started")
-    assert timer.deadline == max(event.at for event in machine.events("r")) + 60 * SECOND
-    behind.advance(3600 + 61)
+    assert timer.deadline == behind.now() + 60 * SECOND, "the events are ahead of the clock, and that delays nothing"
+    behind.advance(61)
     await machine.until_status("r", "completed")
     moments = [event.at for event in machine.events("r")]
     assert moments == sorted(moments)
@@ -346,3 +346,27 @@ async def test_attaching_to_a_delayed_run_does_not_hurry_it(machine: Machine) ->
     await machine.advance(HOUR + 1)
     await machine.advance(2)
     assert await run.result(timeout=60) == "awake"
+
+
+@workflow(timeout=HOUR)
+async def told_to_sleep() -> str:
+    await everstep.receive("now")
+    await asyncio.sleep(20)
+    return "awake"
+
+
+@scenario
+async def test_a_timer_of_a_run_that_was_started_by_a_wrong_clock_goes_by_the_store_s(machine: Machine) -> None:
+    """The run's events are a day ahead, and stay so; what is due in twenty seconds is due in twenty seconds."""
+    ahead = FakeClock(machine.clock.now() + 86_400 * SECOND)
+    app = await machine.boot(clock=ahead)
+    await app.start(told_to_sleep, id="r")
+    await machine.until_status("r", "waiting")
+    await machine.kill(app)
+    app = await machine.boot()
+    run = await app.start(told_to_sleep, id="r")
+    await run.signal("now", None)
+    await machine.until(lambda: "timer_started" in machine.kinds("r"))
+    await machine.advance(21)
+    assert await run.result(timeout=20) == "awake"
+    check_timers(machine, "r")

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
@@ -38,7 +38,6 @@ from everstep.errors import Misuse
 if TYPE_CHECKING:
     from everstep.effects.step import Step
 
-R = TypeVar("R")
 _MARK: Final = "_everstep_descent"
 
 AttemptIn = Callable[[FrameType], StepBody | None]
@@ -139,23 +138,43 @@ def _seen(submit: Any, *, on_threads: bool) -> Any:
         begun_in = descent()
         if begun_in is None:
             return submit(pool, function, *args, **kwargs)
-        called = (_call_in, begun_in, function) if on_threads else (function,)
-        future = submit(pool, *called, *args, **kwargs)
+        given = _Given(begun_in, function) if on_threads else function
+        try:
+            future = submit(pool, given, *args, **kwargs)
+        except BaseException:
+            if type(given) is _Given:
+                given.is_refused = True
+            raise
         _CALLS[future] = begun_in
         return future
 
     return submit_seen
 
 
-def _call_in(begun_in: Descent, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
-    """Call a function on a thread of a pool, as part of a body."""
-    thread = threading.current_thread()
-    before = getattr(thread, _MARK, None)
-    setattr(thread, _MARK, begun_in)
-    try:
-        return function(*args, **kwargs)
-    finally:
-        setattr(thread, _MARK, before)
+class _Given:
+    """A function that a body gave to a pool of threads: called there, it is part of that body.
+
+    A pool that is refused a new thread raises, and has the call in its queue all the same: a thread that it gets later
+    would make a call that its caller was told has failed. Such a call does nothing.
+    """
+
+    __slots__ = ("_begun_in", "_function", "is_refused")
+
+    def __init__(self, begun_in: Descent, function: Callable[..., Any]) -> None:
+        self._begun_in = begun_in
+        self._function = function
+        self.is_refused = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_refused:
+            return None
+        thread = threading.current_thread()
+        before = getattr(thread, _MARK, None)
+        setattr(thread, _MARK, self._begun_in)
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            setattr(thread, _MARK, before)
 
 
 def note_thread(starting: Any) -> None:

@@ -166,6 +166,7 @@ class StepAttempts:
         with its marker, unless the code names another database by now.
         """
         attempts = self._known.setdefault(call.call, Attempts(attempt=1))
+        attempts.doubted_at = min(attempts.doubted_at, self._driver.app.clock.now())
         if call.keyed is not None:
             self.keys.take_up(call)
         if attempts.due == DOUBT:
@@ -455,7 +456,7 @@ class StepAttempts:
         """
         call, driver = attempt.call, self._driver
         if call.target.effect == "once" and not attempt.fallback:
-            self.failed(attempt, error.stop if isinstance(error, Stopped) else error, seconds)
+            self.failed(attempt, error.stop if type(error) is Stopped else error, seconds)
             pass_on(stop, driver.app.loop)
             return
         if attempt.spending is not None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from everstep.engine.about import Trouble
-from everstep.model.untrusted import described, logger, type_name
+from everstep.model.untrusted import attribute, described, is_a, logger, text_of, type_name
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
@@ -39,9 +39,9 @@ def pause_after(failures: int) -> float:
 
 def is_refusal(error: BaseException) -> bool:
     """Tell whether the machine refused memory, a thread or a descriptor: no fault of the run that asked for it."""
-    if isinstance(error, OSError):
-        return error.errno in REFUSED
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "start new thread" in str(error))
+    if is_a(error, OSError):
+        return attribute(error, "errno") in REFUSED
+    return is_a(error, MemoryError) or (is_a(error, RuntimeError) and "start new thread" in text_of(error))
 
 
 async def on_a_thread(function: Callable[..., R], *args: Any) -> R:

@@ -48,6 +48,8 @@ class Question(NamedTuple):
 
     task: asyncio.Task[None]
     alarm: Alarm
+    while_acting: str = ""
+    """What may still have acted when it was put: an answer `NotDone` may be out of date by now."""
 
 
 def question_seconds(probe_for: float) -> float:
@@ -78,7 +80,7 @@ class Doubts:
         because = because or ("outcome" if happened else "crash" if error is None else "error")
         body = ev.StepDoubted(call.call, attempts.attempt, because, raw, ref, call.is_secret)
         driver.record("step_doubted", call.step, body)
-        attempts.due, attempts.doubted_at, attempts.happened = DOUBT, driver.journal.at, happened
+        attempts.due, attempts.doubted_at, attempts.happened = DOUBT, driver.app.clock.now(), happened
         attempts.because, attempts.asked = because, True
         driver.saver.save(waited_for=False)
         self.go_on(call)
@@ -115,6 +117,8 @@ class Doubts:
         if self._is_overdue(number):
             self._ask_later(call, Unknown("it has not answered the question before"))
             return
+        here, elsewhere = self._where_it_may_act(call)
+        while_acting = here or elsewhere
         crash_point("probe.before")
         context: Context = driver.app.context.copy()
         asked = self._attempts.bodies.attempt_at(call, attempts.attempt)
@@ -125,7 +129,7 @@ class Doubts:
         alarm = set_alarm(
             driver.app.clock, driver.app.loop, until, functools.partial(driver.call, self._stop_waiting, call)
         )
-        self.asking[number] = Question(task, alarm)
+        self.asking[number] = Question(task, alarm, while_acting)
 
     def _is_overdue(self, number: int) -> bool:
         task = self._overdue.get(number)
@@ -162,15 +166,16 @@ class Doubts:
             pass_on(error, self._driver.app.loop)
         crash_point("probe.after")
         if call.call in self.asking:  # else it comes too late; there is no other question while this one was open
-            self.asking.pop(call.call).alarm.cancel()
+            question = self.asking.pop(call.call)
+            question.alarm.cancel()
             if not self._driver.is_over and call.call in self._driver.execution.steps:
-                self._driver.call(self._take_answer, call, answer)
+                self._driver.call(self._take_answer, call, answer, question.while_acting)
 
-    def _take_answer(self, call: StepCall, answer: Any) -> None:
+    def _take_answer(self, call: StepCall, answer: Any, while_acting: str) -> None:
         if is_a(answer, Done):
             self._adopt(call, attribute(answer, "value"))
         elif is_a(answer, NotDone):
-            self._take_not_done(call)
+            self._take_not_done(call, while_acting)
         elif is_a(answer, Unknown):
             self._ask_later(call, Unknown(text_of(attribute(answer, "why", ""))))
         else:
@@ -195,18 +200,22 @@ class Doubts:
         body = ev.StepCompleted(call.call, raw, ref, attempts.attempt, adopted=True, secret=call.is_secret)
         driver.deliver("step_completed", call.step, body, expensive=True)
 
-    def _take_not_done(self, call: StepCall) -> None:
-        """It did not happen, so it may be done again: unless the earlier attempt may still act."""
+    def _take_not_done(self, call: StepCall, while_acting: str) -> None:
+        """It did not happen, so it may be done again: unless the earlier attempt may still act.
+
+        If it may have acted while the probe was asked, and has ended since, the answer may be out of date: ask again.
+        """
         attempts = self._known[call.call]
         self._note(call, attempts, "not-done")
         attempts.asked = True
-        here = elsewhere = ""
-        if call.target.effect == "once":
-            here, elsewhere = self.acts_here(call), self.acts_elsewhere(call) or self._is_unseen(call)
+        here, elsewhere = self._where_it_may_act(call)
         still = elsewhere or here
         is_awaited = call.target.is_async or attempts.by != self._driver.app.worker
         if still and not elsewhere and is_awaited and not self._is_too_late(call, self._next_question(attempts)):
             self._ask_later(call, Unknown(here))  # it ends in its time, and that is seen here
+        elif while_acting and not still:
+            self._driver.deadlines.add(self._driver.app.clock.now(), "probe", call.call)
+            self._driver.come_to_rest()
         elif still:
             self.hold(call, f"the probe says that it has not happened, but {still}")
         elif (due := self._repeated_at(call)) <= self._driver.app.clock.now():
@@ -257,6 +266,12 @@ class Doubts:
         """Put the run on hold: a person has to say whether it happened."""
         attempts, account = self._known[call.call], account_of(self._driver, call.call)
         self._driver.put_on_hold(in_doubt_report(call, attempts, why, account, is_done=is_done))
+
+    def _where_it_may_act(self, call: StepCall) -> tuple[str, str]:
+        """Say what of a `once` step may still act in this process, and elsewhere; "" where it provably cannot."""
+        if call.target.effect != "once":
+            return "", ""
+        return self.acts_here(call), self.acts_elsewhere(call) or self._is_unseen(call)
 
     def may_still_act(self, call: StepCall) -> str:
         """Say where the last attempt still runs, as far as that can be seen; "" if it is not seen anywhere."""

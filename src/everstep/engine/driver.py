@@ -116,13 +116,14 @@ class Driver:
                 if timer.deadline:
                     self.deadlines.add(timer.deadline, "timer", call)
         timeout, cancel = self.execution.workflow.timeout, self.execution.cancel
+        now = self.app.clock.now() if timeout is not None or cancel is not None else 0  # events may be ahead of it
         if self.execution.rollback is not None:
             self.end_wanted = True
         elif cancel is not None:
             self.end_wanted = cancel.now
-            self.deadlines.add(replayed.cancel_at + microseconds(cancel.grace), "grace")
+            self.deadlines.add(min(replayed.cancel_at, now) + microseconds(cancel.grace), "grace")
         elif timeout is not None:
-            self.deadlines.add(clock_started + microseconds(timeout), "run")
+            self.deadlines.add(min(clock_started, now) + microseconds(timeout), "run")
 
     @property
     def deadlines(self) -> Deadlines:
@@ -335,7 +336,7 @@ class Driver:
             self.end_wanted, self.execution.cancel = True, request
             self.deliver("cancel_requested", "", request)
             return
-        self.deadlines.add(max(self.app.now(), self.journal.at) + microseconds(request.grace), "grace")
+        self.deadlines.add(self.app.now() + microseconds(request.grace), "grace")
         self.deliver("cancel_requested", "", request)
 
     # -- undoing: see compensating.py ------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from everstep.engine.telling import example_of
 from everstep.errors import Damaged, FolderBusy, StoreError
 from everstep.model.accounts import Account, as_facts
 from everstep.model.budgets import Amounts
-from everstep.model.untrusted import text_of, type_name
+from everstep.model.untrusted import is_a, text_of, type_name
 from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow
 
@@ -226,7 +226,7 @@ def exhausted_report(call: StepCall, attempt: int, error: BaseException) -> Hold
     summary = f"{call.step} failed {attempt} times, last with {type_name(error)}"
     facts: dict[str, Any] = {"call": call.call, "attempts": attempt}
     facts["example"] = example_of(call.target.signature.annotations.get("return"))
-    if isinstance(error, FolderBusy):  # what holds the folder may write yet, so the run does not go on without it
+    if is_a(error, FolderBusy):  # what holds the folder may write yet, so the run does not go on without it
         return HoldReport("exhausted", f"{call.step}: {error}", step=call.step, facts=facts, without=["skip"])
     return HoldReport("exhausted", summary, step=call.step, facts=facts)
 

@@ -12,6 +12,8 @@ from collections.abc import Awaitable
 from types import CodeType
 from typing import Any, Final, TypeVar
 
+from everstep.model.untrusted import described, is_a, members_of, traceback_of
+
 V = TypeVar("V")
 
 STOPS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
@@ -23,22 +25,22 @@ class Stopped(Exception):
     """A user's function raised what stops a program, in a place where it must stop nothing else."""
 
     def __init__(self, stop: BaseException) -> None:
-        super().__init__(f"{type(stop).__name__}: {stop}" if str(stop) else type(stop).__name__)
+        super().__init__(described(stop))
         self.stop = stop
 
 
 def stop_in(error: BaseException) -> BaseException | None:
     """Return the stop that an error is, or that a group of errors holds; None for an error that is an outcome."""
-    if isinstance(error, (Stopped, *STOPS)):
+    if is_a(error, Stopped, *STOPS):
         return error
-    if isinstance(error, BaseExceptionGroup) and not isinstance(error, Exception):
-        return next(filter(None, map(stop_in, error.exceptions)), None)
-    return None
+    if is_a(error, Exception):
+        return None
+    return next((stop for stop in map(stop_in, members_of(error)) if stop is not None), None)
 
 
 def contained(error: BaseException) -> BaseException:
     """Return an error of code on a thread. A thread stops no process, so a stop is an ordinary error from there on."""
-    return Stopped(error) if isinstance(error, STOPS) else error
+    return Stopped(error) if is_a(error, *STOPS) else error
 
 
 async def contained_in(awaitable: Awaitable[V]) -> V:
@@ -56,7 +58,7 @@ def ends_process(error: BaseException) -> bool:
     """
     if threading.current_thread() is not threading.main_thread():
         return False
-    return isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and _came_from_a_handler(error))
+    return is_a(error, KeyboardInterrupt) or (is_a(error, SystemExit) and _came_from_a_handler(error))
 
 
 def pass_on(error: BaseException, loop: asyncio.AbstractEventLoop) -> None:
@@ -71,7 +73,7 @@ def _raise(error: BaseException) -> None:
 
 def _came_from_a_handler(error: BaseException) -> bool:
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    traceback = error.__traceback__
+    traceback = traceback_of(error)
     while traceback is not None:
         if traceback.tb_frame.f_code in handlers:
             return True

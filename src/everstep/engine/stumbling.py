@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from everstep.engine.background import is_refusal, pause_after
 from everstep.errors import StoreError
-from everstep.model.untrusted import described, logger, type_name
+from everstep.model.untrusted import described, is_a, logger, type_name
 from everstep.stores.protocol import Claim, Claimed
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Stumbling:
     def take_later(self, run: str, error: BaseException, *, is_own: bool = True) -> None:
         """Take a run up again after a pause. Until then it is let alone."""
         app, now = self._app, self._app.loop.time()
-        if is_own and not is_refusal(error) and not isinstance(error, StoreError):
+        if is_own and not is_refusal(error) and not is_a(error, StoreError):
             count, last = self._counts.get(run, (0, now))
             count = count + 1 if now - last < CALM_SECONDS else 1
             self._counts[run] = (count, now)

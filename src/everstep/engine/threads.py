@@ -88,7 +88,7 @@ class Threads:
         return any(one.run == run and one.call == call for one in self.acting())
 
     def close(self) -> None:
-        """Let idle threads end; those with a body end with it, or with the process. A body that waits does not begin."""
+        """Let idle threads end; those with a body end with it or with the process. A body that waits does not begin."""
         self._is_closed = True
         while True:
             try:
