@@ -11,7 +11,8 @@ from everstep.errors import StoreUnusable
 from everstep.stores.postgres import PostgresStore
 from tests.postgres.pooler import TransactionPooler
 from tests.postgres.server import Server
-from tests.postgres.test_programs import PROGRAM, Folder, until
+from tests.postgres.test_programs import PROGRAM, Folder
+from tests.waiting import wait_until
 
 
 def url_of(pooler: TransactionPooler, schema: str, more: str = "") -> str:
@@ -49,7 +50,7 @@ def test_a_program_behind_a_pooler_is_killed_and_another_goes_on_in_sessions_tha
 ) -> None:
     folder = Folder(tmp_path, url_of(pooler, schema, "&pooler=on"))
     first = folder.begin(PROGRAM, "walk", folder.url, "16", LEASE="2")
-    until(lambda: len(folder.lines()) >= 5)
+    wait_until(lambda: len(folder.lines()) >= 5)
     first.send_signal(signal.SIGKILL)
     first.communicate()
 

@@ -13,9 +13,10 @@ from everstep.stores.postgres.connections import PLANS_OF_WRITER
 from everstep.stores.postgres.queries import statements
 from everstep.stores.protocol import Accepted, Claim, Claimed, Operation
 from everstep.stores.queues import ChangeQueue, NoSlot, QueueRoom, TakeSlot
-from tests.postgres.test_programs import Folder, until
+from tests.postgres.test_programs import Folder
 from tests.postgres.test_races import ROUNDS, at_once
 from tests.stores.kit import PostgresHarness
+from tests.waiting import wait_until
 
 APP = Path(__file__).parents[1] / "cli" / "queued_app.py"
 RUNS = 30
@@ -183,7 +184,7 @@ def fill(folder: Folder, code: str) -> None:
 
 def wait_until_completed(folder: Folder, count: int) -> None:
     store = PostgresStore(folder.url)
-    until(lambda: store.counts().get("completed", 0) == count, 60)
+    wait_until(lambda: store.counts().get("completed", 0) == count)
     store.close()
 
 
@@ -201,7 +202,7 @@ def test_a_limit_of_a_queue_holds_over_workers_that_are_killed(folder: Folder) -
     workers = [folder.begin(*words, BODY_SECONDS="0.2") for _ in range(3)]
     killed: set[str] = set()
     while len(killed) < 2:  # a run whose worker dies three times in a row would be held
-        until(lambda: len(effects(folder)) > 12 * (len(killed) + 1))
+        wait_until(lambda: len(effects(folder)) > 12 * (len(killed) + 1))
         busy = next(pid for sign, _, pid, _ in map(str.split, reversed(effects(folder))) if sign == "+")
         next(one for one in workers if str(one.pid) == busy).kill()
         killed.add(busy)
