@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from everstep.engine.about import Trouble
+from everstep.errors import StoreFailed
 from everstep.model.untrusted import attribute, described, is_a, logger, text_of, type_name
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ class Background:
     def failed(self, name: str, error: BaseException) -> float:
         """Log and count a failure, and return the seconds after which the work should be tried again."""
         work, now = self._works.setdefault(name, _Work()), self._app.loop.time()
+        if is_a(error, StoreFailed) and not self._app.is_failed:
+            self._app.fail(error)  # no work that succeeds later can mend that
         work.trouble.failures += 1
         work.trouble.error = type_name(error)
         if work.in_a_row and now < work.again_at:

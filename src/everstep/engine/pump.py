@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from everstep.engine.clock import microseconds, ticks_of
 from everstep.engine.leases import NEIGHBOURS, Watch
 from everstep.engine.resume import DEATHS_MAX, is_delayed, is_supported
-from everstep.errors import StoreError, StoreFailed
+from everstep.errors import StoreError
 from everstep.model.status import ENDED
 from everstep.model.untrusted import logger
 from everstep.stores.protocol import RunRow
@@ -107,11 +107,7 @@ class Pump:
 
     async def _work(self) -> None:
         while not self._stopping:
-            try:
-                await self._turn()
-            except StoreFailed as error:
-                self.app.fail(error)
-                raise
+            await self._turn()
             self.app.background.works("pump")
             await self._pause()
 
