@@ -210,8 +210,7 @@ class Doubts:
         attempts.asked = True
         here, elsewhere = self._where_it_may_act(call)
         still = elsewhere or here
-        is_awaited = call.target.is_async or attempts.by != self._driver.app.worker
-        if still and not elsewhere and is_awaited and not self._is_too_late(call, self._next_question(attempts)):
+        if still and not elsewhere and not self._is_too_late(call, self._next_question(attempts)):
             self._ask_later(call, Unknown(here))  # it ends in its time, and that is seen here
         elif while_acting and not still:
             self._driver.deadlines.add(self._driver.app.clock.now(), "probe", call.call)

@@ -38,7 +38,8 @@ made once: however large a store is, what a worker asks all the time takes the s
 PLANS_OF_WRITER: Final = f"{PLANS} -c enable_mergejoin=off"
 RULES: Final = (
     "-c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off "
-    "-c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0"
+    "-c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0 "
+    "-c array_nulls=on"
 )
 """What a role or a database may have set otherwise, and must not be otherwise here."""
 KEEPALIVE: Final = {
@@ -184,6 +185,8 @@ class Patience:
         """Whether the store was closed: then nobody waits."""
         self.is_watched = False
         """Whether a thread is trying to reach the server all the time, and says when it does."""
+        self.ask_watcher: Callable[[], None] = lambda: None
+        """Have that thread look at once. Its own session may be sound while those that read were lost."""
         self._where = where
         self._since = 0.0
         self._mentioned = 0.0

@@ -105,7 +105,8 @@ class Reader(Reading):
         if self._patience.is_over:
             raise translated(psycopg.InterfaceError("closed"), self.where)
         if self._patience.is_watched and self._patience.seconds() > PATIENT_SECONDS:
-            raise Outage("it is being tried again")  # another thread does; a try may take long where nobody answers
+            self._patience.ask_watcher()
+            raise Outage("it is being tried again")  # another thread does; a try may take long where no server answers
         connection = connect(self._address, self._name, durability=self._durability)
         self._patience.end()
         return PostgresStatements(self._address.schema, connection)

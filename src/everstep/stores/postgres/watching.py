@@ -203,7 +203,7 @@ class Watcher:
 
     # -- the thread -------------------------------------------------------------------------------------------------
     def _work(self) -> None:
-        self._patience.is_watched = True
+        self._patience.is_watched, self._patience.ask_watcher = True, self._wake
         while not self._stopping or self._has_news:
             try:
                 if self._connection is None or self._connection.closed:
@@ -271,6 +271,9 @@ class Watcher:
         """Do what was asked for, say what is new, hear, and look who is gone; then wait for the next of these."""
         assert self._connection is not None
         self._grant_wishes()
+        if self._patience.seconds():
+            self._statements().all("server_time")
+            self._patience.end()
         now = time.monotonic()
         if self._has_news and (now - self._told_at >= TELL_SECONDS or self._stopping):
             self._has_news, self._told_at = False, now
