@@ -242,6 +242,33 @@ async def seen(app: everstep.App, kind: str) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("way", ["to_thread", "task", "def"])
+def test_an_app_whose_closing_is_cancelled_gives_its_runs_back_all_the_same(tmp_path: Path, way: str) -> None:
+    """With a lease of an hour: no other app gets the run because that has lapsed."""
+    bank = Bank()
+    flow = bank.flow(way)
+    url = f"sqlite:///{tmp_path}/runs.db"
+
+    async def live() -> None:
+        async with everstep.open(url, lease=3600.0) as app:
+            await app.start(flow, id="r")
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        life = asyncio.create_task(live())
+        await bank.begins()
+        while not life.done():  # as a scope of anyio does
+            life.cancel()
+            await asyncio.sleep(0)
+        bank.gate.set()
+        async with everstep.open(url) as app:
+            run = await app.start(flow, id="r")
+            assert await run.result(timeout=PATIENCE_SECONDS) == "the bank has it"
+        assert (len(bank.sent), bank.most) == (1, 1)
+
+    asyncio.run(main())
+
+
 @pytest.mark.usefixtures("impatient")
 @scenario
 async def test_a_body_that_waits_for_a_thread_when_its_app_is_closed_does_not_begin(machine: Machine) -> None:

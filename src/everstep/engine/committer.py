@@ -418,14 +418,23 @@ class Committer:
             self._soon()
             await self._idle
 
-    async def close(self) -> None:
-        """Save what is left, then stop the thread."""
-        await self.drained()
+    def stop(self) -> None:
+        """Write nothing more. Operations that wait are refused; the thread ends with what it is writing."""
         self._closed = True
         if self._flush_later is not None:
             self._flush_later.cancel()
+        for entry in self._queue:
+            if type(entry) is _Request:
+                entry.fail(Misuse("The app was closed."))
+        self._queue.clear()
         if self._thread is not None:
             self._batches.put(None)
+
+    async def close(self) -> None:
+        """Save what is left, then stop the thread."""
+        await self.drained()
+        self.stop()
+        if self._thread is not None:
             while self._thread.is_alive():  # noqa: ASYNC110  # not `join` on another thread: there may be none
                 await asyncio.sleep(LINGER_SECONDS)
 

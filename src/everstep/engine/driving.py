@@ -161,22 +161,32 @@ class Driving(Parts):
     async def close(self, drain: float = 0.0) -> None:
         """Stop: start no more bodies, wait `drain` seconds for those that run, save, and give the runs back."""
         self.draining = True
-        await self.pump.stop()
-        self.collector.close()
-        if self.has_interrupted:
-            self.interrupted.close()
-        if self.has_scheduler:
-            self.scheduler.close()
-        async with self.presence.prolonged():
-            await wait_for_bodies(self.drivers, drain, can_save=lambda: self._failed is None)
-        if self._failed is None:
-            for driver in self.drivers.values():
-                driver.attempts.bodies.record_heartbeats()
-                driver.attempts.bodies.record_charges()
-            await self.committer.drained()
-        await self.notifier.close(send=self._failed is None)
-        await self._stop_all()
-        await self.committer.close()
+        try:
+            await self.pump.stop()
+            self.collector.close()
+            if self.has_interrupted:
+                self.interrupted.close()
+            if self.has_scheduler:
+                self.scheduler.close()
+            async with self.presence.prolonged():
+                await wait_for_bodies(self.drivers, drain, can_save=lambda: self._failed is None)
+            if self._failed is None:
+                for driver in self.drivers.values():
+                    driver.attempts.bodies.record_heartbeats()
+                    driver.attempts.bodies.record_charges()
+                await self.committer.drained()
+            await self.notifier.close(send=self._failed is None)
+            await self._stop_all()
+            await self.committer.close()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Let go of everything. Nothing is waited for: the task that closes this app may have been cancelled."""
+        for driver in list(self.drivers.values()):
+            driver.stop()
+        self.background.close()
+        self.committer.stop()
         self.threads.close()
         acting = self.acting.runs() if self.worker else set()
         try:
