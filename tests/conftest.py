@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -43,7 +44,12 @@ settings.load_profile("push")
 
 
 def pytest_configure() -> None:
-    """Keep the folders of tests in memory, unless a person has said where they belong."""
+    """Keep the folders of tests in memory, unless a person has said where they belong; and let Ctrl-C be heard.
+
+    What a shell starts in the background ignores it, and so would the programs that tests start and interrupt.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if (folder := memory_folder()) is not None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", folder)
 

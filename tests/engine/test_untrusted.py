@@ -3,7 +3,7 @@
 import asyncio
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,27 +15,12 @@ from everstep.errors import RunHeld
 from everstep.model.retry import retry_after
 from everstep.model.untrusted import attribute, described, is_a, text_of, type_name
 from everstep.testing.clock import FakeClock
-
-RAISED: list[type[BaseException]] = [ValueError, SystemExit, KeyboardInterrupt, RecursionError, asyncio.CancelledError]
-
-
-def raising(kind: type[BaseException]) -> Callable[..., Any]:
-    def raise_it(*args: Any, **kwargs: Any) -> Any:
-        raise kind("misbehaves")
-
-    return raise_it
+from tests.engine.misbehaving import RAISED, Liar, raising
 
 
 def endless(*args: Any) -> Iterator[int]:
     while True:
         yield 1
-
-
-class Liar(str):
-    """A text that lies about itself."""
-
-    __slots__ = ()
-    __len__ = __getitem__ = __iter__ = encode = __str__ = __eq__ = __hash__ = raising(SystemExit)
 
 
 NAMES = ("response", "retry_after", "args", "__cause__", "__context__", "__traceback__", "__notes__", "__dict__")

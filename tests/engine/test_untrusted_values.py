@@ -10,7 +10,7 @@ import everstep
 from everstep import step, workflow
 from everstep.errors import RunHeld
 from everstep.testing.clock import FakeClock
-from tests.engine.test_untrusted import RAISED, Liar, raising
+from tests.engine.misbehaving import RAISED, Liar, raising
 
 
 class Plain:
