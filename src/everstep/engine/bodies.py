@@ -5,7 +5,7 @@ import functools
 import threading
 import time
 from contextvars import Context, copy_context
-from types import FrameType
+from types import CoroutineType, FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.effects.body import Means, StepBody
@@ -20,7 +20,7 @@ from everstep.engine.threads import Threads
 from everstep.errors import Misuse, NotDone, StepTimedOut
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
-from everstep.model.untrusted import described, logger
+from everstep.model.untrusted import described, is_a, logger
 
 if TYPE_CHECKING:
     from everstep.effects.atomic import Settled
@@ -296,7 +296,7 @@ class Bodies:
         if is_async_callable(fallback):
             return await fallback(*args, **kwargs)
         value = await self.call_in_thread(attempt, fallback, args, kwargs)
-        return await value if asyncio.iscoroutine(value) else value
+        return await value if is_a(value, CoroutineType) else value
 
     def finish(self, attempt: Attempt) -> None:
         """The attempt is over."""
