@@ -21,6 +21,7 @@ from everstep.model import events as ev
 from everstep.model.digests import derived_key, digest_of
 from everstep.model.exchange_events import APPROVAL
 from everstep.model.options import checked_seconds
+from everstep.model.untrusted import is_a
 
 if TYPE_CHECKING:
     from everstep.engine.execution import Execution
@@ -116,10 +117,10 @@ def arguments_payload(codec: Codec, arguments: object, what: str) -> bytes:
 
 
 def _classes_in(value: object) -> Iterator[type]:
-    if isinstance(value, dict):
+    if is_a(value, dict):
         for one in value.values():
             yield from _classes_in(one)
-    elif isinstance(value, list | tuple | set | frozenset) and type(value).__module__ == "builtins":
+    elif is_a(value, list, tuple, set, frozenset) and type(value).__module__ == "builtins":
         for one in value:
             yield from _classes_in(one)
     elif type(value).__module__ != "builtins":

@@ -2,10 +2,10 @@
 
 import re
 from functools import cache
-from typing import Final
+from typing import Final, cast
 
 from everstep.errors import Misuse
-from everstep.model.untrusted import text_of
+from everstep.model.untrusted import is_a, text_of, type_name
 
 # Not compiled here: a program that uses none of them need not wait for that.
 RUN_ID: Final = r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,199}"
@@ -44,11 +44,12 @@ def _is_plain(name: str) -> bool:
 
 def checked_key(key: object, step: str) -> str:
     """Return a step's own key if it is one."""
-    if isinstance(key, str) and _pattern(KEY).fullmatch(key):
-        return str.__str__(key)
-    if not isinstance(key, str):
-        raise Misuse(f"The key of {step} is a {type(key).__name__}. A key is a text.")
-    raise Misuse(f"The key of {step} has {len(key)} characters. It needs 1 to 500, without control characters.")
+    if not is_a(key, str):
+        raise Misuse(f"The key of {step} is a {type_name(key)}. A key is a text.")
+    text = str.__str__(cast(str, key))
+    if _pattern(KEY).fullmatch(text):
+        return text
+    raise Misuse(f"The key of {step} has {len(text)} characters. It needs 1 to 500, without control characters.")
 
 
 def checked_delivery_id(id: object, what: str, most: int) -> str:
