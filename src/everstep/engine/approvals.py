@@ -116,7 +116,7 @@ def arguments_payload(codec: Codec, arguments: object, what: str) -> bytes:
     return codec.encode(arguments, types, f"the arguments of the approval {what!r}")
 
 
-def _classes_in(value: object) -> Iterator[type]:
+def _classes_in(value: Any) -> Iterator[type]:
     if is_a(value, dict):
         for one in value.values():
             yield from _classes_in(one)
