@@ -14,7 +14,7 @@ TEXT_MAX: Final = 8_000
 """Characters of a user's text that are kept."""
 
 # The slots themselves: a class or its metaclass may put properties of its own over their names.
-_MRO: Final = type.__dict__["__mro__"].__get__
+bases_of: Final = type.__dict__["__mro__"].__get__
 _NAME: Final = type.__dict__["__name__"].__get__
 _QUALNAME: Final = type.__dict__["__qualname__"].__get__
 cause_of: Final = BaseException.__dict__["__cause__"].__get__
@@ -38,7 +38,7 @@ def attribute(value: object, name: str, default: Any = None) -> Any:
 
 def is_a(value: object, *classes: type) -> bool:
     """Tell whether a value is of one of these classes, as `except` does: no `__class__` or metaclass is asked."""
-    return any(base is one for base in _MRO(type(value)) for one in classes)
+    return any(base is one for base in bases_of(type(value)) for one in classes)
 
 
 def type_name(value: object) -> str:
@@ -57,9 +57,14 @@ def name_of(cls: type) -> str:
     return plain(_NAME(cls))
 
 
+def qualified_name_of(cls: type) -> str:
+    """Return the qualified name of a class."""
+    return plain(_QUALNAME(cls))
+
+
 def qualified_name(value: object) -> str:
     """Return the qualified name of a value's class."""
-    return plain(_QUALNAME(type(value)))
+    return qualified_name_of(type(value))
 
 
 def plain(text: str) -> str:
