@@ -18,6 +18,7 @@ from everstep.model.untrusted import (
     context_of,
     is_a,
     members_of,
+    name_of,
     plain,
     qualified_name,
     text_of,
@@ -82,12 +83,13 @@ def origin_of(cls: type) -> str:
     """Return which table knows an exception class, or an empty text if none does."""
     if attempted(registered_by_type.__contains__, cls, default=False):  # a metaclass may refuse to be hashed
         return "registered"
-    if _BUILTIN.get(cls.__name__) is cls:
+    name = name_of(cls)
+    if _BUILTIN.get(name) is cls:
         return "builtin"
-    if _EVERSTEP.get(cls.__name__) is cls:
+    if _EVERSTEP.get(name) is cls:
         return "everstep"
-    module = sys.modules.get(_STANDARD.get(cls.__name__, ""))
-    return "standard" if module is not None and getattr(module, cls.__name__, None) is cls else ""
+    module = sys.modules.get(_STANDARD.get(name, ""))
+    return "standard" if module is not None and getattr(module, name, None) is cls else ""
 
 
 def comes_back(error: BaseException) -> bool:
@@ -147,7 +149,7 @@ class Describer:
                 self._open.discard(key)
 
     def held(self, error: BaseException, depth: int) -> Facts | str:
-        """Return the facts of an exception in an argument or an attribute, or a text in its place: facts have an end."""
+        """Return the facts of an exception within an argument or attribute, or a text if they would have no end."""
         if id(error) in self._open:
             return f"<{qualified_name(error)}: an error that holds itself>"
         if self._again or not self._has_room:
@@ -369,9 +371,7 @@ def error_from(facts: Any, inner: Callable[[Any], BaseException] | None = None) 
     return error
 
 
-def _put_together(
-    cls: type[BaseException], facts: Facts, inner: Callable[[Any], BaseException]
-) -> BaseException:
+def _put_together(cls: type[BaseException], facts: Facts, inner: Callable[[Any], BaseException]) -> BaseException:
     base: Any = _built_in_base(cls)
     arguments = list(facts["args"])
     if issubclass(cls, BaseExceptionGroup):

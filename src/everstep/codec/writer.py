@@ -180,7 +180,9 @@ def _shortest(trees: dict[str, Tree], count: int) -> Tree:
     return trees
 
 
-def _write_dict(value: dict[Any, Any], types: Types, depth: int, within: Within, attributes: bool = False) -> tuple[Any, Tree]:
+def _write_dict(
+    value: dict[Any, Any], types: Types, depth: int, within: Within, attributes: bool = False
+) -> tuple[Any, Tree]:
     written: dict[str, Any] = {}
     trees: dict[str, Tree] = {}
     key: Any = None
