@@ -191,6 +191,157 @@ def test_circles_and_endless_chains_of_causes_end() -> None:
     assert type(round_trip(nested)) is ExceptionGroup
 
 
+@register
+class Counted(Exception):
+    """An exception that counts how often any of its kind is described."""
+
+    count = 0
+
+    def __str__(self) -> str:
+        Counted.count += 1
+        return "counted"
+
+
+def wrapping_by_cause(error: Counted) -> Counted:
+    outer = Counted(error)
+    outer.__cause__ = error
+    return outer
+
+
+def wrapping_by_attributes(error: Counted) -> Counted:
+    outer = Counted("outer")
+    vars(outer).update(original=error, first=[error], request={"error": error})
+    outer.__context__ = error
+    return outer
+
+
+def wrapping_with_what_cannot_be_stored(error: Counted) -> Counted:
+    outer = Counted([error, object()])
+    vars(outer).update(original=error)
+    return outer
+
+
+def wrapping_in_groups(error: Counted) -> Any:
+    return ExceptionGroup("group", [error, error])
+
+
+def wrapping_in_groups_by_cause(error: Counted) -> Any:
+    outer = ExceptionGroup("group", [error, Counted(error)])
+    outer.__cause__ = error
+    return outer
+
+
+WRAPPING = (
+    wrapping_by_cause, wrapping_by_attributes, wrapping_with_what_cannot_be_stored, wrapping_in_groups,
+    wrapping_in_groups_by_cause,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("wrapping", WRAPPING)
+def test_an_error_that_wraps_others_is_described_in_one_walk(wrapping: Any) -> None:
+    described: list[int] = []
+    sizes: list[int] = []
+    for depth in (4, 8):
+        error: Any = Counted("innermost")
+        for _ in range(depth):
+            error = wrapping(error)
+        Counted.count = 0
+        payload = codec.encode_error(error)
+        described.append(Counted.count)
+        sizes.append(len(payload))
+        assert type(codec.decode_error(payload)) is type(error)
+        Counted.count = 0
+        codec.encode([error])
+        described.append(Counted.count)
+    # Python's own text of an argument reads those within it, so that a level may cost as much as its depth.
+    assert described[2] <= 5 * described[0], described
+    assert described[3] <= 5 * described[1], described
+    assert sizes[1] <= 4 * sizes[0], sizes
+
+
+def in_itself() -> list[Any]:
+    attribute, argument, both, listed, one, other = (ValueError("text") for _ in range(6))
+    attribute.me = attribute  # type: ignore[attr-defined]
+    argument.args = (argument,)
+    both.args, both.me, both.__cause__ = (both, both), [both], both  # type: ignore[attr-defined]
+    listed.args = ([{"error": (listed,)}],)
+    one.a = one.b = other  # type: ignore[attr-defined]
+    other.a = other.b = one  # type: ignore[attr-defined]
+    group = ExceptionGroup("group", [one, other])
+    one.group = group  # type: ignore[attr-defined]
+    return [attribute, argument, both, listed, one, other, group]
+
+
+@pytest.mark.parametrize("which", range(len(in_itself())))
+def test_an_error_that_holds_itself_is_kept_with_a_note_in_its_place(which: int) -> None:
+    error = in_itself()[which]
+    payload = codec.encode_error(error)
+    assert len(payload) < 20_000
+    restored = round_trip(error)
+    assert type(restored) is type(error)
+    assert "holds itself" in payload.decode()
+    assert type(codec.decode(codec.encode([error]))[0]) is type(error)
+
+
+def test_an_error_whose_own_codec_returns_it_again_is_kept_as_text() -> None:
+    coded = Coded(0, 0)
+    coded.a, coded.b = coded, coded  # type: ignore[assignment]
+    assert type(round_trip(coded)) is StepError
+
+
+def test_an_error_in_an_argument_comes_back_as_itself_also_if_it_is_the_cause() -> None:
+    inner = Declined(7, "visa")
+    inner.__cause__ = KeyError("k")
+    error = RuntimeError("outer", inner)
+    error.__cause__ = inner
+    restored = round_trip(error)
+    assert (type(restored.args[1]), restored.args[1].code) == (Declined, 7)
+    assert (type(restored.__cause__), type(restored.__cause__.__cause__)) == (Declined, KeyError)
+
+
+def test_an_error_has_its_text_however_often_it_was_wrapped() -> None:
+    error: BaseException = KeyError("innermost")
+    for _ in range(5):
+        outer = RuntimeError(error)
+        outer.__cause__ = error
+        error = outer
+    assert str(round_trip(error)) == str(error) == "'innermost'"
+
+
+def test_a_value_of_many_shared_parts_becomes_a_note_in_an_error() -> None:
+    shared: Any = [1]
+    for _ in range(18):
+        shared = [shared, shared]
+    error = Declined(7, "visa")
+    error.args = (shared, "kept")
+    vars(error)["parts"] = shared
+    restored = round_trip(error)
+    assert "too large" in restored.args[0]
+    assert (restored.args[1], restored.code) == ("kept", 7)
+    assert not hasattr(restored, "parts")
+
+
+@pytest.mark.parametrize("count", [1_000, 1_001, 20_000])
+def test_a_group_keeps_its_first_members_and_a_note_of_how_many_there_were(count: int) -> None:
+    class Member(ValueError):
+        asked = 0
+
+        def __str__(self) -> str:
+            Member.asked += 1
+            return "member"
+
+    restored = round_trip(ExceptionGroup("group", [Member() for _ in range(count)]))
+    assert len(restored.exceptions) == 1_000
+    assert Member.asked <= 1_000
+    assert getattr(restored, "__notes__", []) == (
+        [] if count == 1_000 else [f"Everstep has kept the first 1000 of the {count} members of this group."]
+    )
+    nested = ExceptionGroup("outer", [ExceptionGroup("inner", [Member() for _ in range(count)]) for _ in range(50)])
+    Member.asked = 0
+    assert type(round_trip(nested)) is ExceptionGroup
+    assert Member.asked <= 5_000
+
+
 def test_arguments_that_cannot_be_stored_become_their_text() -> None:
     restored = round_trip(ValueError(object, {"a": (1,)}, 10**400, "\ud800"))
     assert restored.args == ("<class 'object'>", {"a": (1,)}, 10**400, "\ud800")

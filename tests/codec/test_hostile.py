@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.codec import ANY, Codec, Signature, types_of
-from everstep.errors import NotDecodable, StepError
+from everstep.errors import NotDecodable, NotEncodable, StepError
 from tests.codec.test_values import TYPED, Author, Basket, Book, Colour, Item, Node, Order, Point
 
 codec = Codec()
@@ -252,3 +252,33 @@ def test_escape_codes_and_reversed_text_are_neutralised() -> None:
     shown = codec.preview(codec.encode("\x1b[31m\x9b\x7f\u202egnp.exe\u2028\u200b"))
     assert shown.isprintable()
     assert "\\u202e" in shown
+
+
+def raise_it(*args: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+class Mean(type):
+    """A metaclass that answers nothing about its classes."""
+
+    __getattribute__ = raise_it  # type: ignore[assignment]
+
+
+ASKED = {
+    "__getattribute__": type("Asked", (), {"__getattribute__": raise_it}),
+    "__class__": type("Asked", (), {"__class__": property(raise_it)}),
+    "__getattribute__ of a dict": type("Asked", (dict,), {"__getattribute__": raise_it}),
+    "__getattribute__ of an error": type("Asked", (ValueError,), {"__getattribute__": raise_it}),
+    "its metaclass": Mean("Asked", (), {}),
+    "its metaclass, of an error": Mean("Asked", (ValueError,), {}),
+}
+
+
+@pytest.mark.parametrize("which", ASKED)
+def test_a_value_that_is_refused_is_not_asked_for_its_class(which: str) -> None:
+    value = type.__call__(ASKED[which])
+    for stored in (value, [value], {"a": (value,)}):
+        with pytest.raises(NotEncodable, match="Asked"):
+            codec.encode(stored)
+    restored = codec.decode_error(codec.encode_error(ValueError(value, 1)))
+    assert (type(restored), restored.args[1]) == (ValueError, 1)

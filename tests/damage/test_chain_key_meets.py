@@ -16,7 +16,7 @@ from everstep.model.markers import open_outcome, seal_outcome
 from everstep.testing.checker import check, export_histories
 from tests.damage.chained import KEY, OTHER, booted
 from tests.engine.resume_helpers import Gate, Machine, scenario
-from tests.waiting import open_sqlite
+from tests.waiting import open_raw
 
 NOTES: list[str] = []
 GATES: dict[str, Gate] = {}
@@ -240,7 +240,7 @@ async def test_a_marker_is_adopted_with_the_key_and_a_forged_one_is_not(machine:
     path = machine.folder / "shop.db" if where == "file" else machine.path
     flow = selling_flow(path if where == "file" else STORE)
     await forgotten(machine, flow, KEY)
-    connection = open_sqlite(path)
+    connection = open_raw(path)
     (kept,) = connection.execute("SELECT outcome FROM everstep_markers").fetchone()
     (key,) = connection.execute("SELECT key FROM everstep_markers").fetchone()
     for forged in (

@@ -1180,6 +1180,7 @@ KEPT = {
 }
 """What an execution remembers, and the field of the engine's part that it is kept in."""
 NOT_KEPT = {
+    "place": "it is every execution's",
     "workflow": "it is the code's",
     "run": "it is the run's",
     "generation": "it is the run's",

@@ -23,7 +23,7 @@ from everstep.stores import ticks as kernel
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Store
 from everstep.stores.sqlite import SqliteStore
-from tests.engine.resume_helpers import PATIENCE_SECONDS
+from tests.engine.resume_helpers import PATIENCE_SECONDS, freeze
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
@@ -93,10 +93,7 @@ class World:
 
     def stop(self, name: str) -> None:
         """Let a process be stopped as by SIGSTOP, as far as its lease is concerned."""
-        pump = self.apps[name].pump
-        assert pump._task is not None
-        pump._task.cancel()
-        pump._task = None
+        freeze(self.apps[name])
 
     async def live(self, seconds: float, *names: str, pace: float = 5.0) -> None:
         """Let time pass, in which these processes (or all) work."""

@@ -24,6 +24,27 @@ class Rude:
     __str__ = __repr__
 
 
+class Liar:
+    """An object whose class, text, length, truth and order cannot be asked for."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise RuntimeError
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    __str__ = __bool__ = __eq__ = __hash__ = __iter__ = __index__ = __float__ = __lt__ = __repr__  # type: ignore[assignment]
+
+
+class Stop(SystemExit):
+    """A stop of a user's own."""
+
+
+HALF = "\ud800"
+"""Half a character, which UTF-8 cannot encode."""
+
+
 @dataclass
 class State:
     text: str = ""
@@ -43,9 +64,10 @@ class Generating:
 
 
 GENERATORS = [generating, generating_too, functools.partial(generating, 1), Generating()]
-NO_SECONDS = ["5s", "5", True, math.nan, math.inf, -1, -0.5, 1e300, [], 5j, Rude(), object]
-NO_COUNT = ["3", 3.0, 2.5, True, math.nan, -1, [], Rude(), 10**30]
-NO_TYPES = ["ValueError", 3, [ValueError()], (int,), {"a": 1}, [None], Rude()]
+NO_SECONDS = [10**400, "5s", "5", True, math.nan, math.inf, -1, -0.5, 1e300, [], 5j, Rude(), object]
+NO_COUNT = ["3", 3.0, 2.5, True, math.nan, -1, [], Rude(), Liar(), 10**30]
+STOPS = [BaseException, [KeyboardInterrupt], SystemExit, (ValueError, GeneratorExit), asyncio.CancelledError, Stop]
+NO_TYPES = ["ValueError", 3, [ValueError()], (int,), {"a": 1}, [None], Rude(), Liar(), *STOPS]
 NO_FLAG = [1, 0, "yes", None, [], Rude()]
 NO_FUNCTION = [3, "text", [], Rude()]
 
@@ -153,9 +175,9 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, list[Any]]]] = {
             "compensate": [3, "undo", *GENERATORS],
             "secret": NO_FLAG,
             "cost": [3, "1", {"usd": "1"}, {"usd": -1}, {"usd": math.nan}, {"tokens": 1.5}, {"euro": 1}, *GENERATORS],
-            "limit": [3, "", "two words", [], Rude()],
-            "name": [3, "two words", "#", [], Rude()],
-            "effect": ["twice", 3, None, [], Rude()],
+            "limit": [3, "", "two words", HALF, [], Rude(), Liar()],
+            "name": [3, "two words", "#", HALF, [], Rude(), Liar()],
+            "effect": ["twice", 3, None, [], Rude(), Liar()],
             "timeot": [5],
         },
     ),
@@ -173,7 +195,7 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, list[Any]]]] = {
         {
             "approval": ["yes", 1, None, *GENERATORS],
             "approval_timeout": NO_SECONDS,
-            "description": [3, [], Rude()],
+            "description": [3, HALF, [], Rude()],
             "retry": [3],
             "needs_approval": [True],
         },
@@ -185,12 +207,12 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, list[Any]]]] = {
     "@workflow": (
         worked,
         {
-            "name": [3, "two words", Rude()],
-            "version": [[], True, None, Rude()],
-            "queue": [3, "two words", None, Rude()],
+            "name": [3, "two words", HALF, Rude()],
+            "version": [[], True, None, HALF, 10**5000, Rude(), Liar()],
+            "queue": [3, "two words", None, HALF, Rude()],
             "timeout": [*NO_SECONDS, 0],
-            "on_existing": ["replace", 3, None, Rude()],
-            "on_parent_end": ["die", 3, None, Rude()],
+            "on_existing": ["replace", 3, None, Rude(), Liar()],
+            "on_parent_end": ["die", 3, None, Rude(), Liar()],
             "budget": [3, "1", {"usd": 1}, Rude()],
             "retry": [Retry()],
         },
@@ -202,21 +224,21 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, list[Any]]]] = {
             "first": NO_SECONDS,
             "most": NO_SECONDS,
             "retry_after_most": NO_SECONDS,
-            "factor": ["2", True, 0.5, math.nan, math.inf, Rude()],
-            "jitter": ["0.1", True, -0.1, 1.5, math.nan, Rude()],
+            "factor": ["2", True, 0.5, math.nan, math.inf, 10**400, Rude()],
+            "jitter": ["0.1", True, -0.1, 1.5, math.nan, 10**400, Rude()],
             "only": NO_TYPES,
             "never": NO_TYPES,
-            "then": ["give up", 3, None, Rude()],
+            "then": ["give up", 3, None, Rude(), Liar()],
         },
     ),
     "Budget": (
         Budget,
         {
-            "usd": ["1", True, -1, math.nan, math.inf, [], Rude()],
+            "usd": ["1", True, -1, math.nan, math.inf, [], 10**5000, Rude(), Liar()],
             "tokens": NO_COUNT,
             "steps": NO_COUNT,
-            "seconds": ["5s", True, math.nan, math.inf, -1, 0, Rude()],
-            "then": ["wait", 3, None, Rude()],
+            "seconds": ["5s", True, math.nan, math.inf, -1, 0, 10**400, Rude(), Liar()],
+            "then": ["wait", 3, None, Rude(), Liar()],
         },
     ),
     "Graph": (
@@ -229,10 +251,14 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, list[Any]]]] = {
             "budget": [3],
         },
     ),
+    "graph.migrate": (
+        lambda **options: Graph("wrong", state=State).migrate(**{"name": "m", "nodes": {"a": "b"}, **options}),
+        {"name": [3, HALF, Rude()], "nodes": [1, "x", [], None, print, {"a": 1}, {1: "a"}, Rude(), Liar()]},
+    ),
     "graph.node": (
         node,
         {
-            "name": [3, "two words", Rude()],
+            "name": [3, "two words", "", [], HALF, Rude()],
             "effect": ["twice", 3, Rude()],
             "join": ["some", 3, None, Rude()],
             "limit": [*NO_COUNT, 0],
@@ -246,32 +272,59 @@ DECLARATIONS: dict[str, tuple[Callable[..., Any], dict[str, list[Any]]]] = {
     "graph.each": (each, {"over": [3, None, "unknown", *GENERATORS], "when": NO_FUNCTION}),
     "graph.approval": (
         approving,
-        {"about": [*NO_FUNCTION, *GENERATORS], "into": [3, "unknown"], "timeout": NO_SECONDS, "join": ["some"]},
+        {
+            "about": [*NO_FUNCTION, *GENERATORS],
+            "into": [3, "unknown", "", HALF],
+            "timeout": NO_SECONDS,
+            "join": ["some"],
+        },
     ),
     "pipeline": (lambda work: pipeline(work, name="p"), {"work": [3, "text", []]}),
-    "Retention": (Retention, {"runs": ["1", True, math.nan, -1], "keep": NO_COUNT, "every": [0, "1", math.inf]}),
-    "Webhook": (lambda timeout: Webhook("http://localhost/", timeout=timeout), {"timeout": [*NO_SECONDS, 0]}),
+    "Retention": (
+        Retention,
+        {
+            "runs": ["1", True, math.nan, -1, 10**400, 1e300, Liar()],
+            "keep": NO_COUNT,
+            "every": [0, "1", math.inf, 10**400, Liar()],
+        },
+    ),
+    "Webhook": (
+        lambda **options: Webhook(**{"url": "http://localhost/", **options}),
+        {
+            "timeout": [*NO_SECONDS, 0],
+            "url": [1, [], None, True, b"x", HALF, object(), Rude(), Liar()],
+            "secret": ["", 1, b"x", [], True, HALF, object(), Rude(), Liar()],
+            "headers": [1, ["a"], {"a": 1}, {1: "a"}, {"a": None}, Rude(), Liar()],
+            "name": [1, HALF, Rude()],
+        },
+    ),
+    "register": (
+        lambda **options: everstep.register(State, **{"encode": print, "decode": print, **options}),
+        {"encode": [*NO_FUNCTION, 1, Liar(), *GENERATORS], "decode": [*NO_FUNCTION, 1, Liar(), *GENERATORS]},
+    ),
+    "transaction": (lambda database: transaction(database), {"database": [HALF, 1]}),
     "everstep.open": (
         opened,
         {
             "recover": NO_FLAG,
             "lease": [*NO_SECONDS, 0],
-            "durability": ["always", 3, Rude()],
-            "queues": ["default", 3, [3], ["two words"], Rude()],
-            "url": [3, b"memory:", Rude()],
-            "retention": ["1", math.nan, True],
-            "on_hold": [3],
+            "durability": ["always", 3, Rude(), Liar()],
+            "queues": ["default", 3, [3], ["two words"], [HALF], Rude(), Liar()],
+            "url": [3, b"memory:", HALF, Rude()],
+            "retention": ["1", math.nan, True, 10**400, Liar()],
+            "patience": [*NO_SECONDS, 0, None, Liar()],
+            "on_hold": [3, Liar()],
         },
     ),
     "app.start": (
         in_app("start"),
         {
-            "id": [3, "", "two words", Rude()],
+            "id": [3, "", "two words", HALF, Rude(), Liar()],
             "on_existing": ["replace", 3, Rude()],
-            "queue": [3, "two words", Rude()],
+            "queue": [3, "two words", HALF, Rude()],
             "priority": ["1", True, 1.5, 10**30, Rude()],
             "delay": ["5s", True, math.nan, math.inf, -1, 1e300, Rude()],
-            "tags": [["a"], "a", {"a": 1}, {1: "a"}, {"a": None}, 3, Rude()],
+            "tags": [["a"], "a", {"a": 1}, {1: "a"}, {"a": None}, {"a": HALF}, {HALF: "a"}, 3, Rude()],
         },
     ),
     "client.start": (
@@ -323,9 +376,56 @@ def test_a_wrong_option_is_refused_where_it_is_declared(declare: Any, option: st
         declare(**{option: value}, **more)
     text = str(refused.value)
     named = {"cost": ("cost", "usd", "tokens"), "work": ("work",)}.get(option, (option, option.replace("_", " ")))
-    assert any(one in text for one in named) or "is not a " in text, text
-    if value in GENERATORS:
+    assert any(one in text for one in named) or "is not a " in text or "is no database" in text, text
+    if any(value is one for one in GENERATORS):
         assert "everstep.stream" in text
+
+
+def published() -> None:
+    everstep.publish(HALF, 1)
+
+
+def streamed() -> None:
+    everstep.stream(HALF).append(1)
+
+
+async def received() -> None:
+    await everstep.receive(HALF)
+
+
+def patched() -> None:
+    everstep.patched(HALF)
+
+
+async def approved() -> None:
+    await everstep.approval(HALF, 1)
+
+
+async def started() -> None:
+    await everstep.start(fine, 1, id=HALF)
+
+
+@pytest.mark.parametrize("call", [published, streamed, received, patched, approved, started])
+def test_a_name_with_half_a_character_is_refused_by_the_call_that_gives_it(call: Any) -> None:
+    @workflow
+    async def giving() -> str:
+        try:
+            if asyncio.iscoroutinefunction(call):
+                await call()
+            else:
+                call()
+        except Misuse:
+            return "refused"
+        return "taken"
+
+    async def main() -> None:
+        async with everstep.open("memory:") as app:
+            run = await app.start(giving, id="r")
+            assert await run.result(timeout=60) == "refused"
+            with pytest.raises(Misuse):
+                await app.signal("r", HALF, 1)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("function", GENERATORS)

@@ -1,9 +1,11 @@
 """Errors and values that misbehave: whatever they raise, return or claim to be, their run ends as it should."""
 
 import asyncio
+import logging
 import math
 import random
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from everstep import NotDone, Retry, step, workflow
 from everstep.engine.app import App
 from everstep.errors import RunHeld
 from everstep.model.retry import retry_after
-from everstep.model.untrusted import attribute, described, is_a, text_of, type_name
+from everstep.model.untrusted import Log, attribute, described, is_a, log_error, logger, text_of, type_name
 from everstep.testing.clock import FakeClock
 from tests.engine.misbehaving import RAISED, Liar, raising
 
@@ -252,3 +254,51 @@ def test_the_longest_pause_that_a_server_may_ask_for_is_a_setting() -> None:
     bad.retry_after = 500  # type: ignore[attr-defined]
     policy = Retry(attempts=2, retry_after_most=60)
     assert policy.delay(1, bad, RANDOM) == 60
+
+
+class Raising(logging.Handler):
+    """A handler that misbehaves."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        super().__init__()
+        self._act = act
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._act()
+
+
+@pytest.fixture
+def handled() -> Iterator[Callable[[Callable[[], Any]], Log]]:
+    name = "everstep.tests.handled"
+    before = list(logging.getLogger(name).handlers)
+
+    def with_handler(act: Callable[[], Any]) -> Log:
+        logging.getLogger(name).addHandler(Raising(act))
+        return logger(name)
+
+    yield with_handler
+    logging.getLogger(name).handlers[:] = before
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_a_log_handler_that_raises_ends_nothing(kind: type[BaseException], handled: Any) -> None:
+    log = handled(lambda: raising(kind)())
+    log.error("a record")
+    log_error(log, "a record", error=ValueError("text"))
+
+
+def test_a_signal_that_comes_while_a_record_is_logged_ends_the_process_all_the_same(handled: Any) -> None:
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(number)
+
+    log = handled(lambda: signal.raise_signal(signal.SIGUSR1))
+    before = signal.signal(signal.SIGUSR1, leave)
+    try:
+        with pytest.raises(SystemExit):
+            log.error("a record")
+        with pytest.raises(SystemExit):
+            log_error(log, "a record", error=ValueError("text"))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    with pytest.raises(KeyboardInterrupt):
+        handled(raising(KeyboardInterrupt)).error("a record")

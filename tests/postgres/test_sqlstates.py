@@ -309,8 +309,7 @@ def test_an_app_whose_statements_are_cancelled_again_and_again_ends_all_its_runs
                     await handle.signal("more", 10)
                 ended = await asyncio.wait_for(asyncio.gather(*[handle.result() for handle in handles]), 120)
             assert not app.store.holds()
-            assert app.pump._task is not None
-            assert not app.pump._task.done()
+            assert app.background.is_under_way("pump")
             return ended
 
     try:

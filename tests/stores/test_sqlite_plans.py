@@ -40,6 +40,7 @@ MAY_SCAN = {
     "counts": "a figure for people, from an index alone",
     "workers": "few rows",
     "places": "few rows of workers",
+    "neighbours": "few rows of workers",
     "schedules": "a list for people",
     "mark_restored": "few rows of workers",
     "strays": "a check of the whole store, from an index alone",

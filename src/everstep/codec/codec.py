@@ -15,7 +15,7 @@ from everstep.codec.preview import harmless, preview_of
 from everstep.codec.reader import Misfit, read
 from everstep.codec.signature import Signature
 from everstep.codec.tables import ANY, Types
-from everstep.codec.writer import DEPTH_MAX, INT_MAX, INT_MIN, Refused, is_plain, is_storable, write
+from everstep.codec.writer import DEPTH_MAX, INT_MAX, INT_MIN, Refused, describer, is_plain, write
 from everstep.errors import NotDecodable, NotEncodable
 from everstep.model.digests import hex_digest_of
 from everstep.model.untrusted import described, qualified_name, text_of
@@ -127,10 +127,11 @@ class Codec:
     def encode_error(self, error: BaseException) -> bytes:
         """Return the payload of an exception. It never raises: what cannot be stored is stored as text."""
         try:
-            payload = _payload(*write(exceptions.facts_of(error, is_storable), ANY))
+            payload = _payload(*write(describer(with_traceback=True).facts(error), ANY))
             if len(payload) <= ERROR_BYTES_MAX:
                 return payload
-            return _payload(*write(exceptions.facts_of(error, lambda value: False), ANY))
+            bare = exceptions.Describer(_keep_nothing, DEPTH_MAX, with_traceback=True)
+            return _payload(*write(bare.facts(error), ANY))
         except Exception:  # noqa: BLE001 - what is among its facts cannot be stored: the failure itself must be kept
             return _payload({"type": qualified_name(error), "message": text_of(error), "traceback": ""}, None)
 
@@ -189,6 +190,10 @@ def _written(value: object, types: Types, where: str) -> tuple[Any, Tree]:
         raise
     except BaseException as error:
         raise NotEncodable(f"{where} could not be read: {described(error)}", where) from error
+
+
+def _keep_nothing(value: object, depth: int, within: exceptions.Describer) -> tuple[Any, Tree]:
+    raise Refused("is left out", "")
 
 
 def _payload(value: Any, tree: Tree) -> bytes:

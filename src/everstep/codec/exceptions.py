@@ -7,7 +7,7 @@ import builtins
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from everstep import errors
 from everstep.codec.tables import registered_by_name, registered_by_type
@@ -18,6 +18,7 @@ from everstep.model.untrusted import (
     context_of,
     is_a,
     members_of,
+    name_of,
     plain,
     qualified_name,
     text_of,
@@ -29,7 +30,19 @@ Facts = dict[str, Any]
 TRACEBACK_MAX: Final = 8_000
 NOTES_MAX: Final = 100
 LEVELS_MAX: Final = 16
-"""How deep causes and members of groups are followed."""
+"""How deep causes, members of groups, and exceptions in arguments and attributes are followed."""
+ERRORS_MAX: Final = 5_000
+"""How many exceptions are kept with one, itself among them."""
+MEMBERS_MAX: Final = 1_000
+"""How many members of a group are kept. A note tells how many there were."""
+TRACEBACKS_MAX: Final = 100
+PARTS_MAX: Final = 200_000
+"""How many parts the arguments and attributes of an exception, and of those kept with it, have in all."""
+VALUE_DEPTH_MAX: Final = 33
+"""How deep an argument or an attribute may be, so that there is room for the exceptions around it."""
+SIZED: Final = (list, dict, tuple, set, frozenset)
+_VALUES: Final = ("args", "state", "encoded")
+"""The facts with a user's values."""
 
 _BUILTIN: Final = {
     item.__name__: item
@@ -70,12 +83,13 @@ def origin_of(cls: type) -> str:
     """Return which table knows an exception class, or an empty text if none does."""
     if attempted(registered_by_type.__contains__, cls, default=False):  # a metaclass may refuse to be hashed
         return "registered"
-    if _BUILTIN.get(cls.__name__) is cls:
+    name = name_of(cls)
+    if _BUILTIN.get(name) is cls:
         return "builtin"
-    if _EVERSTEP.get(cls.__name__) is cls:
+    if _EVERSTEP.get(name) is cls:
         return "everstep"
-    module = sys.modules.get(_STANDARD.get(cls.__name__, ""))
-    return "standard" if module is not None and getattr(module, cls.__name__, None) is cls else ""
+    module = sys.modules.get(_STANDARD.get(name, ""))
+    return "standard" if module is not None and getattr(module, name, None) is cls else ""
 
 
 def comes_back(error: BaseException) -> bool:
@@ -83,47 +97,134 @@ def comes_back(error: BaseException) -> bool:
     return origin_of(type(error)) != ""
 
 
-def facts_of(error: BaseException, is_storable: Callable[[object], bool], *, with_traceback: bool = True) -> Facts:
-    """Return an exception as a dict of what is needed to restore and to show it."""
-    return _Describer(is_storable, with_traceback).facts(error, 0)
+class Written(NamedTuple):
+    """A part of an exception that is written already: a JSON value, its type tree, and what was given."""
+
+    value: Any
+    tree: Any
+    given: Any
 
 
-class _Describer:
-    """Turns one exception, its causes and its members into facts. Each is described once, so that circles end."""
+Write = Callable[[object, int, "Describer"], tuple[Any, Any]]
+"""Returns a value that is no deeper than this as JSON value and type tree. Raises if it cannot be stored."""
 
-    def __init__(self, is_storable: Callable[[object], bool], with_traceback: bool) -> None:
-        self._is_storable = is_storable
-        self._with_traceback = with_traceback
+
+class Describer:
+    """Turns an exception, and every one that it leads to, into facts: in one walk, in which each is described once.
+
+    What it leads to are causes, members, and exceptions within arguments and attributes. One that is met again has no
+    causes there, and the texts of the exceptions that it holds. So circles end, and an exception that wraps another
+    in two ways takes no more than twice its room at any depth.
+    """
+
+    def __init__(self, write: Write, depth: int, *, with_traceback: bool) -> None:
+        self._write = write
+        self._depth = depth
+        self._tracebacks = TRACEBACKS_MAX if with_traceback else 0
+        self._level = 0
+        self._errors = 0
+        self._parts = 0
+        self._is_too_large = False
+        self._again = 0
+        self._open: set[int] = set()
         self._seen: set[int] = set()
+        self._texts: dict[int, tuple[BaseException, str]] = {}
+        self._made: dict[int, tuple[Facts, BaseException]] = {}
 
-    def facts(self, error: BaseException, level: int) -> Facts:
-        self._seen.add(id(error))
-        facts: Facts = {"type": qualified_name(error), "message": text_of(error)}
-        if self._with_traceback:
-            facts["traceback"] = traceback_text(error, TRACEBACK_MAX if level == 0 else TRACEBACK_MAX // 4)
-        self._add_relatives(facts, error, level)
-        restorable = attempted(self._restorable, error, level)
-        if restorable is None:
-            return facts
-        whole: Facts = facts | restorable
-        # What cannot be put together now could not be later.
-        return whole if attempted(error_from, whole) is not None else facts
+    def facts(self, error: BaseException) -> Facts:
+        """Return what is needed to restore an exception and to show it."""
+        self._errors += 1
+        key, again = id(error), self._again
+        is_first = key not in self._seen
+        self._seen.add(key)
+        if is_first:
+            self._open.add(key)
+        else:
+            self._again += 1
+        try:
+            return self._facts(error)
+        finally:
+            self._again = again
+            if is_first:
+                self._open.discard(key)
 
-    def _add_relatives(self, facts: Facts, error: BaseException, level: int) -> None:
+    def held(self, error: BaseException, depth: int) -> Facts | str:
+        """Return the facts of an exception within an argument or attribute, or a text if they would have no end."""
+        if id(error) in self._open:
+            return f"<{qualified_name(error)}: an error that holds itself>"
+        if self._again or not self._has_room:
+            return self._text(error)
+        kept = self._level, self._depth, self._tracebacks
+        self._level, self._depth, self._tracebacks = self._level + 1, depth, 0
+        try:
+            return self.facts(error)
+        finally:
+            self._level, self._depth, self._tracebacks = kept
+
+    def takes(self, value: object) -> bool:
+        """Tell whether there is room for the parts of a value, and count them."""
+        parts = len(value) if type(value) in SIZED else 1  # type: ignore[arg-type]
+        if self._parts + parts > PARTS_MAX:
+            self._is_too_large = True
+            return False
+        self._parts += parts
+        return True
+
+    def _text(self, error: BaseException) -> str:
+        """Return an exception's text, which is read once. (The exception is kept: its id is not given to another.)"""
+        if id(error) not in self._texts:
+            self._texts[id(error)] = error, text_of(error)
+        return self._texts[id(error)][1]
+
+    @property
+    def _has_room(self) -> bool:
+        return self._level < LEVELS_MAX and self._errors < ERRORS_MAX
+
+    def _facts(self, error: BaseException) -> Facts:
+        facts: Facts = {"type": qualified_name(error), "message": self._text(error)}
+        if self._tracebacks > 0:
+            self._tracebacks -= 1
+            facts["traceback"] = traceback_text(error, TRACEBACK_MAX if self._level == 0 else TRACEBACK_MAX // 4)
+        self._add_relatives(facts, error)
+        restorable = attempted(self._restorable, error, facts)
+        made = None
+        if restorable is not None:
+            # What cannot be put together now could not be later.
+            restored_by = {name: _as_given(part) if name in _VALUES else part for name, part in restorable.items()}
+            made = attempted(error_from, facts | restored_by, self._member)
+        if made is None:
+            made = error_from(facts, self._member)
+        else:
+            facts |= restorable
+        self._made[id(facts)] = facts, made
+        return facts
+
+    def _member(self, facts: Facts) -> BaseException:
+        return self._made[id(facts)][1]
+
+    def _relative(self, error: BaseException, levels: int) -> Facts:
+        """Return the facts of a cause or a member, whose facts are this many levels deeper."""
+        self._level, self._depth = self._level + 1, self._depth - levels
+        try:
+            return self.facts(error)
+        finally:
+            self._level, self._depth = self._level - 1, self._depth + levels
+
+    def _add_relatives(self, facts: Facts, error: BaseException) -> None:
         notes = attempted(_attributes_of, error, default={}).get("__notes__")
         if type(notes) is list and notes:
             facts["notes"] = [text_of(note) for note in notes[:NOTES_MAX]]
-        if level >= LEVELS_MAX:
+        if not self._has_room:
             return
         cause, context, is_suppressed = cause_of(error), context_of(error), _SUPPRESS(error)
         if cause is not None and id(cause) not in self._seen:
-            facts["cause"] = self.facts(cause, level + 1)
+            facts["cause"] = self._relative(cause, 1)
         elif context is not None and not is_suppressed and id(context) not in self._seen:
-            facts["context"] = self.facts(context, level + 1)
+            facts["context"] = self._relative(context, 1)
         if is_suppressed and cause is None:
             facts["suppress"] = True
 
-    def _restorable(self, error: BaseException, level: int) -> Facts | None:
+    def _restorable(self, error: BaseException, facts: Facts) -> Facts | None:
         cls = type(error)
         origin = origin_of(cls)
         if not origin:
@@ -131,32 +232,60 @@ class _Describer:
         registered = registered_by_type.get(cls)
         if registered is not None and registered.has_own_codec:
             return self._by_own_codec(error, registered.kind.dump)
-        facts: Facts = {"from": origin}
+        more: Facts = {"from": origin}
         if is_a(error, BaseExceptionGroup):
-            if level >= LEVELS_MAX:
+            more["args"] = [plain(_MESSAGE(error))]
+            more["members"] = self._members(error, facts)
+            if not more["members"]:
                 return None
-            facts["args"] = [plain(_MESSAGE(error))]
-            facts["members"] = [self.facts(member, level + 1) for member in members_of(error)]
         else:
-            facts["args"] = [self._stored(argument) for argument in _arguments(error)]
+            more["args"] = [self._argument(argument) for argument in _arguments(error)]
         state = {
-            name: value
+            name: written
             for name, value in _attributes(error).items()
-            if type(name) is str and not name.startswith("__") and self._is_kept(value)
+            if type(name) is str and not name.startswith("__") and (written := self._written(value)) is not None
         }
         if state:
-            facts["state"] = state
-        return facts
+            more["state"] = state
+        return more
+
+    def _members(self, error: BaseException, facts: Facts) -> list[Facts]:
+        members = members_of(error)
+        found: list[Facts] = []
+        for member in members[:MEMBERS_MAX]:
+            if not self._has_room or self._again > 1:
+                break
+            found.append(self._relative(member, 2))
+        if found and len(found) < len(members):
+            note = f"Everstep has kept the first {len(found)} of the {len(members)} members of this group."
+            facts["notes"] = [*facts.get("notes", []), note]
+        return found
 
     def _by_own_codec(self, error: BaseException, dump: Callable[[Any], Any]) -> Facts | None:
-        encoded = dump(error)  # a user's encode= may raise anything, and the error is stored as text then
-        return {"from": "registered", "encoded": encoded} if self._is_kept(encoded) else None
+        encoded = self._written(dump(error))  # a user's encode= may raise anything: the error is stored as text then
+        return {"from": "registered", "encoded": encoded} if encoded is not None else None
 
-    def _stored(self, argument: object) -> object:
-        return argument if self._is_kept(argument) else text_of(argument, by=repr)
+    def _argument(self, argument: object) -> "Written | str":
+        self._is_too_large = False
+        written = self._written(argument)
+        if written is not None:
+            return written
+        if self._is_too_large:
+            return f"<{qualified_name(argument)}: too large to be kept with an error>"
+        return text_of(argument, by=repr)
 
-    def _is_kept(self, value: object) -> bool:
-        return attempted(self._is_storable, value, default=False) is True
+    def _written(self, value: object) -> Written | None:
+        written = attempted(self._write, value, min(self._depth - 2, VALUE_DEPTH_MAX), self)
+        return None if written is None else Written(*written, value)
+
+
+def _as_given(part: Any) -> Any:
+    """Return a part of some facts with what was given in place of what is written."""
+    if type(part) is Written:
+        return part.given
+    if type(part) is list:
+        return [_as_given(one) for one in part]
+    return {name: _as_given(one) for name, one in part.items()} if type(part) is dict else part
 
 
 def traceback_text(error: BaseException, most: int) -> str:
@@ -215,8 +344,9 @@ def _built_in_base(cls: type[BaseException]) -> type[BaseException]:
     return next(base for base in cls.__mro__ if _BUILTIN.get(base.__name__) is base)
 
 
-def error_from(facts: Any) -> BaseException:
-    """Return the exception of some facts. Raises anything if they are damaged."""
+def error_from(facts: Any, inner: Callable[[Any], BaseException] | None = None) -> BaseException:
+    """Return the exception of some facts, its causes and members by `inner`. Raises anything if they are damaged."""
+    inner = inner or error_from
     if type(facts) is not dict:
         raise ValueError("not the facts of an exception")
     origin = facts.get("from")
@@ -227,13 +357,13 @@ def error_from(facts: Any) -> BaseException:
         if not isinstance(error, BaseException):
             raise ValueError("decode= did not return an exception")
     else:
-        error = _put_together(_class_named(origin, facts["type"]), facts)
+        error = _put_together(_class_named(origin, facts["type"]), facts, inner)
     if "notes" in facts:
         error.__notes__ = [_checked_text(note) for note in facts["notes"]]
     if "cause" in facts:
-        error.__cause__ = error_from(facts["cause"])
+        error.__cause__ = inner(facts["cause"])
     if "context" in facts:
-        error.__context__ = error_from(facts["context"])
+        error.__context__ = inner(facts["context"])
     if "suppress" in facts:
         error.__suppress_context__ = True
     if traceback := facts.get("traceback"):
@@ -241,11 +371,11 @@ def error_from(facts: Any) -> BaseException:
     return error
 
 
-def _put_together(cls: type[BaseException], facts: Facts) -> BaseException:
+def _put_together(cls: type[BaseException], facts: Facts, inner: Callable[[Any], BaseException]) -> BaseException:
     base: Any = _built_in_base(cls)
     arguments = list(facts["args"])
     if issubclass(cls, BaseExceptionGroup):
-        arguments = [_checked_text(arguments[0]), [error_from(member) for member in facts["members"]]]
+        arguments = [_checked_text(arguments[0]), [inner(member) for member in facts["members"]]]
     error: BaseException = base.__new__(cls, *arguments)
     if not isinstance(error, cls):
         raise ValueError("the arguments are those of another exception")

@@ -12,6 +12,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from everstep.model.untrusted import name_of
+
 
 class Leaf(NamedTuple):
     """A tag, and how a value of its type becomes something simpler that is stored in its place."""
@@ -166,15 +168,17 @@ _BY_MODULE: Final = {
     "ipaddress": _ADDRESSES,
     "zoneinfo": ("ZoneInfo",),
 }
+_NAMES: Final = frozenset(name for names in _BY_MODULE.values() for name in names)
+"""Before a class is asked for its module, which its metaclass may answer."""
 
 
 def leaf_of(cls: type) -> Leaf | None:
     """Return how a built-in type is written, also one whose module is only imported when somebody uses it."""
     found = LEAVES.get(cls)
-    if found is None and cls.__name__ in _BY_MODULE.get(cls.__module__, ()):
+    if found is None and (name := name_of(cls)) in _NAMES and name in _BY_MODULE.get(cls.__module__, ()):
         module = sys.modules.get(cls.__module__)
-        if getattr(module, cls.__name__, None) is cls:  # and not a class that merely calls itself so
-            found = LEAVES[cls] = Leaf(cls.__name__, _zone if cls.__name__ == "ZoneInfo" else str)
+        if getattr(module, name, None) is cls:  # and not a class that merely calls itself so
+            found = LEAVES[cls] = Leaf(name, _zone if name == "ZoneInfo" else str)
     return found
 
 

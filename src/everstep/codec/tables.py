@@ -7,6 +7,8 @@ from typing import Any, Final, TypeVar, overload
 from everstep.codec.annotations import Names, classes_in
 from everstep.codec.kinds import Kind, kind_of
 from everstep.errors import Misuse
+from everstep.model.options import checked_function
+from everstep.model.untrusted import is_a, qualified_name
 
 C = TypeVar("C", bound=type)
 
@@ -120,11 +122,14 @@ def register(
     """
     if cls is None:
         return lambda decorated: register(decorated, encode=encode, decode=decode)
-    if not isinstance(cls, type):
-        raise Misuse(f"everstep.register takes a class, not {type(cls).__qualname__}.")
+    if not is_a(cls, type):
+        raise Misuse(f"everstep.register takes a class, not {qualified_name(cls)}.")
+    for option, given in (("encode", encode), ("decode", decode)):
+        if given is not None:
+            checked_function(option, given, "a_function_of_one_value")
     if (encode is None) != (decode is None):
         raise Misuse(f"everstep.register({cls.__qualname__}): give both encode= and decode=, or neither.")
-    kind = Kind(cls, encode, decode, False) if encode and decode else kind_of(cls)
+    kind = Kind(cls, encode, decode, False) if encode is not None and decode is not None else kind_of(cls)
     if kind is None and issubclass(cls, BaseException):
         kind = Kind(cls, _by_its_arguments, _by_its_arguments, False)
     if kind is None:

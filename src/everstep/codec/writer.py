@@ -24,11 +24,14 @@ from everstep.codec.leaves import Unstorable, leaf_of, surrogates_text
 from everstep.codec.tables import ANY, Types, registered_by_type
 from everstep.errors import NotEncodable
 from everstep.model.mistakes import not_storable
-from everstep.model.untrusted import qualified_name, type_name
+from everstep.model.untrusted import attempted, bases_of, is_a, qualified_name, qualified_name_of, type_name
 
 DEPTH_MAX: Final = 100
 INT_MIN: Final = -(2**63)
 INT_MAX: Final = 2**63 - 1
+
+
+Within = exceptions.Describer | None
 
 
 class Refused(Exception):
@@ -84,8 +87,8 @@ def _is_plain_list(members: list[Any]) -> bool:
     return kinds <= {str, bool, NoneType}
 
 
-def write(value: Any, types: Types, depth: int = DEPTH_MAX) -> tuple[Any, Tree]:
-    """Return a value as JSON value and type tree. Raises `Refused`."""
+def write(value: Any, types: Types, depth: int = DEPTH_MAX, within: Within = None) -> tuple[Any, Tree]:
+    """Return a value as JSON value and type tree. Raises `Refused`. `within` describes the exception that holds it."""
     kind = type(value)
     if kind is str:
         return (surrogates_text(value), "str") if _has_surrogates(value) else (value, None)
@@ -97,26 +100,28 @@ def write(value: Any, types: Types, depth: int = DEPTH_MAX) -> tuple[Any, Tree]:
         return (value, None) if isfinite(value) else (repr(value), "float")
     if depth <= 0:
         raise Refused(f"is nested deeper than {DEPTH_MAX} levels or contains itself", "Make it flatter.")
+    if within is not None and not within.takes(value):
+        raise Refused("is too large to be kept with an error", "Keep what is needed of it.")
     if kind is list:
-        return _write_members(value, types, depth)
+        return _write_members(value, types, depth, within)
     if kind is dict:
-        return _write_dict(value, types, depth)
+        return _write_dict(value, types, depth, within)
     if kind is tuple:
-        members, tree = _write_members(value, types, depth)
+        members, tree = _write_members(value, types, depth, within)
         return members, _tagged("tuple", tree)
     if kind is set or kind is frozenset:
-        members, tree = _write_unordered(value, types, depth)
+        members, tree = _write_unordered(value, types, depth, within)
         return members, _tagged(kind.__name__, tree)
-    return _write_instance(value, kind, types, depth)
+    return _write_instance(value, kind, types, depth, within)
 
 
-def is_storable(value: object) -> bool:
-    """Tell whether a part of an exception can be stored, with room left for what it will be stored in."""
-    try:
-        write(value, ANY, DEPTH_MAX // 3)
-    except (Refused, RecursionError, RuntimeError):
-        return False
-    return True
+def _write_part(value: object, depth: int, within: exceptions.Describer) -> tuple[Any, Tree]:
+    return write(value, ANY, depth, within)
+
+
+def describer(*, with_traceback: bool, depth: int = DEPTH_MAX) -> exceptions.Describer:
+    """Return what turns an exception into facts, whose values are written already."""
+    return exceptions.Describer(_write_part, depth, with_traceback=with_traceback)
 
 
 def _has_surrogates(text: str) -> bool:
@@ -133,13 +138,13 @@ def _tagged(tag: str, members: Tree) -> Tree:
     return tag if members is None else [tag, members]
 
 
-def _write_members(members: Iterable[Any], types: Types, depth: int) -> tuple[list[Any], Tree]:
+def _write_members(members: Iterable[Any], types: Types, depth: int, within: Within) -> tuple[list[Any], Tree]:
     written: list[Any] = []
     trees: dict[str, Tree] = {}
     index = 0
     try:
         for member in members:
-            plain, tree = write(member, types, depth - 1)
+            plain, tree = write(member, types, depth - 1, within)
             written.append(plain)
             if tree is not None:
                 trees[str(index)] = tree
@@ -150,12 +155,12 @@ def _write_members(members: Iterable[Any], types: Types, depth: int) -> tuple[li
     return written, _shortest(trees, len(written))
 
 
-def _write_unordered(members: Iterable[Any], types: Types, depth: int) -> tuple[list[Any], Tree]:
+def _write_unordered(members: Iterable[Any], types: Types, depth: int, within: Within) -> tuple[list[Any], Tree]:
     """Return the members of a set in the order of their canonical bytes: every process has another order of its own."""
     each: list[tuple[Any, Tree]] = []
     try:
         for member in members:
-            each.append(write(member, types, depth - 1))  # noqa: PERF401  # the place is told if one is refused
+            each.append(write(member, types, depth - 1, within))  # noqa: PERF401  # the place is told if one is refused
     except Refused as refused:
         refused.path.append(f"[{len(each)}]")
         raise
@@ -175,7 +180,9 @@ def _shortest(trees: dict[str, Tree], count: int) -> Tree:
     return trees
 
 
-def _write_dict(value: dict[Any, Any], types: Types, depth: int, attributes: bool = False) -> tuple[Any, Tree]:
+def _write_dict(
+    value: dict[Any, Any], types: Types, depth: int, within: Within, attributes: bool = False
+) -> tuple[Any, Tree]:
     written: dict[str, Any] = {}
     trees: dict[str, Tree] = {}
     key: Any = None
@@ -183,7 +190,7 @@ def _write_dict(value: dict[Any, Any], types: Types, depth: int, attributes: boo
         for key, member in value.items():
             if type(key) is not str or _has_surrogates(key):
                 break
-            written[key], tree = write(member, types, depth - 1)
+            written[key], tree = write(member, types, depth - 1, within)
             if tree is not None:
                 trees[key] = tree
         else:
@@ -194,16 +201,16 @@ def _write_dict(value: dict[Any, Any], types: Types, depth: int, attributes: boo
         elif key != NOT_FIELDS:
             refused.path.append(f".{key}")
         raise
-    return _write_pairs(value, types, depth)
+    return _write_pairs(value, types, depth, within)
 
 
-def _write_pairs(value: dict[Any, Any], types: Types, depth: int) -> tuple[Any, Tree]:
+def _write_pairs(value: dict[Any, Any], types: Types, depth: int, within: Within) -> tuple[Any, Tree]:
     """Return a dict with keys that JSON does not have as list of pairs."""
     written: list[Any] = []
     trees: dict[str, Tree] = {}
     for index, (key, member) in enumerate(value.items()):
         try:
-            pair, tree = _write_members((key, member), types, depth - 1)
+            pair, tree = _write_members((key, member), types, depth - 1, within)
         except Refused as refused:
             inside = refused.path.pop()
             refused.path.append(f"[{_bounded(key)}]" if inside == "[1]" else f".keys()[{index}]")
@@ -219,14 +226,16 @@ def _bounded(key: object) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-def _write_instance(value: Any, cls: type, types: Types, depth: int) -> tuple[Any, Tree]:
+def _write_instance(value: Any, cls: type, types: Types, depth: int, within: Within) -> tuple[Any, Tree]:
+    if cls is exceptions.Written:
+        return value.value, value.tree
     registered = registered_by_type.get(cls)
-    if isinstance(value, BaseException) and (registered is None or not registered.has_own_codec):
-        return _write_error(value, types, depth)
+    if is_a(value, BaseException) and (registered is None or not registered.has_own_codec):
+        return _write_error(value, types, depth, within)
     if registered is not None:
-        return _write_kind(value, f"!{registered.name}", registered.kind, types | registered.inner, depth)
+        return _write_kind(value, f"!{registered.name}", registered.kind, types | registered.inner, depth, within)
     if (entry := types.by_type.get(cls)) is not None:
-        return _write_kind(value, f"@{entry[0]}", entry[1], types, depth)
+        return _write_kind(value, f"@{entry[0]}", entry[1], types, depth, within)
     leaf = leaf_of(cls)
     if leaf is None:
         raise _refusal(cls)
@@ -234,11 +243,11 @@ def _write_instance(value: Any, cls: type, types: Types, depth: int) -> tuple[An
         simpler = leaf.dump(value)
     except Unstorable as error:
         raise Refused(f"is {error}", "Use datetime.timezone or zoneinfo.ZoneInfo.") from None
-    written, tree = write(simpler, types, depth - 1)
+    written, tree = write(simpler, types, depth - 1, within)
     return written, _combined(leaf.tag, tree)
 
 
-def _write_kind(value: Any, tag: str, kind: Kind, types: Types, depth: int) -> tuple[Any, Tree]:
+def _write_kind(value: Any, tag: str, kind: Kind, types: Types, depth: int, within: Within) -> tuple[Any, Tree]:
     try:
         simpler = kind.dump(value)
     except KeyboardInterrupt:
@@ -249,9 +258,9 @@ def _write_kind(value: Any, tag: str, kind: Kind, types: Types, depth: int) -> t
             "See its encode= or its fields.",
         ) from error
     if kind.is_record:
-        written, tree = _write_dict(simpler, types, depth, attributes=True)
+        written, tree = _write_dict(simpler, types, depth, within, attributes=True)
     else:
-        written, tree = write(simpler, types, depth - 1)
+        written, tree = write(simpler, types, depth - 1, within)
     return written, _combined(tag, tree)
 
 
@@ -263,25 +272,30 @@ def _combined(tag: str, tree: Tree) -> Tree:
     return [tag, tree, 0] if isinstance(tree, str) or (isinstance(tree, list) and len(tree) > 1) else [tag, tree]
 
 
-def _write_error(value: BaseException, types: Types, depth: int) -> tuple[Any, Tree]:
+def _write_error(value: BaseException, types: Types, depth: int, within: Within) -> tuple[Any, Tree]:
     if not exceptions.comes_back(value):
         raise _refusal(type(value))
-    facts = exceptions.facts_of(value, is_storable, with_traceback=False)
-    written, tree = write(facts, types, depth - 1)
+    if within is None:
+        facts = describer(with_traceback=False, depth=depth).facts(value)
+        written, tree = write(facts, types, depth - 1)
+    elif type(held := within.held(value, depth)) is str:
+        return held, None
+    else:
+        written, tree = write(held, types)  # its values are written, in what room there is: the rest is not deep
     return written, _tagged("error", tree)
 
 
 def _refusal(cls: type) -> Refused:
-    name = cls.__qualname__
+    name = qualified_name_of(cls)
     if issubclass(cls, BaseException):
         return Refused(f"is a {name}, an exception that is not registered", f"Use everstep.register({name}).")
-    if kind_of(cls) is not None:
+    if attempted(kind_of, cls) is not None:  # a metaclass may refuse to be asked
         return Refused(
             f"is a {name}, which no annotation here names",
             f"Annotate the parameter or the return type with {name}, or use everstep.register({name}).",
         )
     if issubclass(cls, dict | list | tuple | set | frozenset | str | int | float | bytes):
-        base = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+        base = next(base for base in bases_of(cls) if base.__module__ == "builtins")
         return Refused(
             f"is a {name}, a subclass of {base.__name__}",
             f"Use a plain {base.__name__}, or everstep.register({name}, encode=…, decode=…).",

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from everstep.codec import Codec
     from everstep.effects.step import Step
     from everstep.stores.protocol import Store
+
+
+class Fate(msgspec.Struct):
+    """What became of an attempt, as far as that matters for what its body started."""
+
+    is_settled: bool = False
+    """Whether its outcome is known, or does not matter: what goes on then proves nothing and delays nothing."""
+
+
+SETTLED: Final = Fate(True)
 
 
 class Means(NamedTuple):
@@ -44,6 +54,10 @@ class StepBody(msgspec.Struct, eq=False):
     def worker(self) -> str:
         """Return the worker whose attempt it is."""
         raise AssertionError("an attempt that runs has a worker")
+
+    def shared_fate(self) -> Fate:
+        """Return what tells, to those who outlive this attempt, whether it is settled."""
+        raise AssertionError("an attempt that runs has a fate")
 
     def number(self) -> int:
         """Return the number of the call. Below zero: this is only a question to a probe about it."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 from everstep.errors import Misuse
 from everstep.model.markers import Marker
+from everstep.model.options import checked_text
 
 if TYPE_CHECKING:
     import sqlite3
@@ -251,7 +252,7 @@ def database_for(database: Database[Any], step: str, *, is_async: bool) -> Datab
 
 
 def _named(url: str | bytes) -> Database[Any]:
-    text = os.fsdecode(url)
+    text = checked_text("database", os.fsdecode(url))
     scheme, separator, rest = text.partition("://")
     if separator and scheme in ("postgresql", "postgres"):
         try:

@@ -31,7 +31,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 
-from everstep.effects.body import StepBody, refuse_nested
+from everstep.effects.body import Fate, StepBody, refuse_nested
 from everstep.effects.surroundings import CURRENT, Surroundings, see_code_with
 from everstep.errors import Misuse
 
@@ -64,6 +64,7 @@ class Descent(msgspec.Struct, frozen=True):
     run: str
     call: int
     step: str
+    fate: Fate
 
     def call_step(self, step: "Step", args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         """As in the body itself: the plain function, if the outer step's contract covers it."""
@@ -105,7 +106,7 @@ def descent() -> Descent | None:
 
 
 def _named(body: StepBody) -> Descent:
-    return Descent(body.worker(), body.run, body.number(), body.step)
+    return Descent(body.worker(), body.run, body.number(), body.step, body.shared_fate())
 
 
 def _descent_by_frames() -> Descent | None:
@@ -219,21 +220,23 @@ def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
 def begun_and_not_ended(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[Descent, str]]:
     """Yield what bodies have begun on this loop, on threads and in pools, and what it is. May be called on any thread.
 
-    The bodies on the loop are among them, but not the task that asks.
+    The bodies on the loop are among them, but not the task that asks. What was begun by an attempt whose outcome is
+    known, or by a `read`, does not count: a library may have started a thread that never ends.
     """
     for future, begun_in in _snapshot(_CALLS.items):
-        if not future.done():
+        if not (begun_in.fate.is_settled or future.done()):
             yield begun_in, "a call that it gave to a pool"
     for thread in _snapshot(_THREADS.copy):
-        if thread.is_alive():
-            yield getattr(thread, _MARK), f"the thread {thread.name!r} that it started"
+        begun_in = getattr(thread, _MARK)
+        if thread.is_alive() and not begun_in.fate.is_settled:
+            yield begun_in, f"the thread {thread.name!r} that it started"
     if loop.is_closed():
         return
     asks = asyncio.current_task(loop) if _get_running_loop() is loop else None
     for task in asyncio.all_tasks(loop):
         body = _context_of(task).get(CURRENT)
         found = _named(body) if isinstance(body, StepBody) else _TASKS.get(task)
-        if found is not None and task is not asks:
+        if found is not None and not found.fate.is_settled and task is not asks:
             yield found, "the task of its body, or one that it began"
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from everstep.errors import Misuse
 from everstep.model.ids import checked_key
+from everstep.model.options import checked_text
+from everstep.model.untrusted import is_a
 
 if TYPE_CHECKING:
     from everstep.codec import Arguments, Signature
@@ -21,7 +23,8 @@ class KeyMaker:
     def __init__(self, declared: str | Callable[..., str], function: Callable[..., Any], step: str) -> None:
         self._declared = declared
         self._step = step
-        if isinstance(declared, str):
+        if is_a(declared, str):
+            checked_text("key", declared)
             _check_fields(declared, function, step)
         elif not callable(declared):
             raise Misuse(

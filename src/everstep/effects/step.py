@@ -23,6 +23,7 @@ from everstep.model.options import (
     refused,
 )
 from everstep.model.retry import ONE_ATTEMPT, Retry
+from everstep.model.untrusted import is_a
 
 if TYPE_CHECKING:
     from everstep.effects.keying import KeyMaker
@@ -63,7 +64,9 @@ class Step:
         if not callable(function):
             raise Misuse(f"@step is for functions, not for {type(function).__name__}.")
         refuse_generator("The step", function)
-        self._check_contract(effect, for_once=probe is not None or not_done or settle, has_key=key is not None)
+        self.not_done = checked_errors("not_done", not_done)
+        self.settle = checked_seconds("settle", settle)
+        self._check_contract(effect, for_once=probe is not None or self.not_done or settle, has_key=key is not None)
         if timeout is not None:
             checked_seconds("timeout", timeout, above=True)
         if retry is not None and type(retry) is not Retry:
@@ -79,9 +82,7 @@ class Step:
             refuse_generator("fallback=", fallback)
         self.probe = None if probe is None else checked_function("probe", probe, "ask_the_receiver")
         self.probe_for = checked_seconds("probe_for", probe_for)
-        self.settle = checked_seconds("settle", settle)
         self.secret = checked_flag("secret", secret)
-        self.not_done = checked_errors("not_done", not_done)
         self.key = _key_maker(key, function, self.name) if key is not None else None
         if callable(cost):
             refuse_generator("cost=", cost)
@@ -109,7 +110,7 @@ class Step:
 
     def _check_contract(self, effect: Any, *, for_once: Any, has_key: bool) -> None:
         """Refuse a contract that there is not, and options that are for another one."""
-        if not isinstance(effect, str) or effect not in self.effects:
+        if not is_a(effect, str) or str.__str__(effect) not in self.effects:
             raise refused(
                 "effect", effect, 'a step is "read", "repeat" or "once"; "atomic" is @everstep.transaction(database)'
             )

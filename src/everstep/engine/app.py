@@ -12,10 +12,11 @@ from everstep.engine.handles import Run
 from everstep.engine.schedule_verbs import ScheduleVerbs
 from everstep.engine.starting import Origin, new_run, refuse_start_options
 from everstep.engine.tending import TendingVerbs
-from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, checked_choice, workflow_of
+from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, workflow_of
 from everstep.errors import Misuse, StoreError
 from everstep.model.budgets import allotment_of
 from everstep.model.ids import checked_name, checked_run_id
+from everstep.model.options import checked_choice
 from everstep.model.status import STATUSES
 from everstep.stores.protocol import Existing, RunFilter, RunRow, StartRun
 from everstep.stores.queues import DEFAULT_QUEUE

@@ -177,14 +177,13 @@ async def ask(
     execution.require_live()
     if timeout is not None:
         checked_seconds("timeout", timeout)
+    what = checked_what(what)
     payload = arguments_payload(execution.codec, arguments, what)
     call = execution.next_call()
     name = f"{APPROVAL}{execution.generation}\0{call}\0{what}\0{digest_of(payload).hex()}"
     id = f"{call}-{derived_key(execution.entropy, name)[:ID_DIGITS]}"
     future = execution.loop.create_future()
-    command = AskApproval(
-        call, id, checked_what(what), payload, answer, future, source, timeout=timeout, secret=secret, whole=whole
-    )
+    command = AskApproval(call, id, what, payload, answer, future, source, timeout=timeout, secret=secret, whole=whole)
     execution.receiving.wait_for(execution, command)
     try:
         if timeout is None:

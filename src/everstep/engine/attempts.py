@@ -394,6 +394,7 @@ class StepAttempts:
             else:
                 self.failed(attempt, refused, seconds, final=True)
             return
+        attempt.settle()
         self.bodies.running.pop(call.call, None)  # see Bodies.finish
         if attempt.task is not None:
             attempt.task = None
@@ -433,6 +434,7 @@ class StepAttempts:
     def settled(self, attempt: Attempt, settled: "Settled", seconds: float) -> None:
         """An atomic step has happened, in this attempt or in an earlier one."""
         call, driver = attempt.call, self._driver
+        attempt.settle()
         self.bodies.finish(attempt)
         if call.call not in driver.execution.steps:
             return
@@ -502,6 +504,7 @@ class StepAttempts:
             driver.put_on_hold(later.exhausted_report(call, attempts.attempt, error))
             return
         del self._known[call.call]
+        attempt.settle()
         if call.keyed is not None:
             self.keys.settle(call, None)
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))

@@ -8,7 +8,7 @@ from contextvars import Context, copy_context
 from types import CoroutineType, FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from everstep.effects.body import Means, StepBody
+from everstep.effects.body import SETTLED, Fate, Means, StepBody
 from everstep.effects.descent import bodies_run_in
 from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT, set_current
@@ -45,11 +45,24 @@ class Attempt(StepBody, eq=False, kw_only=True):
     fallback: bool = False
     is_asked: bool = False
     """Whether this is only a question to a probe about the attempt."""
+    fate: Fate | None = None
     spending: "Spending | None" = None
     task: "asyncio.Task[None] | None" = None
 
     def worker(self) -> str:
         return self._bodies.worker
+
+    def shared_fate(self) -> Fate:
+        if self.fate is None:
+            self.fate = SETTLED if self.call.target.effect == "read" else Fate()
+        return self.fate
+
+    def settle(self) -> None:
+        """Its outcome is known."""
+        if self.fate is None:
+            self.fate = SETTLED
+        else:
+            self.fate.is_settled = True
 
     def number(self) -> int:
         return -self.call.call if self.is_asked else self.call.call

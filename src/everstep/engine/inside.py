@@ -16,10 +16,10 @@ from everstep.engine.commands import CallFuture
 from everstep.engine.execution import current_execution
 from everstep.engine.requests import RequestIterator
 from everstep.engine.witnessing import release_witness, take_witness
-from everstep.engine.workflow import checked_choice, workflow_of
+from everstep.engine.workflow import workflow_of
 from everstep.errors import Misuse
 from everstep.model.ids import checked_name, checked_run_id
-from everstep.model.options import LONGEST_SECONDS, checked_seconds, checked_timeout
+from everstep.model.options import LONGEST_SECONDS, checked_choice, checked_seconds, checked_text, checked_timeout
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -138,7 +138,7 @@ def patched(name: str) -> bool:
     Guard a change of a workflow with `if everstep.patched("name"): new… else: old…`; runs that are under way keep the
     old way, new runs take the new one. `everstep replay` says when the old way can go.
     """
-    return current_execution("everstep.patched()").patched(name)
+    return current_execution("everstep.patched()").patched(checked_text("name", name))
 
 
 class Child(Generic[T]):

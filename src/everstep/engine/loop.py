@@ -23,10 +23,10 @@ import msgspec
 
 from everstep.effects.surroundings import persons_line
 from everstep.engine import guard
-from everstep.engine.stops import EXITS, Stopped, ends_process
+from everstep.engine.stops import EXITS, Stopped
 from everstep.errors import Evicted, OutsideInWorkflow
 from everstep.model.mistakes import MOVE_INTO_A_STEP
-from everstep.model.untrusted import log_error, logger
+from everstep.model.untrusted import ends_process, log_error, logger
 
 if TYPE_CHECKING:
     from everstep.engine.unwinding import Unwinding

@@ -15,7 +15,15 @@ from everstep.engine.app import App
 from everstep.engine.workflow import OnExisting
 from everstep.errors import Misuse
 from everstep.model.ids import checked_name
-from everstep.model.options import checked_flag, checked_seconds, checked_text, refuse_generator, refused
+from everstep.model.options import (
+    checked_choice,
+    checked_flag,
+    checked_seconds,
+    checked_text,
+    refuse_generator,
+    refused,
+)
+from everstep.model.untrusted import attempted, is_a
 from everstep.stores.opening import default_url, open_store
 
 if TYPE_CHECKING:
@@ -97,22 +105,22 @@ def _checked_retention(retention: "Retention | float | timedelta | None") -> "Re
 
 
 def _check_on_hold(on_hold: Any) -> None:
-    for one in on_hold if isinstance(on_hold, list | tuple) else (on_hold,):
-        if one is None or isinstance(one, str):
+    for one in on_hold if is_a(on_hold, list, tuple) else (on_hold,):
+        if one is None or is_a(one, str):
             continue
         if callable(one):
             refuse_generator("on_hold=", one)
             continue
         from everstep.engine.webhooks import Webhook
 
-        if not isinstance(one, Webhook):
+        if not is_a(one, Webhook):
             raise refused("on_hold", one, "it takes functions, webhooks and their addresses")
 
 
 def _checked_queues(queues: Sequence[str] | None) -> Sequence[str] | None:
     if queues is None:
         return None
-    if isinstance(queues, str) or not isinstance(queues, Sequence):
+    if is_a(queues, str) or attempted(isinstance, queues, Sequence) is not True:
         raise refused("queues", queues, 'it is a list of names, such as queues=["default", "mail"]')
     return [checked_name(one, "queue") for one in queues]
 
@@ -151,12 +159,12 @@ def open(
     patience: seconds. When anything in the background has failed for this time without a success, the app takes up no
         more runs of others until it succeeds.
     """
-    if durability not in ("power", "process"):
-        raise refused("durability", durability, 'it is "power" or "process"')
+    checked_choice("durability", durability, ("power", "process"))
     checked_flag("recover", recover)
     checked_seconds("lease", lease, above=True)
     if url is not None:
         checked_text("url", url)
+    checked_seconds("patience", patience, above=True)
     on_hold = default_on_hold() if on_hold is None else on_hold
     _check_on_hold(on_hold)
     kept = _checked_retention(retention)

@@ -13,11 +13,12 @@ from everstep.engine.clock import microseconds
 from everstep.engine.handles import Run
 from everstep.engine.operations import signal_post, told_of_post
 from everstep.engine.starting import Origin, new_run, refuse_start_options
-from everstep.engine.workflow import Workflow, checked_choice
+from everstep.engine.workflow import Workflow
 from everstep.errors import IdConflict, Misuse
 from everstep.model.budgets import allotment_of
 from everstep.model.crash_points import crash_point
 from everstep.model.ids import checked_name, checked_run_id
+from everstep.model.options import checked_choice
 from everstep.stores.protocol import Existing, Failed, NewRun, RunRow, StartRun
 
 if TYPE_CHECKING:

@@ -15,6 +15,8 @@ def mark_restored(store: Store) -> tuple[int, list[RunRow]]:
     store.bury_dead(store.now())
     expected = store.restores()
     if not store.is_in_use():
+        # Rows of the backup whose locks are elsewhere, or nowhere: no process holds one beside this store.
+        store.bury_dead(max((worker.lease_until for worker in store.workers()), default=0) + 1)
         (verdict,) = store.commit([MarkRestored(expected)])
         if isinstance(verdict, Accepted):
             return expected + 1, unfinished(store)

@@ -5,14 +5,10 @@ an attempt or a run's code off as a crash does. What was under way is settled by
 """
 
 import asyncio
-import functools
-import signal
-import threading
 from collections.abc import Awaitable
-from types import CodeType
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from everstep.model.untrusted import described, is_a, members_of, traceback_of
+from everstep.model.untrusted import described, ends_process, is_a, members_of
 
 V = TypeVar("V")
 
@@ -51,16 +47,6 @@ async def contained_in(awaitable: Awaitable[V]) -> V:
         raise error if ends_process(error) else Stopped(error) from error
 
 
-def ends_process(error: BaseException) -> bool:
-    """Tell whether an error was raised to end this process: by Ctrl-C, or by a signal handler that raises.
-
-    `sys.exit()` in a run's own code does not: what one run does must not end the others.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    return is_a(error, KeyboardInterrupt) or (is_a(error, SystemExit) and _came_from_a_handler(error))
-
-
 def pass_on(error: BaseException, loop: asyncio.AbstractEventLoop) -> None:
     """Let an error that is to end the process do so, in a turn of its own: the engine has put its things in order."""
     if ends_process(error):
@@ -69,21 +55,3 @@ def pass_on(error: BaseException, loop: asyncio.AbstractEventLoop) -> None:
 
 def _raise(error: BaseException) -> None:
     raise error
-
-
-def _came_from_a_handler(error: BaseException) -> bool:
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    traceback = traceback_of(error)
-    while traceback is not None:
-        if traceback.tb_frame.f_code in handlers:
-            return True
-        traceback = traceback.tb_next
-    return False
-
-
-def _code_of(handler: Any) -> CodeType | None:
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    function = handler if hasattr(handler, "__code__") else getattr(handler, "__call__", None)  # noqa: B004
-    code = getattr(function, "__code__", None)
-    return code if isinstance(code, CodeType) else None

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from everstep.engine import queueing
 from everstep.engine.clock import microseconds
 from everstep.engine.handles import Run
-from everstep.engine.workflow import DECLARED, checked_choice
+from everstep.engine.workflow import DECLARED
 from everstep.errors import Misuse
+from everstep.model.options import checked_choice
 from everstep.stores.keys import STATES, EffectFilter, EffectRow, EffectState, shown_effect
 from everstep.stores.protocol import HoldRow
 from everstep.stores.queues import QueueRow

@@ -21,7 +21,8 @@ import msgspec
 
 from everstep.engine.clock import wall_seconds
 from everstep.errors import Misuse, NotGenuine
-from everstep.model.options import checked_seconds
+from everstep.model.options import checked_seconds, checked_text, refused
+from everstep.model.untrusted import attempted, is_a
 
 if TYPE_CHECKING:
     import http.client
@@ -55,13 +56,15 @@ class Webhook:
         timeout: float = 10.0,
         name: str | None = None,
     ) -> None:
-        parts = urlsplit(url)
+        parts = urlsplit(checked_text("url", url))
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Misuse(f"A webhook is an http or https address, not {parts.scheme or 'nothing'!r}:….")
-        if secret is not None and not secret:
+        if secret is not None and not checked_text("secret", secret):
             raise Misuse("secret='' would sign nothing: give a long random text, or leave it out.")
         checked_seconds("timeout", timeout, above=True)
-        for header, value in (headers or {}).items():
+        if name is not None:
+            checked_text("name", name)
+        for header, value in _checked_headers(headers):
             if header.lower() in _OURS or header.lower().startswith("everstep-"):
                 raise Misuse(f"The header {header} is set by Everstep itself.")
             if not (f"{header}{value}".isascii() and f"{header}{value}".isprintable()):
@@ -92,6 +95,15 @@ class Webhook:
         if self._secret is not None:
             headers[SIGNATURE] = f"v1={signature_of(body, timestamp, self._secret)}"
         return Sending(self._url, body, headers, self.timeout)
+
+
+def _checked_headers(headers: Any) -> list[tuple[str, str]]:
+    if headers is None:
+        return []
+    pairs = attempted(lambda: list(headers.items()))
+    if pairs is None or not all(is_a(text, str) for pair in pairs for text in pair):
+        raise refused("headers", headers, 'it is a dict of texts, such as headers={"Authorization": "Bearer …"}')
+    return pairs
 
 
 class Answer(NamedTuple):

@@ -11,7 +11,8 @@ from everstep.effects.step import declared_name
 from everstep.effects.surroundings import CURRENT, code_here
 from everstep.errors import Misuse, UnknownWorkflow
 from everstep.model.ids import checked_name
-from everstep.model.options import checked_seconds, refuse_generator, refuse_unknown, refused
+from everstep.model.options import checked_choice, checked_seconds, refuse_generator, refuse_unknown, refused
+from everstep.model.untrusted import attempted, is_a, is_encodable
 
 if TYPE_CHECKING:
     from everstep.model.budgets import Budget
@@ -76,9 +77,11 @@ OPTIONS: Final = frozenset(Workflow.__init__.__kwdefaults__ or ())
 
 
 def _checked_version(version: Any) -> str:
-    if isinstance(version, bool) or not isinstance(version, str | int | float):
+    if is_a(version, int, float) and not is_a(version, bool):
+        version = attempted(str, version)  # a number with thousands of digits has none
+    if version is None or not is_a(version, str) or not is_encodable(version):
         raise refused("version", version, 'it is a text, such as version="2"')
-    return str(version)
+    return str.__str__(version)
 
 
 def _check_budget(budget: object) -> None:
@@ -86,13 +89,6 @@ def _check_budget(budget: object) -> None:
 
     if not isinstance(budget, Budget):
         raise Misuse(f"budget= is an everstep.Budget(usd=…, tokens=…), not {type(budget).__name__}.")
-
-
-def checked_choice(option: str, value: Any, choices: tuple[str, ...]) -> str:
-    """Return the value if it is one of the choices."""
-    if isinstance(value, str) and value in choices:
-        return value
-    raise refused(option, value, f"it is one of {', '.join(choices)}")
 
 
 class Declarations:

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from everstep.codec import Signature, Types
 from everstep.effects.step import Step, declared_name
 from everstep.effects.surroundings import CURRENT, code_here, where_is
-from everstep.engine.workflow import OnExisting, OnParentEnd, Workflow, checked_choice
+from everstep.engine.workflow import OnExisting, OnParentEnd, Workflow
 from everstep.errors import Misuse
 from everstep.graph.body import drive
 from everstep.graph.definition import END, JOINS, START, Definition, Edge, Join, NodeRule
@@ -24,6 +24,7 @@ from everstep.model.budgets import Budget
 from everstep.model.contracts import Effect
 from everstep.model.ids import checked_name
 from everstep.model.options import (
+    checked_choice,
     checked_function,
     checked_seconds,
     checked_text,
@@ -33,6 +34,7 @@ from everstep.model.options import (
     refused,
 )
 from everstep.model.retry import Retry
+from everstep.model.untrusted import attempted, is_a
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -168,7 +170,7 @@ class Graph(Workflow, Generic[S]):
         if not callable(work):
             raise Misuse(f"A node is a function, a step or a graph, not a {type(work).__name__}.")
         _check_node_options(work, limit=limit, retry=retry, timeout=timeout, budget=budget)
-        name = checked_name(name or name_of(work), "node")
+        name = checked_name(name_of(work) if name is None else name, "node")
         kind: NodeKind = "graph" if isinstance(work, Workflow) else "code"
         if isinstance(work, Step) or effect is not None:
             work, kind = step_node(work, name, effect, retry, timeout), "step"
@@ -221,7 +223,10 @@ class Graph(Workflow, Generic[S]):
         """
         self._refuse_when_sealed()
         checked_function("about", about, "lambda state: state.text")
-        checked_text("into", into)
+        if not checked_text("into", into):
+            raise refused("into", into, "it is the name of a field of the state")
+        if what is not None:
+            checked_text("what", what)
         if timeout is not None:
             checked_seconds("timeout", timeout)
         if self.shape.fields is not None and into not in self.shape.fields:
@@ -261,9 +266,9 @@ class Graph(Workflow, Generic[S]):
         """
         if target in (START, END):
             raise Misuse("graph.each leads to a node, which is visited for each item.")
-        if not isinstance(over, str):
+        if not is_a(over, str):
             checked_function("over", over, "lambda state: state.items")
-        if isinstance(over, str) and self.shape.fields is not None and over not in self.shape.fields:
+        if is_a(over, str) and self.shape.fields is not None and over not in self.shape.fields:
             raise Misuse(f"over={over!r} is no field of {self.shape.name}: {', '.join(self.shape.fields)}.")
         self._add_edge(Edge(source, target, when, _over(over)))
 
@@ -285,7 +290,12 @@ class Graph(Workflow, Generic[S]):
         Runs that began before go on, under the names that they began with. Without it they are held.
         """
         self._refuse_when_sealed()
-        self.renames.append((name, dict(nodes)))
+        checked_text("name", name)
+        renamed = attempted(lambda: dict(nodes) if isinstance(nodes, Mapping) else None)
+        if renamed is None or not all(is_a(one, str) for pair in renamed.items() for one in pair):
+            wanted = 'it tells the new names of nodes by their old ones, such as nodes={"draft": "write"}'
+            raise refused("nodes", nodes, wanted)
+        self.renames.append((name, renamed))
 
     def draw(self, form: Literal["mermaid", "svg"] = "mermaid") -> str:
         """Return a picture of the graph: as Mermaid text, or as an SVG."""

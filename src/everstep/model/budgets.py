@@ -8,7 +8,8 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from everstep.errors import Misuse
-from everstep.model.options import refused
+from everstep.model.options import checked_choice, refused
+from everstep.model.untrusted import attempted, is_a
 
 Then = Literal["hold", "fail", "fallback"]
 """What happens to a step for which there is no room."""
@@ -125,8 +126,7 @@ class Budget(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         limits_of(self)
-        if self.then not in THENS:
-            raise refused("then", self.then, 'it is "hold", "fail" or "fallback"')
+        checked_choice("then", self.then, THENS)
 
 
 def limits_of(budget: Budget) -> Limits:
@@ -146,9 +146,9 @@ def allotment_of(budget: Budget | None) -> Allotment | None:
 
 def nanodollars(usd: Any) -> int:
     """Return billionths of a dollar. A fraction of one is noise of floating point, and is rounded away."""
-    if isinstance(usd, bool) or not isinstance(usd, int | float | Decimal):
+    if is_a(usd, bool) or not is_a(usd, int, float, Decimal):
         raise refused("usd", usd, "it is a number of US dollars, such as usd=1.5")
-    value = usd if isinstance(usd, Decimal) else Decimal(str(usd))
+    value = usd if is_a(usd, Decimal) else attempted(lambda: Decimal(str(usd)), default=Decimal("NaN"))
     if not value.is_finite() or value < 0 or value > 10**12:
         raise refused("usd", usd, "it is a number of US dollars, not below 0, such as usd=1.5")
     return int((value * NANO).to_integral_value())
@@ -163,24 +163,21 @@ def checked_count(value: Any, what: str) -> int | None:
     """Return a whole number that is not below zero, or None."""
     if value is None:
         return None
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = -1
-    if isinstance(value, bool) or not 0 <= count < 1 << 62:
+    count = attempted(operator.index, value, default=-1)
+    if is_a(value, bool) or not 0 <= count < 1 << 62:
         raise refused(what, value, "it is a whole number, not below 0")
     return count
 
 
 def _checked_seconds(seconds: Any) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e12:
+    if is_a(seconds, bool) or not is_a(seconds, int, float) or not 0 < seconds < 1e12:
         raise refused("seconds", seconds, "it is a number of seconds above 0")
     return float(seconds)
 
 
 def estimate_from(cost: Any, step: str) -> Charge:
     """Return what a step's `cost=`, or the function given there, says."""
-    if not isinstance(cost, Mapping) or not set(cost) <= {"usd", "tokens"}:
+    if attempted(lambda: isinstance(cost, Mapping) and set(cost) <= {"usd", "tokens"}) is not True:
         raise Misuse(
             f"cost= of {step}: it is like {{'usd': 0.02, 'tokens': 900}}, or a function of the step's arguments that "
             "returns that; {} says that the step uses nothing."

@@ -2,7 +2,7 @@
 
 import re
 from functools import cache
-from typing import Final, cast
+from typing import Final
 
 from everstep.errors import Misuse
 from everstep.model.untrusted import is_a, text_of, type_name
@@ -12,16 +12,22 @@ RUN_ID: Final = r"[A-Za-z0-9][A-Za-z0-9._:@+/-]{0,199}"
 KEY: Final = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,500}"
 STEP_PREFIX: Final = "step:"
 """Before the name of a step in the name of the workflow of its runs, where a framework calls it in its threads."""
-NAME: Final = r"[^\s#\x00-\x1f\x7f]{1,200}"
+NAME: Final = r"[^\s#\x00-\x1f\x7f\ud800-\udfff]{1,200}"
 
 
 _pattern: Final = cache(re.compile)
 
 
+def _text(value: object) -> str | None:
+    """Return a text as a plain one, or None of anything else."""
+    return str.__str__(value) if type(value) is str or is_a(value, str) else None  # type: ignore[arg-type]
+
+
 def checked_run_id(run: object) -> str:
     """Return the id if it is one, else say what an id looks like."""
-    if isinstance(run, str) and _pattern(RUN_ID).fullmatch(run):
-        return str.__str__(run)
+    text = _text(run)
+    if text is not None and _pattern(RUN_ID).fullmatch(text):
+        return text
     raise Misuse(
         f"{text_of(run, most=80)!r} is not a run id. An id has 1 to 200 characters: letters, digits and . _ : @ + / -, "
         "and begins with a letter or digit."
@@ -30,8 +36,9 @@ def checked_run_id(run: object) -> str:
 
 def checked_name(name: object, what: str) -> str:
     """Return a workflow's, step's or signal's name if it is one."""
-    if isinstance(name, str) and (_is_plain(name) or _pattern(NAME).fullmatch(name)):
-        return name
+    text = _text(name)
+    if text is not None and (_is_plain(text) or _pattern(NAME).fullmatch(text)):
+        return text
     raise Misuse(
         f"{text_of(name, most=80)!r} is not a name for a {what}: use 1 to 200 characters without spaces and '#'."
     )
@@ -44,9 +51,9 @@ def _is_plain(name: str) -> bool:
 
 def checked_key(key: object, step: str) -> str:
     """Return a step's own key if it is one."""
-    if not is_a(key, str):
+    text = _text(key)
+    if text is None:
         raise Misuse(f"The key of {step} is a {type_name(key)}. A key is a text.")
-    text = str.__str__(cast(str, key))
     if _pattern(KEY).fullmatch(text):
         return text
     raise Misuse(f"The key of {step} has {len(text)} characters. It needs 1 to 500, without control characters.")
@@ -56,9 +63,10 @@ def checked_delivery_id(id: object, what: str, most: int) -> str:
     """Return the id that a sender gave a signal or a request, or an empty text if it gave none."""
     if id is None:
         return ""
-    if isinstance(id, str) and len(id) <= most and _pattern(KEY).fullmatch(id):
-        return str.__str__(id)
-    is_of = f"has {len(id)} characters" if isinstance(id, str) else f"is of the type {type(id).__name__}"
+    text = _text(id)
+    if text is not None and len(text) <= most and _pattern(KEY).fullmatch(text):
+        return text
+    is_of = f"has {len(text)} characters" if text is not None else f"is of the type {type_name(id)}"
     raise Misuse(
         f"The id of a {what} is a text of 1 to {most} characters, without control characters. This one {is_of}."
     )

@@ -2,11 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from math import isfinite
+from sys import float_info
 from typing import Any, Final
 
 from everstep.errors import Misuse
-from everstep.model.untrusted import is_a, text_of, type_name
+from everstep.model.untrusted import attempted, bases_of, is_a, is_encodable, text_of, type_name
 
 LONGEST_SECONDS: Final = 100 * 366 * 86_400
 """The longest duration that is taken for one: a hundred years. A longer one is a mistake, or means None."""
@@ -20,11 +20,18 @@ def refused(option: str, value: object, wanted: str) -> Misuse:
 
 def checked_seconds(option: str, value: Any, *, least: float = 0.0, above: bool = False, example: float = 5) -> float:
     """Return a duration in seconds, or an error: not a text, not a truth, not endless, not below `least`."""
-    is_number = is_a(value, int, float) and not is_a(value, bool)
-    if is_number and isfinite(value) and least <= value <= LONGEST_SECONDS and not (above and value <= least):
-        return value  # type: ignore[no-any-return]
+    number = _number(value)
+    if number is not None and least <= number <= LONGEST_SECONDS and not (above and number <= least):
+        return number
     bound = f"above {least:g}" if above else f"of at least {least:g}"
     raise refused(option, value, f"it is a finite number of seconds {bound}, such as {option}={example:g}")
+
+
+def _number(value: Any) -> float | None:
+    """Return a number as a plain one, whatever its own class makes of it, or None. (A truth is none.)"""
+    if is_a(value, int):
+        return None if is_a(value, bool) else int.__index__(value)
+    return float.__float__(value) if is_a(value, float) else None
 
 
 def checked_timeout(value: Any) -> float | None:
@@ -32,19 +39,20 @@ def checked_timeout(value: Any) -> float | None:
     return None if value is None else checked_seconds("timeout", value, least=-LONGEST_SECONDS)
 
 
-def checked_number(option: str, value: Any, *, least: float, most: float = float("inf")) -> float:
+def checked_number(option: str, value: Any, *, least: float, most: float = float_info.max) -> float:
     """Return a finite number between two others."""
-    is_number = is_a(value, int, float) and not is_a(value, bool)
-    if is_number and isfinite(value) and least <= value <= most:
-        return value  # type: ignore[no-any-return]
-    between = f"between {least:g} and {most:g}" if isfinite(most) else f"of at least {least:g}"
+    number = _number(value)
+    if number is not None and least <= number <= most:
+        return number
+    between = f"between {least:g} and {most:g}" if most < float_info.max else f"of at least {least:g}"
     raise refused(option, value, f"it is a finite number {between}")
 
 
 def checked_whole(option: str, value: Any, *, least: int = 0, most: int = 2**53) -> int:
     """Return a whole number between two others."""
-    if is_a(value, int) and not is_a(value, bool) and least <= value <= most:
-        return value  # type: ignore[no-any-return]
+    number = _number(value)
+    if type(number) is int and least <= number <= most:
+        return number
     wanted = f"of at least {least}" if most >= 2**53 else f"between {least} and {most}"
     raise refused(option, value, f"it is a whole number {wanted}, such as {option}={max(least, 3)}")
 
@@ -57,10 +65,17 @@ def checked_flag(option: str, value: Any) -> bool:
 
 
 def checked_text(option: str, value: Any) -> str:
-    """Return a text."""
-    if is_a(value, str):
+    """Return a text that can be stored: half a character (a lone surrogate) cannot."""
+    if is_a(value, str) and is_encodable(value):
         return str.__str__(value)
-    raise refused(option, value, "it is a text")
+    raise refused(option, value, "it is a text" + (" that UTF-8 can encode" if is_a(value, str) else ""))
+
+
+def checked_choice(option: str, value: Any, choices: tuple[str, ...]) -> str:
+    """Return the value if it is one of the choices."""
+    if is_a(value, str) and str.__str__(value) in choices:
+        return str.__str__(value)
+    raise refused(option, value, f"it is one of {', '.join(choices)}")
 
 
 def checked_errors(option: str, value: Any) -> tuple[type[BaseException], ...]:
@@ -68,12 +83,27 @@ def checked_errors(option: str, value: Any) -> tuple[type[BaseException], ...]:
     if is_a(value, type):
         given: tuple[Any, ...] = (value,)
     else:
-        given = tuple(value) if isinstance(value, Iterable) and not is_a(value, str, bytes, dict) else (value,)
+        given = (value,) if is_a(value, str, bytes, dict) else attempted(tuple, value, default=(value,))
     for one in given:
-        if not (is_a(one, type) and BaseException in type.mro(one)):
+        bases = bases_of(one) if is_a(one, type) else ()
+        if not any(base is BaseException for base in bases):
             wanted = f"it is a type of exception, or a tuple of them, such as {option}=(TimeoutError,)"
             raise refused(option, one, wanted)
+        if not any(base is Exception for base in bases):
+            _refuse_stop(option, one, bases)
     return given
+
+
+def _refuse_stop(option: str, cls: Any, bases: tuple[type, ...]) -> None:
+    """Refuse a type of exception that stops a program or a task, and the one that all of these are."""
+    from asyncio import CancelledError
+
+    stops = (KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError)
+    if cls is BaseException or any(base is stop for base in bases for stop in stops):
+        wanted = (
+            "it is a type of error, and stopping is never the outcome of a step: what was under way is settled later"
+        )
+        raise refused(option, cls, f"{wanted}. For all errors, write {option}=(Exception,)")
 
 
 def checked_function(option: str, value: Any, example: str) -> Callable[..., Any]:
@@ -103,11 +133,10 @@ def checked_tags(value: Any) -> dict[str, str] | None:
         return None
     if not is_a(value, dict):
         raise refused("tags", value, 'it is a dict of texts, such as tags={"customer": "17"}')
-    for name, one in value.items():
-        if not (is_a(name, str) and is_a(one, str)):
-            wrong = one if is_a(name, str) else name
-            raise refused("tags", wrong, 'names and values of tags are texts, such as tags={"customer": "17"}')
-    return {str.__str__(name): str.__str__(one) for name, one in value.items()}
+    for text in (text for pair in dict.items(value) for text in pair):
+        if not (is_a(text, str) and is_encodable(text)):
+            raise refused("tags", text, 'names and values of tags are texts, such as tags={"customer": "17"}')
+    return {str.__str__(name): str.__str__(one) for name, one in dict.items(value)}
 
 
 def refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:

@@ -5,7 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 from everstep.errors import Misuse
-from everstep.model.options import refused
+from everstep.model.options import checked_seconds, refused
+from everstep.model.untrusted import is_a
 
 Time = float | timedelta
 
@@ -53,14 +54,15 @@ class Retention:
 
 
 def _seconds(name: str, given: Any) -> float:
-    seconds = given.total_seconds() if isinstance(given, timedelta) else given
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
-        raise refused(name, given, "it is a number of seconds or a timedelta, not below 0")
-    return float(seconds)
+    seconds = timedelta.total_seconds(given) if is_a(given, timedelta) else given
+    try:
+        return float(checked_seconds(name, seconds))
+    except Misuse:
+        raise refused(name, given, "it is a number of seconds or a timedelta, not below 0; None is for ever") from None
 
 
 def retention_of(given: Retention | Time | None) -> Retention | None:
     """Return what `retention=` means: a time alone is that of runs."""
-    if given is None or isinstance(given, Retention):
+    if given is None or is_a(given, Retention):
         return given
     return Retention(runs=_seconds("retention", given))

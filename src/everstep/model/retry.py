@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from everstep.errors import Fatal, NotDone
-from everstep.model.options import checked_errors, checked_number, checked_seconds, checked_whole, refused
+from everstep.model.options import checked_choice, checked_errors, checked_number, checked_seconds, checked_whole
 from everstep.model.untrusted import attempted, attribute, is_a
 
 ErrorTypes = tuple[type[BaseException], ...]
@@ -42,8 +42,7 @@ class Retry(Struct, frozen=True):
             checked_seconds(name, getattr(self, name))
         checked_number("factor", self.factor, least=1)
         checked_number("jitter", self.jitter, least=0, most=1)
-        if self.then not in ("raise", "hold"):
-            raise refused("then", self.then, 'it is "raise" or "hold"')
+        checked_choice("then", self.then, ("raise", "hold"))
 
     def allows(self, failures: int, error: BaseException) -> bool:
         """Tell whether another attempt follows after this many failed ones."""

@@ -5,16 +5,19 @@ should. An error has to be recorded all the same, or its run would never end: no
 returns cannot be helped: it blocks its thread here as it does anywhere else.)
 """
 
-import contextlib
+import functools
 import logging
+import signal
+import threading
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, Final
 
 TEXT_MAX: Final = 8_000
 """Characters of a user's text that are kept."""
 
 # The slots themselves: a class or its metaclass may put properties of its own over their names.
-_MRO: Final = type.__dict__["__mro__"].__get__
+bases_of: Final = type.__dict__["__mro__"].__get__
 _NAME: Final = type.__dict__["__name__"].__get__
 _QUALNAME: Final = type.__dict__["__qualname__"].__get__
 cause_of: Final = BaseException.__dict__["__cause__"].__get__
@@ -38,7 +41,11 @@ def attribute(value: object, name: str, default: Any = None) -> Any:
 
 def is_a(value: object, *classes: type) -> bool:
     """Tell whether a value is of one of these classes, as `except` does: no `__class__` or metaclass is asked."""
-    return any(base is one for base in _MRO(type(value)) for one in classes)
+    for base in bases_of(type(value)):  # a loop: this is asked of each member of a group, and `any` takes far longer
+        for one in classes:
+            if base is one:
+                return True
+    return False
 
 
 def type_name(value: object) -> str:
@@ -57,14 +64,28 @@ def name_of(cls: type) -> str:
     return plain(_NAME(cls))
 
 
+def qualified_name_of(cls: type) -> str:
+    """Return the qualified name of a class."""
+    return plain(_QUALNAME(cls))
+
+
 def qualified_name(value: object) -> str:
     """Return the qualified name of a value's class."""
-    return plain(_QUALNAME(type(value)))
+    return qualified_name_of(type(value))
 
 
 def plain(text: str) -> str:
     """Return a text that may be of a subclass of `str` as a plain one that UTF-8 can encode."""
     return str.__str__(text).encode("utf-8", "backslashreplace").decode()
+
+
+def is_encodable(text: str) -> bool:
+    """Tell whether UTF-8 can encode a text: it cannot if there is half a character in it."""
+    try:
+        str.encode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def text_of(value: object, by: Callable[[Any], Any] = str, most: int = TEXT_MAX) -> str:
@@ -84,14 +105,45 @@ def described(error: BaseException) -> str:
     return f"{type_name(error)}: {text}" if text else type_name(error)
 
 
+def ends_process(error: BaseException) -> bool:
+    """Tell whether an error was raised to end this process: by Ctrl-C, or by a signal handler that raises.
+
+    `sys.exit()` in a run's own code does not: what one run does must not end the others.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    return is_a(error, KeyboardInterrupt) or (is_a(error, SystemExit) and _came_from_a_handler(error))
+
+
+def _came_from_a_handler(error: BaseException) -> bool:
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    traceback = traceback_of(error)
+    while traceback is not None:
+        if traceback.tb_frame.f_code in handlers:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = handler if hasattr(handler, "__code__") else getattr(handler, "__call__", None)  # noqa: B004
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
 class Log(logging.LoggerAdapter[logging.Logger]):
     """A logger whose handlers may raise: a record that they lose changes nothing about a run."""
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         """Log a record, if the handlers take it."""
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller's line, not this one
-        with contextlib.suppress(Exception):
+        try:
             super().log(level, msg, *args, **kwargs)
+        except BaseException as error:
+            if ends_process(error):
+                raise
 
 
 def logger(name: str) -> Log:
@@ -103,5 +155,7 @@ def log_error(log: Log, message: str, *args: Any, error: BaseException) -> None:
     """Log that a user's code raised, with where it did. If the error itself cannot be formatted: with its text."""
     try:
         log.logger.error(message, *args, exc_info=(type(error), error, traceback_of(error)))
-    except BaseException:  # noqa: BLE001  # formatting a traceback asks the error for its text, cause and notes
+    except BaseException as raised:  # formatting a traceback asks the error for its text, cause and notes
+        if raised is not error and ends_process(raised):
+            raise
         log.error(message + ": %s", *args, described(error))  # noqa: G003  # the message has places for its arguments

@@ -939,7 +939,7 @@ WITH noted AS (
     ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE meta.value::bigint < excluded.value::bigint
 )
 UPDATE everstep.workers SET
-    lease_until = $1 + CASE WHEN abs(lease_until) = $1 THEN 1 ELSE 0 END, about = coalesce($4::bytea, about)
+    lease_until = $1::bigint + CASE WHEN abs(lease_until) = $1::bigint THEN 1 ELSE 0 END, about = coalesce($4::bytea, about)
 WHERE id = $2 RETURNING (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 
 -- name: lapse
