@@ -211,6 +211,7 @@ class Writer:
         except apsw.BusyError as error:
             raise (translated(error, self._path, writing=True) if patient else Busy()) from error
         except apsw.Error as error:
+            self._roll_back()  # one that was interrupted may have begun all the same
             raise self._trouble(error) from error
         finally:
             self._patience.is_patient = True
