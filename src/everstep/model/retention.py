@@ -58,7 +58,9 @@ def _seconds(name: str, given: Any) -> float:
     try:
         return float(checked_seconds(name, seconds))
     except Misuse:
-        raise refused(name, given, "it is a number of seconds or a timedelta, not below 0, and in a Retention None is for ever") from None
+        raise refused(
+            name, given, "it is a number of seconds or a timedelta, not below 0, and in a Retention None is for ever"
+        ) from None
 
 
 def retention_of(given: Any) -> Retention | None:
