@@ -300,5 +300,8 @@ def test_a_signal_that_comes_while_a_record_is_logged_ends_the_process_all_the_s
             log_error(log, "a record", error=ValueError("text"))
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_interrupt_that_comes_while_a_record_is_logged_is_passed_on(handled: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         handled(raising(KeyboardInterrupt)).error("a record")

@@ -275,8 +275,8 @@ class Describer:
         return text_of(argument, by=repr)
 
     def _written(self, value: object) -> Written | None:
-        written = attempted(self._write, value, min(self._depth - 2, VALUE_DEPTH_MAX), self)
-        return None if written is None else Written(*written, value)
+        written: tuple[Any, Any] | None = attempted(self._write, value, min(self._depth - 2, VALUE_DEPTH_MAX), self)
+        return None if written is None else Written(written[0], written[1], value)
 
 
 def _as_given(part: Any) -> Any:

@@ -24,8 +24,7 @@ class KeyMaker:
         self._declared = declared
         self._step = step
         if is_a(declared, str):
-            checked_text("key", declared)
-            _check_fields(declared, function, step)
+            _check_fields(checked_text("key", declared), function, step)
         elif not callable(declared):
             raise Misuse(
                 f"key= of {step} is a {type(declared).__name__}. It is a text such as 'invoice:{{invoice.id}}', or a "

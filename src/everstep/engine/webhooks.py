@@ -100,7 +100,7 @@ class Webhook:
 def _checked_headers(headers: Any) -> list[tuple[str, str]]:
     if headers is None:
         return []
-    pairs = attempted(lambda: list(headers.items()))
+    pairs: list[tuple[str, str]] | None = attempted(lambda: list(headers.items()))
     if pairs is None or not all(is_a(text, str) for pair in pairs for text in pair):
         raise refused("headers", headers, 'it is a dict of texts, such as headers={"Authorization": "Bearer …"}')
     return pairs

@@ -291,7 +291,7 @@ class Graph(Workflow, Generic[S]):
         """
         self._refuse_when_sealed()
         checked_text("name", name)
-        renamed = attempted(lambda: dict(nodes) if isinstance(nodes, Mapping) else None)
+        renamed = attempted(dict, nodes) if attempted(isinstance, nodes, Mapping) else None
         if renamed is None or not all(is_a(one, str) for pair in renamed.items() for one in pair):
             wanted = 'it tells the new names of nodes by their old ones, such as nodes={"draft": "write"}'
             raise refused("nodes", nodes, wanted)

@@ -163,7 +163,7 @@ def checked_count(value: Any, what: str) -> int | None:
     """Return a whole number that is not below zero, or None."""
     if value is None:
         return None
-    count = attempted(operator.index, value, default=-1)
+    count: int = attempted(operator.index, value, default=-1)
     if is_a(value, bool) or not 0 <= count < 1 << 62:
         raise refused(what, value, "it is a whole number, not below 0")
     return count

@@ -20,7 +20,7 @@ _pattern: Final = cache(re.compile)
 
 def _text(value: object) -> str | None:
     """Return a text as a plain one, or None of anything else."""
-    return str.__str__(value) if type(value) is str or is_a(value, str) else None  # type: ignore[arg-type]
+    return str.__str__(value) if type(value) is str or is_a(value, str) else None
 
 
 def checked_run_id(run: object) -> str:

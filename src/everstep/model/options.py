@@ -27,7 +27,7 @@ def checked_seconds(option: str, value: Any, *, least: float = 0.0, above: bool 
     raise refused(option, value, f"it is a finite number of seconds {bound}, such as {option}={example:g}")
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any) -> int | float | None:
     """Return a number as a plain one, whatever its own class makes of it, or None. (A truth is none.)"""
     if is_a(value, int):
         return None if is_a(value, bool) else int.__index__(value)

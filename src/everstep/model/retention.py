@@ -33,7 +33,7 @@ class Retention:
             if given is not None:
                 object.__setattr__(self, name, _seconds(name, given))
         if type(self.keep) is not int or not 0 <= self.keep < 2**53:
-            raise refused("keep", self.keep, "it is a number of runs, at least 0")
+            raise refused("keep", self.keep, "a Retention keeps a number of runs, at least 0")
         if _seconds("every", self.every) <= 0:
             raise Misuse("Retention(every=0): there has to be a time between two looks.")
 
@@ -58,11 +58,13 @@ def _seconds(name: str, given: Any) -> float:
     try:
         return float(checked_seconds(name, seconds))
     except Misuse:
-        raise refused(name, given, "it is a number of seconds or a timedelta, not below 0; None is for ever") from None
+        raise refused(
+            name, given, "it is a number of seconds or a timedelta, not below 0, and in a Retention None is for ever"
+        ) from None
 
 
-def retention_of(given: Retention | Time | None) -> Retention | None:
+def retention_of(given: Any) -> Retention | None:
     """Return what `retention=` means: a time alone is that of runs."""
-    if given is None or is_a(given, Retention):
+    if given is None or type(given) is Retention:
         return given
     return Retention(runs=_seconds("retention", given))
