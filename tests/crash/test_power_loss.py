@@ -157,7 +157,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     first = len(disk.notes)
 
     async def main() -> dict[str, Any]:
-        app = App(store)
+        app = App(store, lease=1.0)  # beside an image there is no file of liveness locks, so its lease has to lapse
         await app.open()
         try:
             return await work(app)

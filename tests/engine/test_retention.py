@@ -241,12 +241,12 @@ def test_a_deletion_yields_to_others_and_takes_few_rows_at_a_time(tmp_path: Path
     [{"runs": -1}, {"runs": float("inf")}, {"runs": "30d"}, {"keys": True}, {"keep": -1}, {"keep": 1.5}, {"every": 0}],
 )
 def test_a_retention_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(Misuse, match="it is a number of|Retention"):
+    with pytest.raises(Misuse, match=r"it is a number of|Retention"):
         Retention(**wrong)
 
 
 def test_a_time_alone_is_that_of_runs() -> None:
     with everstep.open("memory:", retention=3600) as app:
         assert app.gc(dry_run=True).runs == []
-    with pytest.raises(Misuse, match="it is a number of|Retention"):
+    with pytest.raises(Misuse, match=r"it is a number of|Retention"):
         everstep.open("memory:", retention="a month")  # type: ignore[arg-type]

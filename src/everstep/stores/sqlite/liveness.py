@@ -198,6 +198,7 @@ def _give_name(descriptor: int) -> None:
         time.sleep(0.001)
     if os.fstat(descriptor).st_size < NAME_BYTES:
         os.pwrite(descriptor, os.urandom(NAME_BYTES), 0)
+        os.fsync(descriptor)  # after a loss of power, the same file must be known as the same
     if _HAS_OFD:
         unlocked = struct.pack(_FLOCK, fcntl.F_UNLCK, os.SEEK_SET, NAMING, 1, 0)
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, unlocked)
