@@ -111,7 +111,7 @@ def test_a_graph_is_drawn_as_an_svg_for_light_and_dark() -> None:
     graph.node(lambda s: None, name="late")  # a drawing changes nothing
     graph.edge("load", "late")
     assert "late" in graph.draw("svg")
-    with pytest.raises(Misuse, match="form='png' .*it is one of mermaid, svg"):
+    with pytest.raises(Misuse, match=r"form='png' .*it is one of mermaid, svg"):
         graph.draw("png")  # type: ignore[arg-type]
 
 
