@@ -10,6 +10,7 @@ from tests.engine.resume_helpers import Machine, Program
 
 CODE = """
 import signal, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where `nohup` has it ignored
 PLACE, WAY = sys.argv[2], sys.argv[3]
 
 def write_down(text):
