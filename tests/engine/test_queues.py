@@ -189,8 +189,8 @@ async def test_a_run_that_waits_in_a_queue_is_cancelled_without_its_code(machine
 async def test_a_held_run_gives_its_slot_back_and_waits_for_another_when_it_is_resolved(machine: Machine) -> None:
     async with opened(machine) as app:
         await app.queue("mail", concurrency=1)
-        first = await app.start(letter, "a")
-        second = await app.start(letter, "b")
+        first = await started(machine, app, "a")
+        second = await started(machine, app, "b")
         await begun("a")
         await app.hold(first.id)
         await begun("a", "b")

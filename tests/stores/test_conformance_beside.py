@@ -4,7 +4,7 @@ import pytest
 
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import ENTRY_COLUMNS, AnswerRow, Beside, EntryRow
-from everstep.stores.protocol import Accepted, Claim, Post, Posted, Refused, RepairRun, RestartRun, RunRow
+from everstep.stores.protocol import Accepted, Claim, NotPosted, Post, Posted, Refused, RepairRun, RestartRun, RunRow
 from tests.stores.kit import Harness, append_to, claimed, new_run
 from tests.stores.test_conformance import AWKWARD
 
@@ -131,5 +131,5 @@ def test_a_request_is_delivered_once_for_its_id_and_apart_from_signals(harness: 
     assert harness.one(Post("a", "signal", "n", "i", b"1", 5)) == Posted(2)
     assert harness.one(Post("a", "request", "n", "i", b"2", 6)) == Posted(1, duplicate=True)
     assert harness.end("a") == Accepted()
-    assert harness.one(Post("a", "request", "n", "i", b"1", 5)) == Posted(1, duplicate=True), "also when it has ended"
+    assert harness.one(Post("a", "request", "n", "i", b"1", 5)) == NotPosted("completed"), "nothing will answer it"
     assert [one.state for one in harness.store.signals("a")] == ["undelivered", "undelivered"]
