@@ -18,7 +18,7 @@ from everstep.testing.checker import check, export_histories
 from everstep.testing.clock import FakeClock
 from everstep.testing.rules_history import HistoryJudge
 from tests.engine.lives import RUN, Life, cut, live, prove_life
-from tests.engine.resume_helpers import Gate, Machine, scenario
+from tests.engine.resume_helpers import Gate, Machine, freeze, scenario
 
 NOTES: list[Any] = []
 KEYS: list[tuple[str, str]] = []
@@ -745,7 +745,7 @@ async def test_a_cancel_that_meets_the_end_of_a_compensation_changes_nothing(mac
     run = await app.start(slow_compensation(gate), id="r")
     await gate.reached.wait()
     stranger = await machine.boot()
-    app.pump._stopping = True  # so that it does not see the cancel before its end is refused
+    freeze(app)  # so that it does not see the cancel before its end is refused
     await stranger.cancel("r", "enough")
     gate.opened.set()
     with pytest.raises(ValueError):

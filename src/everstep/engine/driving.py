@@ -59,6 +59,8 @@ THREADS_MAX: Final = 64
 """`def` bodies that run at the same time."""
 STOP_SECONDS: Final = 5.0
 """How long closing waits for bodies that were cancelled."""
+LEAVE_ATTEMPTS: Final = 5
+"""How often an app that closes tries to give its runs back."""
 CLAIMABLE: Final[tuple[Status, ...]] = ("queued", "running", "waiting")
 
 
@@ -191,7 +193,7 @@ class Driving(Parts):
         acting = self.acting.runs() if self.worker else set()
         try:
             if self.worker and self._failed is None:
-                self._leave(acting)
+                self._leave_patiently(acting)
         finally:  # whatever happens: without its liveness lock, the runs of this worker are free
             if acting:
                 log.warning("Steps of %d runs still act; these runs are free when that has ended.", len(acting))
@@ -210,6 +212,15 @@ class Driving(Parts):
         kept = self.background.close()
         if stopping := [task for task in (*bodies, *self._tasks, *kept) if task is not None]:
             await asyncio.wait(stopping, timeout=STOP_SECONDS)
+
+    def _leave_patiently(self, acting: set[str]) -> None:
+        """Leave; a statement that was interrupted, and wrote nothing, is tried again."""
+        for attempt in range(1, LEAVE_ATTEMPTS + 1):
+            try:
+                return self._leave(acting)
+            except StoreError as error:
+                if not error.pauses or attempt == LEAVE_ATTEMPTS:
+                    raise
 
     def _leave(self, acting: set[str]) -> None:
         """Give all runs back. A run of which a step still acts keeps its owner and liveness lock until that ends."""
