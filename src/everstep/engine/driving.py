@@ -217,7 +217,8 @@ class Driving(Parts):
         """Leave; a statement that was interrupted, and wrote nothing, is tried again."""
         for attempt in range(1, LEAVE_ATTEMPTS + 1):
             try:
-                return self._leave(acting)
+                self._leave(acting)
+                return
             except StoreError as error:
                 if not error.pauses or attempt == LEAVE_ATTEMPTS:
                     raise
