@@ -24,7 +24,7 @@ from everstep.stores.memory import MemoryStore
 from everstep.testing.checker import check, export_histories
 from everstep.testing.clock import FakeClock
 from tests.engine.lives import RUN, cut, play
-from tests.engine.resume_helpers import Gate, Machine, scenario
+from tests.engine.resume_helpers import Gate, Machine, freeze, scenario
 
 NOTES: list[str] = []
 GATES: dict[str, Gate] = {}
@@ -685,7 +685,7 @@ async def test_a_rollback_that_meets_the_end_takes_effect(machine: Machine, last
     owner, stranger = await machine.boot(), await machine.boot()
     await owner.start(short, last, id="r")
     await GATES["Rome"].reached.wait()
-    owner.pump._stopping = True  # so that it does not see the request before its end is refused
+    freeze(owner)  # so that it does not see the request before its end is refused
     await stranger.rollback("r", allow_uncompensated=last == "mail")
     GATES["Rome"].opened.set()
     if last == "raise":  # what it did is being undone already, and it has failed

@@ -240,7 +240,9 @@ class Doubts:
         self._note(call, attempts, "unknown", answer.why)
         due = self._next_question(attempts)
         if self._is_too_late(call, due):
-            self.hold(call, f"its probe does not know, after {call.target.probe_for:g} s")
+            here, elsewhere = self._where_it_may_act(call)
+            still = f", and {acting}" if (acting := elsewhere or here) else ""
+            self.hold(call, f"its probe does not know, after {call.target.probe_for:g} s{still}")
             return
         attempts.probes += 1
         driver.deadlines.add(due, "probe", call.call)
