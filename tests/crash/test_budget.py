@@ -16,7 +16,7 @@ from everstep.testing.ledger import Ledger
 from tests.crash.conftest import THENS
 from tests.crash.figures import FIGURES
 from tests.crash.nursery import Nursery
-from tests.crash.test_crash_points import cases, kill_at
+from tests.crash.test_crash_points import PASSES, cases, kill_at
 from tests.crash.trial import Trial, all_of, told
 from tests.effects.spending import charged_in
 
@@ -85,7 +85,7 @@ def test_undisturbed_it_uses_what_it_has_and_no_more(spending: dict[str, Trial],
 def test_killed_at_every_crash_point_all_that_was_used_is_charged(
     place: Path, ledger: Ledger, nursery: Nursery, spending: dict[str, Trial], then: str
 ) -> None:
-    kill_everywhere(place, ledger, nursery, spending[then], most=3 if then == "fallback" else 1)
+    kill_everywhere(place, ledger, nursery, spending[then], most=PASSES if then == "fallback" else 1)
 
 
 @pytest.mark.parametrize("then", THENS)

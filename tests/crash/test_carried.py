@@ -8,7 +8,7 @@ import pytest
 
 from everstep.testing.ledger import Ledger
 from tests.crash.nursery import Nursery
-from tests.crash.test_crash_points import cases, kill_at
+from tests.crash.test_crash_points import PASSES, cases, kill_at
 from tests.crash.test_sagas import judged
 from tests.crash.trial import Expected, Trial, all_of, told
 
@@ -40,7 +40,7 @@ def undone_at(
 def test_undoing_older_generations_survives_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, carried: Expected
 ) -> None:
-    problems = undone_at(place, ledger, nursery, carried, list(cases(carried.points, 3)))
+    problems = undone_at(place, ledger, nursery, carried, list(cases(carried.points, PASSES)))
     assert not problems, told(problems)
 
 

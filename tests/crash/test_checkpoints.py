@@ -14,7 +14,7 @@ from everstep.errors import StoreUnusable
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.ledger import Ledger
 from tests.crash.nursery import Nursery
-from tests.crash.test_crash_points import cases, kill_at
+from tests.crash.test_crash_points import PASSES, cases, kill_at
 from tests.crash.trial import Expected, Trial, all_of, told
 
 RUN = "loop-1"
@@ -51,7 +51,7 @@ def test_a_loop_survives_a_kill_at_every_crash_point(
         return trial.finish(looping)
 
     assert looping.points["checkpoint.recorded"] == 8
-    problems = all_of(one, cases(looping.points, 4))
+    problems = all_of(one, cases(looping.points, PASSES))
     assert not problems, told(problems)
 
 
@@ -89,7 +89,7 @@ def test_a_recovery_that_finds_checkpoints_damaged_survives_a_kill_at_every_cras
         return trial.finish(looping)
 
     assert mending["checkpoint.archived"] == 1
-    chosen = [case for case in cases(mending, 1 if damages > 1 else 3) if damages == 1 or "store" not in case[0]]
+    chosen = [case for case in cases(mending, 1 if damages > 1 else PASSES) if damages == 1 or "store" not in case[0]]
     problems = all_of(one, [*chosen, *[("checkpoint.archived", count) for count in range(2, damages + 1)]])
     assert not problems, told(problems)
 

@@ -8,7 +8,7 @@ import pytest
 
 from everstep.testing.ledger import Ledger
 from tests.crash.nursery import Nursery
-from tests.crash.test_crash_points import cases, kill_at
+from tests.crash.test_crash_points import PASSES, cases, kill_at
 from tests.crash.trial import Expected, Trial, all_of, told
 
 AROUND = ("run.continue", "run.continued", "store.commit.before", "store.commit.written", "store.commit.after")
@@ -38,7 +38,7 @@ def killed_at(
 def test_a_run_that_continues_survives_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, continued: Expected
 ) -> None:
-    problems = killed_at(place, ledger, nursery, continued, list(cases(continued.points, 3)))
+    problems = killed_at(place, ledger, nursery, continued, list(cases(continued.points, PASSES)))
     assert not problems, told(problems)
 
 

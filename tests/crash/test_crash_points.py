@@ -20,10 +20,16 @@ CUT_OFF = "transaction.written:1"
 """Where a process is killed in the middle of an atomic step."""
 
 
+PASSES = 2
+"""How many passes of a point are tried in a push by workloads beside the reference; a soak tries all of them."""
+
+
 def spread(passes: int, most: int) -> list[int]:
-    """Return the first, the second, the last and some in between."""
+    """Return the first, the second, the last and some in between; of two: the first and the one in the middle."""
     if passes <= most:
         return list(range(1, passes + 1))
+    if most <= 2:
+        return [1, passes // 2 + 1][:most]
     middle = {round(1 + n * (passes - 1) / (most - 2)) for n in range(most - 1)}
     return sorted(middle | {2})
 

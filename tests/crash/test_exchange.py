@@ -11,7 +11,7 @@ from everstep.testing.ledger import Ledger
 from tests.crash.exchange import TOKENS
 from tests.crash.figures import FIGURES
 from tests.crash.nursery import Nursery
-from tests.crash.test_crash_points import cases, kill_at
+from tests.crash.test_crash_points import PASSES, cases, kill_at
 from tests.crash.trial import Expected, Trial, all_of, told
 
 
@@ -61,7 +61,7 @@ def kill_everywhere(place: Path, ledger: Ledger, nursery: Nursery, exchanged: Ex
 def test_requests_and_streams_survive_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, exchanged: Expected
 ) -> None:
-    assert kill_everywhere(place, ledger, nursery, exchanged, most=3) > 3
+    assert kill_everywhere(place, ledger, nursery, exchanged, most=PASSES) > 3
 
 
 @pytest.mark.soak

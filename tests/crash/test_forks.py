@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from everstep.testing.ledger import Ledger
 from tests.crash.nursery import Nursery
-from tests.crash.test_crash_points import cases, kill_at
+from tests.crash.test_crash_points import PASSES, cases, kill_at
 from tests.crash.trial import Expected, Trial, all_of, told
 
 
@@ -14,8 +16,9 @@ def test_undisturbed_a_fork_does_only_what_came_after_its_event(forked: Expected
     assert forked.results["fork-1"] == forked.results["fork-2"]
 
 
+@pytest.mark.parametrize("most", [PASSES, pytest.param(1000, marks=pytest.mark.soak)])
 def test_forks_survive_a_kill_at_every_crash_point(
-    place: Path, ledger: Ledger, nursery: Nursery, forked: Expected
+    place: Path, ledger: Ledger, nursery: Nursery, forked: Expected, most: int
 ) -> None:
     def one(case: tuple[str, int]) -> list[str]:
         trial = Trial.new(place, ledger, "forking", nursery=nursery)
@@ -24,7 +27,7 @@ def test_forks_survive_a_kill_at_every_crash_point(
         trial.run_to_the_end()
         return trial.finish(forked)
 
-    problems = all_of(one, cases(forked.points, 4))
+    problems = all_of(one, cases(forked.points, most))
     assert not problems, told(problems)
 
 

@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from everstep.model.crash_points import POINTS
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.ledger import Ledger
 from tests.crash.figures import FIGURES
 from tests.crash.hooks import Hooks
 from tests.crash.nursery import Nursery
-from tests.crash.test_crash_points import cases, kill_at
+from tests.crash.test_crash_points import PASSES, cases, kill_at
 from tests.crash.trial import Expected, Trial, all_of, told
 
 
@@ -31,8 +33,9 @@ def untold(trial: Trial, hooks: Hooks) -> list[str]:
     return [f"{trial.folder.name} ({', '.join(trial.faults)}): {problem}" for problem in problems]
 
 
+@pytest.mark.parametrize("most", [PASSES, pytest.param(1000, marks=pytest.mark.soak)])
 def test_a_hold_is_told_of_whenever_its_process_is_killed(
-    place: Path, ledger: Ledger, hooks: Hooks, nursery: Nursery, notified: Expected
+    place: Path, ledger: Ledger, hooks: Hooks, nursery: Nursery, notified: Expected, most: int
 ) -> None:
     def one(case: tuple[str, int]) -> list[str]:
         trial = hooks.trial(place, ledger, nursery)
@@ -42,5 +45,5 @@ def test_a_hold_is_told_of_whenever_its_process_is_killed(
         return [*untold(trial, hooks), *trial.finish(notified)]
 
     FIGURES.points = POINTS
-    problems = all_of(one, cases(notified.points, 4))
+    problems = all_of(one, cases(notified.points, most))
     assert not problems, told(problems)

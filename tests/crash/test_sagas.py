@@ -8,7 +8,7 @@ import pytest
 
 from everstep.testing.ledger import Ledger
 from tests.crash.nursery import Nursery
-from tests.crash.test_crash_points import cases, kill_at, split
+from tests.crash.test_crash_points import PASSES, cases, kill_at, split
 from tests.crash.trial import Expected, Trial, all_of, told
 
 UNDOES = {"free_seat": "take_seat", "refund": "pay", "label.compensate": "label"}
@@ -55,7 +55,7 @@ def kill_everywhere(place: Path, ledger: Ledger, nursery: Nursery, undone: Expec
 def test_undoing_survives_a_kill_at_every_crash_point(
     place: Path, ledger: Ledger, nursery: Nursery, undone: Expected
 ) -> None:
-    kill_everywhere(place, ledger, nursery, undone, most=4)
+    kill_everywhere(place, ledger, nursery, undone, most=PASSES)
 
 
 @pytest.mark.soak

@@ -106,8 +106,9 @@ def name_violations(source: Source) -> list[str]:
     """Return names that are a second word for something."""
     found = []
     for line, name in names(source):
+        words = words_of(name)
         for second, first in SECOND_NAMES.items():
-            if f"_{second}_" in words_of(name):
+            if f"_{second}_" in words:
                 found.append(source.at(line, f"the name {name!r}: the word is {first!r}"))
     return found
 

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -20,15 +21,21 @@ IMPATIENT = {
 def impatient_lines(tree: ast.Module) -> list[int]:
     """Return the lines that open a database without saying how long to wait for its locks."""
     functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
-    patient = {
-        id(one) for function in functions if "set_busy_timeout" in ast.unparse(function) for one in ast.walk(function)
-    }
+    patient = {id(one) for function in functions if sets_timeout(function) for one in ast.walk(function)}
     return [
         call.lineno
         for call in ast.walk(tree)
-        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("apsw.Connection", "sqlite3.connect")
+        if isinstance(call, ast.Call) and is_opening(call.func)
         if id(call) not in patient and ast.unparse(call.args[0]) != "':memory:'"
     ]
+
+
+def is_opening(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and ast.unparse(function) in ("apsw.Connection", "sqlite3.connect")
+
+
+def sets_timeout(function: ast.AST) -> bool:
+    return any(isinstance(one, ast.Attribute) and one.attr == "set_busy_timeout" for one in ast.walk(function))
 
 
 def timed_assertions(tree: ast.Module) -> Iterator[int]:
@@ -50,11 +57,11 @@ def is_duration(left: ast.expr) -> bool:
     return False
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        text = path.read_text("utf-8")
-        if any(word in text for word in ("apsw", "sqlite3", *CLOCKS - {"time"}, "time.time", "loop", *DURATIONS)):
-            yield str(path.relative_to(ROOT)), ast.parse(text)
+@cache
+def sources() -> list[tuple[str, ast.Module]]:
+    words = ("apsw", "sqlite3", *CLOCKS - {"time"}, "time.time", "loop", *DURATIONS)
+    texts = ((str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in sorted((ROOT / "tests").rglob("*.py")))
+    return [(name, ast.parse(text)) for name, text in texts if any(word in text for word in words)]
 
 
 def test_every_raw_connection_of_a_test_waits_for_locks() -> None:
