@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_BENCH ?= .venv-bench
 PYTEST_ARGS ?=
-PYTEST_WORKERS ?= 4
+PYTEST_WORKERS ?= 5
 BENCH_ARGS ?=
 COUNT ?= 10
 

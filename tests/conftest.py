@@ -6,6 +6,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,15 +21,23 @@ from tests.memory import memory_folder
 TESTS = str(Path(__file__).parent)
 EVERYTHING: dict[str, dict[str, Workflow]] = {}
 """All workflows that any test has declared, by name and file."""
-LONG = (
-    *("test_crash_points.py", "crash/test_checkpoints.py", "test_system_calls.py", "test_differential.py"),
-    *("tests/chaos/", "tests/crash/", "tests/crashtest/", "tests/postgres/", "_kills.py", "test_pasting.py"),
-    *("test_clock.py", "test_sweep.py", "test_desync.py", "test_moving.py", "test_worker_processes.py"),
-    *("test_plugin.py", "test_snippets.py", "test_recovery.py", "test_notifications.py", "test_glossary.py"),
-    *("test_conformance.py", "test_checkpoints_property.py", "test_restored.py", "test_typing.py", "test_files.py"),
-    *("test_sqlite_processes.py", "test_langgraph_graphs.py", "test_langgraph_example.py", "test_repair.py"),
+BUSY = (
+    *("test_system_calls.py", "test_crash_points.py", "crash/test_checkpoints.py", "test_differential.py"),
+    *("crash/test_budget.py", "crash/test_sagas.py", "crash/test_notifications.py", "test_fleet.py", "test_carried.py"),
+    *("crash/test_forks.py", "tests/crash/", "tests/crashtest/", "test_pasting.py", "test_snippets.py"),
+    *("test_sweep.py", "test_files.py", "test_typing.py", "test_plugin.py", "test_desync.py", "tests/house/"),
+    *("test_checkpoints_property.py", "test_recovery.py", "test_conformance.py", "test_langgraph_graphs.py"),
 )
-"""The files that take long, those that take longest first."""
+WAITING = (
+    *("test_stop_and_close.py", "test_chaos.py", "test_clocks_apart.py", "test_failover.py", "test_hosts.py"),
+    *("test_liveness.py", "test_sqlstates.py", "test_stumbling.py", "test_still_acting.py", "test_schedule_kills.py"),
+    *("test_atomic_kills.py", "notify/test_notifications.py", "test_signals_to_processes.py", "test_background.py"),
+    *("test_clocks.py", "test_clock.py", "test_moving.py", "test_worker_processes.py", "tests/postgres/"),
+    *("tests/chaos/", "_kills.py", "test_demo.py", "test_restored.py", "test_langgraph_example.py"),
+)
+LONG = [word for pair in zip_longest(BUSY, WAITING) for word in pair if word is not None]
+"""The files that take long, those that take longest first: those that keep a core busy and those that mostly wait for
+something, in turn, so that no core is ever without work."""
 TRIALS: Counter[str] = Counter()
 """How often each test function broke something on purpose; or how many cases of it there are."""
 TRIALS_FILE = Path(TESTS).parent / "build" / "trials.json"
