@@ -1,6 +1,7 @@
 """How tests wait: for a condition, until a deadline that no healthy machine reaches, however busy it is."""
 
 import asyncio
+import signal
 import sqlite3
 import time
 from collections.abc import Callable
@@ -42,6 +43,27 @@ def open_raw(path: Path | str, **options: Any) -> apsw.Connection:
     connection = apsw.Connection(str(path), **options)
     connection.set_busy_timeout(round(DEADLINE_SECONDS * 1000))
     return connection
+
+
+def is_locked(path: Path | str) -> bool:
+    """Tell whether a process that was stopped has the lock of a store's file: then everybody waits for it."""
+    connection = sqlite3.connect(path, timeout=0.3, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError:
+        return True
+    finally:
+        connection.close()
+    return False
+
+
+def stop_between_writes(path: Path | str, send_signal: Callable[[signal.Signals], Any]) -> None:
+    """Stop a process that writes to a store, at a moment at which it does not have the file's lock."""
+    send_signal(signal.SIGSTOP)
+    while is_locked(path):
+        send_signal(signal.SIGCONT)
+        time.sleep(0.05)
+        send_signal(signal.SIGSTOP)
 
 
 def open_sqlite(path: Path | str, **options: Any) -> sqlite3.Connection:

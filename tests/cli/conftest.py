@@ -20,7 +20,7 @@ from everstep.cli import main
 from everstep.engine.workflow import DECLARED
 from tests import forked
 from tests.forked import Program
-from tests.waiting import open_sqlite
+from tests.waiting import open_sqlite, stop_between_writes
 
 PATIENCE_SECONDS = 30.0
 INSTRUCTIONS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -167,14 +167,4 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 def stop_between_transactions(folder: Folder, process: Program) -> None:
     """Stop a process that has the file's lock at no time: with it, everybody would wait for that process."""
-    while True:
-        process.send_signal(signal.SIGSTOP)
-        connection = sqlite3.connect(folder.path / "everstep.db", timeout=0.3, isolation_level=None)
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            return
-        except sqlite3.OperationalError:
-            process.send_signal(signal.SIGCONT)
-            time.sleep(0.05)
-        finally:
-            connection.close()
+    stop_between_writes(folder.path / "everstep.db", process.send_signal)

@@ -54,7 +54,10 @@ def test_runs_of_two_releases_go_on_where_their_code_is(releases: Folder) -> Non
     runs = [f"{version}-{number}" for version in ("old", "new") for number in range(3)]
     workers = [releases.begin("worker", f"{version}/reports.py") for version in ("old", "new")]
     served(releases, 2)
+    stop_between_transactions(releases, workers[0])  # so that the other one looks at all runs first
     go(releases, *runs)
+    releases.wait_for(lambda: [one for one in releases.json("worker", "ls") if one["left"]])
+    workers[0].send_signal(signal.SIGCONT)
     releases.wait_for(lambda: status(releases, *runs) == {"completed"})
     assert releases.json("holds", "--all") == []
     for worker in workers:

@@ -23,6 +23,7 @@ from tests.effects.tills import (
     prove_that_whoever_takes_over_waits,
     stopped,
 )
+from tests.waiting import is_locked
 
 TILL = Path(__file__).with_name("till.py")
 CONTRACTS = ("atomic", "atomic, async", "atomic, store")
@@ -44,6 +45,12 @@ class Life(TillLife):
         folder.mkdir(parents=True)
         super().__init__(TILL, folder, contract, str(folder / "runs.db"), **more)
         self.shop = folder / ("runs.db" if "store" in contract else "shop.db")
+
+    def locks(self, place: str) -> bool:
+        return "store" in self.plan["contract"] and place in LOCKED
+
+    def is_locked(self) -> bool:
+        return is_locked(self.folder / "runs.db")
 
     def applied(self) -> int:
         return len(store_rows(self.shop)) if self.shop.exists() and self.shop.stat().st_size else 0

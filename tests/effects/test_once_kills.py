@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from everstep.testing.ledger import Ledger
 from tests import forked
 from tests.crash.figures import note_again
 from tests.forked import Program
+from tests.waiting import is_locked
 
 PAYMENTS = Path(__file__).with_name("payments.py")
 CONTRACTS = ("repeat", "repeat, keys forgotten", "once", "once, probed")
@@ -211,6 +213,13 @@ def test_a_stopped_worker_may_still_act_so_nobody_else_does(tmp_path: Path, ledg
     stopped = life.spawn(PAYMENTS_KILL="stop")
     try:
         wait_until_stopped(stopped.pid)
+        while is_locked(life.folder / "runs.db"):  # it was renewing its lease just then: it begins anew
+            stopped.kill()
+            stopped.wait()
+            shutil.rmtree(life.folder)
+            life.folder.mkdir()
+            stopped = life.spawn(PAYMENTS_KILL="stop")
+            wait_until_stopped(stopped.pid)
         assert life.applied() == 0
         assert life.spawn().wait(30) == 0, "another process takes the run over when the lease has lapsed"
         assert (life.applied(), life.status()) == (0, "held")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -36,6 +37,19 @@ class TillLife:
         if place is not None:
             environment |= {"EVERSTEP_CRASH_AT": place.at} if place.at else {"TILL_KILL": place.name}
         return _spawn(self.till, self.folder / "plan.json", [self.plan], **environment)
+
+    def locks(self, place: str) -> bool:
+        """Tell whether a process that is stopped at a place has the lock of the store, as it should."""
+        return False
+
+    def is_locked(self) -> bool:
+        """Tell whether a process has it now."""
+        return False
+
+    def forget(self) -> None:
+        """Begin anew."""
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
 
     def statuses(self) -> set[str]:
         return {path.read_text() for path in self.folder.glob("status-*")}
@@ -122,6 +136,12 @@ def stopped(life: TillLife, place: str) -> Iterator[Program]:
     process = life.spawn(**armed)
     try:
         wait_until_stopped(process.pid)
+        while not life.locks(place) and life.is_locked():  # another of its threads was renewing its lease just then
+            process.kill()
+            process.wait()
+            life.forget()
+            process = life.spawn(**armed)
+            wait_until_stopped(process.pid)
         yield process
     finally:
         process.kill()

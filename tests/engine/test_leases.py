@@ -12,6 +12,7 @@ from everstep import step, workflow
 from everstep.errors import Misuse
 from everstep.stores.protocol import Claim, Claimed
 from tests.engine.resume_helpers import Gate, Machine, Program, freeze, scenario
+from tests.waiting import stop_between_writes
 
 NOTES: list[str] = []
 
@@ -283,7 +284,7 @@ def test_a_killed_process_is_replaced_long_before_its_lease_lapses(tmp_path: Pat
 def test_a_stopped_process_loses_its_run_and_is_fenced_when_it_wakes(tmp_path: Path) -> None:
     first = Program(tmp_path, OWNER, "first", "1", "1")
     assert first.line() == "reached"
-    first.signal(signal.SIGSTOP)
+    stop_between_writes(tmp_path / "runs.db", first.signal)
     second = Program(tmp_path, OWNER, "second", "0", "1")
     assert second.line() == "ready"
     status, out, err = second.end()

@@ -12,7 +12,6 @@ HELPERS = "tests/waiting.py"
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns"}
 DURATIONS = {"took", "taken", "elapsed", "longest", "slowest", "latency", "duration"}
 IMPATIENT = {
-    "tests/cli/conftest.py": "looks whether a stopped process has the lock",
     "tests/effects/test_witnesses.py": "is what a user writes",
 }
 """Files with connections of their own that do not wait, and why."""
