@@ -4,6 +4,8 @@ Closing an app, losing a worker's row, and deleting the file of liveness locks p
 """
 
 import asyncio
+import functools
+import os
 import signal
 import subprocess
 import sys
@@ -16,12 +18,14 @@ from typing import Any
 import pytest
 
 import everstep
-from everstep import Done, NotDone, Retry, step, workflow
+from everstep import Done, Fatal, NotDone, Retry, step, workflow
 from everstep.engine import closing, driving
+from everstep.stores import processes
 from everstep.stores.sqlite import SqliteStore
 from tests.engine.resume_helpers import PATIENCE_SECONDS, Machine, scenario
+from tests.waiting import wait_until
 
-WAYS = ["to_thread", "def", "executor", "pool", "thread", "thread in a thread", "task", "shielded"]
+WAYS = ["to_thread", "def", "executor", "pool", "thread", "thread in a thread", "threadsafe", "task", "shielded"]
 
 
 class Bank:
@@ -76,6 +80,8 @@ class Bank:
             self.send_in_thread(self.send)
         elif way == "thread in a thread":
             self.send_in_thread(lambda: self.send_in_thread(self.send))
+        elif way == "threadsafe":
+            self.send_in_thread(lambda: asyncio.run_coroutine_threadsafe(self.send_on_loop(), loop))
         else:
             self.kept.append(asyncio.create_task(self.send_on_loop()))
             return asyncio.shield(self.kept[0]) if way == "shielded" else self.kept[0]
@@ -130,24 +136,201 @@ async def test_what_a_failed_body_left_behind_is_waited_for(machine: Machine, wa
     assert (len(bank.sent), bank.most) == (1, 1)
 
 
-@pytest.mark.parametrize("way", ["thread", "shielded", "executor"])
-@scenario
-async def test_another_attempt_after_a_certain_failure_waits_for_what_the_last_one_left_behind(
-    machine: Machine, way: str
-) -> None:
-    bank = Bank()
-    app = await machine.boot()
-    run = await app.start(bank.flow(way, "not done", retry=Retry(attempts=2, first=0.1)), id="r")
-    await machine.until(lambda: "attempt_failed" in machine.kinds("r"))
+LEFT = ["thread", "threadsafe", "shielded", "executor"]
+
+
+class Given:
+    """Bodies that fail for certain while the bank still acts, as often as wanted; then one that pays."""
+
+    def __init__(self, bank: Bank, error: BaseException, failures: int = 1, way: str = "thread") -> None:
+        self.bank, self.error, self.way = bank, error, way
+        self.left = failures
+        self.raised = 0
+        self.paid = 0
+
+    async def pay(self) -> str:
+        if not self.left:
+            self.paid += 1
+            return "paid" if not self.bank.acting else "paid beside another"
+        self.left -= 1
+        self.bank.begun.clear()
+        await self.bank.begin(self.way)
+        await self.bank.begins()
+        self.raised += 1
+        raise self.error
+
+    def flow(self, **options: Any) -> Any:
+        async def pay() -> str:
+            return await self.pay()
+
+        pays = step(pay, name="pay", effect="once", probe=self.bank.probe, **options)
+
+        @workflow(name="sends")
+        async def sends() -> str:
+            return await pays()
+
+        return sends
+
+
+FAILURES: dict[str, dict[str, Any]] = {
+    "for good": {},
+    "with another attempt": {"retry": Retry(attempts=2, first=0.1)},
+    "with a fallback": {"fallback": "none"},
+    "and a person is asked": {"retry": Retry(attempts=1, then="hold")},
+}
+
+
+async def a_while(machine: Machine) -> None:
+    """Let time pass in which nothing should happen."""
     for _ in range(5):
         machine.clock.advance(1)
-        await asyncio.sleep(0.01)
-    assert bank.most == 1
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize("way", LEFT)
+@scenario
+async def test_what_a_body_says_while_something_of_it_acts_is_not_certain(machine: Machine, way: str, how: str) -> None:
+    given = Given(bank := Bank(), NotDone("try again"), way=way)
+    app = await machine.boot()
+    run = await app.start(given.flow(**FAILURES[how]), id="r")
+    await machine.until(lambda: given.raised)
+    await a_while(machine)
+    assert machine.kinds("r")[-1] == "step_started", "nothing is known yet"
     bank.gate.set()
-    await machine.until(lambda: not app.acting.runs())
-    machine.clock.advance(10)
-    with pytest.raises(NotDone):
+    await machine.until(lambda: machine.status("r") == "completed" or machine.clock.advance(1))
+    assert await run.result() == "the bank has it"
+    assert (given.paid, len(bank.sent)) == (0, 1)
+
+
+@scenario
+async def test_one_of_several_that_was_refused_says_nothing_of_the_others(machine: Machine) -> None:
+    """`gather` raises at the first error, and lets the others go on."""
+    bank = Bank()
+
+    async def refused() -> None:
+        await bank.begins()
+        raise ConnectionRefusedError
+
+    @step(effect="once", not_done=(ConnectionRefusedError,), retry=Retry(attempts=3, first=0.1))
+    async def pay() -> None:
+        await asyncio.gather(bank.send_on_loop(), refused())
+
+    @workflow
+    async def pays() -> None:
+        await pay()
+
+    app = await machine.boot()
+    await app.start(pays, id="r")
+    await bank.begins()
+    bank.gate.set()
+    await machine.until(lambda: machine.status("r") == "held" or machine.clock.advance(1))
+    (hold,) = await app.holds()
+    assert "said so while something that it had started was still running" in hold.summary
+    assert len(bank.sent) == 1
+
+
+@scenario
+async def test_a_step_that_has_failed_for_good_fails_when_all_of_it_has_ended(machine: Machine) -> None:
+    given = Given(bank := Bank(), Fatal("never"))
+    app = await machine.boot()
+    run = await app.start(given.flow(), id="r")
+    await machine.until(lambda: given.raised)
+    await a_while(machine)
+    assert machine.kinds("r")[-1] == "step_started"
+    bank.gate.set()
+    with pytest.raises(Fatal):
         await run.result(timeout=PATIENCE_SECONDS)
+    assert bank.acting == 0
+    run = await app.start(given.flow(), id="r", on_existing="retry")
+    assert await run.result(timeout=PATIENCE_SECONDS) == "paid"
+
+
+@scenario
+async def test_a_key_is_free_when_nothing_acts_under_it_any_more(machine: Machine) -> None:
+    given = Given(bank := Bank(), Fatal("never"))
+    app = await machine.boot()
+    flow = given.flow(key=lambda: "invoice")
+    await app.start(flow, id="a")
+    await machine.until(lambda: given.raised)
+    second = await app.start(flow, id="b")
+    await a_while(machine)
+    assert given.paid == 0
+    bank.gate.set()
+    await machine.until(lambda: machine.status("b") == "completed" or machine.clock.advance(1))
+    assert await second.result() == "paid"
+
+
+@scenario
+async def test_also_after_a_doubt_the_next_attempt_waits_for_what_the_last_one_left_behind(machine: Machine) -> None:
+    given = Given(bank := Bank(), OSError("the answer was lost"), failures=2)
+    bank.probe = lambda key: NotDone()  # type: ignore[method-assign]
+    app = await machine.boot()
+    run = await app.start(given.flow(retry=Retry(attempts=3, first=0.1)), id="r")
+    await machine.until(lambda: given.raised == 1)
+    given.error, given.bank = NotDone("try again"), (second := Bank())
+    bank.gate.set()
+    await machine.until(lambda: given.raised == 2 or machine.clock.advance(1))
+    await a_while(machine)
+    assert given.paid == 0
+    second.gate.set()
+    await machine.until(lambda: machine.status("r") == "completed" or machine.clock.advance(1))
+    assert await run.result() == "paid"
+
+
+@scenario
+async def test_what_never_ends_is_asked_about_in_the_end(machine: Machine) -> None:
+    given = Given(bank := Bank(), NotDone("try again"))
+    bank.probe = lambda key: NotDone()  # type: ignore[method-assign]
+    app = await machine.boot()
+    await app.start(given.flow(probe_for=5), id="r")
+    await machine.until(lambda: machine.status("r") == "held" or machine.clock.advance(1))
+    (hold,) = await app.holds()
+    assert hold.reason == "in-doubt"
+    assert "still runs in this process" in hold.summary
+    assert given.paid == 0
+    bank.gate.set()
+
+
+@pytest.mark.usefixtures("impatient")
+@scenario
+async def test_a_certain_failure_that_an_app_left_unsettled_is_in_doubt_for_the_next_one(machine: Machine) -> None:
+    given = Given(bank := Bank(), NotDone("try again"))
+    first = await machine.boot()
+    await first.start(given.flow(retry=Retry(attempts=2, first=0.1)), id="r")
+    await machine.until(lambda: given.raised)
+    await machine.stop(first)
+    second = await machine.worker()
+    await machine.watch(second, 60)  # the lease of the first, whose lock is not free
+    await machine.until(lambda: "probe_answered" in machine.kinds("r") or machine.clock.advance(0.1))
+    assert given.paid == 0
+    bank.gate.set()
+    await machine.until(lambda: machine.status("r") in ("completed", "held") or machine.clock.advance(1))
+    assert (given.paid, len(bank.sent)) == (0, 1)
+
+
+@scenario
+async def test_a_thread_that_runs_a_function_of_this_package_is_one_of_the_body(machine: Machine) -> None:
+    bank = Bank()
+    send = functools.partial(bank.send)
+    send.__module__ = "everstep.anything"  # type: ignore[attr-defined]
+
+    @step(effect="once", probe=bank.probe)
+    async def pay() -> str:
+        bank.send_in_thread(send)
+        await bank.begins()
+        raise OSError("the answer was lost")
+
+    @workflow
+    async def pays() -> str:
+        return await pay()
+
+    app = await machine.boot()
+    run = await app.start(pays, id="r")
+    await machine.until(lambda: "probe_answered" in machine.kinds("r"))
+    bank.gate.set()
+    await machine.until(lambda: machine.status("r") == "completed" or machine.clock.advance(1))
+    assert await run.result() == "the bank has it"
     assert bank.most == 1
 
 
@@ -488,3 +671,43 @@ def test_a_lock_that_was_handed_over_outlives_its_store(tmp_path: Path) -> None:
     release()
     assert two.has_ended("w")
     two.close()
+
+
+def test_start_times_of_another_time_namespace_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted from another moment, so that a living process would be taken for a later one."""
+    link = os.readlink
+
+    def in_namespace(number: int) -> str:
+        times = f"time:[{number}]"
+        monkeypatch.setattr(os, "readlink", lambda path: times if path == "/proc/self/ns/time" else link(path))
+        return processes.machine.__wrapped__()
+
+    names = {in_namespace(number) for number in (4026531834, 4026532500, 4026532501)}
+    assert len(names) == 3
+    assert in_namespace(4026531834) == processes.machine()
+
+
+ENDS_ITS_FIRST_THREAD = """
+import ctypes, sys, threading
+def stay():
+    print("here", flush=True)
+    sys.stdin.read()
+    import os; os._exit(0)
+threading.Thread(target=stay).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what other systems say about threads is not looked at")
+def test_a_process_whose_first_thread_has_ended_has_not(tmp_path: Path) -> None:
+    other = subprocess.Popen(
+        [sys.executable, "-c", ENDS_ITS_FIRST_THREAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "here\n"
+    wait_until(lambda: processes._state(other.pid)[0] == "Z")
+    assert not processes.has_ended(other.pid, processes.machine())
+    assert other.stdin is not None
+    other.stdin.close()
+    wait_until(lambda: processes.has_ended(other.pid, processes.machine()))
+    other.wait()

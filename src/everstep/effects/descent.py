@@ -10,7 +10,7 @@ not. A step that was called there as a plain function would be done unseen, and 
 
 Threads are seen when they are started, by the audit hook of the engine. Calls given to pools are seen when they are
 submitted: a pool outlives the body that used it first, so what counts is who gave it the call, not who started its
-thread. Tasks are seen on the loops of open apps.
+thread. Tasks, and what other threads have called, are seen on the loops of open apps.
 
 A body may fail, time out or be cancelled while something that it began goes on, and so the attempt may still act:
 `begun_and_not_ended` finds that. What is not seen is in docs/howto/once.md.
@@ -48,6 +48,8 @@ _TASKS: "WeakKeyDictionary[asyncio.Task[Any], Descent]" = WeakKeyDictionary()
 _THREADS: "WeakSet[threading.Thread]" = WeakSet()
 _CALLS: "WeakKeyDictionary[Future[Any], Descent]" = WeakKeyDictionary()
 """Calls that bodies gave to pools."""
+_CALLBACKS: "WeakSet[_Given]" = WeakSet()
+"""Callbacks that threads of bodies gave to loops, and that have not been called yet."""
 _SEEN_POOLS: set[type] = set()
 
 
@@ -153,16 +155,16 @@ def _seen(submit: Any, *, on_threads: bool) -> Any:
 
 
 class _Given:
-    """A function that a body gave to a pool of threads: called there, it is part of that body.
+    """A function that a body gave to a pool of threads, or to a loop: called there, it is part of that body.
 
     A pool that is refused a new thread raises, and has the call in its queue all the same: a thread that it gets later
     would make a call that its caller was told has failed. Such a call does nothing.
     """
 
-    __slots__ = ("_begun_in", "_function", "is_refused")
+    __slots__ = ("__weakref__", "_function", "begun_in", "is_refused")
 
     def __init__(self, begun_in: Descent, function: Callable[..., Any]) -> None:
-        self._begun_in = begun_in
+        self.begun_in = begun_in
         self._function = function
         self.is_refused = False
 
@@ -171,23 +173,25 @@ class _Given:
             return None
         thread = threading.current_thread()
         before = getattr(thread, _MARK, None)
-        setattr(thread, _MARK, self._begun_in)
+        setattr(thread, _MARK, self.begun_in)
         try:
             return self._function(*args, **kwargs)
         finally:
             setattr(thread, _MARK, before)
+            _CALLBACKS.discard(self)
 
 
 def note_thread(starting: Any) -> None:
     """A thread is started here, by this function: the threads that a body starts are part of that body.
 
-    Not those of a pool, which serve whoever gives them a call, and not the engine's.
+    Not those of a pool, which serve whoever gives them a call, and not the engine's, which have names of their own.
     """
     thread = getattr(starting, "__self__", None)
     if not isinstance(thread, threading.Thread):
         return
     module = getattr(getattr(thread, "_target", None), "__module__", None) or ""
-    if module != "concurrent.futures.thread" and module.partition(".")[0] != "everstep":
+    is_of_engine = module.partition(".")[0] == "everstep" and thread.name.startswith("everstep")
+    if module != "concurrent.futures.thread" and not is_of_engine:
         begun_in = descent()
         if begun_in is not None:
             setattr(thread, _MARK, begun_in)
@@ -195,14 +199,17 @@ def note_thread(starting: Any) -> None:
 
 
 def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """From now on, tasks that a body begins on this loop with another context are part of that body."""
-    create = loop.create_task
+    """From now on, what bodies begin on this loop without their context is part of them.
+
+    That is a task with a context of its own, and whatever a thread of a body has called there.
+    """
+    create, call_soon_threadsafe = loop.create_task, loop.call_soon_threadsafe
     if getattr(create, "__name__", "") == "create_task_seen":
         return
 
     def create_task_seen(coroutine: Any, **options: Any) -> Any:
         context = options.get("context")
-        if context is None and not _TASKS:
+        if context is None and not _TASKS and not _CALLBACKS:
             return create(coroutine, **options)  # the context that it gets is a copy of this one
         begun_in = descent()
         task = create(coroutine, **options)
@@ -210,8 +217,19 @@ def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
             _TASKS[task] = begun_in
         return task
 
+    def call_soon_threadsafe_seen(callback: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        body = CURRENT.get()
+        thread = threading.current_thread()
+        begun_in = _named(body) if isinstance(body, StepBody) else getattr(thread, _MARK, None)
+        if begun_in is None:
+            return call_soon_threadsafe(callback, *args, **options)
+        given = _Given(begun_in, callback)
+        _CALLBACKS.add(given)
+        return call_soon_threadsafe(given, *args, **options)
+
     try:
         loop.create_task = create_task_seen  # type: ignore[method-assign, assignment]
+        loop.call_soon_threadsafe = call_soon_threadsafe_seen  # type: ignore[method-assign]
     except AttributeError:
         pass  # a loop that takes no attributes: such tasks are not seen there
 
@@ -230,6 +248,9 @@ def begun_and_not_ended(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[Desce
         begun_in = getattr(thread, _MARK)
         if thread.is_alive() and not begun_in.fate.is_settled:
             yield begun_in, f"the thread {thread.name!r} that it started"
+    for given in _snapshot(_CALLBACKS.copy):
+        if not given.begun_in.fate.is_settled:
+            yield given.begun_in, "a callback that it gave to the loop"
     if loop.is_closed():
         return
     asks = asyncio.current_task(loop) if _get_running_loop() is loop else None

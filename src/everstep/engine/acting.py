@@ -49,15 +49,23 @@ class Acting:
         """Return the runs of which some step still acts. May be called on any thread."""
         return {run for run, _, _ in self._all()}
 
+    def left_behind(self, run: str, call: int) -> str:
+        """Say what still runs of a step whose body has ended; "" if nothing does."""
+        return next((what for of_run, of_call, what in self._beside() if (of_run, of_call) == (run, call)), "")
+
     def _all(self) -> Iterator[tuple[str, int, str]]:
+        yield from self._beside()
+        for driver in list(self._app.drivers.values()):
+            if not driver.stopped:
+                for call in list(driver.attempts.bodies.running):
+                    yield driver.run, call, "its body"
+
+    def _beside(self) -> Iterator[tuple[str, int, str]]:
+        """Yield what acts without being waited for as the body itself is."""
         app = self._app
         for one in app.threads.acting():
             if one.call > 0:
                 yield one.run, one.call, "its body on a thread"
-        for driver in list(app.drivers.values()):
-            if not driver.stopped:
-                for call in list(driver.attempts.bodies.running):
-                    yield driver.run, call, "its body"
         for begun_in, what in begun_and_not_ended(app.loop):
             if begun_in.worker in self._names and begun_in.call > 0:
                 yield begun_in.run, begun_in.call, what

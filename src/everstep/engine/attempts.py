@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from everstep.codec import is_immutable_scalar
 from everstep.engine import later
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from everstep.engine.doubts import Doubts
     from everstep.engine.driver import Driver
     from everstep.engine.keys import Keys
-
-LOOK_AGAIN_SECONDS: Final = 0.5
-"""How often it is looked whether what a failed attempt started has ended, before the next one begins."""
 
 
 class StepAttempts:
@@ -189,7 +186,8 @@ class StepAttempts:
         """Record and start another attempt."""
         call = self._driver.execution.steps[number]
         attempts = self._known[number]
-        if call.target.effect == "once" and self._must_wait(call, attempts):
+        if attempts.by_person and call.target.effect == "once" and (still := self.doubts.may_still_act(call)):
+            self.doubts.hold(call, f"it was said that it has not happened, but {still}")
             return
         if self._may_have_happened_unseen(call) and not attempts.asked:
             self.doubts.begin(call, None, because=self._driver.execution.caution)
@@ -217,26 +215,6 @@ class StepAttempts:
         attempts.by = self._driver.app.worker
         body.attempt = attempts.attempt
         self.start_when_allowed(call, self.record_start(call, body))
-
-    def _must_wait(self, call: StepCall, attempts: Attempts) -> bool:
-        """Whether a `once` step is not begun again yet: an earlier attempt, or what it started, still runs.
-
-        A person's word is not enough then. After a certain failure the next attempt waits for that to end, for as long
-        as a probe would be asked.
-        """
-        if attempts.by_person and (still := self.doubts.may_still_act(call)):
-            self.doubts.hold(call, f"it was said that it has not happened, but {still}")
-            return True
-        due = attempts.due or 0
-        if attempts.asked or due <= 0 or not (still := self.doubts.acts_here(call)):
-            return False
-        driver = self._driver
-        if driver.app.clock.now() > due + microseconds(call.target.probe_for):
-            self.doubts.hold(call, f"its last attempt failed, but {still}")
-        else:
-            driver.deadlines.add(driver.app.clock.now() + microseconds(LOOK_AGAIN_SECONDS), "attempt", call.call)
-            driver.come_to_rest()
-        return True
 
     def has_room(self, call: StepCall, *, again: bool = False) -> bool:
         """Tell whether the budget has room for an attempt. If not, that is recorded, and the step waits or gives way.
@@ -470,13 +448,20 @@ class StepAttempts:
     def failed(self, attempt: Attempt, error: BaseException, seconds: float, *, final: bool = False) -> None:
         """A body raised: another attempt by its policy, a fallback, a person, or the workflow gets the error."""
         call, driver = attempt.call, self._driver
+        is_certain = call.target.effect != "once" or attempt.fallback or _is_certain(call, error)
+        if is_certain and call.target.effect == "once" and not attempt.fallback:
+            left = driver.app.acting.left_behind(driver.run, call.call)
+            if left and self.bodies.end_later(attempt, error, seconds, left):
+                return
+            # What it said about the effect, it said before all of it had ended.
+            is_certain = not left and (not attempt.failed_at or is_a(error, Fatal, *call.target.retry.never))
         self.bodies.record_heartbeats()
         self.bodies.finish(attempt)
         if call.call not in driver.execution.steps or driver.is_over:
             return
-        if call.target.effect == "once" and not attempt.fallback and not _is_certain(call, error):
+        if not is_certain:
             self.bodies.charging.write(attempt)
-            self.doubts.begin(call, error)
+            self.doubts.begin(call, error, because="left" if attempt.failed_at else "error")
             return
         if call.target.effect == "atomic" and (unknown := later.undecided(error)) is not None:
             self.bodies.charging.write(attempt)

@@ -13,6 +13,7 @@ from everstep.effects.descent import bodies_run_in
 from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT, set_current
 from everstep.engine import later
+from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
 from everstep.engine.first_turns import Body
 from everstep.engine.stops import pass_on, stop_in
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logger("everstep.step")
 
+LOOK_SECONDS: Final = 0.05
+"""How often a failed attempt looks whether what its body started has ended."""
 HEARTBEAT_SECONDS: Final = 1.0
 """Heartbeats that come faster are recorded at this pace; the newest always counts."""
 CHARGES: Final = threading.Lock()
@@ -48,6 +51,8 @@ class Attempt(StepBody, eq=False, kw_only=True):
     fate: Fate | None = None
     spending: "Spending | None" = None
     task: "asyncio.Task[None] | None" = None
+    failed_at: int = 0
+    """When its body failed, if something that it started has gone on since."""
 
     def worker(self) -> str:
         return self._bodies.worker
@@ -249,6 +254,22 @@ class Bodies:
             self._attempts.failed(attempt, error, seconds)
         else:
             self._attempts.stopped(attempt, stop, error, seconds)
+
+    def end_later(self, attempt: Attempt, error: BaseException, seconds: float, left: str) -> bool:
+        """A `once` body failed for certain, but something that it started still acts: its attempt has not ended.
+
+        Until that has ended nothing is recorded, so that any other process finds the step begun and in doubt. Returns
+        False when it has been waited for as long as a probe would be asked.
+        """
+        app = self._driver.app
+        now = app.clock.now()
+        if not attempt.failed_at:
+            attempt.failed_at = now
+            log.warning("%s of run %s failed, and waits for %s to end.", attempt.step, attempt.run, left)
+        if now > attempt.failed_at + microseconds(attempt.call.target.probe_for):
+            return False
+        app.loop.call_later(LOOK_SECONDS, self._end, attempt, None, error, time.monotonic() - seconds)
+        return True
 
     def settle(self, attempt: Attempt, settled: "Settled | None", error: BaseException | None, seconds: float) -> None:
         """An attempt at an atomic step is settled."""

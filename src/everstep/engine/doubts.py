@@ -98,7 +98,7 @@ class Doubts:
             self.hold(call, f"it was begun in {attempts.database}; the code names {call.target.database.name} now")
             return
         if call.target.probe is None:
-            self.hold(call, "it has no probe that could ask the outside")
+            self.hold(call, f"it has no probe that could ask the outside{self._and_still_acts(call)}")
             return
         at = max(self._driver.app.clock.now(), attempts.doubted_at + microseconds(call.target.settle))
         self._driver.deadlines.add(at, "probe", call.call)
@@ -240,9 +240,7 @@ class Doubts:
         self._note(call, attempts, "unknown", answer.why)
         due = self._next_question(attempts)
         if self._is_too_late(call, due):
-            here, elsewhere = self._where_it_may_act(call)
-            still = f", and {acting}" if (acting := elsewhere or here) else ""
-            self.hold(call, f"its probe does not know, after {call.target.probe_for:g} s{still}")
+            self.hold(call, f"its probe does not know, after {call.target.probe_for:g} s{self._and_still_acts(call)}")
             return
         attempts.probes += 1
         driver.deadlines.add(due, "probe", call.call)
@@ -266,7 +264,13 @@ class Doubts:
     def hold(self, call: StepCall, why: str, *, is_done: bool = False) -> None:
         """Put the run on hold: a person has to say whether it happened."""
         attempts, account = self._known[call.call], account_of(self._driver, call.call)
+        if attempts.because == "left":
+            why = f"its body said so while something that it had started was still running, and {why}"
         self._driver.put_on_hold(in_doubt_report(call, attempts, why, account, is_done=is_done))
+
+    def _and_still_acts(self, call: StepCall) -> str:
+        here, elsewhere = self._where_it_may_act(call)
+        return f", and {elsewhere or here}" if elsewhere or here else ""
 
     def _where_it_may_act(self, call: StepCall) -> tuple[str, str]:
         """Say what of a `once` step may still act in this process, and elsewhere; "" where it provably cannot."""

@@ -244,8 +244,9 @@ class AttemptFailed(Body):
 class StepDoubted(Body):
     """A `once` step is in doubt: it was begun, and nobody knows whether its effect happened.
 
-    `because` is `crash` (cut off), `error` (it raised something that does not say), `outcome` (it did happen, and what
-    it returned cannot be stored), `repaired` or `restored` (it may have been begun in a part of the history that is
+    `because` is `crash` (cut off), `error` (it raised something that does not say), `left` (it said that it has not
+    happened while something that it had started still ran), `outcome` (it did happen, and what it returned cannot be
+    stored), `repaired` or `restored` (it may have been begun in a part of the history that is
     lost; its body has not been started since). An `atomic` step is in doubt only when its database cannot be asked
     (`error`), has failed while it was written to (`commit`), or is another one by now (`database`).
     """

@@ -13,7 +13,9 @@ from typing import Final
 from everstep.model.digests import digest_of
 
 ENDED_STATES: Final = frozenset("ZX")
-"""Of a process that is only there until its parent has taken note of its end."""
+"""Of a process that is only there until its parent has taken note of its end, or whose first thread has ended."""
+FIRST_TIME_NAMESPACE: Final = "time:[4026531834]"
+"""That in which a machine starts. In any other one, start times of processes are counted from another moment."""
 
 
 @cache
@@ -27,9 +29,17 @@ def machine() -> str:
             return ""  # what is mounted there shows other numbers
         numbers = os.readlink("/proc/self/ns/pid")
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()} {numbers}"
+            return f"{file.read().strip()} {numbers}{_time_namespace()}"
     except OSError:
         return ""
+
+
+def _time_namespace() -> str:
+    try:
+        times = os.readlink("/proc/self/ns/time")
+    except FileNotFoundError:
+        return ""  # a kernel without them
+    return "" if times == FIRST_TIME_NAMESPACE else f" {times}"
 
 
 @cache
@@ -88,7 +98,19 @@ def has_ended(pid: int, where: str, started: int = 0) -> bool:
     except OSError:
         pass  # it exists, and is another user's
     state, begun = _state(pid)
-    return state in ENDED_STATES or (0 < started < begun)
+    if 0 < started < begun:
+        return True
+    return state in ENDED_STATES and not _has_threads(pid)
+
+
+def _has_threads(pid: int) -> bool:
+    """Tell whether threads of a process may run although its first one has ended."""
+    try:
+        return set(os.listdir(f"/proc/{pid}/task")) != {str(pid)}
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 def start_time(pid: int) -> int:
