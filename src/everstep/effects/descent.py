@@ -218,14 +218,14 @@ def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
         return task
 
     def call_soon_threadsafe_seen(callback: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        body = CURRENT.get()
-        thread = threading.current_thread()
-        begun_in = _named(body) if isinstance(body, StepBody) else getattr(thread, _MARK, None)
-        if begun_in is None:
-            return call_soon_threadsafe(callback, *args, **options)
-        given = _Given(begun_in, callback)
-        _CALLBACKS.add(given)
-        return call_soon_threadsafe(given, *args, **options)
+        if _get_running_loop() is not loop and not getattr(callback, "__module__", "").startswith("everstep."):
+            body = CURRENT.get()
+            thread = threading.current_thread()
+            begun_in = _named(body) if isinstance(body, StepBody) else getattr(thread, _MARK, None)
+            if begun_in is not None:
+                callback = _Given(begun_in, callback)
+                _CALLBACKS.add(callback)
+        return call_soon_threadsafe(callback, *args, **options)
 
     try:
         loop.create_task = create_task_seen  # type: ignore[method-assign, assignment]
