@@ -229,7 +229,7 @@ def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
     try:
         loop.create_task = create_task_seen  # type: ignore[method-assign, assignment]
-        loop.call_soon_threadsafe = call_soon_threadsafe_seen  # type: ignore[method-assign]
+        loop.call_soon_threadsafe = call_soon_threadsafe_seen  # type: ignore[method-assign, assignment]
     except AttributeError:
         pass  # a loop that takes no attributes: such tasks are not seen there
 
