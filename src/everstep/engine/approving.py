@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from everstep.codec import ANY
-from everstep.engine.approvals import arguments_payload
+from everstep.codec import ANY, meaning_digest
+from everstep.engine.approvals import arguments_payload, is_about
 from everstep.engine.history import Recorded, load_verified
 from everstep.engine.journal import restore_payload
 from everstep.engine.operations import existing_row
 from everstep.errors import ApprovalConflict, Damaged, NotReadable, RunEnded
 from everstep.model.crash_points import crash_point
-from everstep.model.digests import digest_of
 from everstep.model.exchange_events import APPROVAL
 from everstep.model.secrets import HIDDEN
 from everstep.model.status import ENDED
@@ -110,10 +109,10 @@ def approvals_in(store: Store, row: RunRow, history: Sequence[Recorded]) -> list
 
 
 def _approval(store: Store, row: RunRow, body: Any, at: int, rejected: int) -> Approval:
-    arguments: Any = HIDDEN
+    arguments, digest = HIDDEN, body.arguments
     if not body.secret:
         payload = restore_payload(store.payload(row.id, body.ref), body.ref) if body.ref else bytes(body.value)
-        arguments = msgspec.json.decode(payload)[0]
+        arguments, digest = msgspec.json.decode(payload)[0], meaning_digest(payload)
     return Approval(
         run=row.id,
         workflow=row.workflow,
@@ -125,7 +124,7 @@ def _approval(store: Store, row: RunRow, body: Any, at: int, rejected: int) -> A
         expires_at=None if body.timeout is None else at + body.timeout,
         secret=body.secret,
         source=body.source,
-        digest=body.arguments,
+        digest=digest,
         rejected=rejected,
     )
 
@@ -136,8 +135,7 @@ async def approve(
     """Answer an approval of a run, and return it."""
     asked = await app.read(_chosen, app, run, what, id)
     if arguments is not NOT_GIVEN:
-        digest = digest_of(arguments_payload(app.codec, arguments, asked.what)).hex()
-        if digest != asked.digest:
+        if not is_about(asked.digest, arguments_payload(app.codec, arguments, asked.what)):
             raise ApprovalConflict(
                 f"The approval {asked.id} of run {run} ({asked.what}) is about other arguments than these: look again "
                 "with `everstep approvals`."

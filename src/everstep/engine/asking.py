@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from everstep.codec import ANY, types_of
+from everstep.codec import ANY, is_same, types_of
 from everstep.engine.handles import held_error
 from everstep.engine.history import check_ends, event_at, load_verified
 from everstep.engine.journal import restore_payload
@@ -67,7 +67,7 @@ async def posted(app: "App", post: Post) -> Posted:
     crash_point("request.posted")
     if verdict.duplicate:
         there = _delivery(app, post.run, verdict.number)
-        if there is not None and (there.name, there.value) != (post.name, post.value):
+        if there is not None and not (there.name == post.name and is_same(there.value, post.value)):
             raise IdConflict(f"The id {post.id!r} belongs to another request to the run {post.run}: use another id.")
     app.wake(post.run)
     return verdict

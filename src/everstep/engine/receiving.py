@@ -64,6 +64,14 @@ class Receiving:
         self._hand_over(execution, command.name)
         return command.future
 
+    def follow(self, command: AwaitSignal, name: str) -> None:
+        """Wait for a recorded name in place of the own one: an older release made other names for the same."""
+        own = self._waiting.get(command.name, ())
+        if name != command.name and command in own:
+            own.remove(command)  # type: ignore[union-attr]  # it is in it
+            self._waiting.setdefault(name, deque()).append(command)
+        command.name = name
+
     def _hand_over(self, execution: "Execution", name: str) -> None:
         """Hand signals to waiting receives, the first to the first."""
         signals, waiting = self._arrived.get(name), self._waiting.get(name)
