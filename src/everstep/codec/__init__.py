@@ -1,6 +1,6 @@
 """Values to canonical bytes and back, by a closed set of types: never pickle, never an import by a stored name."""
 
-from everstep.codec.annotations import types_text
+from everstep.codec.annotations import plain_type, types_text
 from everstep.codec.canonical import is_same, meaning_digest
 from everstep.codec.codec import Arguments, Codec, error_facts, is_immutable_scalar
 from everstep.codec.signature import Live, Signature
@@ -17,6 +17,7 @@ __all__ = [
     "is_immutable_scalar",
     "is_same",
     "meaning_digest",
+    "plain_type",
     "register",
     "types_of",
     "types_text",

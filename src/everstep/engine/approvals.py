@@ -20,7 +20,7 @@ from everstep.errors import Misuse, NotDecodable
 from everstep.model import events as ev
 from everstep.model.digests import derived_key, digest_of
 from everstep.model.exchange_events import APPROVAL
-from everstep.model.options import checked_seconds
+from everstep.model.options import checked_seconds, checked_type
 from everstep.model.untrusted import is_a
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ async def ask(
     execution.require_live()
     if timeout is not None:
         checked_seconds("timeout", timeout)
-    what = checked_what(what)
+    what, answer = checked_what(what), checked_type("answer", answer)
     payload = arguments_payload(execution.codec, arguments, what)
     call = execution.next_call()
     name = f"{APPROVAL}{execution.generation}\0{call}\0{what}\0{meaning_digest(payload)}"

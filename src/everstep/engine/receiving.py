@@ -89,6 +89,10 @@ class Receiving:
             waiting.popleft()
             command.future.set_result(value)
 
+    def waiting_for(self, name: str) -> AwaitSignal | None:
+        """Return what waits for a signal of this name, if anything does."""
+        return next((one for one in self._waiting.get(name, ()) if not one.future.done()), None)
+
     def awaited(self) -> list[str]:
         """Return the names that the code waits for now."""
         return [name for name, waiting in self._waiting.items() if any(not one.future.done() for one in waiting)]
