@@ -1,6 +1,7 @@
 """Options are checked where they are declared: a wrong one is `Misuse`, with its name, its type and what to write."""
 
 import inspect
+import os
 from collections.abc import Callable, Iterable
 from sys import float_info
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
@@ -69,6 +70,31 @@ def checked_text(option: str, value: Any) -> str:
     if is_a(value, str) and is_encodable(value):
         return str.__str__(value)
     raise refused(option, value, "it is a text" + (" that UTF-8 can encode" if is_a(value, str) else ""))
+
+
+def check_texts(**options: Any) -> None:
+    """Refuse options that are no texts that can be stored."""
+    for option, value in options.items():
+        checked_text(option, value)
+
+
+def check_optional_texts(**options: Any) -> None:
+    """Refuse options that are neither None nor such texts."""
+    check_texts(**{option: value for option, value in options.items() if value is not None})
+
+
+def check_flags(**options: Any) -> None:
+    """Refuse options that are neither True nor False."""
+    for option, value in options.items():
+        checked_flag(option, value)
+
+
+def checked_path(option: str, value: Any) -> str:
+    """Return the path of a file."""
+    path = attempted(os.fspath, value)
+    if is_a(path, str) and path and is_encodable(path):
+        return str.__str__(path)
+    raise refused(option, value, f'it is the path of a file, such as {option}="runs.everstep"')
 
 
 def checked_choice(option: str, value: Any, choices: tuple[str, ...]) -> str:
