@@ -47,7 +47,10 @@ METHODS: dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]] = {
     "rollback": (("gone",), {"note": [], "by": [], "allow_uncompensated": []}),
     "fork": (
         ("r",),
-        {"at": [], "args": [], "id": [], "generation": [], "allow_effects": [], "note": [], "by": []},
+        {
+            **{"at": [], "args": [[], None], "id": ["seven", None], "generation": MAYBE, "allow_effects": [[], True]},
+            **{"note": TEXTS, "by": TEXTS},
+        },
     ),
     "hold": (("gone",), {"note": [], "by": []}),
     "holds": ((), {"run": ["seven", None], "open_only": [True]}),
@@ -69,7 +72,7 @@ METHODS: dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]] = {
         {"concurrency": MAYBE, "per_worker": MAYBE, "per_key": MAYBE, "rate": MAYBE, "paused": [True]},
     ),
     "limit": (("l",), {"concurrency": MAYBE, "rate": MAYBE}),
-    "export": ((), {"runs": [], "unfinished": [], "by": []}),
+    "export": ((), {"runs": [[]], "unfinished": [], "by": []}),
     "import_": (("nowhere",), {"skip_existing": [], "copies": []}),
     "repair": (("r",), {"note": TEXTS, "by": TEXTS, "dry_run": [True]}),
     "cancel": (("gone",), {"reason": [], "grace": [], "now": [], "by": []}),
@@ -79,7 +82,7 @@ RUN: dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]] = {
     "history": ((), {"generation": MAYBE}),
     "holds": ((), {"open_only": [True]}),
     "verify": ((), {"outside": [True]}),
-    "stream": ((), {"name": [], "after": []}),
+    "stream": ((), {"name": TEXTS, "after": []}),
 }
 
 
@@ -96,6 +99,8 @@ async def _tried(app: Any, method: str, args: tuple[Any, ...], options: dict[str
 def _wrong(said: BaseException | None, value: Any, taken: list[Any]) -> str:
     if said is None:
         return "" if any(value is one or (value == one and type(value) is type(one)) for one in taken) else "taken"
+    if isinstance(said, FileNotFoundError) and value is True:
+        return ""  # the option is right, and there is no such file to import
     return "" if isinstance(said, Error) and not isinstance(said, Damaged) else f"{type(said).__name__}: {said}"
 
 
@@ -122,10 +127,11 @@ def test_no_wrong_value_is_taken_or_raises_an_error_of_pythons_own(kind: str, tm
                     for option, taken in options.items():
                         await look(app, method, args, option, value, taken)
                 for method in FIRST:
-                    rest = {"signal": ("go",), "ask": ("go",), "resolve": ("retry",)}.get(method, ())
-                    taken = ["seven"] if method == "get" else []
-                    await look(app, method, (value, *rest), "", value, taken) if method != "resolve" else None
-                await look(app, "import_", (value,), "", value, [])
+                    rest = {"signal": ("go",), "ask": ("go",)}.get(method, ())
+                    if value != "seven":  # that is the id of a run by now
+                        await look(app, method, (value, *rest), "", value, [])
+                if value != "seven":  # that could be a file
+                    await look(app, "import_", (value,), "", value, [])
                 for method, (args, options) in RUN.items():
                     for option, taken in options.items():
                         await look(run, method, args, option, value, taken)

@@ -109,7 +109,7 @@ class TendingVerbs:
         from everstep.engine import forking
 
         check_texts(note=note, by=by)
-        checked_whole("at", at, least=1)
+        checked_whole("at", at)  # which of them there are is told later
         if generation is not None:
             checked_whole("generation", generation, least=1)
         if not is_a(allow_effects, bool, list, tuple, set, frozenset):
