@@ -24,8 +24,8 @@ from everstep.model.options import (
     checked_whole,
     refused,
 )
-from everstep.model.untrusted import is_a
 from everstep.model.status import STATUSES
+from everstep.model.untrusted import is_a
 from everstep.stores.protocol import Existing, RunFilter, RunRow, StartRun
 from everstep.stores.queues import DEFAULT_QUEUE
 
