@@ -157,7 +157,9 @@ async def test_an_answer_of_another_type_is_rejected_and_the_run_goes_on_waiting
     app = await machine.boot()
     run = await app.start(careful, id="r")
     await asked(machine, "r")
-    await run.approve("yes")
+    other = await machine.boot()  # it does not drive the run, so it cannot know the class
+    await other.approve("r", "yes")
+    app.wake("r")
     await machine.until(lambda: machine.kinds("r", "signal_rejected"))
     (one,) = await run.approvals()
     assert one.rejected == 1

@@ -1,7 +1,7 @@
 """Values to canonical bytes and back, by a closed set of types: never pickle, never an import by a stored name."""
 
-from everstep.codec.annotations import types_text
-from everstep.codec.canonical import is_same
+from everstep.codec.annotations import plain_type, types_text
+from everstep.codec.canonical import is_same, meaning_digest
 from everstep.codec.codec import Arguments, Codec, error_facts, is_immutable_scalar
 from everstep.codec.signature import Live, Signature
 from everstep.codec.tables import ANY, Types, register, types_of
@@ -16,6 +16,8 @@ __all__ = [
     "error_facts",
     "is_immutable_scalar",
     "is_same",
+    "meaning_digest",
+    "plain_type",
     "register",
     "types_of",
     "types_text",

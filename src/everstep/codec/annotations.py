@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import (
     Annotated,
     Any,
+    Final,
     ForwardRef,
     Literal,
     TypeVar,
@@ -16,6 +17,8 @@ from typing import (
     get_type_hints,
     is_typeddict,
 )
+
+from everstep.model.untrusted import plain
 
 Names = Mapping[str, object]
 """The names that are visible where an annotation was written."""
@@ -140,9 +143,9 @@ def types_text(annotation: object) -> str:
     if annotation is None or annotation is type(None):
         return "None"
     if isinstance(annotation, str):
-        return annotation
+        return plain(annotation)
     if isinstance(annotation, ForwardRef):
-        return annotation.__forward_arg__
+        return plain(annotation.__forward_arg__)
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Annotated:
@@ -158,4 +161,42 @@ def types_text(annotation: object) -> str:
     if origin is not None and arguments:
         return f"{types_text(origin)}[{', '.join(map(types_text, arguments))}]"
     name = getattr(annotation, "__qualname__", None) or getattr(annotation, "__name__", None)
-    return name if isinstance(name, str) else str(annotation).removeprefix("typing.")
+    return plain(name if isinstance(name, str) else str(annotation).removeprefix("typing."))
+
+
+_PLAIN: Final[dict[str, Any]] = {
+    one.__name__: one for one in (bool, int, float, str, bytes, list, dict, set, frozenset, tuple, object)
+} | {"None": None, "Any": Any}
+_TEXT_MAX: Final = 500
+
+
+def plain_type(text: str) -> Any:
+    """Return the type that a text of `types_text` names if all its parts are built in, else `...`.
+
+    The text is only looked at: each name in it is a key into a table, and nothing is evaluated or imported.
+    """
+    import ast
+
+    if len(text) > _TEXT_MAX:
+        return ...
+    try:
+        return _plain_part(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, LookupError, TypeError, RecursionError, MemoryError):
+        return ...
+
+
+def _plain_part(node: Any) -> Any:
+    """Return the type that a part of a text stands for. Raises `LookupError` for any other name."""
+    kind = type(node).__name__
+    if kind == "Name":
+        return _PLAIN[node.id]
+    if kind == "Constant" and (node.value is None or node.value is ...):
+        return node.value
+    if kind == "BinOp" and type(node.op).__name__ == "BitOr":
+        return Union[_plain_part(node.left), _plain_part(node.right)]  # noqa: UP007  # None | None is no union
+    if kind != "Subscript":
+        raise LookupError(kind)
+    parts = node.slice.elts if type(node.slice).__name__ == "Tuple" else [node.slice]
+    if node.value.id == "Literal":
+        return Literal[tuple(one.value for one in parts)]
+    return _PLAIN[node.value.id][tuple(map(_plain_part, parts))]

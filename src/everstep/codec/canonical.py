@@ -1,12 +1,14 @@
 """The canonical bytes of a written value: the same for equal values, whatever the order of their keys and members.
 
-Payloads keep the order that the user gave, but for the members of sets, which have none; digests of arguments are made
-from this form.
+Payloads keep the order that the user gave, but for the members of sets, which have none. Digests of arguments are made
+from this form, and whatever is compared with a value that was stored is compared in it: `is_same`, `meaning_digest`.
 """
 
 from typing import Any
 
 import msgspec
+
+from everstep.model.digests import hex_digest_of
 
 Tree = str | dict[str, Any] | list[Any] | None
 
@@ -32,11 +34,26 @@ def is_same(payload: msgspec.Raw | bytes, other: bytes) -> bool:
     """Tell whether two payloads are of equal values. (Older releases wrote the members of sets in any order.)"""
     if bytes(payload) == other:
         return True
+    mine = _meaning(payload)
+    return mine is not None and mine == _meaning(other)
+
+
+def meaning_digest(payload: bytes) -> str:
+    """Return the digest of what a payload says: the same for equal values, whatever the order of their keys.
+
+    Of a value without types whose keys are sorted it is the digest of the payload itself.
+    """
+    meaning = _meaning(payload)
+    return hex_digest_of(payload if meaning is None else meaning)
+
+
+def _meaning(payload: msgspec.Raw | bytes) -> bytes | None:
+    """Return the canonical bytes of a payload, or None if it is none."""
     try:
-        mine, others = msgspec.json.decode(payload), msgspec.json.decode(other)
-        return canonical_bytes(mine[0], (*mine, None)[1]) == canonical_bytes(others[0], (*others, None)[1])
+        decoded = msgspec.json.decode(payload)
+        return b"[%b]" % canonical_bytes(decoded[0], (*decoded, None)[1])
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
-        return False
+        return None
 
 
 def _tagged(tag: str, data: bytes) -> bytes:

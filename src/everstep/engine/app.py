@@ -15,9 +15,17 @@ from everstep.engine.tending import TendingVerbs
 from everstep.engine.workflow import DECLARED, ON_EXISTING, OnExisting, Workflow, workflow_of
 from everstep.errors import Misuse, StoreError
 from everstep.model.budgets import allotment_of
-from everstep.model.ids import checked_name, checked_run_id
-from everstep.model.options import checked_choice
+from everstep.model.ids import checked_run_id
+from everstep.model.options import (
+    check_optional_texts,
+    checked_choice,
+    checked_tags,
+    checked_text,
+    checked_whole,
+    refused,
+)
 from everstep.model.status import STATUSES
+from everstep.model.untrusted import is_a
 from everstep.stores.protocol import Existing, RunFilter, RunRow, StartRun
 from everstep.stores.queues import DEFAULT_QUEUE
 
@@ -87,8 +95,8 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
             file): the run is there if and only if you commit. It is `queued` then, for a worker.
         """
         target = workflow_of(workflow)
-        policy = checked_choice("on_existing", on_existing or target.on_existing, ON_EXISTING)
-        refuse_start_options(priority, delay, tags)
+        policy = target.on_existing if on_existing is None else checked_choice("on_existing", on_existing, ON_EXISTING)
+        refuse_start_options(priority, delay, tags, queue)
         if transaction is not None:
             options: Any = {"id": id, "queue": queue, "priority": priority, "delay": delay, "tags": tags}
             return later.start_in(self, target, args, policy, transaction, **options)
@@ -98,7 +106,7 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
             await self.become_worker()
         self.refuse_when_failed()
         at = self.clock.now()
-        in_line = (queue := queue or target.queue) != DEFAULT_QUEUE and bool(checked_name(queue, "queue"))
+        in_line = (queue := queue or target.queue) != DEFAULT_QUEUE
         new = new_run(
             target,
             run,
@@ -180,7 +188,12 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
         text: in the id, the workflow, the arguments' preview or a tag (`name=value`); capital letters do not matter.
         before: the last run of the page before, to page on also while new runs arrive.
         """
+        if not is_a(status, str, list, tuple, set, frozenset):
+            raise refused("status", status, 'it is a status, or a list of them, such as status=["held", "failed"]')
         wanted = (status,) if isinstance(status, str) else tuple(status)
+        check_optional_texts(workflow=workflow, parent=parent)
+        if before is not None and not is_a(before, RunRow):
+            raise refused("before", before, "it is a run of the page before, as `list` returned it")
         for one in wanted:
             checked_choice("status", one, STATUSES)
         return await self.read(
@@ -189,11 +202,11 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
                 status=wanted,  # type: ignore[arg-type]
                 workflow=workflow,
                 parent=parent,
-                tags=tags or {},
-                text=text,
+                tags=checked_tags(tags) or {},
+                text=checked_text("text", text),
                 before=(before.created_at, before.id) if before is not None else None,
-                limit=limit,
-                offset=offset,
+                limit=checked_whole("limit", limit),
+                offset=checked_whole("offset", offset),
             ),
         )
 
@@ -243,7 +256,7 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
         """Return what waits for a person's answer (`everstep.approval`), in one run or in all, the oldest first."""
         from everstep.engine import approving
 
-        return await approving.approvals(self, run)
+        return await approving.approvals(self, None if run is None else checked_run_id(run))
 
     async def approve(
         self,
@@ -269,4 +282,5 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
         """
         from everstep.engine import approving
 
+        check_optional_texts(what=what, id=id, by=by or "", note=note or "")
         return await approving.approve(self, run, answer, what=what, id=id, arguments=arguments, by=by, note=note)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Union, overload
 
 import msgspec
 
-from everstep.codec import ANY, Codec, Types, types_of, types_text
+from everstep.codec import ANY, Codec, Types, is_same, meaning_digest, types_of, types_text
 from everstep.effects.surroundings import persons_line
 from everstep.engine.commands import AwaitSignal, Command
 from everstep.engine.execution import current_execution
@@ -20,7 +20,7 @@ from everstep.errors import Misuse, NotDecodable
 from everstep.model import events as ev
 from everstep.model.digests import derived_key, digest_of
 from everstep.model.exchange_events import APPROVAL
-from everstep.model.options import checked_seconds
+from everstep.model.options import checked_seconds, checked_type
 from everstep.model.untrusted import is_a
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class AskApproval(AwaitSignal):
         self.id = id
         self.what = what
         self.payload = payload
-        self.arguments = digest_of(payload).hex()
+        self.arguments = meaning_digest(payload)
         self.timeout = None if timeout is None else round(timeout * 1e6)
         self.secret = secret
         self.whole = whole
@@ -83,7 +83,7 @@ class AskApproval(AwaitSignal):
     def compare(self, recorded: Any) -> tuple[str, bool]:
         if recorded.what != self.what:
             return "what is to be approved", False
-        if recorded.arguments != self.arguments:
+        if not is_about(recorded.arguments, self.payload) and not is_same(recorded.value, self.payload):
             return "arguments", False  # a person has seen, or may have approved, the recorded ones
         return ("", False) if recorded.type == self.type_text else ("type of the answer", False)
 
@@ -107,6 +107,11 @@ class WithdrawApproval(Command):
 
     def compare(self, recorded: ev.ApprovalWithdrawn) -> tuple[str, bool]:
         return ("", False) if recorded.id == self.id else ("approval", False)
+
+
+def is_about(digest: str, payload: bytes) -> bool:
+    """Tell whether a recorded digest is that of these arguments. (Older releases made it of the payload itself.)"""
+    return digest in (meaning_digest(payload), digest_of(payload).hex())
 
 
 def arguments_payload(codec: Codec, arguments: object, what: str) -> bytes:
@@ -177,10 +182,10 @@ async def ask(
     execution.require_live()
     if timeout is not None:
         checked_seconds("timeout", timeout)
-    what = checked_what(what)
+    what, answer = checked_what(what), checked_type("answer", answer)
     payload = arguments_payload(execution.codec, arguments, what)
     call = execution.next_call()
-    name = f"{APPROVAL}{execution.generation}\0{call}\0{what}\0{digest_of(payload).hex()}"
+    name = f"{APPROVAL}{execution.generation}\0{call}\0{what}\0{meaning_digest(payload)}"
     id = f"{call}-{derived_key(execution.entropy, name)[:ID_DIGITS]}"
     future = execution.loop.create_future()
     command = AskApproval(call, id, what, payload, answer, future, source, timeout=timeout, secret=secret, whole=whole)

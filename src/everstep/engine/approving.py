@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from everstep.codec import ANY
-from everstep.engine.approvals import arguments_payload
+from everstep.codec import ANY, meaning_digest, plain_type
+from everstep.engine.approvals import arguments_payload, is_about
 from everstep.engine.history import Recorded, load_verified
 from everstep.engine.journal import restore_payload
 from everstep.engine.operations import existing_row
-from everstep.errors import ApprovalConflict, Damaged, NotReadable, RunEnded
+from everstep.engine.receiving import fitting
+from everstep.errors import ApprovalConflict, Damaged, NotDecodable, NotReadable, RunEnded
 from everstep.model.crash_points import crash_point
-from everstep.model.digests import digest_of
 from everstep.model.exchange_events import APPROVAL
 from everstep.model.secrets import HIDDEN
 from everstep.model.status import ENDED
@@ -110,10 +110,10 @@ def approvals_in(store: Store, row: RunRow, history: Sequence[Recorded]) -> list
 
 
 def _approval(store: Store, row: RunRow, body: Any, at: int, rejected: int) -> Approval:
-    arguments: Any = HIDDEN
+    arguments, digest = HIDDEN, body.arguments
     if not body.secret:
         payload = restore_payload(store.payload(row.id, body.ref), body.ref) if body.ref else bytes(body.value)
-        arguments = msgspec.json.decode(payload)[0]
+        arguments, digest = msgspec.json.decode(payload)[0], meaning_digest(payload)
     return Approval(
         run=row.id,
         workflow=row.workflow,
@@ -125,7 +125,7 @@ def _approval(store: Store, row: RunRow, body: Any, at: int, rejected: int) -> A
         expires_at=None if body.timeout is None else at + body.timeout,
         secret=body.secret,
         source=body.source,
-        digest=body.arguments,
+        digest=digest,
         rejected=rejected,
     )
 
@@ -135,16 +135,14 @@ async def approve(
 ) -> Approval:
     """Answer an approval of a run, and return it."""
     asked = await app.read(_chosen, app, run, what, id)
-    if arguments is not NOT_GIVEN:
-        digest = digest_of(arguments_payload(app.codec, arguments, asked.what)).hex()
-        if digest != asked.digest:
-            raise ApprovalConflict(
-                f"The approval {asked.id} of run {run} ({asked.what}) is about other arguments than these: look again "
-                "with `everstep approvals`."
-            )
-    _refuse_other_type(asked, answer)
+    if arguments is not NOT_GIVEN and not is_about(asked.digest, arguments_payload(app.codec, arguments, asked.what)):
+        raise ApprovalConflict(
+            f"The approval {asked.id} of run {run} ({asked.what}) is about other arguments than these: look again "
+            "with `everstep approvals`."
+        )
     given = {"answer": answer, "by": by} | ({"note": note} if note else {})
     payload = app.codec.encode(given, ANY, f"the answer to {asked.what!r}")
+    _refuse_other_type(app, asked, answer, payload)
     number = f":{asked.rejected}" if asked.rejected else ""
     post = Post(run, "signal", APPROVAL + asked.id, f"{APPROVAL}{asked.id}{number}", payload, app.clock.now())
     verdict = await app.committer.submit(post)
@@ -212,11 +210,25 @@ def _answered(store: Store, run: str, id: str, what: str) -> ApprovalConflict:
     return ApprovalConflict(f"The approval {id} of run {run} ({what}) has its answer already{said}. The first counts.")
 
 
-def _refuse_other_type(asked: Approval, answer: Any) -> None:
-    """Tell whoever answers at once what the run would reject. What a class is like is known only where the code is."""
+def _refuse_other_type(app: "App", asked: Approval, answer: Any, payload: bytes) -> None:
+    """Tell whoever answers at once what the run would reject.
+
+    A type of built-in parts is known by its text. A class is known only where the code is, so if the run is not driven
+    here it is the run that rejects an answer of another type.
+    """
     wanted = _PLAIN.get(asked.type)
-    if wanted is None or (isinstance(answer, wanted) and isinstance(answer, bool) <= (asked.type == "bool")):
-        return
-    raise ApprovalConflict(
-        f"The approval {asked.id} of run {asked.run} ({asked.what}) wants a {asked.type}, and {answer!r} is none."
-    )
+    if wanted is not None and not (isinstance(answer, wanted) and isinstance(answer, bool) <= (asked.type == "bool")):
+        raise ApprovalConflict(
+            f"The approval {asked.id} of run {asked.run} ({asked.what}) wants a {asked.type}, and {answer!r} is none."
+        )
+    driver = app.drivers.get(asked.run)
+    waiting = driver.execution.receiving.waiting_for(APPROVAL + asked.id) if driver is not None else None
+    try:
+        if waiting is not None:
+            waiting.decode(app.codec, payload)
+        elif wanted is None and (known := plain_type(asked.type)) is not ...:
+            fitting(app.codec.decode(payload)["answer"], known)
+    except NotDecodable as refused:
+        raise ApprovalConflict(
+            f"The approval {asked.id} of run {asked.run} ({asked.what}) wants a {asked.type}, and this is {refused}."
+        ) from None

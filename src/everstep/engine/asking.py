@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from everstep.codec import ANY, types_of
+from everstep.codec import ANY, is_same, types_of
 from everstep.engine.handles import held_error
 from everstep.engine.history import check_ends, event_at, load_verified
 from everstep.engine.journal import restore_payload
@@ -19,7 +19,7 @@ from everstep.errors import Damaged, IdConflict, NoAnswer, RunEnded, UnknownRun
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.ids import checked_delivery_id, checked_name, checked_run_id
-from everstep.model.options import checked_timeout
+from everstep.model.options import checked_timeout, checked_type
 from everstep.model.status import ENDED
 from everstep.model.untrusted import described
 from everstep.stores.protocol import Delivery, NotPosted, Post, Posted, RunRow
@@ -32,6 +32,7 @@ async def ask(
     app: "App", run: str, name: str, value: Any, *, id: str | None, answer: Any, timeout: float | None
 ) -> Any:
     """Put a request into a run's inbox and wait for its answer."""
+    checked_type("answer", answer)
     payload = app.codec.encode(value, ANY, f"the request {name!r}")
     id = checked_delivery_id(id, "request", 200) or f"{app.randomness.getrandbits(128):032x}"
     post = Post(checked_run_id(run), "request", checked_name(name, "request"), id, payload, app.clock.now())
@@ -67,7 +68,7 @@ async def posted(app: "App", post: Post) -> Posted:
     crash_point("request.posted")
     if verdict.duplicate:
         there = _delivery(app, post.run, verdict.number)
-        if there is not None and (there.name, there.value) != (post.name, post.value):
+        if there is not None and not (there.name == post.name and is_same(there.value, post.value)):
             raise IdConflict(f"The id {post.id!r} belongs to another request to the run {post.run}: use another id.")
     app.wake(post.run)
     return verdict

@@ -13,6 +13,8 @@ from everstep.engine.handles import Run
 from everstep.engine.opening import Opening
 from everstep.engine.outbox import start_in, start_named
 from everstep.model.chains import ChainKeyOption
+from everstep.model.ids import checked_name
+from everstep.model.options import checked_seconds, checked_text
 from everstep.stores.protocol import RunRow
 
 if TYPE_CHECKING:
@@ -175,4 +177,7 @@ def connect(
 def _named(workflow: Any, version: str, queue: str, timeout: float | timedelta | None) -> NamedWorkflow:
     name = getattr(workflow, "name", workflow)  # also a declared one may be meant, by its name
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    return NamedWorkflow(name, version=version, queue=queue, timeout=seconds)
+    if seconds is not None:
+        checked_seconds("timeout", seconds, above=True)
+    queue = checked_name(queue, "queue")
+    return NamedWorkflow(name, version=checked_text("version", version), queue=queue, timeout=seconds)

@@ -18,6 +18,8 @@ from everstep.errors import (
     UnknownRun,
     UnknownWorkflow,
 )
+from everstep.model.ids import checked_name
+from everstep.model.options import checked_flag, checked_whole
 from everstep.model.status import ENDED, Status
 from everstep.model.untrusted import described
 from everstep.stores.protocol import HoldRow, RunRow
@@ -109,6 +111,8 @@ class Run(Generic[T]):
         """Return the run's events. An earlier `generation` is the history from before a restart."""
         from everstep.engine.history import public_events
 
+        if generation is not None:
+            checked_whole("generation", generation, least=1)
         row = await self.row()
         events = await self._app.read(self._app.store.events, self.id, generation or row.generation)
         return public_events(events)
@@ -124,7 +128,7 @@ class Run(Generic[T]):
 
     async def holds(self, *, open_only: bool = True) -> list[HoldRow]:
         """Return the run's holds, open ones only by default."""
-        return await self._app.read(self._holds_now, open_only)
+        return await self._app.read(self._holds_now, checked_flag("open_only", open_only))
 
     def _holds_now(self, open_only: bool) -> list[HoldRow]:
         return self._app.store.holds(run=self.id, open_only=open_only)
@@ -165,7 +169,8 @@ class Run(Generic[T]):
         """
         from everstep.engine.streams import read_stream
 
-        return read_stream(self._app, self.id, name, after)
+        name = checked_name(name, "stream")
+        return read_stream(self._app, self.id, name, checked_whole("after", after))
 
     async def cancel(self, reason: str = "", *, grace: float = 30.0, now: bool = False) -> None:
         """Ask the run to stop: see `App.cancel`."""
@@ -178,6 +183,7 @@ class Run(Generic[T]):
         """
         from everstep.engine.past import verify_whole
 
+        checked_flag("outside", outside)
         row = await self.row()
         try:
             history = await self._app.read(verify_whole, self._app.store, self.id)

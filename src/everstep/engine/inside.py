@@ -19,7 +19,14 @@ from everstep.engine.witnessing import release_witness, take_witness
 from everstep.engine.workflow import workflow_of
 from everstep.errors import Misuse
 from everstep.model.ids import checked_name, checked_run_id
-from everstep.model.options import LONGEST_SECONDS, checked_choice, checked_seconds, checked_text, checked_timeout
+from everstep.model.options import (
+    LONGEST_SECONDS,
+    checked_choice,
+    checked_seconds,
+    checked_text,
+    checked_timeout,
+    checked_type,
+)
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -60,7 +67,7 @@ async def receive(name: str, type: Any = Any, *, timeout: float | None = None) -
     execution = current_execution("everstep.receive()")
     timeout = checked_timeout(timeout)
     source = persons_line(sys._getframe(1))
-    future = execution.receiving.receive(execution, checked_name(name, "signal"), type, source)
+    future = execution.receiving.receive(execution, checked_name(name, "signal"), checked_type("type", type), source)
     if timeout is None:
         return await future
     async with asyncio.timeout(timeout):
@@ -80,7 +87,8 @@ def requests(name: str, type: Any = Any, *, answer: Any = Any) -> RequestIterato
     type: what a request's value must be; another one is refused before the code sees it.
     answer: the type of the answers.
     """
-    return RequestIterator(current_execution("everstep.requests()"), checked_name(name, "request"), type, answer)
+    execution, name = current_execution("everstep.requests()"), checked_name(name, "request")
+    return RequestIterator(execution, name, checked_type("type", type), checked_type("answer", answer))
 
 
 def publish(name: str, value: Any) -> None:

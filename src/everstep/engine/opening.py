@@ -11,6 +11,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple, overload
 
+from everstep.codec import Codec
 from everstep.engine.app import App
 from everstep.engine.workflow import OnExisting
 from everstep.errors import Misuse
@@ -165,6 +166,8 @@ def open(
     if url is not None:
         checked_text("url", url)
     checked_seconds("patience", patience, above=True)
+    if codec is not None and not is_a(codec, Codec):
+        raise refused("codec", codec, "it is a Codec of everstep, or None for the one that all apps have")
     on_hold = default_on_hold() if on_hold is None else on_hold
     _check_on_hold(on_hold)
     kept = _checked_retention(retention)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from everstep.codec import ANY
+from everstep.codec import ANY, is_same
 from everstep.engine.copies import refuse_copied
 from everstep.engine.crossing import crossed_by, refuse_crossing
 from everstep.engine.diagnosis import diagnose
@@ -95,7 +95,7 @@ def told_of_post(app: "App", post: Post, verdict: Verdict, verb: str) -> bool:
     assert isinstance(verdict, Posted)
     if verdict.duplicate and post.kind == "signal":
         there = next((one for one in app.store.signals(post.run) if one.number == verdict.number), None)
-        if there is not None and (there.name, there.value) != (post.name, post.value):
+        if there is not None and not (there.name == post.name and is_same(there.value, post.value)):
             raise IdConflict(
                 f"The id {post.id!r} belongs to another signal to the run {post.run} ({there.name}), or to one with "
                 "another value. That one counts; this one was not sent. Use another id."

@@ -17,7 +17,7 @@ from everstep.engine.workflow import Workflow
 from everstep.errors import IdConflict, Misuse
 from everstep.model.budgets import allotment_of
 from everstep.model.crash_points import crash_point
-from everstep.model.ids import checked_name, checked_run_id
+from everstep.model.ids import checked_run_id
 from everstep.model.options import checked_choice
 from everstep.stores.protocol import Existing, Failed, NewRun, RunRow, StartRun
 
@@ -37,7 +37,7 @@ def unowned_run(
     tags: dict[str, str] | None,
 ) -> tuple[NewRun, Arguments]:
     """Return a run to be created that nobody drives yet."""
-    refuse_start_options(priority, delay, tags)
+    refuse_start_options(priority, delay, tags, queue)
     at = app.clock.now()
     run = checked_run_id(id) if id is not None else new_run_id(target, at, app.randomness)
     arguments = app.codec.encode_arguments(target.signature, tuple(args), {}, target.name)
@@ -49,7 +49,7 @@ def unowned_run(
         randomness=app.randomness,
         tags=tags,
         priority=priority,
-        queue=checked_name(queue, "queue") if queue else None,
+        queue=queue,
         wake_at=at + microseconds(delay) if delay > 0 else None,
         origin=Origin(app.store.chain.writing, app.store.restores()),
         budget=allotment_of(target.budget),

@@ -64,6 +64,14 @@ class Receiving:
         self._hand_over(execution, command.name)
         return command.future
 
+    def follow(self, command: AwaitSignal, name: str) -> None:
+        """Wait for a recorded name in place of the own one: an older release made other names for the same."""
+        own = self._waiting.get(command.name, ())
+        if name != command.name and command in own:
+            own.remove(command)  # type: ignore[union-attr]  # it is in it
+            self._waiting.setdefault(name, deque()).append(command)
+        command.name = name
+
     def _hand_over(self, execution: "Execution", name: str) -> None:
         """Hand signals to waiting receives, the first to the first."""
         signals, waiting = self._arrived.get(name), self._waiting.get(name)
@@ -80,6 +88,10 @@ class Receiving:
                 continue
             waiting.popleft()
             command.future.set_result(value)
+
+    def waiting_for(self, name: str) -> AwaitSignal | None:
+        """Return what waits for a signal of this name, if anything does."""
+        return next((one for one in self._waiting.get(name, ()) if not one.future.done()), None)
 
     def awaited(self) -> list[str]:
         """Return the names that the code waits for now."""

@@ -28,7 +28,7 @@ from everstep.engine.recorded import (
     recorded_text,
     stands_for,
 )
-from everstep.engine.replayed import LOOKED_FOR, Replayed, followed_by
+from everstep.engine.replayed import COMPARED, LOOKED_FOR, Replayed, follow_id, followed_by
 from everstep.errors import NotDecodable
 from everstep.model.contracts import UNSEEN
 from everstep.model.events import ENDS
@@ -339,6 +339,9 @@ class Replay:
             self._add(event, "callee", recorded_text(event), command)
             return
         what, acceptable = command.compare(event.body)
+        if what and event.kind in COMPARED and event.body.ref:  # perhaps only the order of its keys is another
+            whole = msgspec.Raw(self.execution.lookup(event.body.ref))
+            what, acceptable = command.compare(msgspec.structs.replace(event.body, value=whole, ref=""))
         is_begun = acceptable and isinstance(command, StepCall | ChildCall)
         if is_begun and event.body.call not in finished_calls(self.history, self._void):
             self._add(event, what, recorded_text(event), command, unfinished=event.step)
@@ -352,6 +355,8 @@ class Replay:
                 command.follow(event.body.key)
         elif isinstance(command, StartTimer):
             command.timer.deadline = event.body.deadline
+        elif event.kind == "approval_asked" and not what:
+            follow_id(self.execution, command, event.body.id)
         elif event.kind == "value_published":
             self.published[event.body.name] = msgspec.Raw(self.execution.payload(event.body.value, event.body.ref))
 

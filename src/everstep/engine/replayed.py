@@ -12,9 +12,13 @@ from everstep.engine.execution import Execution
 from everstep.engine.history import Recorded
 from everstep.engine.loop import SpinningWorkflow
 from everstep.model import events as ev
+from everstep.model.exchange_events import APPROVAL
 
 LOOKED_FOR: Final = frozenset({"patched", "run_resolved", "run_retried", "checkpoint_taken", "graph_started"})
 """Events that say something about earlier ones, or that the code is told before it comes there."""
+
+COMPARED: Final = frozenset({"approval_asked", "request_answered", "run_completed"})
+"""Events whose value is compared with what the code says now, also if it is large and stands beside its event."""
 
 
 class Replayed(msgspec.Struct):
@@ -67,3 +71,9 @@ def followed_by(history: Sequence[Recorded], void: Set[int]) -> Followed | None:
         elif kind == "graph_moved" and found is not None and seq not in void:
             found.moves[body.after] = body
     return found
+
+
+def follow_id(execution: Execution, asked: Any, id: str) -> None:
+    """Let an approval have its recorded id: an older release made another one of equal arguments."""
+    asked.id = id
+    execution.receiving.follow(asked, APPROVAL + id)

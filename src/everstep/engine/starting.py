@@ -16,6 +16,7 @@ from everstep.model.budgets import Allotment
 from everstep.model.chains import ChainKey
 from everstep.model.digests import chain_next, chain_start
 from everstep.model.events import NO_PAYLOAD, EventRow, RunStarted, encode_body
+from everstep.model.ids import checked_name
 from everstep.model.options import checked_seconds, checked_tags, checked_whole
 from everstep.model.semantics import SEMANTICS
 from everstep.model.status import Status
@@ -73,12 +74,14 @@ def _started(
     return body, payloads
 
 
-def refuse_start_options(priority: Any, delay: Any, tags: Any) -> None:
-    """Refuse options of a start that could not be kept."""
-    if priority:
+def refuse_start_options(priority: Any, delay: Any, tags: Any, queue: Any = None) -> None:
+    """Refuse options of a start that could not be kept. (Almost every start has the defaults themselves.)"""
+    if type(priority) is not int or priority != 0:
         checked_whole("priority", priority, least=-(2**31), most=2**31)
-    if delay:
+    if type(delay) is not float or delay != 0.0:
         checked_seconds("delay", delay)
+    if queue is not None:
+        checked_name(queue, "queue")
     if tags is not None:
         checked_tags(tags)
 

@@ -12,7 +12,18 @@ from everstep.engine.clock import microseconds
 from everstep.engine.handles import Run
 from everstep.engine.workflow import DECLARED
 from everstep.errors import Misuse
-from everstep.model.options import checked_choice
+from everstep.model.ids import checked_key, checked_run_id
+from everstep.model.options import (
+    check_flags,
+    check_optional_texts,
+    check_texts,
+    checked_choice,
+    checked_path,
+    checked_seconds,
+    checked_whole,
+    refused,
+)
+from everstep.model.untrusted import is_a
 from everstep.stores.keys import STATES, EffectFilter, EffectRow, EffectState, shown_effect
 from everstep.stores.protocol import HoldRow
 from everstep.stores.queues import QueueRow
@@ -35,6 +46,8 @@ class TendingVerbs:
         """
         from everstep.engine import operations
 
+        check_texts(reason=reason, by=by)
+        check_flags(now=now)
         await operations.cancel(self, run, reason, grace=grace, now=now, by=by)
 
     async def retry(self: Any, run: str, *, by: str = "", across_once: bool = False) -> Run[Any]:
@@ -45,6 +58,8 @@ class TendingVerbs:
         """
         from everstep.engine import operations
 
+        check_texts(by=by)
+        check_flags(across_once=across_once)
         await operations.retry(self, run, by, across_once=across_once)
         self._want_if_declared(run)
         return Run(self, run)
@@ -60,6 +75,8 @@ class TendingVerbs:
         """
         from everstep.engine import operations
 
+        check_texts(note=note, by=by)
+        check_flags(allow_uncompensated=allow_uncompensated)
         await operations.rollback(self, run, note, by=by, uncompensated=allow_uncompensated)
         self._want_if_declared(run)
         return Run(self, run)
@@ -91,6 +108,13 @@ class TendingVerbs:
         """
         from everstep.engine import forking
 
+        check_texts(note=note, by=by)
+        checked_whole("at", at)  # which of them there are is told later
+        if generation is not None:
+            checked_whole("generation", generation, least=1)
+        if not is_a(allow_effects, bool, list, tuple, set, frozenset):
+            wanted_text = 'it is True, or a list of names of steps, such as allow_effects=["pay"]'
+            raise refused("allow_effects", allow_effects, wanted_text)
         wanted = forking.Wanted(run, at, generation, args, outcome, id, allow_effects, by, note)
         forked = await forking.fork(self, wanted)
         self._want_if_declared(forked)
@@ -100,10 +124,13 @@ class TendingVerbs:
         """Put a run on hold until somebody resolves it."""
         from everstep.engine import operations
 
+        check_texts(note=note, by=by)
         await operations.hold(self, run, note, by)
 
     async def holds(self: Any, *, run: str | None = None, open_only: bool = True) -> Sequence[HoldRow]:
         """Return holds, open ones only by default."""
+        check_flags(open_only=open_only)
+        run = None if run is None else checked_run_id(run)
         found: list[HoldRow] = self.store.holds(run=run, open_only=open_only)
         return found
 
@@ -126,6 +153,8 @@ class TendingVerbs:
         """
         from everstep.engine import operations
 
+        check_texts(resolution=resolution, note=note, by=by)
+        check_optional_texts(hold=hold)
         await operations.resolve(self, run, resolution, hold=hold, value=value, note=note, by=by)
         if resolution != "cancel":
             self._want_if_declared(run)
@@ -141,7 +170,7 @@ class TendingVerbs:
         from everstep.effects.databases import database_of
         from everstep.engine.markers import forget_markers
 
-        return await forget_markers(self, database_of(database), older_than)
+        return await forget_markers(self, database_of(database), checked_seconds("older_than", older_than))
 
     async def effects(
         self: Any,
@@ -159,6 +188,10 @@ class TendingVerbs:
         """
         if state is not None:
             checked_choice("state", state, STATES)
+        check_texts(prefix=prefix)
+        check_optional_texts(run=run, step=step)
+        checked_whole("limit", limit)
+        checked_whole("offset", offset)
         wanted = EffectFilter(prefix=prefix, run=run, step=step, state=state, limit=limit, offset=offset)
         return [shown_effect(row) for row in await self.read(self.store.effects, wanted)]
 
@@ -169,13 +202,15 @@ class TendingVerbs:
         """
         from everstep.engine import key_operations
 
-        await key_operations.free(self, key, note, by)
+        check_texts(note=note, by=by)
+        await key_operations.free(self, checked_key(key, "an action"), note, by)
 
     async def settle_key(self: Any, key: str, value: Any = None, *, note: str = "", by: str = "") -> None:
         """Say what came of an action whose run has ended without knowing: `value` is its outcome for all who ask."""
         from everstep.engine import key_operations
 
-        await key_operations.settle(self, key, value, note, by)
+        check_texts(note=note, by=by)
+        await key_operations.settle(self, checked_key(key, "an action"), value, note, by)
 
     async def forget_keys(self: Any, *, older_than: float) -> int:
         """Delete keys that are done or free and have not changed for so many seconds. Returns how many.
@@ -184,7 +219,8 @@ class TendingVerbs:
         """
         from everstep.engine import key_operations
 
-        return await key_operations.forget(self, self.clock.now() - microseconds(older_than))
+        seconds = checked_seconds("older_than", older_than)
+        return await key_operations.forget(self, self.clock.now() - microseconds(seconds))
 
     async def gc(
         self: Any,
@@ -205,6 +241,7 @@ class TendingVerbs:
         """
         from everstep.engine.collecting import collect
 
+        check_flags(dry_run=dry_run)
         return await collect(self, self._retention(older_than, keep, keys_older_than), dry_run=dry_run)
 
     def _retention(self: Any, runs: Any, keep: int, keys: Any) -> "Retention":
@@ -264,7 +301,12 @@ class TendingVerbs:
         """
         from everstep.engine import moving
 
-        return await moving.export(self, runs, path, unfinished=unfinished, by=by)
+        if runs is not None and not is_a(runs, list, tuple, set, frozenset):
+            raise refused("runs", runs, "it is a list of ids of runs, or None for all")
+        if unfinished is not None:
+            checked_choice("unfinished", unfinished, ("hold", "leave"))
+        check_texts(by=by)
+        return await moving.export(self, runs, checked_path("path", path), unfinished=unfinished, by=by)
 
     async def import_(self: Any, path: str, *, skip_existing: bool = False, copies: bool = False) -> "Imported":
         """Put the runs of a file into this store; unfinished ones go on here. All of it is verified first.
@@ -274,7 +316,8 @@ class TendingVerbs:
         """
         from everstep.engine import moving
 
-        done = await moving.import_file(self, path, skip_existing=skip_existing, copies=copies)
+        check_flags(skip_existing=skip_existing, copies=copies)
+        done = await moving.import_file(self, checked_path("path", path), skip_existing=skip_existing, copies=copies)
         for run in done.unfinished:
             self._want_if_declared(run)
         return done
@@ -289,6 +332,8 @@ class TendingVerbs:
         """
         from everstep.engine import repairing
 
+        check_texts(note=note, by=by)
+        check_flags(dry_run=dry_run)
         report = await repairing.repair(self, run, note=note, by=by, dry_run=dry_run)
         if report.status == "queued" and not dry_run:
             self._want_if_declared(run)

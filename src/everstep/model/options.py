@@ -1,9 +1,10 @@
 """Options are checked where they are declared: a wrong one is `Misuse`, with its name, its type and what to write."""
 
 import inspect
+import os
 from collections.abc import Callable, Iterable
 from sys import float_info
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 from everstep.errors import Misuse
 from everstep.model.untrusted import attempted, bases_of, is_a, is_encodable, text_of, type_name
@@ -71,6 +72,31 @@ def checked_text(option: str, value: Any) -> str:
     raise refused(option, value, "it is a text" + (" that UTF-8 can encode" if is_a(value, str) else ""))
 
 
+def check_texts(**options: Any) -> None:
+    """Refuse options that are no texts that can be stored."""
+    for option, value in options.items():
+        checked_text(option, value)
+
+
+def check_optional_texts(**options: Any) -> None:
+    """Refuse options that are neither None nor such texts."""
+    check_texts(**{option: value for option, value in options.items() if value is not None})
+
+
+def check_flags(**options: Any) -> None:
+    """Refuse options that are neither True nor False."""
+    for option, value in options.items():
+        checked_flag(option, value)
+
+
+def checked_path(option: str, value: Any) -> str:
+    """Return the path of a file."""
+    path = attempted(os.fspath, value)
+    if is_a(path, str) and path and is_encodable(path):
+        return str.__str__(path)
+    raise refused(option, value, f'it is the path of a file, such as {option}="runs.everstep"')
+
+
 def checked_choice(option: str, value: Any, choices: tuple[str, ...]) -> str:
     """Return the value if it is one of the choices."""
     if is_a(value, str) and str.__str__(value) in choices:
@@ -104,6 +130,25 @@ def _refuse_stop(option: str, cls: Any, bases: tuple[type, ...]) -> None:
             "it is a type of error, and stopping is never the outcome of a step: what was under way is settled later"
         )
         raise refused(option, cls, f"{wanted}. For all errors, write {option}=(Exception,)")
+
+
+def checked_type(option: str, value: Any, *, within: bool = False) -> Any:
+    """Return something that values can be checked against: a class, a generic, a union. A quoted name is none here."""
+    origin = attempted(get_origin, value)
+    if origin is Literal:
+        parts: tuple[Any, ...] = ()
+        is_one = all(is_encodable(one) for one in get_args(value) if is_a(one, str))
+    else:
+        parts = get_args(value)[:1] if origin is Annotated else get_args(value) if origin is not None else ()
+        is_one = origin is not None or value is None or value is Any or is_a(value, type, TypeVar)
+        is_one = is_one or hasattr(value, "__supertype__") or hasattr(value, "__value__")  # NewType; `type X = …`
+    if within and (value is ... or is_a(value, list)):  # tuple[int, ...], Callable[[int], str]
+        is_one, parts = True, tuple(value) if is_a(value, list) else ()
+    if not is_one:
+        raise refused(option, value, f"it is a type, such as {option}=int or {option}=list[str], and not in quotes")
+    for part in parts:
+        checked_type(option, part, within=True)
+    return value
 
 
 def checked_function(option: str, value: Any, example: str) -> Callable[..., Any]:
