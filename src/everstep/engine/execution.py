@@ -456,7 +456,11 @@ class Execution:
     def publish(self, name: str, value: Any, source: str) -> None:
         """Publish a value that anyone can read once it is durable."""
         self.require_live()
-        payload = self.codec.encode(value, ANY, f"publish({name!r})")
+        try:
+            payload = self.codec.encode(value, ANY, f"publish({name!r})")
+        except (MemoryError, OSError) as error:
+            self.note_refusal(error)
+            raise
         self.issue(PublishValue(self.next_call(), name, payload, source))
 
     def take_charge(self, nanos: int | None, tokens: int | None) -> None:

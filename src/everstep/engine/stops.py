@@ -8,10 +8,11 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
-from everstep.model.untrusted import STOPS, Stopped, ends_process, is_a, members_of
+from everstep.model.untrusted import Stopped, ends_process, is_a, members_of
 
 V = TypeVar("V")
 
+STOPS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
 EXITS: Final = (KeyboardInterrupt, SystemExit)
 """Those that an event loop does not keep to itself."""
 

@@ -13,7 +13,6 @@ import logging
 import opcode
 import signal
 import threading
-from asyncio import CancelledError
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, Final
@@ -31,8 +30,6 @@ traceback_of: Final = BaseException.__dict__["__traceback__"].__get__
 _MEMBERS: Final = BaseExceptionGroup.__dict__["exceptions"].__get__
 
 
-STOPS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError)
-"""What stops a program or a task, and says nothing about the work that it is raised in."""
 REFUSED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 _RAISE: Final = opcode.opmap["RAISE_VARARGS"]
 
@@ -50,9 +47,11 @@ def raise_if_no_answer(error: BaseException) -> None:
 
     A stop that is to end the process is raised as it is. Any other stops what it was raised for, and nothing else.
     """
+    from asyncio import CancelledError  # a program that only declares does without
+
     if is_a(error, Stopped) or is_refusal(error):
         raise error
-    if is_a(error, *STOPS):
+    if is_a(error, KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError):
         raise error if ends_process(error) else Stopped(error) from error
 
 
