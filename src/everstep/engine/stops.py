@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
-from everstep.model.untrusted import Stopped, ends_process, is_a, members_of
+from everstep.model.untrusted import Stopped as Stopped  # noqa: PLC0414  # those who know stops have it from here
+from everstep.model.untrusted import ends_process, is_a, members_of
 
 V = TypeVar("V")
 
