@@ -1,6 +1,7 @@
 """Functions that decide about drift: asked once for each new fact, and what they say is an event for every replay."""
 
 import asyncio
+import errno
 import threading
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,19 @@ async def test_accept_remembers_the_new_fact_and_goes_on(machine: Machine, kind:
     assert await app.get("r").result(timeout=20) == "ab"
     assert ASKED == [("old", "new"), ("new", "old")]
     assert len(machine.bodies("r", "run_held")) == 0
+
+
+@pytest.mark.parametrize("kind", JUDGES)
+@scenario
+async def test_a_function_that_the_machine_refuses_something_is_asked_again(machine: Machine, kind: str) -> None:
+    refused = [MemoryError(), OSError(errno.EMFILE, "too many open files")]
+    JUDGE["it"], SAID[:] = JUDGES[kind], [*refused, "accept"]
+    await stopped_run(machine)
+    await resumed(machine, "new")
+    await machine.until(lambda: NOTES == ["before", "after"])
+    assert len(ASKED) == 3
+    (judged,) = machine.bodies("r", "drift_judged")
+    assert judged.decision == "accept"
 
 
 @pytest.mark.parametrize("kind", JUDGES)

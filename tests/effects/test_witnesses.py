@@ -1,6 +1,7 @@
 """Witnesses: what a run remembers of the outside is compared before it goes on, and nothing is done when it differs."""
 
 import asyncio
+import errno
 import json
 import os
 import sqlite3
@@ -337,6 +338,40 @@ async def test_what_cannot_be_observed_holds_and_cannot_be_accepted(machine: Mac
     os.rename("y.db", "x.db")
     await app.resolve("r", "retry")
     await machine.until(lambda: NOTES == ["before", "after"])
+
+
+REFUSALS = {
+    "EMFILE": OSError(errno.EMFILE, "too many open files"),
+    "ENFILE": OSError(errno.ENFILE, "too many open files in the system"),
+    "ENOMEM": OSError(errno.ENOMEM, "no memory"),
+    "no memory": MemoryError(),
+    "no thread": RuntimeError("can't start new thread"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+@scenario
+async def test_what_the_machine_refuses_while_a_witness_is_compared_is_no_drift(machine: Machine, refusal: str) -> None:
+    observed: list[str] = []
+    refused: list[BaseException] = []
+
+    def fact() -> int:
+        observed.append("asked")
+        if refused:
+            raise refused[0]
+        return 1
+
+    MADE["it"] = lambda: witness.value("fact", fact)
+    await stopped_run(machine)
+    observed.clear()
+    refused.append(REFUSALS[refusal])
+    app = await machine.worker()
+    await app.get("r").signal("word", "a")
+    await machine.until(lambda: len(observed) >= 3)
+    assert NOTES == ["before"]
+    refused.clear()
+    await machine.until(lambda: NOTES == ["before", "after"])
+    assert not machine.bodies("r", "run_held")
 
 
 # -- the run's own changes ---------------------------------------------------------------------------------------------

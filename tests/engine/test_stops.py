@@ -499,6 +499,28 @@ async def test_on_hold_callbacks_that_exit_end_nothing(machine: Machine) -> None
     assert await app.run(plus, 1, 2) == 3
 
 
+# -- functions and objects that the engine asks ----------------------------------------------------------------------
+@step(cost=lambda stop: stop_if_sick(stop) or {"usd": 0.1})  # type: ignore[func-returns-value]
+async def priced(stop: str) -> str:
+    return "done"
+
+
+@workflow(budget=everstep.Budget(usd=1))
+async def pays(stop: str) -> str:
+    return await priced(stop)
+
+
+@pytest.mark.parametrize("stop", [name for name in ON_THE_LOOP if name != "group"])
+@scenario
+async def test_a_stop_in_a_cost_function_is_no_outcome_and_the_third_in_a_row_holds_the_run(
+    machine: Machine, stop: str
+) -> None:
+    app = await machine.boot()
+    await app.start(pays, stop, id="r")
+    ended = await is_poisoned_and_goes_on_when_cured(machine, app, "r")
+    assert ended.startswith("completed: this run was stopped 3 times in a row")
+
+
 @scenario
 async def test_a_witness_that_exits_cannot_be_observed(
     machine: Machine,

@@ -12,6 +12,7 @@ import pytest
 
 import everstep
 from everstep import NotDone, Retry, step, workflow
+from everstep.engine import unwinding
 from everstep.engine.app import App
 from everstep.errors import RunHeld
 from everstep.model.retry import retry_after
@@ -305,3 +306,47 @@ def test_a_signal_that_comes_while_a_record_is_logged_ends_the_process_all_the_s
 def test_an_interrupt_that_comes_while_a_record_is_logged_is_passed_on(handled: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         handled(raising(KeyboardInterrupt)).error("a record")
+
+
+def leave_at_a_signal(*args: Any) -> Any:
+    signal.raise_signal(signal.SIGUSR1)
+
+
+async def closes() -> Any:
+    try:
+        yield 1
+    finally:
+        leave_at_a_signal()
+
+
+async def close_one() -> None:
+    generator = closes()
+    await anext(generator)
+    await unwinding._close(generator)
+
+
+ASKS: dict[str, Callable[[], Any]] = {
+    "text": lambda: text_of(type("Asked", (), {"__str__": leave_at_a_signal})()),
+    "attribute": lambda: attribute(type("Asked", (), {"it": property(leave_at_a_signal)})(), "it"),
+    "generator": lambda: asyncio.run(close_one()),
+}
+
+
+@pytest.mark.parametrize("asked", ASKS)
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_signal_that_comes_while_an_object_is_asked_is_passed_on(asked: str, kind: type[BaseException]) -> None:
+    before = signal.signal(signal.SIGUSR1, raising(kind))
+    try:
+        with pytest.raises(kind):
+            ASKS[asked]()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_ctrl_c_that_comes_while_an_object_is_asked_is_passed_on() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            text_of(type("Asked", (), {"__str__": lambda self: signal.raise_signal(signal.SIGINT)})())
+    finally:
+        signal.signal(signal.SIGINT, before)

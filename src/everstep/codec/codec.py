@@ -18,7 +18,7 @@ from everstep.codec.tables import ANY, Types
 from everstep.codec.writer import DEPTH_MAX, INT_MAX, INT_MIN, Refused, describer, is_plain, write
 from everstep.errors import NotDecodable, NotEncodable
 from everstep.model.digests import hex_digest_of
-from everstep.model.untrusted import described, qualified_name, text_of
+from everstep.model.untrusted import described, qualified_name, raise_if_no_answer, text_of
 
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
@@ -62,7 +62,10 @@ class Codec:
         return _payload(*_written(value, types, where))
 
     def decode(self, payload: bytes, types: Types = ANY) -> Any:
-        """Return the value of a payload. Raises `NotDecodable`, and nothing else, for any bytes."""
+        """Return the value of a payload. Raises `NotDecodable`, and nothing else, for any bytes.
+
+        (If the machine has no memory for it, that says nothing about the payload, and `MemoryError` is raised.)
+        """
         try:
             envelope = _from_json(payload)
             if len(payload) > 2 * DEPTH_MAX:  # a shorter one has no room to be deep
@@ -74,7 +77,7 @@ class Codec:
                     return read(envelope[0], envelope[1], types)
         except Misfit as misfit:
             raise misfit.as_error() from misfit.__cause__
-        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
             raise NotDecodable(f"A payload is damaged ({type(error).__name__}).") from error
         raise NotDecodable("A payload is damaged: it is not an envelope of a value.")
 
@@ -141,6 +144,7 @@ class Codec:
         try:
             return exceptions.error_from(facts)
         except Exception as error:
+            raise_if_no_answer(error)
             raise NotDecodable(
                 f"A stored exception cannot be restored ({type(error).__name__}): its class is no longer registered, "
                 "or the data is damaged.",
@@ -185,10 +189,10 @@ def _written(value: object, types: Types, where: str) -> tuple[Any, Tree]:
     except RecursionError:
         raise NotEncodable(f"{where} is nested too deeply to be stored here.", where) from None
     except RuntimeError as error:
+        raise_if_no_answer(error)
         raise NotEncodable(f"{where} changed while it was being stored.", where) from error
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
+        raise_if_no_answer(error)
         raise NotEncodable(f"{where} could not be read: {described(error)}", where) from error
 
 

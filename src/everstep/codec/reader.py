@@ -8,6 +8,7 @@ from everstep.codec.leaves import LOADERS
 from everstep.codec.tables import Types, registered_by_name
 from everstep.codec.writer import DEPTH_MAX
 from everstep.errors import NotDecodable
+from everstep.model.untrusted import raise_if_no_answer
 
 
 class Misfit(Exception):
@@ -90,6 +91,7 @@ def _load(tag: str, value: Any, types: Types) -> Any:
             misfit.path.append(f".{unfit.part}")
         raise misfit from None
     except Exception as error:  # damaged data and a user's decode= may raise anything
+        raise_if_no_answer(error)
         raise Misfit(f"{tag[:80]!r} does not accept what is stored ({type(error).__name__})") from error
 
 

@@ -24,7 +24,15 @@ from everstep.codec.leaves import Unstorable, leaf_of, surrogates_text
 from everstep.codec.tables import ANY, Types, registered_by_type
 from everstep.errors import NotEncodable
 from everstep.model.mistakes import not_storable
-from everstep.model.untrusted import attempted, bases_of, is_a, qualified_name, qualified_name_of, type_name
+from everstep.model.untrusted import (
+    attempted,
+    bases_of,
+    is_a,
+    qualified_name,
+    qualified_name_of,
+    raise_if_no_answer,
+    type_name,
+)
 
 DEPTH_MAX: Final = 100
 INT_MIN: Final = -(2**63)
@@ -250,9 +258,8 @@ def _write_instance(value: Any, cls: type, types: Types, depth: int, within: Wit
 def _write_kind(value: Any, tag: str, kind: Kind, types: Types, depth: int, within: Within) -> tuple[Any, Tree]:
     try:
         simpler = kind.dump(value)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
+        raise_if_no_answer(error)
         raise Refused(
             f"is a {qualified_name(value)} that could not be taken apart ({type_name(error)})",
             "See its encode= or its fields.",

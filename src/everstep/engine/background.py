@@ -9,14 +9,13 @@ What fails for one run alone is not here: see `stumbling.py`.
 """
 
 import asyncio
-import errno
 import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from everstep.engine.about import Trouble
 from everstep.errors import StoreFailed
-from everstep.model.untrusted import attribute, described, is_a, logger, text_of, type_name
+from everstep.model.untrusted import described, is_a, logger, type_name
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
@@ -30,19 +29,11 @@ PATIENCE_SECONDS: Final = 60.0
 FIRST_SECONDS: Final = 0.1
 MOST_SECONDS: Final = 5.0
 """Work that failed is tried again after 0.1, 0.2, 0.4 … 5 seconds."""
-REFUSED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
 
 def pause_after(failures: int) -> float:
     """Return the seconds to wait after this many failures in a row."""
     return float(min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(failures - 1, 20)))
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Tell whether the machine refused memory, a thread or a descriptor: no fault of the run that asked for it."""
-    if is_a(error, OSError):
-        return attribute(error, "errno") in REFUSED
-    return is_a(error, MemoryError) or (is_a(error, RuntimeError) and "start new thread" in text_of(error))
 
 
 async def on_a_thread(function: Callable[..., R], *args: Any) -> R:

@@ -13,6 +13,7 @@ from everstep.engine.books import Books
 from everstep.engine.commands import ChildCall, StepCall, preview_of
 from everstep.engine.due import FALLBACK, ROOM, Attempts
 from everstep.engine.holding import budget_report
+from everstep.engine.stops import stop_in
 from everstep.engine.telling import example_of
 from everstep.errors import BudgetExceeded
 from everstep.model import events as ev
@@ -30,6 +31,7 @@ from everstep.model.budgets import (
     shown,
 )
 from everstep.model.crash_points import crash_point
+from everstep.model.untrusted import raise_if_no_answer
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
@@ -110,9 +112,9 @@ class Budgets:
         if call.call not in self._estimates:
             try:
                 self._estimates[call.call] = self._estimate(call)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # noqa: BLE001  # whatever a user's function raises is this step's failure
+            except BaseException as error:  # noqa: BLE001  # whatever else a user's function raises is the step's failure
+                if (stop := stop_in(error)) is not None:
+                    raise_if_no_answer(stop)
                 self._mistakes[call.call] = error
                 return [Lack(part, "cost", 0)]
         return self._books.head.lacks(part, self._estimates[call.call], self._now())

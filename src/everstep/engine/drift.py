@@ -14,7 +14,7 @@ import msgspec
 from everstep.effects.files import as_bytes
 from everstep.effects.witnesses import FOLDER, file_fact, file_subject, name_within, read_file, with_changes
 from everstep.engine.holding import HoldReport
-from everstep.model.untrusted import described, text_of
+from everstep.model.untrusted import described, is_refusal, text_of
 
 if TYPE_CHECKING:
     from everstep.effects.witnesses import Taken
@@ -106,7 +106,9 @@ async def _compare(
     try:
         payload = execution.codec.encode(await _observed(app, execution.run, taken), where=subject)
         now = execution.codec.decode(payload)
-    except Exception as error:  # noqa: BLE001  # what cannot be observed cannot be relied upon
+    except Exception as error:  # what cannot be observed cannot be relied upon
+        if is_refusal(error):
+            raise  # nothing was observed: the run is tried again later
         why = f"cannot be observed: {described(error)}"
         return Drifted(subject, taken.on_drift, remembered, None, why)
     if (payload == taken.payload and not taken.changes) or now == remembered:

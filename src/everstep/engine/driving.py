@@ -39,7 +39,7 @@ from everstep.errors import Damaged, Misuse, NotReadable, StoreError, UnknownWor
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED, Status
-from everstep.model.untrusted import logger
+from everstep.model.untrusted import is_refusal, logger
 from everstep.stores.protocol import Accepted, Claim, Claimed, NewRun, NotClaimed, Release, RunRow
 from everstep.stores.queues import DEFAULT_QUEUE
 
@@ -250,8 +250,11 @@ class Driving(Parts):
         started = Recorded(seq, kind, step, at, new.started or decode_body(kind, body))
         try:
             begun = begin(self, new.row, workflow, started)
-        except BaseException as error:  # noqa: BLE001  # what is no stop is raised again
-            self._set_aside(new.row, error)
+        except BaseException as error:  # noqa: BLE001  # what is no stop, and no refusal, is raised again
+            if is_refusal(error):
+                self.stumbling.take_later(new.row.id, error)
+            else:
+                self._set_aside(new.row, error)
             return
         if isinstance(begun, Driver):
             self._go_on(begun, is_new=True)

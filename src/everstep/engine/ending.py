@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from everstep.engine.commands import EndRun
 from everstep.engine.stops import Stopped, stop_in
 from everstep.errors import NotEncodable, RunTimedOut
-from everstep.model.untrusted import cause_of, context_of, members_of
+from everstep.model.untrusted import cause_of, context_of, is_refusal, members_of, traceback_of
 
 if TYPE_CHECKING:
     from everstep.engine.execution import Execution
@@ -39,12 +39,27 @@ def end_of(execution: "Execution", *, cancelled_late: bool) -> EndRun:
             return ContinueRun(wanted.arguments) if execution.cancel is None else _cancelled(execution)
         if (stop := stop_in(error)) is not None and not _origins(error, execution.failures):
             raise Stopped(stop)
+        if (refusal := _refusal_in(error)) is not None:
+            raise refusal
         return _failed(execution, error)
     try:
         payload = execution.codec.encode(main.result(), execution.workflow.signature.result, "the result")
     except NotEncodable as refused:
         return _failed(execution, refused)
     return EndRun("run_completed", payload)
+
+
+def _refusal_in(error: BaseException) -> BaseException | None:
+    """Return what the machine refused the engine, when it stored or restored a value of the code; else None.
+
+    What it refuses the code itself is an error of the code's like any other.
+    """
+    traceback = traceback_of(error) if is_refusal(error) else None
+    while traceback is not None:
+        if traceback.tb_frame.f_globals.get("__name__", "").startswith("everstep.codec."):
+            return error
+        traceback = traceback.tb_next
+    return next((found for found in map(_refusal_in, members_of(error)) if found is not None), None)
 
 
 def _cancelled(execution: "Execution") -> EndRun:

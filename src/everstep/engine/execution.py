@@ -40,7 +40,7 @@ from everstep.errors import IdConflict, Misuse, RunCancelled
 from everstep.model import events as ev
 from everstep.model.digests import derived_key
 from everstep.model.ids import child_id
-from everstep.model.untrusted import is_a, text_of
+from everstep.model.untrusted import is_a, is_refusal, text_of
 
 if TYPE_CHECKING:
     from everstep.effects.witnesses import Taken
@@ -75,6 +75,8 @@ class Execution:
     """In the replay of a graph: its recorded definition, and the edges that it took."""
     new_patches: Sequence[str] = ()
     """Names that the code has asked `patched` about since the last rest."""
+    refusal: BaseException | None = None
+    """What the machine refused when the code called something. The run is taken up again from its history."""
     _receiving: Receiving | None = None
     _random: random.Random | None = None
     _cancel_came_too_late: bool = False
@@ -183,8 +185,15 @@ class Execution:
                 self.ended = True
                 end = end_of(self, cancelled_late=self._cancel_came_too_late)
                 self._issued.append(end if self._saga is None else self._saga.instead_of(end, self))
+        if self.refusal is not None:
+            raise self.refusal
         issued, self._issued = self._issued, []
         return issued
+
+    def note_refusal(self, error: BaseException) -> None:
+        """The machine had no room for a value of the code: whatever the code makes of that, this turn is not done."""
+        if is_refusal(error):
+            self.refusal = error
 
     def _awaited(self, calls: dict[int, _C], body: Any) -> _C | None:
         """Take the call that an outcome is for. Only an early one may find that nobody waits any more."""
@@ -344,7 +353,11 @@ class Execution:
         if not self.loop.is_guarded:
             raise calling.not_running(step.name, self.run)
         name = step.name
-        arguments = self.codec.encode_arguments(step.signature, args, kwargs, name)
+        try:
+            arguments = self.codec.encode_arguments(step.signature, args, kwargs, name)
+        except (MemoryError, OSError) as error:
+            self.note_refusal(error)
+            raise
         keyed = Keyed(step.key.make(step.signature, arguments)) if step.key is not None else None
         visit = self._visits[name] = self._visits.get(name, 0) + 1
         self._calls = number = self._calls + 1
@@ -424,7 +437,11 @@ class Execution:
         self.require_live()
         if not self.loop.is_guarded:
             raise calling.not_running(workflow.name, self.run)
-        arguments = self.codec.encode_arguments(workflow.signature, args, kwargs, workflow.name)
+        try:
+            arguments = self.codec.encode_arguments(workflow.signature, args, kwargs, workflow.name)
+        except (MemoryError, OSError) as error:
+            self.note_refusal(error)
+            raise
         future = call_future(self.loop, self)
         if self.books is not None:
             self.books.enter_child(self._calls + 1, workflow, self.children)
@@ -439,7 +456,11 @@ class Execution:
     def publish(self, name: str, value: Any, source: str) -> None:
         """Publish a value that anyone can read once it is durable."""
         self.require_live()
-        payload = self.codec.encode(value, ANY, f"publish({name!r})")
+        try:
+            payload = self.codec.encode(value, ANY, f"publish({name!r})")
+        except (MemoryError, OSError) as error:
+            self.note_refusal(error)
+            raise
         self.issue(PublishValue(self.next_call(), name, payload, source))
 
     def take_charge(self, nanos: int | None, tokens: int | None) -> None:

@@ -15,7 +15,7 @@ from everstep.engine.stops import contained_in
 from everstep.errors import Drift
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
-from everstep.model.untrusted import described, type_name
+from everstep.model.untrusted import described, is_refusal, type_name
 
 if TYPE_CHECKING:
     from everstep.effects.witnesses import Judge
@@ -52,7 +52,9 @@ async def _judge(driver: "Driver", drifted: "Drifted", judge: "Judge") -> None:
             decision = await _asked(driver, judge, drifted.remembered, drifted.now)
             if type(decision) is not str or decision not in DECISIONS:
                 decision, why = "hold", f"it returned {type_name(decision)}, not one of {', '.join(DECISIONS)}"
-        except Exception as error:  # noqa: BLE001  # a function that cannot decide leaves it to a person
+        except Exception as error:  # a function that cannot decide leaves it to a person
+            if is_refusal(error):
+                raise  # it could not even be asked: the run is tried again later
             decision, why = "hold", f"it raised {described(error)}"
     else:
         why = "there is nothing to compare with"

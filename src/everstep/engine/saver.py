@@ -4,12 +4,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from everstep.engine.background import is_refusal
 from everstep.errors import Damaged, StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.events import Body
 from everstep.model.status import ENDED, Status, may_become
-from everstep.model.untrusted import logger
+from everstep.model.untrusted import is_refusal, logger
 from everstep.stores.protocol import Accepted, Append, Failed, Refused, RowChange, Verdict
 
 if TYPE_CHECKING:

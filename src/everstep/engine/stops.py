@@ -8,21 +8,14 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
-from everstep.model.untrusted import described, ends_process, is_a, members_of
+from everstep.model.untrusted import Stopped as Stopped  # noqa: PLC0414  # those who know stops have it from here
+from everstep.model.untrusted import ends_process, is_a, members_of
 
 V = TypeVar("V")
 
 STOPS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
 EXITS: Final = (KeyboardInterrupt, SystemExit)
 """Those that an event loop does not keep to itself."""
-
-
-class Stopped(Exception):
-    """A user's function raised what stops a program, in a place where it must stop nothing else."""
-
-    def __init__(self, stop: BaseException) -> None:
-        super().__init__(described(stop))
-        self.stop = stop
 
 
 def stop_in(error: BaseException) -> BaseException | None:

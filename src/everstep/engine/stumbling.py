@@ -8,9 +8,9 @@ store failed, that is no fault of the run: it is tried again for as long as it t
 
 from typing import TYPE_CHECKING, Final
 
-from everstep.engine.background import is_refusal, pause_after
+from everstep.engine.background import pause_after
 from everstep.errors import StoreError
-from everstep.model.untrusted import described, is_a, logger, type_name
+from everstep.model.untrusted import Stopped, described, is_a, is_refusal, logger, type_name
 from everstep.stores.protocol import Claim, Claimed
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ class Stumbling:
         """What the engine did for a run raised: it leaves memory, and is taken up again later."""
         app = self._app
         there = app.drivers.get(driver.run)
+        if there is driver and is_a(error, Stopped):  # by a user's function that the engine asked something
+            app.interrupted.leave(driver, error, "what the engine asked of its code")
+            return
         if there is driver:
             del app.drivers[driver.run]
             app.pump.has_left()

@@ -20,7 +20,7 @@ from everstep.engine.loop import SpinningWorkflow, WorkflowLoop
 from everstep.engine.stops import EXITS, Stopped, pass_on
 from everstep.engine.watchdog import watched
 from everstep.errors import Evicted
-from everstep.model.untrusted import logger
+from everstep.model.untrusted import ends_process, logger
 
 log = logger("everstep.workflow")
 
@@ -172,8 +172,9 @@ def _keep_for_ever(code: Any) -> None:
 async def _close(generator: Any) -> None:
     try:
         await generator.aclose()
-    except BaseException:  # noqa: BLE001  # whatever its `finally` raised: the run is leaving memory anyway
-        pass
+    except BaseException as error:  # whatever its `finally` raised: the run is leaving memory anyway
+        if ends_process(error):
+            raise
 
 
 def _wake_with_eviction(task: Any) -> None:

@@ -3,10 +3,14 @@
 Each of them may be a user's code. It may raise anything, `KeyboardInterrupt` too, or return something else than it
 should. An error has to be recorded all the same, or its run would never end: nothing here raises. (Code that never
 returns cannot be helped: it blocks its thread here as it does anywhere else.)
+
+The one exception is a signal that comes meanwhile, which is no fault of the object: what it raises is passed on.
 """
 
+import errno
 import functools
 import logging
+import opcode
 import signal
 import threading
 from collections.abc import Callable
@@ -26,11 +30,45 @@ traceback_of: Final = BaseException.__dict__["__traceback__"].__get__
 _MEMBERS: Final = BaseExceptionGroup.__dict__["exceptions"].__get__
 
 
+REFUSED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+_RAISE: Final = opcode.opmap["RAISE_VARARGS"]
+
+
+class Stopped(Exception):
+    """A user's function raised what stops a program, in a place where it must stop nothing else."""
+
+    def __init__(self, stop: BaseException) -> None:
+        super().__init__(described(stop))
+        self.stop = stop
+
+
+def raise_if_no_answer(error: BaseException) -> None:
+    """Raise what says nothing about the function of a user's that was called: a stop, or a refusal by the machine.
+
+    A stop that is to end the process is raised as it is. Any other stops what it was raised for, and nothing else.
+    """
+    from asyncio import CancelledError  # a program that only declares does without
+
+    if is_a(error, Stopped) or is_refusal(error):
+        raise error
+    if is_a(error, KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError):
+        raise error if ends_process(error) else Stopped(error) from error
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Tell whether the machine refused memory, a thread or a descriptor: no fault of the run that asked for it."""
+    if is_a(error, OSError):
+        return attribute(error, "errno") in REFUSED
+    return is_a(error, MemoryError) or (is_a(error, RuntimeError) and "start new thread" in text_of(error))
+
+
 def attempted(function: Callable[..., Any], *args: Any, default: Any = None) -> Any:
     """Return what a user's function returns, or `default` if it raises anything."""
     try:
         return function(*args)
-    except BaseException:  # noqa: BLE001  # a `__str__` may raise SystemExit, and that must not end the process
+    except BaseException as error:  # a `__str__` may raise SystemExit, and that must not end the process
+        if was_signalled(error):
+            raise
         return default
 
 
@@ -95,7 +133,9 @@ def text_of(value: object, by: Callable[[Any], Any] = str, most: int = TEXT_MAX)
         length = str.__len__(text)
         text = str.__getitem__(text, slice(most))
         return plain(text) if length <= most else f"{plain(text)}… ({length} characters)"
-    except BaseException as error:  # noqa: BLE001  # see above
+    except BaseException as error:  # see above
+        if was_signalled(error):
+            raise
         return f"<{qualified_name(value)}: its text could not be read, {type_name(error)} was raised>"
 
 
@@ -113,6 +153,21 @@ def ends_process(error: BaseException) -> bool:
     if threading.current_thread() is not threading.main_thread():
         return False
     return is_a(error, KeyboardInterrupt) or (is_a(error, SystemExit) and _came_from_a_handler(error))
+
+
+def was_signalled(error: BaseException) -> bool:
+    """Tell whether a signal raised this, and surely not the code that it was raised in: a `raise` of its own."""
+    if not is_a(error, KeyboardInterrupt, SystemExit) or threading.current_thread() is not threading.main_thread():
+        return False
+    return _came_from_a_handler(error) or (is_a(error, KeyboardInterrupt) and not _has_a_raise(error))
+
+
+def _has_a_raise(error: BaseException) -> bool:
+    """Tell whether an error began with a `raise`. Python's own handler of Ctrl-C has no line of code."""
+    traceback = traceback_of(error)
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is None or traceback.tb_frame.f_code.co_code[traceback.tb_lasti] == _RAISE
 
 
 def _came_from_a_handler(error: BaseException) -> bool:
