@@ -28,9 +28,9 @@ from everstep.engine.presence import Presence
 from everstep.engine.pump import Pump
 from everstep.engine.queueing import Queueing
 from everstep.engine.resting import Resting
-from everstep.engine.returns import Returns
 from everstep.engine.resume import begin, hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.retaining import Collector
+from everstep.engine.returns import Returns
 from everstep.engine.stops import pass_on, stop_in
 from everstep.engine.stumbling import Stumbling
 from everstep.engine.threads import Threads
