@@ -43,8 +43,8 @@ RULES: Final = (
 )
 """What a role or a database may have set otherwise, and must not be otherwise here.
 
-How values are shown (DateStyle, TimeZone, bytea_output …) and what a literal means are left to the role: no statement of
-a store depends on them, and those of atomic steps may. `session_replication_role` only a superuser may set.
+How values are shown (DateStyle, TimeZone, bytea_output …) and what a literal means are left to the role: no statement
+of a store depends on them, and those of atomic steps may. `session_replication_role` only a superuser may set.
 """
 VERSION_17: Final = 170000
 SINCE_17: Final = "transaction_timeout"

@@ -270,7 +270,9 @@ class Watcher:
             self._end_last_session(place)
             if time.monotonic() - since > TAKE_MENTION_SECONDS:
                 self._untaken[place] = inf  # said once
-                log.warning("The liveness lock %d of this worker cannot be taken again just now. It is tried on.", place)
+                log.warning(
+                    "The liveness lock %d of this worker cannot be taken again just now. It is tried on.", place
+                )
         self._take_at = time.monotonic() + self._take_pause
         self._take_pause = min(self._take_pause * 1.5, TAKE_SECONDS_MAX)
 
