@@ -2,8 +2,8 @@
 
 Nobody else can give it back while this worker lives, and nobody is left to ask for it again: a store that refuses just
 then (a disk is full, a right is missing) would keep it for as long as the worker lives. So it is tried again, with
-pauses that grow, until it succeeds or the worker leaves, with which all of it is free. Each such operation names the epoch
-or the holder that it means: done late, or twice, it takes nothing from whoever has it by then.
+pauses that grow, until it succeeds or the worker leaves, with which all of it is free. Each such operation names the
+epoch or the holder that it means: done late, or twice, it takes nothing from whoever has it by then.
 """
 
 import asyncio
