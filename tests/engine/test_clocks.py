@@ -292,7 +292,7 @@ async def test_a_timer_that_came_due_while_the_machine_was_suspended_fires_when_
     assert after - before > 8 * 3600
 
 
-@pytest.mark.parametrize("rate", [0.99, 1.01])
+@pytest.mark.parametrize("rate", [0.95, 0.99, 1.01, 1.05, 1.5])
 @scenario
 async def test_a_timer_follows_the_store_s_clock_although_the_process_s_drifts(world: World, rate: float) -> None:
     app = await world.boot("drifting", rate=rate)
@@ -399,6 +399,68 @@ def test_a_store_s_clock_that_stands_still_is_not_waited_for() -> None:
         at[0] += 10 * SECOND
         clock.read_again()
     assert clock.now() == at[0]
+
+
+class FakeTicks:
+    """A process whose kernel counts `rate` times as fast as the store's clock goes."""
+
+    def __init__(self, rate: float, *, notes: bool = False) -> None:
+        self.at, self.shift, self.latest, self._rate, self._notes = 2_000_000_000 * SECOND, 0, 0, rate, notes
+        self.clock = StoreClock(self.store_now, lambda: round(self.at * rate))
+        self.seen = [self.clock.now()]
+
+    def store_now(self) -> int:
+        return max(self.at + self.shift, self.latest)
+
+    def live(self, seconds: float) -> None:
+        """Let time pass, and read the clock again; the store notes what was read, as stores do."""
+        for _ in range(10):
+            self.at += round(seconds * SECOND / 10)
+            self.seen.append(self.clock.now())
+        noted = self.clock.read_again()
+        if self._notes:
+            self.latest = max(self.latest, noted)
+        self.seen.append(self.clock.now())
+        assert self.seen == sorted(self.seen), "time went back"
+
+
+RATES = [0.5, 0.95, 0.99, 1.0, 1.01, 1.05, 1.5, 2.0]
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_however_wrong_ticks_are_time_keeps_to_the_store_s_clock(rate: float) -> None:
+    world = FakeTicks(rate)
+    for _ in range(500):
+        world.live(10)
+        assert world.clock.now() - world.at in range(-1000, round(10 * SECOND * max(0.0, rate - 1)) + 1000)
+
+
+@pytest.mark.parametrize("set_back", [HOUR, DAY])
+@pytest.mark.parametrize("rate", RATES)
+def test_a_store_s_clock_that_was_set_back_is_followed_at_its_pace_however_wrong_ticks_are(
+    rate: float, set_back: int
+) -> None:
+    world = FakeTicks(rate)
+    world.live(10)
+    world.shift = -set_back
+    world.live(10)
+    before, at = world.clock.now(), world.at
+    assert abs(before - at) <= 20 * SECOND
+    for _ in range(500):
+        world.live(10)
+    passed = (world.clock.now() - before) / (world.at - at)
+    assert min(rate, 1.0) * 0.99 < passed < 1.01
+
+
+@pytest.mark.parametrize("set_back", [HOUR, DAY])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_store_that_is_never_behind_what_was_noted_loses_no_time(seed: int, set_back: int) -> None:
+    chance, world = random.Random(seed), FakeTicks(1.0, notes=True)
+    world.live(10)
+    world.shift = -set_back
+    for _ in range(300):
+        world.live(chance.uniform(1, 20))
+        assert abs(world.clock.now() - world.at) < 1000
 
 
 def test_ticks_count_the_time_of_a_suspended_machine_where_there_is_such_a_clock() -> None:

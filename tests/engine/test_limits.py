@@ -7,10 +7,11 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.errors import Misuse, RunCancelled
-from everstep.stores.queues import TakeSlot
+from everstep.errors import Misuse, RunCancelled, StoreFull
+from everstep.stores.queues import FreeSlot, TakeSlot
 from everstep.testing.faulty_store import FaultyStore
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import wait_on_loop_until
 
 BEGUN: list[str] = []
 GATES: dict[str, asyncio.Event] = {}
@@ -301,3 +302,41 @@ async def test_a_store_that_fails_while_it_is_asked_about_slots_is_asked_again(
     run = await app.start(reads, "f", 2, id="r")
     assert await run.result(timeout=10) == ["f0", "f1"]
     assert fault.fired
+
+
+def frees(operations: Any, **_: Any) -> bool:
+    return any(isinstance(one, FreeSlot) for one in operations)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@scenario
+async def test_a_slot_that_the_store_does_not_take_back_is_given_back_later(machine: Machine, after: bool) -> None:
+    """As with a disk that is full, or a right that is missing, while a body ends."""
+    store = FaultyStore(machine.open_store())
+    app = await machine.boot(store=store.as_store(), clock=None)
+    await app.limit("api", concurrency=1)
+    fault = store.fail("commit", after=after, error=StoreFull("no room"), count=2, when=frees)
+    let("a", "b")
+    first = await app.start(one, "read", "a")
+    assert await first.result(timeout=60) == "a"
+    second = await app.start(one, "read", "b")
+    assert await second.result(timeout=60) == "b"
+    await wait_on_loop_until(lambda: not machine.store.slots())
+    assert fault.fired == 2
+
+
+@scenario
+async def test_an_attempt_whose_last_slot_is_still_to_be_given_back_waits_for_that(machine: Machine) -> None:
+    """Else what is given back late would be the slot of the next attempt."""
+    store = FaultyStore(machine.open_store())
+    app = await machine.boot(store=store.as_store(), clock=None)
+    await app.limit("api", concurrency=2)
+    app.limits._owed.add(("r", 1))
+    let("a")
+    run = await app.start(one, "read", "a", id="r")
+    await app.committer.drained()
+    app.limits.look()
+    await asyncio.sleep(0.05)
+    assert BEGUN == []
+    app.limits._give_back("api", ("r", 1))
+    assert await run.result(timeout=60) == "a"

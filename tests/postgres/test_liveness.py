@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 from everstep.errors import Misuse
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.postgres.transaction import PostgresStatements
+from everstep.stores.postgres.watching import Watcher
 from everstep.stores.protocol import Post, StartRun
 from everstep.stores.ticks import ticks
 from tests.postgres.server import Server
@@ -180,6 +182,69 @@ def test_a_worker_whose_session_was_ended_takes_its_lock_again(
         server.terminate(f"everstep {worker.pid} %")
         stays(lambda: watching.bury_dead(0) == [], 0.5)
     assert watching.is_in_use()
+
+
+class HalfOpen:
+    """A session whose client's end was cut, as by a proxy or a lost route: of that the server knows nothing yet."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self.connection = store._watcher._connection
+        assert self.connection is not None
+        self.pid = self.connection.info.backend_pid
+        self._server_s = os.dup(self.connection.fileno())
+        ours, other = socket.socketpair()
+        os.dup2(ours.fileno(), self.connection.fileno())
+        ours.close()
+        other.close()
+        store._watcher._wake()  # it waits for the other end of what it had
+
+    def notice(self) -> None:
+        """Let the server find out."""
+        os.close(self._server_s)
+
+
+@pytest.mark.parametrize("may_end", [True, False])
+def test_a_worker_keeps_its_lock_although_the_server_ends_its_lost_session_late(
+    postgres: PostgresHarness, watching: PostgresStore, server: Server, monkeypatch: pytest.MonkeyPatch, may_end: bool
+) -> None:
+    if not may_end:
+        monkeypatch.setattr(Watcher, "_end_last_session", lambda self, place: None)
+    living = PostgresStore(postgres.server.url(postgres.schema))
+    living.register_worker("living", os.getpid(), "host", living.now() + 10**9)
+    server.ask(f"UPDATE {postgres.schema}.workers SET machine = 'another'")
+    stays(lambda: watching.bury_dead(0) == [], 1.2)
+    lost = HalfOpen(living)
+    stays(lambda: watching.bury_dead(0) == [], 1.5)
+    lost.notice()
+    wait_until(lambda: not server.ask("SELECT 1 FROM pg_stat_activity WHERE pid = %s", lost.pid))
+    stays(lambda: watching.bury_dead(0) == [], 2.0)
+    assert living.renew("living", living.now() + 10**9)
+    assert [row.id for row in watching.workers()] == ["living"]
+    assert watching.is_alive(watching.workers()[0])
+    living.close()
+    until(lambda: watching.bury_dead(0) == ["living"])
+
+
+def test_a_lost_session_that_has_the_lock_is_ended_by_its_worker(postgres: PostgresHarness, server: Server) -> None:
+    living = PostgresStore(postgres.server.url(postgres.schema))
+    living.register_worker("living", os.getpid(), "host", living.now() + 10**9)
+    lost = HalfOpen(living)
+    wait_until(lambda: not server.ask("SELECT 1 FROM pg_stat_activity WHERE pid = %s", lost.pid))
+    wait_until(lambda: not living._watcher._untaken and living.is_in_use())
+    lost.notice()
+    living.close()
+
+
+def test_a_worker_whose_row_is_gone_wants_its_lock_no_more(postgres: PostgresHarness, server: Server) -> None:
+    living = PostgresStore(postgres.server.url(postgres.schema))
+    living.register_worker("living", os.getpid(), "host", living.now() + 10**9)
+    server.ask(f"DELETE FROM {postgres.schema}.workers")
+    assert not living.renew("living", living.now() + 10**9)
+    assert not living.is_in_use()
+    server.terminate(f"{living.name} l")
+    living.register_worker("again", os.getpid(), "host", living.now() + 10**9)
+    assert [row.place for row in living.workers()] == [1]
+    living.close()
 
 
 def test_a_forked_child_does_not_keep_the_lock_of_its_parent(

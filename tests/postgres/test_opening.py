@@ -9,14 +9,16 @@ import pytest
 from everstep.cli.mistakes import EXIT_FAILED, exit_status_of
 from everstep.errors import Misuse, StoreError, StoreReadOnly, StoreUnusable
 from everstep.stores.opening import open_store
-from everstep.stores.postgres import PostgresStore
+from everstep.stores.postgres import PostgresStore, connections
 from everstep.stores.postgres.addresses import address_of
 from everstep.stores.postgres.opening import script
-from everstep.stores.protocol import StartRun
+from everstep.stores.postgres.store import OPEN_ATTEMPTS
+from everstep.stores.protocol import Post, Posted, StartRun
 from everstep.stores.sql.nul import escaped, unescaped
 from tests.postgres.proxy import CuttingProxy
 from tests.postgres.server import Server
-from tests.stores.kit import PostgresHarness, new_run, python
+from tests.stores.kit import PostgresHarness, append_to, new_run, python
+from tests.waiting import wait_until
 
 
 def test_a_store_is_made_once_however_many_open_it(url: str) -> None:
@@ -121,19 +123,56 @@ def test_a_server_that_is_not_there_is_named() -> None:
 
 @pytest.mark.parametrize("moment", ["request", "reply"])
 @pytest.mark.parametrize("text", [b"pg_namespace", b"BEGIN", b"CREATE TABLE", b"COMMIT"])
-def test_a_server_that_goes_away_while_a_store_is_opened_is_named(
+def test_a_connection_that_is_lost_while_a_store_is_opened_is_made_again(
     server: Server, schema: str, moment: Any, text: bytes
 ) -> None:
     proxy = CuttingProxy(server.socket_path())
     url = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres?schema={schema}"
     try:
         proxy.cut_once(moment, text)
-        with pytest.raises(StoreError, match="cannot be reached"):
-            PostgresStore(url)
+        PostgresStore(url).close()
         assert proxy.cuts == 1
         PostgresStore(url).close()
     finally:
         proxy.close()
+
+
+@pytest.mark.parametrize("kind", ["cancel", "terminate"])
+def test_one_statement_that_is_cut_off_does_not_keep_a_store_from_being_opened(
+    server: Server, schema: str, kind: str
+) -> None:
+    url = server.url(schema)
+    PostgresStore(url).close()
+    opened: list[PostgresStore] = []
+    with psycopg.connect(server.uri) as lock:
+        lock.execute(f"LOCK TABLE {schema}.meta IN ACCESS EXCLUSIVE MODE")
+        thread = threading.Thread(target=lambda: opened.append(PostgresStore(url)))
+        thread.start()
+        shoot = (
+            f"SELECT pg_{kind}_backend(pid) FROM pg_stat_activity "
+            "WHERE wait_event_type = 'Lock' AND application_name LIKE 'everstep %%'"
+        )
+        wait_until(lambda: server.ask(shoot))
+        lock.rollback()
+    thread.join()
+    assert len(opened) == 1
+    opened[0].close()
+
+
+def test_a_store_that_cannot_be_opened_in_several_attempts_says_so_and_promises_nothing(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[int] = []
+
+    def cancelled(*_: object, **__: object) -> bool:
+        attempts.append(1)
+        raise psycopg.errors.QueryCanceled("canceling statement")
+
+    monkeypatch.setattr("everstep.stores.postgres.store.migrate", cancelled)
+    with pytest.raises(StoreError, match=f"It was tried {OPEN_ATTEMPTS} times") as found:
+        PostgresStore(url)
+    assert "It is tried again" not in str(found.value)
+    assert len(attempts) == OPEN_ATTEMPTS
 
 
 @pytest.mark.parametrize("text", ["", "a", "\0", "\x1a", "a\0b\x1a1", "\x1a0", "\0\0\x1a\x1a", "é\0"])
@@ -169,22 +208,54 @@ def test_what_a_role_has_set_for_other_purposes_does_not_count(server: Server, s
         "client_encoding": "LATIN1",
         "synchronous_commit": "off",
         "search_path": "nothing",
+        "DateStyle": "SQL, DMY",
+        "IntervalStyle": "sql_standard",
+        "TimeZone": "Asia/Kathmandu",
+        "bytea_output": "escape",
+        "extra_float_digits": "-15",
+        "standard_conforming_strings": "off",
+        "backslash_quote": "off",
+        "transform_null_equals": "on",
+        "default_transaction_deferrable": "on",
+        "row_security": "off",
+        "idle_session_timeout": "1ms",
     }
+    if server.ask("SELECT 1 FROM pg_settings WHERE name = 'transaction_timeout'"):
+        odd["transaction_timeout"] = "1ms"  # since PostgreSQL 17
     for name, value in odd.items():
         server.ask(f"ALTER ROLE {schema}_odd SET {name} = '{value}'")
     store = PostgresStore(server.as_role(f"{schema}_odd").url(schema))
     try:
         store.commit([StartRun(new_run("ü€", status="running"))])
         assert store.run("ü€") is not None
+        store.commit([append_to(store.run("ü€"))])
+        assert isinstance(store.commit([Post("ü€", "signal", value=b"\\\0'")])[0], Posted)
+        assert [one.value for one in store.inbox("ü€")] == [b"\\\0'"]
+        store.register_worker("w", 1, "h", store.now())
+        assert store.renew("w", store.now())
         connection = store.connect()
         settings = dict(connection.execute("SELECT name, setting FROM pg_settings").fetchall())
         connection.close()
         assert settings["transaction_isolation"] == "read committed"
         assert settings["synchronous_commit"] == "on"
+        assert settings.get("transaction_timeout", "0") == "0"
+        assert settings["TimeZone"] == "Asia/Kathmandu", "that is for atomic steps, which write tables of their own"
     finally:
         store.close()
         server.drop(schema)
         server.ask(f"DROP ROLE {schema}_odd")
+
+
+def test_a_timeout_that_an_older_server_does_not_know_is_not_named_to_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the same address has come to lead to an older server."""
+    address = address_of(url)
+    monkeypatch.setattr(connections, "SINCE_17", "no_such_timeout")
+    monkeypatch.setattr(connections, "VERSION_17", 10**9)
+    monkeypatch.setattr(connections, "_since_17", {address.server})
+    connections.connect(address, "everstep test", durability="power").close()
+    assert connections._since_17 == set()
 
 
 def test_without_psycopg_it_is_said_what_to_install() -> None:

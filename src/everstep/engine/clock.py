@@ -5,8 +5,9 @@ Three rules keep a wrong clock from doing harm:
 - How long something takes (a lease, the pause between two looks) is measured in `ticks`, which cannot be set.
 - When something is due is decided by the store's clock. It is read again with every renewal of the lease, so a process
   whose own clock drifts, or whose machine was paused, is put right within a third of a lease.
-- Time never goes back. A store's clock that was set back is followed at its pace, from where it had been: what was due
-  in two hours is due in two hours.
+- Time never goes back. A process whose ticks are too quick, by whatever share, stands still until the store's clock has
+  caught up. A store's clock that was itself set back is followed at its pace, from where it had been: what was due in
+  two hours is due in two hours.
 """
 
 import asyncio
@@ -25,8 +26,8 @@ SECOND: Final = 1_000_000
 READINGS: Final = 3
 """How often two clocks are compared each time. The quickest reading counts: in others the process may have waited."""
 DRIFT_SHARE: Final = 0.02
-"""Two sound clocks differ by less than this share of the time that has passed. A store's clock that is further behind
-was set back, or stands still."""
+"""Two sound clocks differ by less than this share of the time that has passed. A store's clock that was set back, and
+is further ahead of its last reading than that, was put right again."""
 NOISE: Final = 5_000
 """Microseconds by which two readings may differ without a meaning."""
 CANCELLED_MAX: Final = 100
@@ -69,10 +70,13 @@ class StoreClock:
         """Compare with the store's clock, and return what it is now: `now` may be ahead of that. On any thread."""
         with self._lock:
             took, at, now = self._reading()
-            passed = at - self._read_at
-            behind = self._read + passed - now
-            if abs(behind) > passed * DRIFT_SHARE + NOISE + took:
-                self._ahead = max(0, self._ahead + behind)  # it was set back, or put right again
+            passed, advanced = at - self._read_at, now - self._read
+            # Ticks that are too quick leave a store's clock that goes on; one that was set back is behind its own last
+            # reading, or is what was noted last: a store is never behind that.
+            is_noted = now in (self._read, self._read + self._ahead) and passed > NOISE
+            is_put_right = advanced - passed > passed * DRIFT_SHARE + NOISE + took
+            if advanced < 0 or is_noted or is_put_right:
+                self._ahead = max(0, self._ahead + passed - advanced)
             self._read_at, self._read = at, now
             self._floor = self.now()
             self._offset = now - at + self._ahead

@@ -30,6 +30,7 @@ from everstep.engine.queueing import Queueing
 from everstep.engine.resting import Resting
 from everstep.engine.resume import begin, hold_unit, is_delayed, is_supported, resolve_unit, take_up, would_go_on
 from everstep.engine.retaining import Collector
+from everstep.engine.returns import Returns
 from everstep.engine.stops import pass_on, stop_in
 from everstep.engine.stumbling import Stumbling
 from everstep.engine.threads import Threads
@@ -102,6 +103,7 @@ class Driving(Parts):
         self.untakeable: set[str] = set()
         """Runs that cannot be claimed, or whose chain key is not here; they are let alone until this app ends."""
         self.background = Background(self, patience)
+        self.returns = Returns(self)
         self.stumbling = Stumbling(self)
         self.watchers = Watchers(self)
         self.draining = False
@@ -503,7 +505,7 @@ class Driving(Parts):
         if not isinstance(verdict, Claimed):
             return
         if not would_go_on(self, verdict.row, DECLARED.named(row.workflow)):
-            await self.committer.submit(Release(run, verdict.row.epoch, "held"))
+            await self.returns.give_back(Release(run, verdict.row.epoch, "held"))
             return
         note = "the code matches the history again"
         unit = resolve_unit(self, verdict.row, holds[0], "retry", note=note, by="everstep")

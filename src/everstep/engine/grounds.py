@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from everstep.engine.background import on_a_thread
 from everstep.engine.leases import outwait
 from everstep.engine.lending import Lending
 from everstep.errors import Misuse, StoreError, ThreadActive
@@ -27,6 +28,7 @@ R = TypeVar("R")
 
 BURY_SECONDS_MAX: Final = 3.0
 BURY_PAUSE_SECONDS: Final = 0.05
+RETURNS: Final = "threads to give back"
 QUICK_SECONDS: Final = 0.002
 """What takes longer is not done on the loop of an application."""
 
@@ -68,6 +70,8 @@ class Ground:
         self._offers: list[Offer] = []
         self._taken: dict[str, tuple[int, int]] = {}
         """The threads that run here: their epochs, and how many calls run each."""
+        self._owed: dict[str, int] = {}
+        """The epochs of threads that run here no more, and that the store has not taken back."""
         self.steps = Lending(blocking)
         self._born: dict[str, int] = {}
         self._calm = threading.local()
@@ -169,6 +173,7 @@ class Ground:
             if isinstance(verdict, Taken):
                 self._taken[thread] = verdict.epoch, self._taken.get(thread, (0, 0))[1] + 1
                 self._born[thread] = verdict.born
+                self._owed.pop(thread, None)
                 return
         raise self.active(thread)
 
@@ -204,6 +209,25 @@ class Ground:
                     self.commit(FreeThread(thread, self.worker, epoch), always=True)
                 except StoreError as error:
                     log.error("The thread %s cannot be given back just now: %s", thread, error)
+                    self._owe(thread, epoch)
+
+    def _owe(self, thread: str, epoch: int) -> None:
+        """Try again until the store takes a thread back: nobody else could run it for as long as this worker lives."""
+        self._owed[thread] = epoch
+        try:
+            self.app.loop.call_soon_threadsafe(self.app.background.keep, RETURNS, self._free_again)
+        except RuntimeError:
+            pass  # the app is closed, and with its worker all threads are free
+
+    async def _free_again(self) -> None:
+        await on_a_thread(self._free_owed)
+
+    def _free_owed(self) -> None:
+        for thread in list(self._owed):
+            with self._taking[hash(thread) % len(self._taking)]:
+                if thread in self._owed:  # else it was taken again meanwhile, at the same epoch
+                    self.commit(FreeThread(thread, self.worker, self._owed[thread]), always=True)
+                    del self._owed[thread]
 
     def born(self, thread: str) -> int:
         """Return when a thread that runs here was begun: one of the same name that was deleted is another."""

@@ -2,7 +2,8 @@
 
 A slot is taken before the attempt is begun, so a step that waits has not happened, whatever becomes of this process:
 it stands in the history as withheld. The store decides whether there is room, so a limit holds over all workers; slots
-of a worker that is gone count no more. A slot is given back when the body ends, or leaves this process.
+of a worker that is gone count no more. A slot is given back when the body ends, or leaves this process (see
+`returns.py`).
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import msgspec
 from everstep.engine.clock import microseconds, set_alarm
 from everstep.engine.commands import StepCall, preview_of
 from everstep.engine.due import SLOT, Attempts
-from everstep.errors import Misuse, StoreError
+from everstep.errors import Misuse
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.stores.protocol import Accepted
@@ -79,6 +80,8 @@ class Limits:
         self._app = app
         self._waiting: dict[str, dict[tuple[str, int], Wait]] = {}
         self._held: dict[tuple[str, int], tuple[str, Driver]] = {}
+        self._owed: set[tuple[str, int]] = set()
+        """Slots that nothing here uses any more, until the store has them back."""
         self._look_later: asyncio.TimerHandle | None = None
         self._alarms: dict[str, int] = {}
 
@@ -185,8 +188,9 @@ class Limits:
         while name in self._waiting and not app.draining:
             self._drop_unwanted(name)
             room, next_at = self._room(name)
-            # An earlier attempt at the same step may still act, and has the slot.
-            chosen = [key for key in self._waiting.get(name, ()) if key not in self._held][:room]
+            # An earlier attempt at the same step may still act, and has the slot; or that is on its way back.
+            waiting = self._waiting.get(name, ())
+            chosen = [key for key in waiting if key not in self._held and key not in self._owed][:room]
             if not chosen:
                 self._wake_at(name, next_at)
                 return
@@ -244,14 +248,15 @@ class Limits:
         self._give_back(name, (run, call))
 
     def _give_back(self, name: str, key: tuple[str, int]) -> None:
+        self._owed.add(key)
         try:
-            freed = self._app.committer.submit(FreeSlot(name, *key, self._app.worker))
+            self._app.returns.give_back(
+                FreeSlot(name, *key, self._app.worker), functools.partial(self._is_back, name, key)
+            )
         except Misuse:
-            return  # this app is closed, and a worker that is gone has no slots
-        freed.add_done_callback(lambda done: self._freed(name, done))
+            pass  # this app is closed, and a worker that is gone has no slots
 
-    def _freed(self, name: str, done: "asyncio.Future[Any]") -> None:
-        if not done.cancelled() and isinstance(done.exception(), StoreError):
-            return  # the store has failed, and with it this worker; it is said elsewhere
+    def _is_back(self, name: str, key: tuple[str, int]) -> None:
+        self._owed.discard(key)
         if name in self._waiting:
             self._try(name)

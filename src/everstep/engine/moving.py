@@ -134,7 +134,7 @@ async def _claims(app: "App", rows: Sequence[RunRow]) -> AsyncIterator[list[RunR
         yield claimed
     except BaseException:
         for row in claimed:
-            await app.committer.submit(Release(row.id, row.epoch, "queued" if row.status == "running" else row.status))
+            await app.returns.give_back(Release(row.id, row.epoch, "queued" if row.status == "running" else row.status))
         raise
 
 

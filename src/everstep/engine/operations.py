@@ -134,10 +134,10 @@ async def _end_here(app: "App", row: RunRow, reason: str, by: str) -> bool:
         if claimed is None:
             return False  # somebody drives it: the inbox reaches them
         if any(one.kind == "cancel" and one.name == ROLLBACK for one in app.store.inbox(row.id)):
-            await app.committer.submit(Release(row.id, claimed.epoch, claimed.status))
+            await app.returns.give_back(Release(row.id, claimed.epoch, claimed.status))
             return False  # that came first, and whoever takes the run up sees both in their order
         if _is_unsettled(app, claimed):
-            await app.committer.submit(Release(row.id, claimed.epoch, claimed.status))
+            await app.returns.give_back(Release(row.id, claimed.epoch, claimed.status))
             return False  # whoever takes the run up settles that before it ends
         return await end_claimed(app, claimed, ev.CancelRequested(reason=reason, by=by, now=True))
 
@@ -161,7 +161,7 @@ async def end_claimed(app: "Driving", row: RunRow, request: ev.CancelRequested) 
         raise
     verdict = await app.committer.submit(unit)
     if not isinstance(verdict, Accepted):
-        await app.committer.submit(Release(row.id, row.epoch, "queued"))
+        await app.returns.give_back(Release(row.id, row.epoch, "queued"))
         return False
     for post in unit.posts:
         app.wake(post.run)
@@ -269,7 +269,7 @@ async def _roll_back_ended(app: "App", row: RunRow, request: ev.RollbackRequeste
         journal, history = journal_of(app, claimed)
         refuse_rollback(app.store, claimed, Account(history), allowed=request.uncompensated)
     except BaseException:
-        await app.committer.submit(Release(row.id, claimed.epoch, claimed.status))
+        await app.returns.give_back(Release(row.id, claimed.epoch, claimed.status))
         raise
     crash_point("rollback.claimed")
     journal.record("rollback_requested", "", request, journal.at)
@@ -311,7 +311,7 @@ async def resolve(
     try:
         unit = resolve_unit(app, claimed, chosen, resolution, payload, note=note, by=by, uncompensated=uncompensated)
     except (Damaged, Misuse):
-        await app.committer.submit(Release(run, claimed.epoch, "held"))
+        await app.returns.give_back(Release(run, claimed.epoch, "held"))
         raise
     _expect_accepted(await app.committer.submit(unit), run)
     for post in unit.posts:

@@ -134,7 +134,7 @@ class Presence:
         self.left[row.id] = None
         app.untakeable.add(row.id)
         await self.renew(app.clock.now())
-        await app.committer.submit(Release(row.id, row.epoch, row.status))
+        await app.returns.give_back(Release(row.id, row.epoch, row.status))
         return True
 
     def look_again(self) -> None:

@@ -41,7 +41,15 @@ RULES: Final = (
     "-c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0 "
     "-c array_nulls=on"
 )
-"""What a role or a database may have set otherwise, and must not be otherwise here."""
+"""What a role or a database may have set otherwise, and must not be otherwise here.
+
+How values are shown (DateStyle, TimeZone, bytea_output …) and what a literal means are left to the role: no statement
+of a store depends on them, and those of atomic steps may. `session_replication_role` only a superuser may set.
+"""
+VERSION_17: Final = 170000
+SINCE_17: Final = "transaction_timeout"
+_since_17: set[str] = set()
+"""The servers that know this one as well. Others refuse a session that names it, and none says its version before."""
 KEEPALIVE: Final = {
     "keepalives": "1",
     "keepalives_idle": "5",
@@ -79,18 +87,41 @@ def connect(address: Address, name: str, *, durability: Durability, writing: boo
         commit = "on" if durability == "power" else "off"
         plans = PLANS_OF_WRITER if writing else PLANS
         settings["options"] = f"{given.get('options', '')} {plans} {RULES} -c synchronous_commit={commit}".strip()
-    try:
-        connection: Connection = psycopg.connect(
-            address.server, autocommit=True, cursor_factory=psycopg.RawCursor, **settings
-        )
-    except psycopg.OperationalError as error:
-        raise Outage(_one_line(error)) from error
+    connection = _connected(address, settings)
     connection.prepared_max = 400
     if address.pooler:
         connection.prepare_threshold = None
     adapt(connection)
     _open_connections.add(connection)
     return connection
+
+
+def _connected(address: Address, settings: dict[str, Any]) -> Connection:
+    """Connect; to a server that turns out to know more rules a second time, with those."""
+    if address.pooler:
+        return _connect(address, settings)
+    newer = {**settings, "options": f"{settings['options']} -c {SINCE_17}=0"}
+    if address.server in _since_17:
+        try:
+            return _connect(address, newer)
+        except Outage as outage:
+            if SINCE_17 not in str(outage):
+                raise
+            _since_17.discard(address.server)  # another server is there now, and an older one
+    connection = _connect(address, settings)
+    if connection.info.server_version < VERSION_17:
+        return connection
+    connection.close()
+    connection = _connect(address, newer)
+    _since_17.add(address.server)
+    return connection
+
+
+def _connect(address: Address, settings: dict[str, Any]) -> Connection:
+    try:
+        return psycopg.connect(address.server, autocommit=True, cursor_factory=psycopg.RawCursor, **settings)
+    except psycopg.OperationalError as error:
+        raise Outage(_one_line(error)) from error
 
 
 def ground(error: Exception, connection: Connection | None, schema: str = "") -> Ground:

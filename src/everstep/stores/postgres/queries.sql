@@ -857,6 +857,15 @@ SELECT pg_try_advisory_lock($1::int, $2::int);
 -- It leaves.
 SELECT pg_advisory_unlock($1::int, $2::int);
 
+-- name: end_last_session
+-- End the session that has the lock of a place and the name of the one that asks: its last one. Names have random bits,
+-- so nobody else has it; the same role may end it.
+SELECT pg_terminate_backend(held.pid) FROM pg_locks AS held JOIN pg_stat_activity AS session ON session.pid = held.pid
+WHERE held.locktype = 'advisory' AND held.classid = $1::bigint::oid AND held.objid = $2::bigint::oid AND held.objsubid = 2
+    AND held.granted AND held.mode = 'ExclusiveLock' AND held.pid <> pg_backend_pid()
+    AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND session.application_name = $3;
+
 -- name: silent_workers
 -- Workers whose lock nobody has, and those whose lease is marked as lapsed. A restart of the server frees all locks, so none is
 -- missed before everybody has had a while to take them again. (A lock that could be had is let go with the transaction.)

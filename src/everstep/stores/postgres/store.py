@@ -1,5 +1,6 @@
 """The PostgreSQL store: one schema of a database, any number of processes on any number of machines."""
 
+import itertools
 import os
 import secrets
 import time
@@ -39,6 +40,9 @@ SETTLE_SECONDS: Final = 1.0
 """So long after a restart of the server everybody has time to take their locks again."""
 GRACE_SECONDS: Final = 0.25
 """So long a lock has to be missing: its owner may just be connecting again."""
+OPEN_ATTEMPTS: Final = 6
+"""So often opening is tried: a server that is not there at first is named at once."""
+OPEN_PAUSE_SECONDS: Final = 0.01
 
 
 class PostgresStore(SqlStore):
@@ -102,27 +106,50 @@ class PostgresStore(SqlStore):
         """How far the server's clock is ahead of this machine's ticks."""
 
     def _opened(self, name: str, create: bool, may_migrate: bool) -> Connection:
-        """Return the connection that writes, to a schema that is a store."""
+        """Return the connection that writes, to a schema that is a store.
+
+        A statement that was cancelled, or a session that was ended, says nothing about the store: it is tried again, in
+        a new session. Each migration is one transaction, and whoever tries again reads how far the last one came.
+        """
+        for attempt in itertools.count(1):
+            connection = self._connected(name, is_last=attempt in (1, OPEN_ATTEMPTS))
+            if connection is None:
+                time.sleep(OPEN_PAUSE_SECONDS * 2**attempt)
+                continue
+            try:
+                check_server(connection, self.address)
+                refuse_unsaid_pooler(connection, self.address)
+                self.is_new = migrate(connection, self.address, create=create, may_migrate=may_migrate)
+            except (psycopg.Error, Outage) as error:
+                outage = outage_of(error, connection)
+                connection.close()
+                if outage is None:
+                    raise refused(error, self.url) from error
+                if attempt == OPEN_ATTEMPTS:
+                    raise StoreError(
+                        f"{self.url} could not be opened ({outage}). It was tried {attempt} times. Open it again when "
+                        "that is mended; what was committed stays."
+                    ) from error
+                time.sleep(OPEN_PAUSE_SECONDS * 2**attempt)
+            except BaseException:
+                connection.close()
+                raise
+            else:
+                return connection
+        raise AssertionError("unreachable")
+
+    def _connected(self, name: str, *, is_last: bool) -> Connection | None:
+        """Return a connection that writes. Without one None is returned, or said why if this was the last attempt."""
         try:
-            connection = connect(self.address, name, durability=self.durability, writing=True)
+            return connect(self.address, name, durability=self.durability, writing=True)
         except Outage as outage:
             if REFUSAL in str(outage):
                 raise StoreUnusable(unsaid(self.address)) from outage
-            raise StoreError(f"{self.url} cannot be reached: {outage}.") from outage
+            if is_last:
+                raise StoreError(f"{self.url} cannot be reached: {outage}.") from outage
+            return None
         except psycopg.ProgrammingError as error:
             raise StoreUnusable(f"{self.url} is not the URL of a database: {error}") from error
-        try:
-            check_server(connection, self.address)
-            refuse_unsaid_pooler(connection, self.address)
-            self.is_new = migrate(connection, self.address, create=create, may_migrate=may_migrate)
-        except psycopg.Error as error:
-            trouble = refused(outage_of(error, connection) or error, self.url)
-            connection.close()
-            raise trouble from error
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def close(self) -> None:
         """Close the store. Workers that did not leave count as dead from now on."""

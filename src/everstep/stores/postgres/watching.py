@@ -6,6 +6,10 @@ and takes the locks again, well within the time that others give it: a lock coun
 twice, a little while apart, to somebody who has been connected for a second; for a restart drops the locks of all. Only
 if there is no such process any more, on the machine on which we are, it is gone at once.
 
+A lock that cannot be taken again is wanted for as long as the worker lives: that somebody has it proves nothing. Mostly
+it is the worker's own last session, of which the server has not noticed that its other end is gone; this one ends it.
+Only the worker's row says that it was given up for dead: who renews its lease and finds no row frees its place.
+
 News travels by NOTIFY, which the same session sends after a commit and never in it, for a transaction with a NOTIFY
 keeps all others of the server from committing. Nothing depends on it: whoever hears nothing looks now and then.
 """
@@ -16,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -50,6 +55,10 @@ NEIGHBOURS: Final = 16
 """So many others each worker looks after. When all of them are gone they are buried, and the next are looked after."""
 INTEREST_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.1
+TAKE_SECONDS_MIN: Final = 0.005
+TAKE_SECONDS_MAX: Final = 0.05
+"""So often a lock that somebody else has is tried, first and later: well within the time that others give its owner."""
+TAKE_MENTION_SECONDS: Final = 1.0
 SETBACKS_MAX: Final = 8
 """How often in a row a statement is tried again in the same session, which has the locks, before that is made anew."""
 ANSWER_SECONDS: Final = 15.0
@@ -79,6 +88,11 @@ class Watcher:
         self._grace_seconds = grace_seconds
         self._channel = f"everstep_{address.schema}"
         self._held: set[int] = set()
+        """The places of the workers that are here."""
+        self._untaken: dict[int, float] = {}
+        """Those of them whose locks were lost with a session and could not be taken again, and since when."""
+        self._take_at = 0.0
+        self._take_pause = TAKE_SECONDS_MIN
         self._wishes: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -150,6 +164,7 @@ class Watcher:
     def free(self, place: int) -> None:
         """Free the lock of a place."""
         self._held.discard(place)
+        self._untaken.pop(place, None)
         if self._connection is not None:
             try:
                 self._ask(lambda: self._statements().all("free_place", self._places, place))
@@ -237,22 +252,36 @@ class Watcher:
         self._missing.clear()
         if not self._address.pooler:
             self._connection.execute(f'LISTEN "{self._channel}"')
-            for place in sorted(self._held):
-                self._take_again(place)
+            now = time.monotonic()
+            self._untaken = {place: self._untaken.get(place, now) for place in sorted(self._held)}
+            self._take_pause = TAKE_SECONDS_MIN
+            self._take_again()
             self._statements().all("tell", self._channel)  # whoever hears itself hears others
         self._changed = self._changed or self._was_open  # what was said meanwhile was not heard
         self._was_open = True
         self._opened_at = time.monotonic()
 
-    def _take_again(self, place: int) -> None:
-        """Take a lock again that was lost with the last session."""
-        until = time.monotonic() + 1.0
-        while not self._statements().all("take_place", self._places, place)[0][0]:
-            if time.monotonic() > until:
-                self._held.discard(place)
-                log.warning("The liveness lock %d of this worker is somebody else's: it was given up for dead.", place)
-                return
-            time.sleep(0.01)  # somebody is just looking whether it is free
+    def _take_again(self) -> None:
+        """Take the locks again that were lost with the last session, as far as they can be had."""
+        for place, since in sorted(self._untaken.items()):
+            if self._has_lock(place):
+                self._untaken.pop(place, None)
+                continue
+            self._end_last_session(place)
+            if time.monotonic() - since > TAKE_MENTION_SECONDS:
+                self._untaken[place] = inf  # said once
+                log.warning(
+                    "The liveness lock %d of this worker cannot be taken again just now. It is tried on.", place
+                )
+        self._take_at = time.monotonic() + self._take_pause
+        self._take_pause = min(self._take_pause * 1.5, TAKE_SECONDS_MAX)
+
+    def _end_last_session(self, place: int) -> None:
+        """End a session of this store object that has a lock of ours: on our side it has ended."""
+        try:
+            self._statements().all("end_last_session", self._places, place, self._name)
+        except psycopg.errors.InsufficientPrivilege:
+            pass  # the server ends it when it notices
 
     def _lose(self, error: Exception) -> None:
         if not self._stopping:
@@ -271,6 +300,8 @@ class Watcher:
         """Do what was asked for, say what is new, hear, and look who is gone; then wait for the next of these."""
         assert self._connection is not None
         self._grant_wishes()
+        if self._untaken and time.monotonic() >= self._take_at:
+            self._take_again()
         if self._patience.seconds():
             self._statements().all("server_time")
             self._patience.end()
@@ -329,6 +360,8 @@ class Watcher:
             times.append(self._told_at + TELL_SECONDS - now)
         if now < self._wanted_until:
             times.append(self._next_watch() - now)
+        if self._untaken:
+            times.append(self._take_at - now)
         select.select([self._connection.fileno(), self._ear.fileno()], [], [], max(0.0, min(times)))
         self._ear_waits(0.0)
 
@@ -374,6 +407,13 @@ class Watcher:
     def _take(self, place: int) -> bool:
         if place in self._held:
             return False
+        taken = self._has_lock(place)
+        if taken:
+            self._held.add(place)
+        return taken
+
+    def _has_lock(self, place: int) -> bool:
+        """Take the lock of a place, if nobody has it."""
         try:
             taken: bool = self._statements().all("take_place", self._places, place)[0][0]
         except psycopg.Error:
@@ -381,8 +421,6 @@ class Watcher:
             # is no error.
             self._statements().all("free_place", self._places, place)
             raise
-        if taken:
-            self._held.add(place)
         return taken
 
     def _statements(self) -> PostgresStatements:

@@ -86,7 +86,12 @@ class Workers:
     def renew(self, worker: str, lease_until: int, at: int, about: bytes | None) -> int | None:
         """Prolong a worker's lease, and return the server's clock; None if the worker had been buried."""
         rows = self._writer.transact("renew", lambda do: do.all("renew", lease_until, worker, at, about))
-        return rows[0][0] if rows else None
+        if rows:
+            server: int = rows[0][0]
+            return server
+        if (place := self._held.pop(worker, None)) is not None:
+            self._watcher.free(place)  # it was given up for dead: another worker may have its place
+        return None
 
     def lapse(self, worker: str, lease_until: int) -> bool:
         """Mark a lease as lapsed, unless it was prolonged since it was read."""
