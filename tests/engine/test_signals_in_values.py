@@ -100,11 +100,13 @@ else:
     asyncio.run(main())
 """
 PLACES = ("argument", "outcome", "result", "published", "cost", "text", "retry_after", "carried")
+SWALLOWED = ("text", "retry_after", "carried")
+"""Places in which Ctrl-C by Python's own handler cannot be told from an error that raises `KeyboardInterrupt`."""
+CASES = [(place, way) for place in PLACES for way in ("handler", "loop") if way == "handler" or place not in SWALLOWED]
 PATIENCE_SECONDS = 60.0
 
 
-@pytest.mark.parametrize("way", ["handler", "loop"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "way"), CASES)
 def test_a_signal_in_a_user_s_object_ends_the_process_and_is_no_outcome(tmp_path: Path, place: str, way: str) -> None:
     program = Program(tmp_path, CODE, place, way)
     assert program.line() == "here"

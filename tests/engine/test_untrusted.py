@@ -341,12 +341,3 @@ def test_a_signal_that_comes_while_an_object_is_asked_is_passed_on(asked: str, k
             ASKS[asked]()
     finally:
         signal.signal(signal.SIGUSR1, before)
-
-
-def test_ctrl_c_that_comes_while_an_object_is_asked_is_passed_on() -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            text_of(type("Asked", (), {"__str__": lambda self: signal.raise_signal(signal.SIGINT)})())
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -18,6 +18,7 @@ from everstep.model.budgets import allotment_of
 from everstep.model.ids import checked_run_id
 from everstep.model.options import (
     check_optional_texts,
+    check_texts,
     checked_choice,
     checked_tags,
     checked_text,
@@ -282,5 +283,6 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
         """
         from everstep.engine import approving
 
-        check_optional_texts(what=what, id=id, by=by or "", note=note or "")
+        check_optional_texts(what=what, id=id)
+        check_texts(by=by, note=note)
         return await approving.approve(self, run, answer, what=what, id=id, arguments=arguments, by=by, note=note)

@@ -4,13 +4,13 @@ Each of them may be a user's code. It may raise anything, `KeyboardInterrupt` to
 should. An error has to be recorded all the same, or its run would never end: nothing here raises. (Code that never
 returns cannot be helped: it blocks its thread here as it does anywhere else.)
 
-The one exception is a signal that comes meanwhile, which is no fault of the object: what it raises is passed on.
+The one exception is what a program's handler of a signal raises meanwhile, which is no fault of the object: it passes
+through. (Ctrl-C by Python's own handler cannot be told from an object that raises `KeyboardInterrupt`.)
 """
 
 import errno
 import functools
 import logging
-import opcode
 import signal
 import threading
 from collections.abc import Callable
@@ -31,7 +31,6 @@ _MEMBERS: Final = BaseExceptionGroup.__dict__["exceptions"].__get__
 
 
 REFUSED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
-_RAISE: Final = opcode.opmap["RAISE_VARARGS"]
 
 
 class Stopped(Exception):
@@ -156,18 +155,8 @@ def ends_process(error: BaseException) -> bool:
 
 
 def was_signalled(error: BaseException) -> bool:
-    """Tell whether a signal raised this, and surely not the code that it was raised in: a `raise` of its own."""
-    if not is_a(error, KeyboardInterrupt, SystemExit) or threading.current_thread() is not threading.main_thread():
-        return False
-    return _came_from_a_handler(error) or (is_a(error, KeyboardInterrupt) and not _has_a_raise(error))
-
-
-def _has_a_raise(error: BaseException) -> bool:
-    """Tell whether an error began with a `raise`. Python's own handler of Ctrl-C has no line of code."""
-    traceback = traceback_of(error)
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback is None or traceback.tb_frame.f_code.co_code[traceback.tb_lasti] == _RAISE
+    """Tell whether the program's own handler of a signal raised this, and not the code that it was raised in."""
+    return is_a(error, KeyboardInterrupt, SystemExit) and _came_from_a_handler(error)
 
 
 def _came_from_a_handler(error: BaseException) -> bool:
