@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep import register
 from everstep.codec import ANY, Codec, Signature, types_of
 from everstep.errors import NotDecodable, NotEncodable, StepError
 from tests.codec.test_values import TYPED, Author, Basket, Book, Colour, Item, Node, Order, Point
@@ -253,30 +252,6 @@ def test_escape_codes_and_reversed_text_are_neutralised() -> None:
     shown = codec.preview(codec.encode("\x1b[31m\x9b\x7f\u202egnp.exe\u2028\u200b"))
     assert shown.isprintable()
     assert "\\u202e" in shown
-
-
-class Refused:
-    """A value for which the machine has no memory."""
-
-    def __init__(self, way: str) -> None:
-        self.way = way
-
-
-def has_no_memory(given: Any) -> Any:
-    if given == "decode" or getattr(given, "way", "") == "encode":
-        raise MemoryError
-    return given.way
-
-
-register(Refused, encode=has_no_memory, decode=has_no_memory)
-
-
-def test_refused_memory_says_nothing_about_a_value_or_a_payload() -> None:
-    with pytest.raises(MemoryError):
-        codec.encode([Refused("encode")])
-    payload = codec.encode([Refused("decode")])
-    with pytest.raises(MemoryError):
-        codec.decode(payload)
 
 
 def raise_it(*args: Any) -> Any:
