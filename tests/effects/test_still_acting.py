@@ -81,7 +81,14 @@ class Bank:
         elif way == "thread in a thread":
             self.send_in_thread(lambda: self.send_in_thread(self.send))
         elif way == "threadsafe":
-            self.send_in_thread(lambda: asyncio.run_coroutine_threadsafe(self.send_on_loop(), loop))
+            future = loop.create_future()  # a callback need not have a module
+            self.send_in_thread(
+                lambda: (
+                    loop.call_soon_threadsafe(future.set_result, None),
+                    asyncio.run_coroutine_threadsafe(self.send_on_loop(), loop),
+                )
+            )
+            await future
         else:
             self.kept.append(asyncio.create_task(self.send_on_loop()))
             return asyncio.shield(self.kept[0]) if way == "shielded" else self.kept[0]

@@ -34,6 +34,7 @@ import msgspec
 from everstep.effects.body import Fate, StepBody, refuse_nested
 from everstep.effects.surroundings import CURRENT, Surroundings, see_code_with
 from everstep.errors import Misuse
+from everstep.model.untrusted import attribute, text_of
 
 if TYPE_CHECKING:
     from everstep.effects.step import Step
@@ -189,13 +190,17 @@ def note_thread(starting: Any) -> None:
     thread = getattr(starting, "__self__", None)
     if not isinstance(thread, threading.Thread):
         return
-    module = getattr(getattr(thread, "_target", None), "__module__", None) or ""
+    module = _module_of(getattr(thread, "_target", None))
     is_of_engine = module.partition(".")[0] == "everstep" and thread.name.startswith("everstep")
     if module != "concurrent.futures.thread" and not is_of_engine:
         begun_in = descent()
         if begun_in is not None:
             setattr(thread, _MARK, begun_in)
             _THREADS.add(thread)
+
+
+def _module_of(function: object) -> str:
+    return text_of(attribute(function, "__module__") or "")
 
 
 def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
@@ -218,11 +223,11 @@ def watch_tasks(loop: asyncio.AbstractEventLoop) -> None:
         return task
 
     def call_soon_threadsafe_seen(callback: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        if _get_running_loop() is not loop and not getattr(callback, "__module__", "").startswith("everstep."):
+        if _get_running_loop() is not loop:
             body = CURRENT.get()
             thread = threading.current_thread()
             begun_in = _named(body) if isinstance(body, StepBody) else getattr(thread, _MARK, None)
-            if begun_in is not None:
+            if begun_in is not None and not _module_of(callback).startswith("everstep."):
                 callback = _Given(begun_in, callback)
                 _CALLBACKS.add(callback)
         return call_soon_threadsafe(callback, *args, **options)
