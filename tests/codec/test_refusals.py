@@ -10,7 +10,7 @@ from everstep.codec import Codec
 codec = Codec()
 
 
-class Refused:
+class NoRoom:
     """A value for which the machine has no memory."""
 
     def __init__(self, way: str) -> None:
@@ -23,12 +23,12 @@ def has_no_memory(given: Any) -> Any:
     return given.way
 
 
-register(Refused, encode=has_no_memory, decode=has_no_memory)
+register(NoRoom, encode=has_no_memory, decode=has_no_memory)
 
 
 def test_refused_memory_says_nothing_about_a_value_or_a_payload() -> None:
     with pytest.raises(MemoryError):
-        codec.encode([Refused("encode")])
-    payload = codec.encode([Refused("decode")])
+        codec.encode([NoRoom("encode")])
+    payload = codec.encode([NoRoom("decode")])
     with pytest.raises(MemoryError):
         codec.decode(payload)

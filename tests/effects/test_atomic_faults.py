@@ -540,7 +540,7 @@ async def test_a_database_for_asyncio_fits_behind_the_same_protocol(machine: Mac
     assert shop.sales() == ["lamp"]
     assert len(shop.outcomes()) == 1
     assert machine.bodies("r", "step_started")[0].database == "later"
-    assert await app.forget_markers(LaterDatabase(shop), older_than=-1) == 1
+    assert await app.forget_markers(LaterDatabase(shop), older_than=0) == 1
 
 
 def test_a_database_that_hides_its_coroutines_is_told_so(tmp_path: Path) -> None:
@@ -621,4 +621,4 @@ def test_blocking_code_forgets_markers_too(tmp_path: Path) -> None:
     flow = selling_flow(shop.path)
     with everstep.open(str(tmp_path / "runs.db")) as app:
         app.run(flow)
-        assert app.forget_markers(shop.path, older_than=-1) == 1
+        assert app.forget_markers(shop.path, older_than=0) == 1

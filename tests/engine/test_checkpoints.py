@@ -1201,6 +1201,7 @@ NOT_KEPT = {
     "cancel": "a run that is being cancelled takes none",
     "rollback": "a run that is being undone takes none",
     "main": "it is the code itself",
+    "refusal": "a run to which the machine refused something is taken up again",
     "_issued": "what was asked for before is recorded before",
     "_cancel_came_too_late": "a run that is being cancelled takes none",
 }
