@@ -109,7 +109,7 @@ async def _tried(app: Any, method: str, args: tuple[Any, ...], options: dict[str
     try:
         called = getattr(app, method)(*args, **options)
         if asyncio.iscoroutine(called):
-            await asyncio.wait_for(called, 5)
+            await asyncio.wait_for(called, 60)
     except BaseException as error:  # noqa: BLE001  # the point is which one
         return error
     return None
