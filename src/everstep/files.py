@@ -16,6 +16,7 @@ from everstep.effects.surroundings import persons_line
 from everstep.effects.witnesses import FOLDER, file, file_fact
 from everstep.engine.execution import current_execution
 from everstep.engine.witnessing import change_file, release_witness, take_witness
+from everstep.model.options import checked_path
 
 __all__ = ["append", "delete", "make_folder", "move", "write"]
 
@@ -55,14 +56,14 @@ async def write(
     expected: refuse with `FileChanged` to overwrite anything else than this content (None: anything at all).
     witness: remember the content and compare it before the run goes on after a stop.
     """
-    name, checked = os.fspath(path), expected != UNCHECKED
+    name, checked = checked_path("path", path), expected != UNCHECKED
     fact = await _do("write", _WRITE, name, content, expected if checked else None, checked)
     _remember(name, fact, witness)
 
 
 async def append(path: Path, content: str | bytes, *, witness: bool = True) -> None:
     """Append to a file, once, however often the process dies in between."""
-    name = os.fspath(path)
+    name = checked_path("path", path)
     fact, mark = await _do("append", _APPEND, name, content)
     _remember(name, fact, witness)
     await _do("append", _FORGET, name, mark)
@@ -70,7 +71,7 @@ async def append(path: Path, content: str | bytes, *, witness: bool = True) -> N
 
 async def move(source: Path, target: Path, *, overwrite: bool = False, witness: bool = True) -> None:
     """Move a file."""
-    origin, goal = os.fspath(source), os.fspath(target)
+    origin, goal = checked_path("source", source), checked_path("target", target)
     digest = await _do("move", _OBSERVE, origin)
     fact = await _do("move", _MOVE, origin, goal, overwrite, digest)
     _remember(origin, file_fact(None), witness)
@@ -79,13 +80,13 @@ async def move(source: Path, target: Path, *, overwrite: bool = False, witness: 
 
 async def delete(path: Path, *, witness: bool = True) -> None:
     """Delete a file; one that is not there is deleted already."""
-    name = os.fspath(path)
+    name = checked_path("path", path)
     await _do("delete", _DELETE, name)
     _remember(name, file_fact(None), witness)
 
 
 async def make_folder(path: Path) -> None:
     """Make a folder and those above it, as far as they are missing."""
-    name = os.fspath(path)
+    name = checked_path("path", path)
     await _do("make_folder", _MAKE_FOLDER, name)
     change_file(current_execution("everstep.files"), name, FOLDER, persons_line(sys._getframe(1)))

@@ -5,13 +5,14 @@ Closing an app, losing a worker's row, and deleting the file of liveness locks p
 
 import asyncio
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,26 @@ async def test_a_certain_failure_that_an_app_left_unsettled_is_in_doubt_for_the_
     bank.gate.set()
     await machine.until(lambda: machine.status("r") in ("completed", "held") or machine.clock.advance(1))
     assert (given.paid, len(bank.sent)) == (0, 1)
+
+
+@scenario
+async def test_the_threads_of_a_pool_of_processes_are_not_those_of_the_body_that_used_it_first(
+    machine: Machine,
+) -> None:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+
+        @step(effect="once")
+        async def pay() -> str:
+            await asyncio.get_running_loop().run_in_executor(pool, os.getpid)
+            raise NotDone("try again")
+
+        @workflow
+        async def pays() -> str:
+            return await pay()
+
+        app = await machine.boot()
+        with pytest.raises(NotDone):
+            await app.run(pays, id="r")
 
 
 @scenario

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from everstep.errors import Misuse
+from everstep.errors import Misuse, StoreError
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.postgres.watching import Watcher
@@ -235,6 +235,15 @@ def test_a_lost_session_that_has_the_lock_is_ended_by_its_worker(postgres: Postg
     living.close()
 
 
+def _is_registered(store: PostgresStore, worker: str) -> bool:
+    """Register a worker; False while the session that watches is made again."""
+    try:
+        store.register_worker(worker, os.getpid(), "host", store.now() + 10**9)
+    except StoreError:
+        return False
+    return True
+
+
 def test_a_worker_whose_row_is_gone_wants_its_lock_no_more(postgres: PostgresHarness, server: Server) -> None:
     living = PostgresStore(postgres.server.url(postgres.schema))
     living.register_worker("living", os.getpid(), "host", living.now() + 10**9)
@@ -242,7 +251,8 @@ def test_a_worker_whose_row_is_gone_wants_its_lock_no_more(postgres: PostgresHar
     assert not living.renew("living", living.now() + 10**9)
     assert not living.is_in_use()
     server.terminate(f"{living.name} l")
-    living.register_worker("again", os.getpid(), "host", living.now() + 10**9)
+    server.wait_for_sessions_to_end(f"{living.name} l")
+    until(lambda: _is_registered(living, "again"))
     assert [row.place for row in living.workers()] == [1]
     living.close()
 

@@ -102,7 +102,9 @@ class StepBody(msgspec.Struct, eq=False):
         refuse_nested(step, self.step)
         return step.function(*args, **kwargs)
 
-    def call_workflow(self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    def call_workflow(
+        self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
+    ) -> Any:
         """A workflow called by a step's body is the plain function."""
         return workflow.function(*args, **kwargs)
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from everstep.effects.step import Step
 
 _MARK: Final = "_everstep_descent"
+POOLS: Final = ("concurrent.futures.", "multiprocessing.")
+"""Whose threads serve whoever gives them a call."""
 
 AttemptIn = Callable[[FrameType], StepBody | None]
 _FRAMES: dict[CodeType, AttemptIn] = {}
@@ -74,7 +76,9 @@ class Descent(msgspec.Struct, frozen=True):
         refuse_nested(step, self.step)
         return step.function(*args, **kwargs)
 
-    def call_workflow(self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    def call_workflow(
+        self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
+    ) -> Any:
         """A workflow called by a step's body is the plain function."""
         return workflow.function(*args, **kwargs)
 
@@ -190,9 +194,9 @@ def note_thread(starting: Any) -> None:
     thread = getattr(starting, "__self__", None)
     if not isinstance(thread, threading.Thread):
         return
-    module = _module_of(getattr(thread, "_target", None))
+    module = _module_of(getattr(thread, "_target", None) or type(thread))
     is_of_engine = module.partition(".")[0] == "everstep" and thread.name.startswith("everstep")
-    if module != "concurrent.futures.thread" and not is_of_engine:
+    if not module.startswith(POOLS) and not is_of_engine:
         begun_in = descent()
         if begun_in is not None:
             setattr(thread, _MARK, begun_in)

@@ -151,10 +151,24 @@ def move(source: str, target: str, overwrite: bool, digest: str) -> dict[str, An
         if there is not None and not overwrite:
             raise FileChanged(f"{target} is there already; nothing was moved.", target)
         refuse_given_up()
-        os.replace(origin.name, goal.name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
+        if _is_one_file(from_folder, origin, to_folder, goal):
+            _unlink(from_folder, origin)  # two names of one file: renaming it to the other does nothing
+        else:
+            os.replace(origin.name, goal.name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
         os.fsync(to_folder)
         os.fsync(from_folder)
         return file_fact(now)
+
+
+def _is_one_file(from_folder: Folder, origin: Path, to_folder: Folder, goal: Path) -> bool:
+    """Tell whether two paths are different names of one file (hard links)."""
+    names = {(os.fstat(from_folder).st_ino, origin.name), (os.fstat(to_folder).st_ino, goal.name)}
+    try:
+        found = os.stat(goal.name, dir_fd=to_folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    here = os.stat(origin.name, dir_fd=from_folder, follow_symlinks=False)
+    return len(names) == 2 and (here.st_dev, here.st_ino) == (found.st_dev, found.st_ino)
 
 
 def delete(path: str) -> None:

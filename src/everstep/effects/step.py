@@ -123,7 +123,7 @@ class Step:
         current = now_running() or code_here()
         if current is None:
             return OUTSIDE[-1](self, args, kwargs) if OUTSIDE else self.function(*args, **kwargs)
-        return current.call_step(self, args, kwargs, sys._getframe(1) if current.wants_places else None)
+        return current.call_step(self, args, kwargs, sys._getframe().f_back if current.wants_places else None)
 
     def __get__(self, instance: Any, owner: type | None = None) -> "Step":
         """Bind a step that is a method: `self` reaches the body and is not encoded."""

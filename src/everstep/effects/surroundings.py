@@ -32,7 +32,9 @@ class Surroundings(Protocol):
         """Do what a call of this step means here. The frame is that of the call, if `wants_places`."""
         ...
 
-    def call_workflow(self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    def call_workflow(
+        self, workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
+    ) -> Any:
         """Do what a call of this workflow means here."""
         ...
 
@@ -73,8 +75,10 @@ def code_here() -> Surroundings | None:
     return _HERE[0]() if _HERE else None
 
 
-def where_is(frame: FrameType) -> str:
-    """Return `file.py:12: the source line` of a frame, for reports that a person reads."""
+def where_is(frame: FrameType | None) -> str:
+    """Return `file.py:12: the source line` of a frame, for reports that a person reads. Nothing if there is none."""
+    if frame is None:
+        return ""  # the outermost one of a greenlet has no caller
     code = frame.f_code
     # The number of the line would have to be worked out each time, and `id` would raise an audit event.
     place = _identity(code), frame.f_lasti

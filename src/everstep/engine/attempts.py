@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from everstep.codec import is_immutable_scalar
 from everstep.engine import later
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from everstep.engine.doubts import Doubts
     from everstep.engine.driver import Driver
     from everstep.engine.keys import Keys
+
+LEFT_SECONDS: Final = 0.5
+"""Pause before an app that stops looks again at an attempt that it has left to others."""
 
 
 class StepAttempts:
@@ -186,6 +189,9 @@ class StepAttempts:
         """Record and start another attempt."""
         call = self._driver.execution.steps[number]
         attempts = self._known[number]
+        if self._driver.app.draining:
+            self._leave_to_the_next(number, attempts)
+            return
         if attempts.by_person and call.target.effect == "once" and (still := self.doubts.may_still_act(call)):
             self.doubts.hold(call, f"it was said that it has not happened, but {still}")
             return
@@ -215,6 +221,12 @@ class StepAttempts:
         attempts.by = self._driver.app.worker
         body.attempt = attempts.attempt
         self.start_when_allowed(call, self.record_start(call, body))
+
+    def _leave_to_the_next(self, number: int, attempts: Attempts) -> None:
+        """An app that stops begins no more bodies: whoever goes on with the run finds in its history what is due."""
+        at = self._driver.app.clock.now() + microseconds(LEFT_SECONDS)
+        self._driver.deadlines.add(at, "probe" if attempts.due == DOUBT else "attempt", number)
+        self._driver.come_to_rest()
 
     def has_room(self, call: StepCall, *, again: bool = False) -> bool:
         """Tell whether the budget has room for an attempt. If not, that is recorded, and the step waits or gives way.

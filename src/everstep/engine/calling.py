@@ -42,7 +42,7 @@ def as_declared(value: Any, step: Step) -> Any:
         return value
 
 
-def cannot_await(what: str, name: str, frame: FrameType) -> Misuse:
+def cannot_await(what: str, name: str, frame: FrameType | None) -> Misuse:
     """Return what is wrong with a call of something `async` by a `def` workflow."""
     wrong = mistakes.cannot_await(what, name)
     return Misuse(f"{where_is(frame)} — {wrong.what}: {wrong.remedy}.")

@@ -147,8 +147,8 @@ class Committer:
     def _soon(self) -> None:
         self._waited_for = True
         if not self._flush_soon and not self._busy:
-            self._flush_soon = True
             self._loop.call_soon(self._flush)
+            self._flush_soon = True  # not before: without memory for it nothing would be flushed any more
 
     def _flush_lingering(self) -> None:
         self._flush_later = None
@@ -402,6 +402,7 @@ class Committer:
     def _wait_for_room(self, error: BaseException) -> None:
         if not self.full:
             self.full = True
+            self._note_failure(error)
             log.error("%s Work pauses, and goes on by itself when that is mended.", error)
         if self._flush_later is None:
             self._flush_later = self._loop.call_later(ROOM_SECONDS, self._flush_lingering)

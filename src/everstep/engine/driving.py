@@ -360,7 +360,7 @@ class Driving(Parts):
             log.error("Run %s cannot be taken up: %s", run, error)
             self._is_untakeable(run)
             return False
-        except StoreError:
+        except (StoreError, asyncio.CancelledError):
             self.want(run)  # it may be ours by now, and nobody else would look for it
             raise
         except Exception as error:  # noqa: BLE001  # it reaches this run alone; others are taken up

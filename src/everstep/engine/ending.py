@@ -39,7 +39,7 @@ def end_of(execution: "Execution", *, cancelled_late: bool) -> EndRun:
             return ContinueRun(wanted.arguments) if execution.cancel is None else _cancelled(execution)
         if (stop := stop_in(error)) is not None and not _origins(error, execution.failures):
             raise Stopped(stop)
-        if (refusal := _refusal_in(error)) is not None:
+        if (refusal := _refusal_in(error)) is not None and not _origins(error, execution.failures):
             raise refusal
         return _failed(execution, error)
     try:
@@ -50,14 +50,17 @@ def end_of(execution: "Execution", *, cancelled_late: bool) -> EndRun:
 
 
 def _refusal_in(error: BaseException) -> BaseException | None:
-    """Return what the machine refused the engine, when it stored or restored a value of the code; else None.
+    """Return what the machine refused the engine, in a command of the code or with one of its values; else None.
 
     What it refuses the code itself is an error of the code's like any other.
     """
     traceback = traceback_of(error) if is_refusal(error) else None
+    is_in_code = False
     while traceback is not None:
-        if traceback.tb_frame.f_globals.get("__name__", "").startswith("everstep.codec."):
+        module = str(traceback.tb_frame.f_globals.get("__name__"))
+        if module.startswith("everstep.") and (is_in_code or module.startswith("everstep.codec.")):
             return error
+        is_in_code = is_in_code or module.partition(".")[0] not in ("everstep", "asyncio")
         traceback = traceback.tb_next
     return next((found for found in map(_refusal_in, members_of(error)) if found is not None), None)
 

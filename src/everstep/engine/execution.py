@@ -413,7 +413,9 @@ class Execution:
             return self.issue_child(function, args, kwargs, None, line or "asyncio.to_thread")
         raise calling.plain_function_on_thread(function, line)
 
-    def call_workflow(self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+    def call_workflow(
+        self, workflow: Workflow, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None
+    ) -> Any:
         """A workflow called by workflow code is a child run."""
         if workflow.is_async and self.workflow.is_async:
             return self._await_child(workflow, args, kwargs, where_is(frame))

@@ -82,6 +82,8 @@ class Limits:
         self._held: dict[tuple[str, int], tuple[str, Driver]] = {}
         self._owed: set[tuple[str, int]] = set()
         """Slots that nothing here uses any more, until the store has them back."""
+        self._asked: set[tuple[str, int]] = set()
+        """Slots that the store was asked for, until it has answered."""
         self._look_later: asyncio.TimerHandle | None = None
         self._alarms: dict[str, int] = {}
 
@@ -190,18 +192,29 @@ class Limits:
             room, next_at = self._room(name)
             # An earlier attempt at the same step may still act, and has the slot; or that is on its way back.
             waiting = self._waiting.get(name, ())
-            chosen = [key for key in waiting if key not in self._held and key not in self._owed][:room]
+            busy = self._held.keys() | self._owed | self._asked
+            chosen = [key for key in waiting if key not in busy][:room]
             if not chosen:
                 self._wake_at(name, next_at)
                 return
             at, worker = app.clock.now(), app.worker
-            takes = [app.committer.submit(TakeSlot(name, run, call, worker, at)) for run, call in chosen]
-            for key, verdict in zip(chosen, await asyncio.gather(*takes), strict=True):
-                if isinstance(verdict, Accepted):
-                    self._taken(name, key)
-                elif isinstance(verdict, NoSlot):
-                    self._wake_at(name, verdict.next_at)
-                    return
+            takes: list[asyncio.Future[Any]] = []
+            for run, call in chosen:
+                self._asked.add((run, call))
+                takes.append(app.committer.submit(TakeSlot(name, run, call, worker, at)))
+                # Told whatever becomes of this task: a slot that nobody knows of would be lost as long as this worker.
+                takes[-1].add_done_callback(functools.partial(self._answered, name, (run, call)))
+            await asyncio.wait(takes)
+            if any(isinstance(take.result(), NoSlot) for take in takes):
+                return
+
+    def _answered(self, name: str, key: tuple[str, int], take: "asyncio.Future[Any]") -> None:
+        self._asked.discard(key)
+        verdict = None if take.cancelled() or take.exception() is not None else take.result()
+        if isinstance(verdict, Accepted):
+            self._taken(name, key)
+        elif isinstance(verdict, NoSlot):
+            self._wake_at(name, verdict.next_at)
 
     def _room(self, name: str) -> tuple[int, int | None]:
         """Return how many slots there seem to be. Whether there are, the store decides when they are taken."""

@@ -8,6 +8,7 @@ in all bodies that have ended meanwhile.
 import asyncio
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -110,11 +111,20 @@ class Threads:
             self._ended.append(one)
             if not self._is_woken:
                 self._is_woken = True
-                try:
-                    self._loop.call_soon_threadsafe(self._bring_in)
-                except RuntimeError:
-                    return  # the loop is closed: nobody waits any more
+                if not self._wake():
+                    return
             del one  # an idle thread must not keep a body's arguments alive
+
+    def _wake(self) -> bool:
+        """Let the loop bring in what has ended. False if it is closed, so that nobody waits any more."""
+        while True:
+            try:
+                self._loop.call_soon_threadsafe(self._bring_in)
+                return True
+            except RuntimeError:
+                return False
+            except MemoryError:
+                time.sleep(AGAIN_SECONDS)
 
     def _bring_in(self) -> None:
         self._is_woken = False  # before looking: a body that ends now wakes the loop again

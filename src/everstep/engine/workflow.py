@@ -66,7 +66,7 @@ class Workflow:
         current = CURRENT.get() or code_here()
         if current is None:
             return self.function(*args, **kwargs)
-        return current.call_workflow(self, args, kwargs, sys._getframe(1))
+        return current.call_workflow(self, args, kwargs, sys._getframe().f_back)
 
     def __repr__(self) -> str:
         return f"<workflow {self.name}>"
