@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from everstep.effects.step import Step
 
 _MARK: Final = "_everstep_descent"
-POOLS: Final = ("concurrent.futures.", "multiprocessing.")
+POOLS: Final = ("concurrent.futures.", "multiprocessing.queues")
 """Whose threads serve whoever gives them a call."""
 
 AttemptIn = Callable[[FrameType], StepBody | None]
