@@ -12,6 +12,9 @@ from everstep.engine.committer import Committer
 from everstep.engine.execution import Execution
 from everstep.engine.receiving import Receiving
 from everstep.engine.threads import Threads
+from everstep.errors import StoreFull
+from everstep.stores.protocol import Append
+from everstep.testing.faulty_store import FaultyStore
 from tests.engine.resume_helpers import PATIENCE_SECONDS, Machine, scenario
 
 
@@ -205,3 +208,21 @@ def test_steps_and_children_may_be_gathered_by_themselves(tmp_path: Any) -> None
 
     with everstep.open(str(tmp_path / "runs.db")) as app:
         assert app.run(flow, id="r") == [1, 2]
+
+
+@scenario
+async def test_a_full_disk_is_shown_for_as_long_as_it_is_full(machine: Machine) -> None:
+    store = FaultyStore(machine.open_store())
+    app = await machine.boot(store=store.as_store(), clock=None)
+
+    def appends(operations: Any, **_: Any) -> bool:
+        return any(isinstance(one, Append) for one in operations)
+
+    fault = store.fail("commit", after=False, error=StoreFull("no room"), count=2, when=appends)
+    run = await app.start(counts, id="r")
+    await machine.until(lambda: "commits" in app.background.troubles() and app.background.has_failing)
+    await machine.until(lambda: not app.committer.full)
+    await app.signal("r", "number", 7)
+    assert fault.fired
+    assert await run.result(timeout=PATIENCE_SECONDS) == 7
+    assert not app.background.has_failing
