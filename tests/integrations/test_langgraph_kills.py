@@ -69,12 +69,16 @@ def kill_everywhere(durability: str, tmp_path: Path, ledger: Ledger, nursery: Nu
     points, undisturbed = boundaries(tmp_path, ledger, nursery, durability)
     wanted = [point for point in points if not point.startswith(("store.create", "store.switch", "store.migrate"))]
     chosen = wanted[::each]
-    killed = model_calls = 0
+    model_calls = 0
     for number, point in enumerate(chosen):
-        life = Life(tmp_path / f"{durability}-{number}", ledger, nursery, durability)
-        status, said = life.run(EVERSTEP_CRASH_AT=point)
-        assert status in (0, -signal.SIGKILL), f"{point}: {said}"
-        killed += status != 0
+        name, _, count = point.rpartition(":")
+        for earlier in range(int(count), 0, -1):  # this process may write more at once than the one that was counted
+            life = Life(tmp_path / f"{durability}-{number}-{earlier}", ledger, nursery, durability)
+            status, said = life.run(EVERSTEP_CRASH_AT=f"{name}:{earlier}")
+            assert status in (0, -signal.SIGKILL), f"{point}: {said}"
+            if status != 0:
+                break
+        assert status == -signal.SIGKILL, point
         for _ in range(2):
             status, said = life.run()
             assert status == 0, f"{point}: {said}"
@@ -83,10 +87,9 @@ def kill_everywhere(durability: str, tmp_path: Path, ledger: Ledger, nursery: Nu
         assert {name: counts["applied", name] for name in EFFECTS} == EFFECTS, f"{point}: {counts}"
         assert MODEL_CALLS <= counts["request", "model"] <= MODEL_CALLS + 1, f"{point}: {counts}"
         model_calls += counts["request", "model"] - MODEL_CALLS
-    assert killed > len(chosen) * 0.8
-    FIGURES.trials += killed
+    FIGURES.trials += len(chosen)
     FIGURES.lines.append(
-        f"langgraph, durability {durability}: boundaries {len(chosen)} killed {killed} · "
+        f"langgraph, durability {durability}: boundaries {len(chosen)} killed {len(chosen)} · "
         f"model calls = undisturbed + {model_calls} under way · effects as contracted"
     )
 
