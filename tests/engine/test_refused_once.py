@@ -8,12 +8,11 @@ import pytest
 
 import everstep
 from everstep import NotDone, Retry, step, workflow
-from everstep.engine.committer import Committer
 from everstep.engine.execution import Execution
 from everstep.engine.receiving import Receiving
-from everstep.engine.threads import Threads
 from everstep.errors import StoreFull
 from everstep.stores.protocol import Append
+from everstep.stores.queues import TakeSlot
 from everstep.testing.faulty_store import FaultyStore
 from tests.engine.resume_helpers import PATIENCE_SECONDS, Machine, scenario
 
@@ -54,7 +53,6 @@ def cancel_all() -> None:
 async def test_a_run_that_is_being_claimed_when_an_application_cancels_its_tasks_is_taken_up(machine: Machine) -> None:
     worker = await machine.worker()
     client = await machine.boot()
-    await client.limit("narrow", concurrency=1)
     for number in range(10):
         await client.start(plain, id=f"r{number}", queue="default", delay=0.001)
     await machine.stop(client)
@@ -113,7 +111,6 @@ async def test_a_loop_that_has_no_memory_for_a_flush_is_asked_again(
     run = await app.start(plain, id="later")
     assert await run.result(timeout=PATIENCE_SECONDS) == "done"
     assert not app.committer._queue
-    assert isinstance(app.committer, Committer)
 
 
 @scenario
@@ -125,7 +122,20 @@ async def test_a_thread_that_has_no_memory_to_tell_that_its_body_ended_tells_it_
     monkeypatch.setattr(app.loop, "call_soon_threadsafe", refusing)
     assert await app.run(all_limited, id="r") == [0, 1, 2]
     assert refusing.fired
-    assert isinstance(app.threads, Threads)
+
+
+@scenario
+async def test_a_slot_that_could_not_be_asked_for_is_asked_for_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await machine.worker()
+    await app.limit("narrow", concurrency=1)
+    refusing = RefusesOnce(app.committer.submit, lambda operation: isinstance(operation, TakeSlot))
+    monkeypatch.setattr(app.committer, "submit", refusing)
+    run = await app.start(all_limited, id="r")
+    await machine.until(lambda: machine.status("r") == "completed" or machine.clock.advance(0.1))
+    assert refusing.fired
+    assert await run.result() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("owner", "name"), [(Execution, "issue"), (Receiving, "wait_for")])

@@ -140,8 +140,8 @@ class Committer:
         if self._closed:
             raise Misuse("The app was closed.")
         future: asyncio.Future[Verdict] = self._loop.create_future()
+        self._soon()  # first: what raises here must leave nothing in the queue that would be done all the same
         self._queue.append(_Request(operation, future))
-        self._soon()
         return future
 
     def _soon(self) -> None:

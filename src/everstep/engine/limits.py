@@ -200,8 +200,8 @@ class Limits:
             at, worker = app.clock.now(), app.worker
             takes: list[asyncio.Future[Any]] = []
             for run, call in chosen:
-                self._asked.add((run, call))
                 takes.append(app.committer.submit(TakeSlot(name, run, call, worker, at)))
+                self._asked.add((run, call))
                 # Told whatever becomes of this task: a slot that nobody knows of would be lost as long as this worker.
                 takes[-1].add_done_callback(functools.partial(self._answered, name, (run, call)))
             await asyncio.wait(takes)
