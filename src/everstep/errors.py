@@ -6,6 +6,7 @@
     │   ├── NotEncodable        a value that could not be stored and restored
     │   ├── UnknownWorkflow     a run's workflow is not declared in this process
     │   ├── UnknownRun          there is no run with this id
+    │   │   └── BeingDeleted    the run is being deleted: what is left of it is not whole
     │   ├── UnknownSchedule     there is no schedule of this name
     │   ├── UnknownQueue        there is no queue or limit with this name
     │   ├── IdConflict          the id belongs to a run with another workflow or other arguments, or another request
@@ -15,7 +16,9 @@
     │   └── Uncompensated       a rollback would leave effects that must not happen twice
     ├── NotDecodable            stored bytes are not of the type that the code expects now
     ├── RunActive               the run has not ended, so it cannot be restarted or retried
-    ├── ThreadActive            another process runs this thread of an agent framework
+    ├── ThreadActive            another call runs this thread of an agent framework, here or in another process
+    ├── WorkerAlive             the worker gave a sign of life, so it is not gone
+    ├── WorkerGone              this worker was declared gone, so it stops
     ├── CrossesOnce             a retry would go back over effects that must not happen twice
     ├── RunEnded                the run has ended, so it cannot be signalled, cancelled, …
     ├── RunFailed               the run failed with an error that is not restorable here
@@ -39,13 +42,15 @@
     └── StoreError              the database
         ├── StoreFull           no room on the disk: work pauses and goes on when there is room
         ├── StoreBusy           the database did not take a write just now: work pauses, and it is tried again
+        ├── StoreUnreachable    the server cannot be reached, or takes no connections yet
         ├── StoreReadOnly       the file or its folder cannot be written, or the role may not: work pauses until it can
         ├── StoreUnusable       not a store, damaged, or made by a newer release
         ├── StoreFailed         a write failed in a way after which nothing may be assumed
         │   └── StoreMoved      the store's file was moved, removed or replaced while it was open
         ├── NotReadable         a history is sound, and this process cannot read it: another one can
         │   ├── ChainKeyMissing a history was made with a chain key that is not here, or without one
-        │   └── NewerHistory    a history has events of a newer release
+        │   ├── NewerHistory    a history has events of a newer release
+        │   └── SecretsLeftOut  a history was exported without its secrets: it can be looked at, and not go on
         └── Damaged             a history does not match its digests
 
     Evicted (a BaseException)   unwinds workflow code that leaves memory; it is not a failure and must not be caught
@@ -107,6 +112,12 @@ class UnknownRun(Misuse):
     code: ClassVar[str] = "everstep.run.unknown"
 
 
+class BeingDeleted(UnknownRun):
+    """The run has ended and is being deleted, because it was old enough: what is left of it is not whole."""
+
+    code: ClassVar[str] = "everstep.run.being_deleted"
+
+
 class UnknownSchedule(Misuse):
     """There is no schedule of this name in the store."""
 
@@ -158,8 +169,20 @@ class RunActive(Error):
     code: ClassVar[str] = "everstep.run.active"
 
 
+class WorkerAlive(Error):
+    """A worker that was to be declared gone has given a sign of life, or its process is seen to exist."""
+
+    code: ClassVar[str] = "everstep.worker.alive"
+
+
+class WorkerGone(Error):
+    """Somebody has said that this worker, or its host, is gone. It writes and begins nothing more; stop its process."""
+
+    code: ClassVar[str] = "everstep.worker.gone"
+
+
 class ThreadActive(Error):
-    """Another process runs this thread of an agent framework, or has taken it over. `owner` names that worker."""
+    """Another call runs this thread of an agent framework, here or in another process. `owner` names its worker."""
 
     code: ClassVar[str] = "everstep.thread.active"
 
@@ -387,6 +410,12 @@ class StoreBusy(StoreError):
     pauses = True
 
 
+class StoreUnreachable(StoreError):
+    """The server cannot be reached, or takes no connections yet. Nothing is wrong with what it was asked: try again."""
+
+    code: ClassVar[str] = "everstep.store.unreachable"
+
+
 class StoreReadOnly(StoreError):
     """The store's file or folder cannot be written, or the role may not. Runs under way pause until it can."""
 
@@ -439,6 +468,16 @@ class ChainKeyMissing(NotReadable):
     """
 
     code: ClassVar[str] = "everstep.run.chain_key"
+
+
+class SecretsLeftOut(NotReadable):
+    """A run was exported without what is secret in its history (`secrets=True` and `--with-secrets` leave it in).
+
+    It can be looked at. It cannot be retried, forked, rolled back or repaired: that needs what is missing. Nothing was
+    changed.
+    """
+
+    code: ClassVar[str] = "everstep.run.secrets_left_out"
 
 
 class Damaged(StoreError):

@@ -239,7 +239,7 @@ class Trial:
         for number in numbers:
             run = f"order-{number}"
             try:
-                value = self.client.get(run).result(timeout=1)
+                value = self.client.get(run).result(timeout=60)
             except (Error, TimeoutError) as error:
                 self.note(f"no result of {run}: {error}")
                 continue

@@ -70,7 +70,8 @@ def test_show_says_which_key_a_run_waits_for(folder: Folder) -> None:
     second = folder.begin("run", "paying.py", "7", "--id", "b")
     folder.wait_for(lambda: folder.run_row("b")[0] == "waiting")
     (wait,) = folder.json("show", "b")["waits_for"]
-    assert wait == {"key": "invoice:7", "step": "pay", "run": "a", "command": "everstep effects --key invoice:7"}
+    told = {"key": "invoice:7", "step": "pay", "run": "a", "command": "everstep effects --key invoice:7"}
+    assert wait == {**told, "state": "under-way"}
     shown = folder.everstep("show", "b").out
     assert "waits for the key invoice:7, which run a has" in shown
     assert [one["waiting"] for one in folder.json("effects")] == [["b"]]

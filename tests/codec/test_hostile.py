@@ -1,7 +1,9 @@
 """Bytes that no encoder wrote: imitated tags, damage, and names of classes that nobody allowed."""
 
+import dataclasses
 import datetime as dt
 import decimal
+import enum
 import json
 import uuid
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import everstep
 from everstep.codec import ANY, Codec, Signature, types_of
 from everstep.errors import NotDecodable, NotEncodable, StepError
 from tests.codec.test_values import TYPED, Author, Basket, Book, Colour, Item, Node, Order, Point
@@ -282,3 +285,104 @@ def test_a_value_that_is_refused_is_not_asked_for_its_class(which: str) -> None:
             codec.encode(stored)
     restored = codec.decode_error(codec.encode_error(ValueError(value, 1)))
     assert (type(restored), restored.args[1]) == (ValueError, 1)
+
+
+# -- code of one's own classes -----------------------------------------------------------------------------------------
+HANDED: list[Any] = []
+
+
+class Watchful(Exception):
+    """An exception whose class would like to see what it is given."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text)
+        self._amount = 0
+
+    @property
+    def amount(self) -> int:
+        return self._amount
+
+    @amount.setter
+    def amount(self, value: int) -> None:
+        HANDED.append(value)
+        self._amount = value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        HANDED.append((name, value))
+        super().__setattr__(name, value)
+
+
+@dataclasses.dataclass
+class Counted:
+    """A dataclass with a field that is a property."""
+
+    amount: int = 0
+    total: int = dataclasses.field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        HANDED.append(self.amount)
+        self.total = self.amount * 2
+
+
+def _amount(self: Any) -> int:
+    return self._amount  # type: ignore[no-any-return]
+
+
+def _set_amount(self: Any, value: int) -> None:
+    HANDED.append(value)
+    self._amount = value
+
+
+Counted.amount = property(_amount, _set_amount)  # type: ignore[assignment]
+
+
+class Loose(enum.Flag):
+    RED = 1
+    BLUE = 2
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        HANDED.append(value)
+        return super()._missing_(value)
+
+
+def test_stored_attributes_of_an_exception_are_not_handed_to_its_class() -> None:
+    everstep.register(Watchful)
+    error = Watchful("text")
+    error.amount = 3
+    error.__cause__ = ValueError("why")
+    error.add_note("a note")
+    stored = json.loads(codec.encode_error(error))
+    stored[0]["state"]["amount"] = 666
+    HANDED.clear()
+    back = codec.decode_error(json.dumps(stored).encode())
+    assert HANDED == []
+    assert isinstance(back, Watchful)
+    assert (back.args, back._amount, back.amount) == (("text",), 3, 3), "it is as it was"
+    assert (back.__notes__, repr(back.__cause__)) == (["a note"], "ValueError('why')")
+
+
+def test_names_that_python_keeps_elsewhere_come_back() -> None:
+    back = codec.decode_error(codec.encode_error(ImportError("no", name="x", path="/y")))
+    assert isinstance(back, ImportError)
+    assert (back.name, back.path) == ("x", "/y")
+
+
+def test_stored_fields_are_not_handed_to_properties_and_post_init() -> None:
+    types = types_of(Counted)
+    value = Counted(3)
+    HANDED.clear()
+    back = codec.decode(codec.encode(value, types), types)
+    assert HANDED == []
+    assert (type(back), back.amount, back.total) == (Counted, 3, 6)
+
+
+def test_a_stored_flag_is_not_handed_to_missing() -> None:
+    types = types_of(Loose)
+    payload = codec.encode(Loose.RED | Loose.BLUE, types)
+    HANDED.clear()
+    assert codec.decode(payload, types) is Loose.RED | Loose.BLUE
+    assert codec.decode(codec.encode(Loose.RED, types), types) is Loose.RED
+    with pytest.raises(NotDecodable):
+        codec.decode(payload.replace(b"3", b"64"), types)
+    assert HANDED == []

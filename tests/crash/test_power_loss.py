@@ -130,7 +130,7 @@ async def work(app: App) -> dict[str, Any]:
         promise("started", run.id)
         await run.signal("word", f"w{number}", id="only")
         promise("signalled", run.id)
-        value = await run.result(timeout=30)
+        value = await run.result(timeout=60)
         promise("result", run.id, value)
         return run.id, value
 

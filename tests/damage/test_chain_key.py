@@ -114,7 +114,7 @@ async def test_without_its_key_nothing_is_done_to_a_run(machine: Machine, keys: 
     app = await booted(machine, *keys)
     before = machine.dump()
     for attempt in (
-        lambda: app.get("r").result(timeout=2),
+        lambda: app.get("r").result(timeout=60),
         lambda: app.hold("r"),
         lambda: app.cancel("r", now=True),
         lambda: app.repair("r"),
@@ -127,7 +127,7 @@ async def test_without_its_key_nothing_is_done_to_a_run(machine: Machine, keys: 
     assert machine.dump() == before, "nothing was changed"
     run = await app.start(keyed, 5, id="r")
     with pytest.raises(ChainKeyMissing):
-        await run.result(timeout=2)
+        await run.result(timeout=60)
     assert machine.dump()["events"] == before["events"]
     assert machine.status("r") == "waiting"
     assert NOTES == []
@@ -148,7 +148,7 @@ async def test_a_worker_without_the_key_leaves_the_run_for_one_that_has_it(
     assert not any(record.exc_info for record in caplog.records)
     assert machine.store.holds() == []
     with_it = await booted(machine, KEY, recover=True)
-    assert await with_it.get("r").result(timeout=10) == [5, 6, 7]
+    assert await with_it.get("r").result(timeout=60) == [5, 6, 7]
 
 
 @scenario
@@ -156,7 +156,7 @@ async def test_a_run_that_was_made_without_a_key_is_believed_only_if_that_is_sai
     await left(machine)
     app = await booted(machine, KEY)
     with pytest.raises(ChainKeyMissing, match="None"):
-        await app.get("r").result(timeout=2)
+        await app.get("r").result(timeout=60)
     await machine.stop(app)
     app = await booted(machine, KEY, None, recover=True)
     await app.signal("r", "go", 7)
@@ -213,7 +213,7 @@ async def test_taking_the_key_s_mark_away_does_not_help_the_forger(machine: Mach
     await worker.signal("r", "go", 7)
     await machine.until(lambda: "r" in worker.untakeable)
     with pytest.raises(ChainKeyMissing, match="without a chain key"):
-        await worker.get("r").result(timeout=2)
+        await worker.get("r").result(timeout=60)
     assert not (await worker.get("r").verify()).sound
     assert NOTES == []
 
@@ -230,7 +230,7 @@ async def test_an_ended_run_cannot_be_given_another_result(machine: Machine) -> 
     machine.sql("UPDATE events SET body = ?, digest = ? WHERE run = 'r' AND seq = ?", forged, digest, last.seq)
     machine.sql("UPDATE runs SET outcome = ?, head_digest = ? WHERE id = 'r'", b"[[9,9,9]]", digest)
     with pytest.raises(Damaged):
-        await app.get("r").result(timeout=2)
+        await app.get("r").result(timeout=60)
 
 
 @scenario
@@ -242,7 +242,7 @@ async def test_a_history_of_one_run_does_not_fit_another_although_the_key_is_the
     machine.sql("UPDATE runs SET id = 'copy' WHERE id = 'r'")
     app = await booted(machine, KEY)
     with pytest.raises(Damaged):
-        await app.get("copy").result(timeout=2)
+        await app.get("copy").result(timeout=60)
 
 
 @scenario

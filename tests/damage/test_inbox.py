@@ -63,7 +63,7 @@ async def test_a_damaged_delivery_of_a_child_s_end_is_set_right_from_the_child_s
     assert bit < 8 * len(value)
     machine.sql("UPDATE signals SET value = ? WHERE number = ?", flip(value, bit), number)
     worker = await machine.worker()
-    assert await worker.get("p").result(timeout=10) == "the child said seen"
+    assert await worker.get("p").result(timeout=60) == "the child said seen"
 
 
 @scenario
@@ -78,7 +78,7 @@ async def test_a_forged_end_of_a_child_that_goes_on_is_not_believed(machine: Mac
     await machine.until(lambda: not machine.store.inbox("p"))
     assert machine.status("p") == "waiting"
     await app.signal("p.1", "go", True)
-    assert await run.result(timeout=10) == "the child said seen"
+    assert await run.result(timeout=60) == "the child said seen"
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"{", b"[1]"])
@@ -90,4 +90,4 @@ async def test_a_cancel_whose_text_is_damaged_is_still_a_cancel(machine: Machine
     machine.store.commit([Post("r", "cancel", value=value, at=1)])
     app.wake("r")
     with pytest.raises(RunCancelled):
-        await run.result(timeout=10)
+        await run.result(timeout=60)

@@ -176,7 +176,7 @@ async def what_is_given(app: App, run: str) -> str:
     starts = (lambda: asyncio.sleep(0, app.get(run)), lambda: app.start(DECLARED.named("wide"), run, id=run))
     for start in starts:
         try:
-            given: Any = await (await start()).result(timeout=2)  # type: ignore[operator]
+            given: Any = await (await start()).result(timeout=60)  # type: ignore[operator]
         except (Damaged, UnknownRun):
             continue
         except (RuntimeError, RunCancelled) as error:
@@ -254,7 +254,7 @@ def test_forged_ends_in_the_row_are_not_believed(file: File) -> None:
             for statement in statements:
                 with file.changed(statement.format(run=run)):
                     with pytest.raises(Damaged):
-                        await app.get(run).result(timeout=2)
+                        await app.get(run).result(timeout=60)
                     assert is_found_at_load(file.store, run), statement
 
     with_app(file, check)

@@ -86,7 +86,7 @@ async def live(life: dict[str, Any]) -> None:
     async with everstep.open(str(folder / "runs.db"), lease=life.get("lease", 30)) as app:
         run = await app.start(FLOWS[life["contract"]], 5, id="p")
         try:
-            await run.result(timeout=20)
+            await run.result(timeout=60)
         except RunHeld:
             pass
         (folder / "status").write_text(await run.status())

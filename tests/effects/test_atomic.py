@@ -252,7 +252,7 @@ async def test_what_raises_is_rolled_back_and_goes_by_the_retry_policy(machine: 
         assert attempts == list(range(1, count + 1))
         assert store_rows(path) == [], "nothing is left of what raised"
         await machine.advance(5.1)
-    assert await run.result(timeout=20) == "sold lamp 3"
+    assert await run.result(timeout=60) == "sold lamp 3"
     assert store_rows(path) == ["lamp 3"]
     assert len(markers_in(path)) == 1
     assert machine.kinds("r").count("attempt_failed") == 2
@@ -304,11 +304,11 @@ async def test_exhausted_attempts_may_ask_a_person_who_gives_fresh_ones(machine:
     app = await machine.boot()
     run = await app.start(flow, id="r")
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert machine.hold("r").reason == "exhausted"
     broken.clear()
     await app.resolve("r", "retry")
-    assert await run.result(timeout=20) == "sold lamp"
+    assert await run.result(timeout=60) == "sold lamp"
     assert shop.sales() == ["lamp"]
 
 
@@ -631,7 +631,7 @@ async def test_a_database_that_cannot_be_opened_is_a_failed_attempt_that_says_so
     run = await app.start(flow, id="r")
     await machine.rest()
     await machine.advance(1.1)
-    assert "folder.db" in await run.result(timeout=20)
+    assert "folder.db" in await run.result(timeout=60)
     assert machine.kinds("r", "attempt_", "step_f") == ["attempt_failed", "step_failed"]
 
 

@@ -59,7 +59,7 @@ async def test_others_who_write_are_waited_for_and_that_is_no_attempt(machine: M
     assert machine.status("r") == "running"
     other.execute("COMMIT")
     other.close()
-    assert await run.result(timeout=20) == "sold lamp"
+    assert await run.result(timeout=60) == "sold lamp"
     assert machine.kinds("r", "step_", "attempt_") == ["step_started", "step_completed"]
     assert shop.sales() == ["lamp"]
 
@@ -77,7 +77,7 @@ async def test_those_who_read_are_waited_for_by_the_commit(machine: Machine) -> 
     assert machine.status("r") == "running"
     reader.execute("COMMIT")
     reader.close()
-    assert await run.result(timeout=20) == "sold lamp"
+    assert await run.result(timeout=60) == "sold lamp"
     assert NOTES == [1]
     assert shop.sales() == ["lamp"]
 
@@ -140,7 +140,7 @@ async def test_the_store_goes_on_while_an_atomic_body_in_it_runs(machine: Machin
         await asyncio.sleep(0.01)
     assert not waiting.done()
     stop.opened.set()
-    assert await run.result(timeout=20) == "sold lamp"
+    assert await run.result(timeout=60) == "sold lamp"
     assert await waiting == "other"
     assert store_rows(machine.path) == ["lamp"]
 
@@ -196,7 +196,7 @@ async def test_a_commit_that_was_not_done_is_a_failed_attempt_or_none(machine: M
         await machine.until(lambda: "attempt_failed" in machine.kinds("r"))
         assert shop.sales() == []
         await machine.advance(1.1)
-    assert await run.result(timeout=20) == "sold lamp"
+    assert await run.result(timeout=60) == "sold lamp"
     assert ([1, 1] if name == "locked" else [1, 2]) == NOTES
     assert shop.sales() == ["lamp"]
 
@@ -260,7 +260,7 @@ async def test_a_database_that_is_away_after_a_commit_is_asked_again_until_it_an
     is_away[0] = False
     for _ in range(10):
         await machine.advance(60)
-    assert await run.result(timeout=20) == "sold lamp"
+    assert await run.result(timeout=60) == "sold lamp"
     assert ([1] if after else [1, 2]) == NOTES
     assert shop.sales() == ["lamp"]
     assert not machine.replay("r").differences
@@ -286,12 +286,12 @@ async def test_a_database_that_stays_away_is_a_question_for_a_person(machine: Ma
     for _ in range(30):
         await machine.advance(61)
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     hold = machine.hold("r")
     assert (hold.reason, hold.resolutions) == ("in-doubt", ["done", "not-done", "probe", "cancel"])
     database.before_begin = lambda: None
     await app.resolve("r", "probe")
-    assert await run.result(timeout=20) == "sold lamp"
+    assert await run.result(timeout=60) == "sold lamp"
     assert NOTES == [1]
     assert shop.sales() == ["lamp"]
     assert machine.bodies("r", "step_completed")[0].adopted
@@ -311,7 +311,7 @@ async def test_after_a_failed_sync_nothing_is_assumed_and_a_person_decides(
     app = await machine.boot()
     run = await app.start(selling_flow(database), id="r")
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     hold = machine.hold("r")
     assert hold.reason == "in-doubt"
     assert "nothing may be assumed" in hold.summary
@@ -320,7 +320,7 @@ async def test_after_a_failed_sync_nothing_is_assumed_and_a_person_decides(
     await machine.stop(app)
     app = await machine.boot()
     await app.resolve("r", resolution, value="sold lamp" if resolution == "done" else None)
-    assert await app.get("r").result(timeout=20) == "sold lamp"
+    assert await app.get("r").result(timeout=60) == "sold lamp"
     assert len(shop.sales()) == (0 if resolution == "done" and not after else 1)
     assert not machine.replay("r").differences
 
@@ -346,11 +346,11 @@ async def test_a_marker_that_cannot_be_read_is_a_question_for_a_person(machine: 
         connection.execute("UPDATE everstep_markers SET outcome = ?", (b"[\xff]",))
     app = await machine.boot()
     with pytest.raises(RunHeld):
-        await (await app.start(flow, id="r")).result(timeout=20)
+        await (await app.start(flow, id="r")).result(timeout=60)
     assert machine.hold("r").reason == "in-doubt"
     assert NOTES == [1]
     await app.resolve("r", "done", value="sold lamp")
-    assert await app.get("r").result(timeout=20) == "sold lamp"
+    assert await app.get("r").result(timeout=60) == "sold lamp"
     assert shop.sales() == ["lamp"]
 
 
@@ -382,7 +382,7 @@ async def test_a_database_that_cannot_be_asked_after_a_crash_does_not_let_the_st
     away.rename(shop.path)
     for _ in range(3):
         await machine.advance(10)
-    assert await run.result(timeout=20) == "sold lamp"
+    assert await run.result(timeout=60) == "sold lamp"
     assert NOTES == [1]
     assert shop.sales() == ["lamp"]
 
@@ -410,7 +410,7 @@ async def main():
     async with everstep.open(folder + "/runs.db") as app:
         run = await app.start(flow, id="r")
         try:
-            print(await run.result(timeout=20))
+            print(await run.result(timeout=60))
         except everstep.errors.RunHeld as held:
             print("held", held.reason)
 
@@ -586,7 +586,7 @@ async def test_markers_of_ended_runs_are_forgotten_when_they_are_old_enough(mach
     assert await app.forget_markers(shop.path) == 1
     assert {marker["run"] for marker in shop.markers()} == {"waiting", "of another store"}
     await run.signal("go")
-    await run.result(timeout=20)
+    await run.result(timeout=60)
     assert await app.forget_markers(f"sqlite:///{shop.path}", older_than=0) == 1
     assert {marker["run"] for marker in shop.markers()} == {"of another store"}
     assert await app.forget_markers(STORE) == 0
@@ -605,7 +605,7 @@ async def test_markers_are_kept_while_somebody_who_was_overtaken_could_wake_up(m
     second = await machine.boot()
     run = await second.start(flow, id="r")
     await machine.watch(second, 60)
-    assert await run.result(timeout=20) == "sold lamp"
+    assert await run.result(timeout=60) == "sold lamp"
     machine.clock.advance(100)
     assert await second.forget_markers(shop.path, older_than=1) == 0
     stop.opened.set()

@@ -80,7 +80,7 @@ async def test_cut_off_after_its_commit_the_marker_s_outcome_is_adopted(machine:
     assert shop.sales() == ["lamp"]
     await machine.kill(app)
     again = await machine.boot()
-    assert await (await again.start(flow, id="r")).result(timeout=20) == "sold lamp"
+    assert await (await again.start(flow, id="r")).result(timeout=60) == "sold lamp"
     database.stop.opened.set()
     assert NOTES == ["1 lamp"], "the body does not run a second time"
     assert shop.sales() == ["lamp"]
@@ -113,7 +113,7 @@ async def test_an_attempt_that_still_runs_elsewhere_is_waited_for_and_adopted(ma
     await asyncio.sleep(0.05)
     assert machine.status("r") == "running"
     stop.opened.set()
-    assert await run.result(timeout=20) == "sold lamp"
+    assert await run.result(timeout=60) == "sold lamp"
     assert NOTES == ["1 lamp"]
     assert shop.sales() == ["lamp"]
     assert adopted(machine) == [True]
@@ -132,7 +132,7 @@ async def test_a_late_attempt_finds_that_another_one_has_committed(machine: Mach
     acting = app.acting
     await machine.kill(app)
     again = await machine.boot()
-    assert await (await again.start(flow, id="r")).result(timeout=20) == "sold lamp"
+    assert await (await again.start(flow, id="r")).result(timeout=60) == "sold lamp"
     assert NOTES == ["2 lamp"]
     assert adopted(machine) == [False]
     stop.opened.set()
@@ -163,7 +163,7 @@ async def test_a_late_attempt_cannot_do_what_the_history_says_has_failed(machine
     await machine.kill(app)
     again = await machine.boot()
     with pytest.raises(Fatal):
-        await (await again.start(flow, id="r")).result(timeout=20)
+        await (await again.start(flow, id="r")).result(timeout=60)
     assert [(marker["attempt"], marker["outcome"]) for marker in shop.markers()] == [(2, None)]
     stop.opened.set()
     await machine.until(lambda: not acting.runs())
@@ -171,7 +171,7 @@ async def test_a_late_attempt_cannot_do_what_the_history_says_has_failed(machine
     assert shop.sales() == [], "a failed step has not happened"
     if retried:
         run = await again.retry("r")
-        assert await run.result(timeout=20) == "sold lamp"
+        assert await run.result(timeout=60) == "sold lamp"
         assert shop.sales() == ["lamp"]
         assert [marker["attempt"] for marker in shop.markers()] == [3]
     assert not machine.replay("r").differences
@@ -207,7 +207,7 @@ async def test_a_retried_run_does_a_failed_step_again_with_the_same_key(machine:
     with pytest.raises(Fatal):
         await app.run(flow, id="r")
     run = await app.retry("r")
-    assert await run.result(timeout=20) == "sold lamp"
+    assert await run.result(timeout=60) == "sold lamp"
     assert len(set(keys)) == 1
     assert shop.sales() == ["lamp"]
 
@@ -226,7 +226,7 @@ async def test_another_database_than_the_one_it_was_begun_in_is_a_question_for_a
     for _ in range(2):
         app = await machine.boot()
         with pytest.raises(RunHeld):
-            await (await app.start(flow, id="r")).result(timeout=20)
+            await (await app.start(flow, id="r")).result(timeout=60)
         hold = machine.hold("r")
         assert (hold.reason, hold.resolutions) == ("in-doubt", ["done", "not-done", "probe", "cancel"])
         assert "old.db" in hold.summary
@@ -235,7 +235,7 @@ async def test_another_database_than_the_one_it_was_begun_in_is_a_question_for_a
         await machine.stop(app)
     app = await machine.boot()
     await app.resolve("r", "done", value="sold lamp", by="ann")
-    assert await app.get("r").result(timeout=20) == "sold lamp"
+    assert await app.get("r").result(timeout=60) == "sold lamp"
     assert new.sales() == []
 
 
@@ -259,11 +259,11 @@ async def test_changed_arguments_of_a_begun_step_cannot_be_accepted(machine: Mac
     items[0] = "chair"
     app = await machine.boot()
     with pytest.raises(RunHeld):
-        await (await app.start(flow, id="r")).result(timeout=20)
+        await (await app.start(flow, id="r")).result(timeout=60)
     assert machine.hold("r").reason == "diverged"
     assert "accept" not in machine.hold("r").resolutions
     items[0] = "lamp"
-    assert await (await app.start(flow, id="r")).result(timeout=20) == "sold lamp"
+    assert await (await app.start(flow, id="r")).result(timeout=60) == "sold lamp"
     assert shop.sales() == ["lamp"]
 
 
@@ -281,7 +281,7 @@ async def test_an_attempt_past_its_timeout_cannot_commit_any_more(machine: Machi
     app = await machine.boot()
     run = await app.start(selling_flow(shop.path, body, timeout=0.05), id="r")
     with pytest.raises(StepTimedOut):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert app.acting.runs() == {"r"}, "its thread still runs"
     stop.opened.set()
     await machine.until(lambda: not app.acting.runs())
@@ -304,7 +304,7 @@ async def test_after_a_timeout_the_next_attempt_waits_for_the_thread_of_the_last
     run = await app.start(flow, id="r")
     await machine.until(lambda: "attempt_failed" in machine.kinds("r"))
     stop.opened.set()
-    assert await run.result(timeout=20) == "sold lamp"
+    assert await run.result(timeout=60) == "sold lamp"
     assert NOTES == ["1 lamp", "2 lamp"]
     assert shop.sales() == ["lamp"]
 
@@ -322,7 +322,7 @@ async def test_a_statement_that_runs_too_long_is_interrupted(machine: Machine) -
     app = await machine.boot()
     run = await app.start(selling_flow(shop.path, body, timeout=0.1), id="r")
     with pytest.raises(StepTimedOut):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     await machine.until(lambda: not app.acting.runs(), seconds=5)
     assert shop.sales() == []
 
@@ -395,11 +395,11 @@ async def test_a_timeout_after_a_crash_is_told_when_the_earlier_attempt_is_settl
     blocking.execute("ROLLBACK")
     blocking.close()
     if has_happened:
-        assert await run.result(timeout=20) == "sold lamp"
+        assert await run.result(timeout=60) == "sold lamp"
         assert adopted(machine) == [True]
     else:
         with pytest.raises(StepTimedOut):
-            await run.result(timeout=20)
+            await run.result(timeout=60)
     stop.opened.set()
     await machine.until(lambda: not acting.runs())
     assert len(shop.sales()) == has_happened
@@ -471,7 +471,7 @@ async def test_a_cancel_reaches_the_code_only_after_the_step_is_settled(
         await machine.kill(app)
         app = await machine.boot()
         run = await app.start(flow, id="r")
-    assert await run.result(timeout=20) == "too late"
+    assert await run.result(timeout=60) == "too late"
     if cut_off != "no":
         stop.opened.set()
         await machine.until(lambda: not acting.runs())
@@ -517,7 +517,7 @@ async def test_a_run_that_is_ended_without_its_code_waits_until_the_step_is_sett
         app = await machine.boot()
         run = await app.start(flow, id="r")
     with pytest.raises(RunCancelled):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     if cut_off != "no":
         stop.opened.set()
         await machine.until(lambda: not acting.runs())
@@ -539,7 +539,7 @@ async def test_a_cancel_during_the_back_off_settles_the_step_as_not_done(machine
     await machine.until(lambda: "attempt_failed" in machine.kinds("r"))
     await machine.advance(6)
     await machine.advance(6)
-    assert await run.result(timeout=20) == "too late"
+    assert await run.result(timeout=60) == "too late"
     assert NOTES == ["1 lamp"]
     assert shop.sales() == []
 
@@ -642,6 +642,6 @@ async def test_a_failed_run_with_an_atomic_step_beside_the_failure_settles_it_fi
     assert machine.status("r") == "running", "an effect must be known before the run may end"
     stop.opened.set()
     with pytest.raises((KeyError, RunFailed)):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert shop.sales() == ["lamp"]
     assert "step_completed" in machine.kinds("r")

@@ -220,7 +220,7 @@ async def test_steps_and_time_are_allotted_too(machine: Machine) -> None:
     run = await app.start(parent, id="p")
     await machine.rest()
     await machine.advance(20)
-    assert await run.result(timeout=20) == "steps 2"
+    assert await run.result(timeout=60) == "steps 2"
     (started,) = machine.bodies("p", "child_started")
     assert (started.allotted.steps, started.allotted.seconds) == (2, 40.0)
     assert standing(machine, "p")["used"]["steps"] == 3
@@ -244,7 +244,7 @@ async def test_a_step_waits_while_a_child_may_give_something_back(machine: Machi
     await machine.until(lambda: machine.kinds("p", "call_withheld"))
     assert NOTES == ["a"]
     GATES["a"].opened.set()
-    assert await run.result(timeout=20) == "mine"
+    assert await run.result(timeout=60) == "mine"
     assert machine.kinds("p") == [
         "run_started",
         "child_started",
@@ -280,9 +280,9 @@ async def test_a_child_waits_while_a_step_may_give_something_back(machine: Machi
     GATES["mine"].opened.set()
     if killed:
         with pytest.raises(BudgetExceeded):  # the attempt that was cut off stays charged
-            await run.result(timeout=20)
+            await run.result(timeout=60)
         return
-    assert await run.result(timeout=20) == [0, "mine"]
+    assert await run.result(timeout=60) == [0, "mine"]
     (started,) = machine.bodies("p", "child_started")
     assert started.withheld
     assert started.allotted.microdollars == 200_000
@@ -311,7 +311,7 @@ async def test_a_child_that_waits_for_room_can_be_given_up(machine: Machine) -> 
     machine.clock.advance(10)
     await machine.until(lambda: machine.kinds("p", "child_ended"))
     GATES["mine"].opened.set()
-    assert await run.result(timeout=20) == ["mine"]
+    assert await run.result(timeout=60) == ["mine"]
     assert machine.store.run("p.2") is None
     assert NOTES == ["mine", "gave up"]
     assert machine.replay("p").differences == []
@@ -338,7 +338,7 @@ async def test_a_child_that_waits_for_room_and_is_cancelled_by_its_handle_never_
     await GATES["mine"].reached.wait()
     await machine.until(lambda: machine.kinds("p", "call_withheld"))
     await run.signal("stop", None)
-    assert await run.result(timeout=20) == ["cancelled", True]
+    assert await run.result(timeout=60) == ["cancelled", True]
     assert machine.store.run("child") is None
     assert machine.replay("p").differences == []
 
@@ -388,7 +388,7 @@ async def test_a_parent_that_was_dead_when_its_child_ended_is_told_what_it_used(
     third = await machine.boot()
     run = await third.start(parent, id="p")
     await run.signal("go")
-    assert await run.result(timeout=20) == 1.2
+    assert await run.result(timeout=60) == 1.2
 
 
 @scenario
@@ -409,7 +409,7 @@ async def test_a_cancelled_child_tells_what_it_used(machine: Machine) -> None:
     await GATES["a"].reached.wait()
     await machine.until(lambda: machine.kinds("p.1", "step_started"))
     await app.cancel("p.1", now=True)
-    assert await run.result(timeout=20) == 1.5
+    assert await run.result(timeout=60) == 1.5
     assert spent(machine, "p") == 0.50
 
 
@@ -427,7 +427,7 @@ async def test_a_child_that_is_cancelled_while_it_is_held_tells_what_it_used(mac
     run = await app.start(parent, id="p")
     await held(machine, "p.1")
     await app.resolve("p.1", "cancel")
-    assert await run.result(timeout=20) == 0.4
+    assert await run.result(timeout=60) == 0.4
     assert spent(machine, "p") == 0.30
 
 
@@ -469,7 +469,7 @@ async def test_what_a_person_grants_a_child_is_not_taken_from_its_parent(machine
     hold = await held(machine, "p.2")
     assert hold.step == "ask#2"
     await app.resolve("p.2", "accept", by="ann")
-    assert await run.result(timeout=20) == [1.3], "0.90 were used: 0.70 of its own, and 0.20 of what was granted"
+    assert await run.result(timeout=60) == [1.3], "0.90 were used: 0.70 of its own, and 0.20 of what was granted"
     (ended,) = machine.bodies("p", "child_ended")
     assert (ended.used.microdollars, ended.granted.microdollars) == (900_000, 700_000)
     assert standing(machine, "p")["limits"]["microdollars"] == 2_200_000
@@ -493,7 +493,7 @@ async def test_a_child_that_got_nothing_can_be_granted_what_its_workflow_declare
     await held(machine, "p.2")
     assert machine.report("p.2")["limits"] == {"usd": 0.0}
     await app.resolve("p.2", "accept")
-    assert await run.result(timeout=20) == "needy"
+    assert await run.result(timeout=60) == "needy"
 
 
 # -- others' children --------------------------------------------------------------------------------------------------
@@ -558,11 +558,11 @@ async def test_a_retried_child_goes_on_with_its_allotment_and_is_not_paid_twice(
     app = await machine.boot()
     run = await app.start(parent, id="p")
     with pytest.raises(LookupError):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert spent(machine, "p") == 0.30
     broken[0] = False
     await app.retry("p")
-    assert await run.result(timeout=20) == ["after", 4.4]
+    assert await run.result(timeout=60) == ["after", 4.4]
     assert NOTES == ["before", "after"]
     assert standing(machine, "p")["used"]["microdollars"] == 600_000
     assert standing(machine, "p.1")["used"]["microdollars"] == 600_000
@@ -593,9 +593,9 @@ async def test_a_held_child_leaves_its_parent_waiting(machine: Machine) -> None:
     await held(machine, "p.1")
     assert machine.status("p") == "waiting"
     with pytest.raises(RunHeld):
-        await app.get("p.1").result(timeout=20)
+        await app.get("p.1").result(timeout=60)
     await app.resolve("p.1", "skip", value="by hand")
-    assert await run.result(timeout=20) == 1
+    assert await run.result(timeout=60) == 1
 
 
 @scenario
@@ -618,4 +618,4 @@ async def test_a_child_that_is_cancelled_while_it_is_held_wakes_its_parent(machi
     await machine.rest()
     await app.hold("p.1")
     await app.resolve("p.1", "cancel")
-    assert await run.result(timeout=20) == "told"
+    assert await run.result(timeout=60) == "told"

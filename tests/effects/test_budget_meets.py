@@ -106,11 +106,11 @@ async def test_a_run_that_is_held_at_its_limit_can_be_rolled_back(machine: Machi
     app = await machine.boot()
     run = await app.start(trip_held, id="r")
     with pytest.raises(RunHeld):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert "rollback" in machine.hold("r").resolutions
     await app.rollback("r", "too dear")
     with pytest.raises(RunCancelled):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert NOTES == BACK
     assert used(machine) == (1.80, 4)
     judged(machine)
@@ -128,7 +128,7 @@ async def test_what_is_being_undone_is_not_held_when_the_time_is_over(machine: M
     app.drivers["r"].ring()
     GATES["unbook b0"].opened.set()
     with pytest.raises(RunCancelled):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert NOTES == ["book 0", "unbook b0"]
     assert "run_held" not in machine.kinds("r")
     judged(machine)
@@ -169,7 +169,7 @@ async def test_a_step_for_which_there_is_no_room_does_not_keep_its_key_from_othe
     app = await machine.boot()
     run = await app.start(no_reports, "tides", id="a")
     with pytest.raises(RunHeld):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     (withheld,) = machine.bodies("a", "call_withheld")
     assert (withheld.key, withheld.over) == ("report:tides", "usd")
     assert await app.run(reports, "tides", id="b") == ["about tides"]
@@ -177,7 +177,7 @@ async def test_a_step_for_which_there_is_no_room_does_not_keep_its_key_from_othe
     app = await machine.boot()
     await app.resolve("a", "accept", by="ann")  # that is 10 cents more, and not enough
     run = await app.start(no_reports, "tides", id="a")
-    assert await run.result(timeout=10) == "about tides"
+    assert await run.result(timeout=60) == "about tides"
     assert NOTES == ["b"]
     assert machine.kinds("a", "step") == ["step_shared"]
     assert used(machine, "a") == (0, 0)
@@ -207,7 +207,7 @@ async def test_what_was_reserved_for_a_claim_that_is_lost_is_given_back(machine:
     await machine.until_status("b", "waiting")
     assert used(machine, "b") == (0, 0)
     GATES["a"].opened.set()
-    assert await run.result(timeout=10) == ["about tides", "about moon"]
+    assert await run.result(timeout=60) == ["about tides", "about moon"]
     assert used(machine, "b") == (0.30, 1)
     judged(machine)
 
@@ -249,7 +249,7 @@ async def test_an_atomic_step_that_has_happened_is_found_without_room_and_not_pa
     await asyncio.sleep(0.1)
     await machine.kill(app)
     app = await machine.boot()
-    assert await (await app.start(sale, id="r")).result(timeout=10) == "sold lamp"
+    assert await (await app.start(sale, id="r")).result(timeout=60) == "sold lamp"
     assert NOTES == ["sell lamp"]
     (completed,) = machine.bodies("r", "step_completed")
     assert (completed.adopted, completed.charged.microdollars) == (True, 0)
@@ -290,7 +290,7 @@ async def test_after_a_restore_only_what_happens_is_charged(machine: Machine, an
     run = await app.start(trades, 1, id="r")
     await run.signal("go", "now")
     await machine.advance(5)
-    assert await run.result(timeout=10) == ["traded 0", "traded 1"]
+    assert await run.result(timeout=60) == ["traded 0", "traded 1"]
     assert used(machine)[0] == dollars
     judged(machine)
 
@@ -309,7 +309,7 @@ async def test_a_repaired_run_is_charged_again_only_for_what_happens_again(machi
     assert used(machine) == (0.60, 2), "the row is made anew from what is left"
     run = await app.start(reads, id="r")
     await run.signal("go", "now")
-    await run.result(timeout=10)
+    await run.result(timeout=60)
     assert NOTES == ["read 0", "read 1", "read 2", "read 2"]
     assert used(machine) == (0.90, 3)
     judged(machine)
@@ -351,7 +351,7 @@ async def test_a_loop_that_goes_on_from_a_checkpoint_knows_what_was_used(machine
     await machine.kill(app)
     GATES["read 40"].opened.set()
     app = await machine.boot()
-    assert await (await app.start(loop, 50, id="r")).result(timeout=20) == 84.5
+    assert await (await app.start(loop, 50, id="r")).result(timeout=60) == 84.5
     assert len(NOTES) == 51
     assert used(machine) == (15.5, 51)
     found = machine.store.checkpoint("r", 1)

@@ -76,7 +76,7 @@ async def test_an_outcome_that_a_retry_keeps_costs_nothing_and_needs_no_room(mac
     assert used(machine) == (0.40, 2)
     await app.retry("r", across_once=True)
     with pytest.raises(ValueError, match="a"):
-        await app.get("r").result(timeout=20)
+        await app.get("r").result(timeout=60)
     assert PAID == ["x"]
     assert machine.bodies("r", "step_started")[-1].because == "kept"
     assert machine.bodies("r", "step_started")[-1].cost is None
@@ -128,7 +128,7 @@ async def test_what_a_secret_step_costs_is_shown_and_what_it_is_given_is_not(
     app = await machine.boot()
     run = await app.start(secretive, 2, id="r")
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     (withheld,) = machine.bodies("r", "call_withheld")
     assert (withheld.secret, withheld.preview) == (True, "")
     shown = await all_shown(machine, app) + caplog.text
@@ -136,7 +136,7 @@ async def test_what_a_secret_step_costs_is_shown_and_what_it_is_given_is_not(
     assert "$0.71" in shown
     assert "no room in its budget for buy_token#2" in shown
     await app.resolve("r", "skip", value=f"{MARK} by hand")
-    assert await run.result(timeout=20) == len(f"token {MARK}") + len(f"{MARK} by hand")
+    assert await run.result(timeout=60) == len(f"token {MARK}") + len(f"{MARK} by hand")
     assert MARK not in await all_shown(machine, app) + caplog.text
     assert used(machine) == (0.71, 1)
     await judged(machine)
@@ -195,7 +195,7 @@ async def test_under_a_chain_key_a_parent_pays_what_its_child_has_used(machine: 
     app = await booted(machine, KEY)
     run = await app.start(keyed_spending, id="r")
     await app.signal("r.2", "go", 1)
-    assert await run.result(timeout=20) == 3
+    assert await run.result(timeout=60) == 3
     assert used(machine, "r.2") == (0.20, 1)
     assert used(machine) == (0.40, 2)
     assert (await run.verify()).sound

@@ -114,7 +114,7 @@ async def test_what_is_left_is_the_same_in_every_replay(machine: Machine, seed: 
     while machine.status("w") == "held":
         await app.resolve("w", "accept")
         await machine.until_status("w", "completed", "held")
-    assert len(await run.result(timeout=20)) == 5
+    assert len(await run.result(timeout=60)) == 5
     assert replays_of_every_prefix(machine) > 60
     assert check(export_histories(machine.store)) == []
     accounts_are_plain_data(machine)

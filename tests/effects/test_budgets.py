@@ -52,7 +52,7 @@ async def save(text: str) -> str:
 async def held(machine: Machine, run: Any) -> Any:
     """Return the hold in which a run ends up."""
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     hold = machine.hold(run.id)
     assert hold.reason == "budget"
     return hold
@@ -253,7 +253,7 @@ async def test_a_step_that_the_code_gives_up_keeps_what_it_was_charged(machine: 
     await gate.reached.wait()
     await machine.until(lambda: machine.status("r") in ("running", "waiting") and len(machine.events("r")) > 2)
     machine.clock.advance(10)
-    assert await run.result(timeout=20) == "gave up"
+    assert await run.result(timeout=60) == "gave up"
     assert used(machine, "r") == (0.70, 0, 1)
 
 
@@ -308,7 +308,7 @@ async def test_a_thread_that_acts_on_after_its_timeout_is_charged_too(machine: M
     go_on.set()
     await machine.until(lambda: machine.bodies("r", "attempt_charged"))
     await run.signal("go")
-    assert await run.result(timeout=20) == "done"
+    assert await run.result(timeout=60) == "done"
     assert machine.bodies("r", "attempt_charged")[0].beside
     assert used(machine, "r") == (1.40, 0, 1), "nobody can tell how much of it the estimate had covered"
 
@@ -362,7 +362,7 @@ async def test_accept_grants_the_same_again_and_says_who_and_why(machine: Machin
     run = await app.start(holding, 5, id="r")
     await held(machine, run)
     await app.resolve("r", "accept", note="worth it", by="ann")
-    assert await run.result(timeout=20) == [f"about question {number}" for number in range(5)]
+    assert await run.result(timeout=60) == [f"about question {number}" for number in range(5)]
     (resolved,) = machine.bodies("r", "run_resolved")
     assert (resolved.resolution, resolved.by, resolved.note) == ("accept", "ann", "worth it")
     assert resolved.granted.microdollars == 1_000_000
@@ -391,7 +391,7 @@ async def test_skip_gives_the_step_a_value_and_the_next_one_is_stopped_again(mac
     await app.resolve("r", "skip", value="by hand", by="ann")
     assert (await held(machine, run)).step == "ask#4"
     await app.resolve("r", "skip", value="by hand too")
-    assert await run.result(timeout=20) == ["about question 0", "about question 1", "by hand", "by hand too"]
+    assert await run.result(timeout=60) == ["about question 0", "about question 1", "by hand", "by hand too"]
     assert machine.replay("r").differences == []
 
 
@@ -402,7 +402,7 @@ async def test_cancel_ends_a_run_that_is_held_for_its_budget(machine: Machine) -
     await held(machine, run)
     await app.resolve("r", "cancel")
     with pytest.raises(RunCancelled):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
 
 
 @scenario
@@ -440,7 +440,7 @@ async def test_what_is_under_way_comes_to_its_end_before_the_run_is_held(machine
     await held(machine, run)
     assert machine.kinds("r")[-2:] == ["step_completed", "run_held"]
     await app.resolve("r", "accept")
-    assert await run.result(timeout=20) == ["done", "about tides"]
+    assert await run.result(timeout=60) == ["done", "about tides"]
     assert len(machine.bodies("r", "step_started")) == 2, "nothing was done twice"
 
 
@@ -474,11 +474,11 @@ async def test_a_failure_that_nobody_handles_fails_the_run_and_a_retry_fails_aga
     app = await machine.boot()
     run = await app.start(flow, id="r")
     with pytest.raises(BudgetExceeded, match=r"no room in the budget for ask#3: 0\.6 of 1 usd are used") as raised:
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert (raised.value.over, raised.value.limit) == ("usd", 1.0)
     await app.retry("r")
     with pytest.raises(BudgetExceeded):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert NOTES == ["question 0", "question 1"]
     assert machine.replay("r").differences == []
 
@@ -498,7 +498,7 @@ async def test_code_that_asks_again_for_ever_leaves_the_loop_free(machine: Machi
     await machine.until(lambda: len(machine.kinds("r", "step_failed")) > 3)
     await run.cancel(now=True)
     with pytest.raises(RunCancelled):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert NOTES == []
 
 
@@ -596,7 +596,7 @@ async def test_steps_are_attempts(machine: Machine) -> None:
         await machine.rest()
         await machine.advance(1)
     with pytest.raises(BudgetExceeded, match="3 of 3 steps are used") as raised:
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert raised.value.over == "steps"
     assert NOTES == [1, 2, 3]
     assert machine.bodies("r", "step_failed")[0].attempt == 3
@@ -619,7 +619,7 @@ async def test_time_stops_the_next_step_and_counts_from_the_start(machine: Machi
     run = await app.start(flow, id="r")
     await machine.rest()
     await machine.advance(61)
-    assert await run.result(timeout=20) == ("seconds There is no room in the budget for save: its 60 seconds are over.")
+    assert await run.result(timeout=60) == ("seconds There is no room in the budget for save: its 60 seconds are over.")
 
 
 @scenario
@@ -644,7 +644,7 @@ async def test_a_run_that_waits_is_held_when_its_time_is_over_and_a_grant_counts
     await machine.advance(1_000)
     await app.resolve("r", "accept")
     await run.signal("word", "moon")
-    assert await run.result(timeout=20) == "moon"
+    assert await run.result(timeout=60) == "moon"
 
 
 @scenario
@@ -656,7 +656,7 @@ async def test_a_delay_does_not_count(machine: Machine) -> None:
     app = await machine.boot()
     run = await app.start(flow, id="r", delay=1_000)
     await machine.advance(1_001)
-    assert await run.result(timeout=20) == "about tides"
+    assert await run.result(timeout=60) == "about tides"
 
 
 # -- workflow code -----------------------------------------------------------------------------------------------------
@@ -740,7 +740,7 @@ async def test_of_twenty_steps_at_once_only_those_begin_for_which_there_is_room(
         await held(machine, run)
     else:
         ends = {"fail": "BudgetExceeded", "fallback": "none"}
-        assert await run.result(timeout=20) == [str(n) for n in range(6)] + [ends[then]] * 14
+        assert await run.result(timeout=60) == [str(n) for n in range(6)] + [ends[then]] * 14
     assert most[1] == 6, "six estimates fit into three dollars"
     assert charged_in(machine.events("r")) == (5.40, 0, 6)
     assert 5.40 <= 3 + 6 * 0.90, "the limit, and the steps that were under way"
@@ -826,7 +826,7 @@ async def test_a_step_that_waits_for_room_goes_on_waiting_in_the_next_process(ma
     await second.resolve("r", "accept")
     assert (await held(machine, run)).step.endswith("pay"), "there is no room for another attempt either"
     await second.resolve("r", "accept")
-    assert await run.result(timeout=20) == ["paid", "also"]
+    assert await run.result(timeout=60) == ["paid", "also"]
     assert [one.attempt for one in machine.bodies("r", "step_started")] == [1, 1, 2]
 
 
@@ -862,7 +862,7 @@ async def test_a_step_that_waits_for_room_can_be_given_up(machine: Machine) -> N
     machine.clock.advance(10)
     await machine.until(lambda: NOTES)
     gate.opened.set()
-    assert await run.result(timeout=20) == "slow"
+    assert await run.result(timeout=60) == "slow"
     assert NOTES == ["gave up"]
     assert machine.replay("r").differences == []
 
@@ -949,7 +949,7 @@ async def test_a_restart_has_a_new_budget(machine: Machine) -> None:
     app = await machine.boot()
     for generation in (1, 2, 3):
         run = await app.start(flow, id="r", on_existing="restart")
-        assert await run.result(timeout=20) == "about tides"
+        assert await run.result(timeout=60) == "about tides"
         assert machine.row("r").generation == generation
         assert used(machine, "r") == (0.30, 60, 1)
 
@@ -999,10 +999,10 @@ async def test_what_was_used_between_a_failure_and_its_retry_is_gone_for_the_cod
     app = await machine.boot()
     run = await app.start(flow, id="r")
     with pytest.raises(LookupError):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     broken[0] = False
     await app.retry("r")
-    assert await run.result(timeout=20) == [4.7, 3.95, 3.65], "0.30, 0.20 + 0.05 + 0.30 + 0.20, 0.30"
+    assert await run.result(timeout=60) == [4.7, 3.95, 3.65], "0.30, 0.20 + 0.05 + 0.30 + 0.20, 0.30"
     assert machine.replay("r").differences == []
     assert used(machine, "r")[0] == 1.35
 
@@ -1070,7 +1070,7 @@ async def test_a_grant_for_a_part_raises_that_part(machine: Machine) -> None:
     await app.resolve("r", "accept")
     await held(machine, run)
     await app.resolve("r", "accept")
-    assert await run.result(timeout=20) == 4
+    assert await run.result(timeout=60) == 4
     assert {one.part for one in machine.bodies("r", "run_resolved")} == {1}
 
 
@@ -1097,7 +1097,7 @@ async def test_the_time_of_a_part_counts_from_its_opening(machine: Machine) -> N
     for seconds in (100, 9, 1):
         await machine.rest()
         await machine.advance(seconds)
-    assert await run.result(timeout=20) == "seconds"
+    assert await run.result(timeout=60) == "seconds"
 
 
 @scenario

@@ -83,7 +83,7 @@ async def test_what_somebody_allows_is_recorded_and_goes_on(machine: Machine) ->
         await app.run(refunding, id="r")
     BROKEN.clear()
     await app.retry("r", by="ann", across_once=True)
-    assert await app.get("r").result(timeout=20) == "afee 2"
+    assert await app.get("r").result(timeout=60) == "afee 2"
     assert paid() == ["refund", "fee"]
     (retried,) = machine.bodies("r", "run_retried")
     assert (retried.by, retried.crossed) == ("ann", [5])
@@ -98,7 +98,7 @@ async def test_if_the_code_comes_there_again_it_gets_the_outcome_and_does_not_pa
         await app.run(refunding, id="r")
     await app.retry("r", across_once=True)
     with pytest.raises(ValueError, match="a"):
-        await app.get("r").result(timeout=20)
+        await app.get("r").result(timeout=60)
     assert paid() == ["refund"], "the same failure, the same handler, and no second refund"
     (kept,) = [body for body in machine.bodies("r", "step_started") if body.because == "kept"]
     assert kept.attempt == 1
@@ -138,13 +138,13 @@ async def test_a_chain_beside_the_failure_goes_on_and_is_paid_once(machine: Mach
     await machine.until(lambda: "step_failed" in machine.kinds("r"))
     gate.opened.set()
     with pytest.raises(ValueError, match="a"):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert paid() == ["one", "two", "three"], "a run ends when its payments are settled, and they went on"
     BROKEN.clear()
     with pytest.raises(CrossesOnce):
         await app.retry("r")
     await app.retry("r", across_once=True)
-    assert await app.get("r").result(timeout=20) == "aonetwo 2three 3"
+    assert await app.get("r").result(timeout=60) == "aonetwo 2three 3"
     assert paid() == ["one", "two", "three"]
     assert await sound(machine)
 
@@ -166,7 +166,7 @@ async def test_each_outcome_is_given_once_and_the_next_call_pays(machine: Machin
         await app.run(counting, id="r")
     BROKEN.clear()
     await app.retry("r", across_once=True)
-    assert await app.get("r").result(timeout=20) == ["same 1", "same 2", "other 3"]
+    assert await app.get("r").result(timeout=60) == ["same 1", "same 2", "other 3"]
     assert paid() == ["same", "same", "other"]
     assert len({key for _, key in PAID}) == 3
     assert await sound(machine)
@@ -195,7 +195,7 @@ async def test_after_a_restart_what_was_given_is_not_given_again(machine: Machin
     await machine.kill(app)
     app = await machine.worker()
     await app.get("r").signal("word", "x")
-    assert await app.get("r").result(timeout=20) == ["same 1", "same 2"]
+    assert await app.get("r").result(timeout=60) == ["same 1", "same 2"]
     assert paid() == ["same", "same"], "the second is another payment, and is made"
     assert await sound(machine)
 
@@ -264,7 +264,7 @@ async def test_a_child_that_paid_after_the_failure_counts_as_well(machine: Machi
     with pytest.raises(CrossesOnce, match=r"pay of r\.2\.1 \(event 3\)"):
         await app.retry("r")
     await app.retry("r", across_once=True)
-    assert await app.get("r").result(timeout=20) == "a"
+    assert await app.get("r").result(timeout=60) == "a"
     assert paid() == ["inner"]
 
 
@@ -282,13 +282,13 @@ async def test_a_timed_out_run_whose_cleaning_up_has_paid(machine: Machine) -> N
     await machine.rest(app)
     await machine.advance(11)
     with pytest.raises(everstep.errors.RunTimedOut):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     with pytest.raises(CrossesOnce, match="pay"):
         await app.retry("r")
     await app.retry("r", across_once=True)
     await machine.rest(app)
     await run.signal("never", "now")
-    assert await run.result(timeout=20) == "now"
+    assert await run.result(timeout=60) == "now"
     assert paid() == ["cleaning"], "it is asked for again, with the same arguments, and was done"
     assert await sound(machine)
 
@@ -306,7 +306,7 @@ async def test_a_crash_at_any_event_after_the_retry_pays_nothing_twice(machine: 
         await app.run(refunding, id="r")
     await app.retry("r", across_once=True)
     with pytest.raises(ValueError, match="a"):
-        await app.get("r").result(timeout=20)
+        await app.get("r").result(timeout=60)
     await machine.stop(app)
     events = machine.events("r")
     assert [event.kind for event in events[-6:]] == AFTER_THE_RETRY
@@ -320,7 +320,7 @@ async def test_a_crash_at_any_event_after_the_retry_pays_nothing_twice(machine: 
     )
     app = await machine.worker()
     with pytest.raises(ValueError, match="a"):
-        await app.get("r").result(timeout=20)
+        await app.get("r").result(timeout=60)
     assert paid() == ["refund"]
     assert await sound(machine)
 
@@ -359,7 +359,7 @@ def test_the_checker_finds_a_retry_that_forgets_a_payment(tmp_path: Any) -> None
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(operations, "crossed_by", lambda *args: [])
                 await app.retry("r")
-            await app.get("r").result(timeout=20)
+            await app.get("r").result(timeout=60)
 
     asyncio.run(careless())
     store = SqliteStore(url)

@@ -307,7 +307,7 @@ async def test_an_attempt_that_was_cancelled_while_it_waited_for_the_folder_writ
         await machine.until(lambda: tried.waiting == 1)
         await machine.until(lambda: "timer_started" in machine.kinds("r"))
         machine.clock.advance(5)
-        assert await run.result(timeout=20) == "gave up"
+        assert await run.result(timeout=60) == "gave up"
     await machine.until(lambda: len(tried.refused) == 1)
     assert "was given up" in tried.refused[0]
     assert list(here.iterdir()) == []
@@ -331,7 +331,7 @@ async def test_an_attempt_whose_app_has_closed_writes_nothing(
         second = await machine.worker()
         # The first attempt's thread may end a moment after its app: then a sweep of the second finds the run free.
         await machine.until(lambda: tried.waiting == 2 or machine.clock.advance(1))
-    await second.get("r").result(timeout=20)
+    await second.get("r").result(timeout=60)
     await machine.until(lambda: len(tried.refused) == 1)
     assert {one.name: one.read_text() for one in here.iterdir()} == {"a": "x"}
 
@@ -373,7 +373,7 @@ async def test_of_two_apps_in_one_process_the_one_that_lost_the_run_writes_nothi
     second = await machine.worker()
     await machine.until(lambda: tried.waiting == 2)
     overtaken.set()
-    assert await second.get("r").result(timeout=20) is None
+    assert await second.get("r").result(timeout=60) is None
     assert (here / "a").read_text() == "2"
     await machine.until(lambda: refused)
     assert refused[0].endswith("Nothing was changed.")
@@ -403,7 +403,7 @@ async def test_a_folder_that_was_replaced_while_its_lock_was_awaited_is_locked_a
     assert list(folder.iterdir()) == [], "the folder that is there now has a lock of its own"
     fcntl.flock(other, fcntl.LOCK_UN)
     os.close(other)
-    await run.result(timeout=20)
+    await run.result(timeout=60)
     assert (folder / "a").read_text() == "new"
     assert list((here / "away").iterdir()) == []
 
@@ -465,7 +465,7 @@ async def test_a_folder_that_is_held_for_too_long_is_asked_about_and_the_holder_
         app = await machine.boot()
         run = await app.start(flow, id="r")
         with pytest.raises(RunHeld):
-            await run.result(timeout=20)
+            await run.result(timeout=60)
         hold = machine.hold("r")
         assert hold.resolutions == ["retry", "cancel"]
         assert hold.summary.startswith("files.write: ")
@@ -478,7 +478,7 @@ async def test_a_folder_that_is_held_for_too_long_is_asked_about_and_the_holder_
         holder.kill()
         holder.communicate()
     await app.resolve("r", "retry")
-    await run.result(timeout=20)
+    await run.result(timeout=60)
     assert (here / "a").read_text() == "new"
 
 
@@ -508,5 +508,5 @@ async def test_while_the_store_cannot_be_asked_nothing_is_written_and_the_folder
     with locked(here):
         assert list(here.iterdir()) == []
     outage.set()
-    await run.result(timeout=20)
+    await run.result(timeout=60)
     assert (here / "a").read_text() == "new"

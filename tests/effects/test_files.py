@@ -225,7 +225,7 @@ def test_runs_that_append_the_same_at_once_lose_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with everstep.open() as app:
             runs = [await app.start(appending_here, name) for name in "abc"]
-            await asyncio.gather(*(run.result(timeout=20) for run in runs))
+            await asyncio.gather(*(run.result(timeout=60) for run in runs))
 
     with ThreadPoolExecutor() as pool:
         other = pool.submit(run_program, tmp_path, APPENDING, "other")

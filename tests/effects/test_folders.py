@@ -62,7 +62,7 @@ async def test_a_run_s_own_changes_in_a_folder_that_it_remembers_are_no_drift(ma
     done = CliRunner().invoke(cli, ["verify", "r", "--outside", "--url", str(machine.path)])
     assert done.exit_code == 0, done.stdout
     await run.signal("word", "a")
-    assert await run.result(timeout=20) == "a"
+    assert await run.result(timeout=60) == "a"
     assert not machine.replay("r").differences
     assert list(check(export_histories(machine.store))) == []
     changed = [(body.path, bool(body.digest)) for body in machine.bodies("r", "witness_changed")]
@@ -100,7 +100,7 @@ async def test_what_anybody_else_changes_there_is(machine: Machine, what: str) -
     assert "directory:d:**/*" in subjects
     assert CliRunner().invoke(cli, ["verify", "r", "--outside", "--url", str(machine.path)]).exit_code == 1
     await app.resolve("r", "accept")
-    assert await app.get("r").result(timeout=20) == "a", "and what is accepted has the run's own changes in it"
+    assert await app.get("r").result(timeout=60) == "a", "and what is accepted has the run's own changes in it"
     assert not machine.replay("r").differences
 
 
@@ -133,7 +133,7 @@ async def test_a_def_workflow_s_changes_count_too(machine: Machine) -> None:
     await stopped(machine, writing)
     app = await machine.worker()
     await app.get("r").signal("word", "a")
-    assert await app.get("r").result(timeout=20) == "a"
+    assert await app.get("r").result(timeout=60) == "a"
 
 
 @scenario

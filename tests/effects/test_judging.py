@@ -96,7 +96,7 @@ async def test_accept_remembers_the_new_fact_and_goes_on(machine: Machine, kind:
     await machine.kill(app)
     assert await sound(machine)
     app = await resumed(machine, "old", "b")  # now this is drift
-    assert await app.get("r").result(timeout=20) == "ab"
+    assert await app.get("r").result(timeout=60) == "ab"
     assert ASKED == [("old", "new"), ("new", "old")]
     assert len(machine.bodies("r", "run_held")) == 0
 
@@ -124,7 +124,7 @@ async def test_ignore_goes_on_and_is_not_asked_again_about_the_same_fact(machine
     await machine.rest(app)
     await machine.kill(app)
     app = await resumed(machine, "new", "b")
-    assert await app.get("r").result(timeout=20) == "ab"
+    assert await app.get("r").result(timeout=60) == "ab"
     assert ASKED == [("old", "new")], "what it said is in the history"
     assert len(machine.bodies("r", "drift_judged")) == 1
     assert await sound(machine)
@@ -141,7 +141,7 @@ async def test_another_fact_is_another_question_and_the_old_one_is_still_remembe
     assert [one["subject"] for one in drift] == ["value:it"], "whoever looks is told, and nobody is asked"
     await machine.kill(app)
     app = await resumed(machine, "newer", "b")
-    assert await app.get("r").result(timeout=20) == "ab"
+    assert await app.get("r").result(timeout=60) == "ab"
     assert ASKED == [("old", "new"), ("old", "newer")]
 
 
@@ -151,7 +151,7 @@ async def test_fail_fails_the_run(machine: Machine) -> None:
     await stopped_run(machine)
     app = await resumed(machine, "new")
     with pytest.raises(Drift, match="value:it"):
-        await app.get("r").result(timeout=20)
+        await app.get("r").result(timeout=60)
     assert NOTES == ["before"]
     assert machine.kinds("r")[-2:] == ["drift_judged", "run_failed"]
     assert await sound(machine)
@@ -191,7 +191,7 @@ async def test_a_person_may_accept_what_a_function_held(machine: Machine) -> Non
     await machine.until_status("r", "held")
     await app.resolve("r", "accept", by="ann")
     await app.get("r").signal("word", "b")
-    assert await app.get("r").result(timeout=20) == "ab"
+    assert await app.get("r").result(timeout=60) == "ab"
     assert len(ASKED) == 1
     assert await sound(machine)
 
@@ -236,7 +236,7 @@ async def test_a_def_workflow_may_have_one_too(machine: Machine) -> None:
     SAID[:] = ["accept"]
     await stopped_run(machine, waiting)
     app = await resumed(machine, "new")
-    assert await app.get("r").result(timeout=20) == "a"
+    assert await app.get("r").result(timeout=60) == "a"
     assert ASKED == [("old", "new")]
 
 
@@ -281,7 +281,7 @@ async def test_a_process_may_stop_while_it_thinks(machine: Machine) -> None:
     gate.opened.set()
     app = await machine.worker()
     await app.get("r").signal("word", "b")
-    assert await app.get("r").result(timeout=20) == "ab"
+    assert await app.get("r").result(timeout=60) == "ab"
 
 
 @scenario
@@ -309,7 +309,7 @@ async def test_of_several_facts_each_is_judged_and_the_strictest_decision_counts
     Path("two.txt").write_text("fail")
     await app.resolve("r", "retry")
     with pytest.raises(Drift):
-        await app.get("r").result(timeout=20)
+        await app.get("r").result(timeout=60)
     assert len(machine.bodies("r", "drift_judged")) == 4, "only the one that has changed was judged again"
 
 
@@ -338,10 +338,10 @@ async def test_a_run_that_must_fail_settles_first_what_is_in_doubt(machine: Mach
     app = await machine.boot()
     run = await app.start(paying, id="r")
     with pytest.raises(RunHeld, match="in-doubt"):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     await app.resolve("r", "done", value="paid")
     with pytest.raises(Drift):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert NOTES == ["pay"]
 
 

@@ -114,7 +114,7 @@ async def test_a_claim_that_is_lost_becomes_a_key_that_is_taken(machine: Machine
     owner = await owned(machine, first)
     if state == "done":
         GATES["a"].opened.set()
-        await owner.result(timeout=10)
+        await owner.result(timeout=60)
     blind(second)
     run = await second.start(racing_charge, 7, 5 if state != "other arguments" else 6, id="b")
     if state == "under way":
@@ -122,10 +122,10 @@ async def test_a_claim_that_is_lost_becomes_a_key_that_is_taken(machine: Machine
         GATES["a"].opened.set()
     if state == "other arguments":
         with pytest.raises(KeyConflict):
-            await run.result(timeout=10)
+            await run.result(timeout=60)
         GATES["a"].opened.set()
     else:
-        assert await run.result(timeout=10) == "paid 5 by a"
+        assert await run.result(timeout=60) == "paid 5 by a"
     assert NOTES == ["a"]
     (taken,) = machine.bodies("b", "key_taken")
     assert (taken.key, taken.run, taken.seq, taken.again) == (K, "a", 2, False)
@@ -158,7 +158,7 @@ async def test_everything_else_in_the_unit_stands(machine: Machine) -> None:
     for waits in GATES.values():
         waits.opened.set()
     paid = ["paid 5 by a", 1, 2, "paid 5 by b", "paid 5 by c", 3, "slept"]
-    assert await run.result(timeout=10) == ["tides", *paid]
+    assert await run.result(timeout=60) == ["tides", *paid]
     assert sorted(NOTES) == ["a", "b", "c"]
     assert await run.published() == {"sofar": 1}
     await machine.rest()  # the owners of the keys may be about to end
@@ -188,9 +188,9 @@ async def test_a_step_that_is_cancelled_while_its_claim_is_being_lost(machine: M
     await machine.until(slow.reached.is_set)
     await machine.until(lambda: second.drivers["b"].journal.seq >= 4)  # the read is done, and the code went on
     slow.opened.set()
-    assert await run.result(timeout=10) == "gave up 2"
+    assert await run.result(timeout=60) == "gave up 2"
     GATES["a"].opened.set()
-    await owner.result(timeout=10)
+    await owner.result(timeout=60)
     assert NOTES == ["a"]
     assert "key_taken" in machine.kinds("b")
     sound(machine, "a", "b")
@@ -208,11 +208,11 @@ async def test_a_run_that_ends_in_the_unit_of_a_claim_that_is_lost(machine: Mach
     owner = await owned(machine, first, "a", racing_ship)
     blind(second)
     run = await second.start(leaving, id="b")
-    assert await run.result(timeout=10) == "left False"
+    assert await run.result(timeout=60) == "left False"
     assert machine.kinds("b") == ["run_started", "key_taken", "run_completed"]
     assert machine.store.waiters("parcel:7") == []
     GATES["a"].opened.set()
-    await owner.result(timeout=10)
+    await owner.result(timeout=60)
     sound(machine, "a", "b")
 
 
@@ -229,11 +229,11 @@ async def test_a_hold_in_the_unit_of_a_claim_that_is_lost(machine: Machine) -> N
     slow.opened.set()
     await held
     with pytest.raises(RunHeld):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     GATES["a"].opened.set()
-    await owner.result(timeout=10)
+    await owner.result(timeout=60)
     await second.resolve("b", "retry")
-    assert await run.result(timeout=10) == "paid 5 by a"
+    assert await run.result(timeout=60) == "paid 5 by a"
     sound(machine, "a", "b")
 
 
@@ -255,7 +255,7 @@ async def test_who_is_woken_may_lose_again_and_waits_again(machine: Machine) -> 
     await machine.until(lambda: machine.kinds("b").count("key_taken") == 2)
     assert [body.again for body in machine.bodies("b", "key_taken")] == [False, True]
     GATES["c"].opened.set()
-    assert await waits.result(timeout=10) == await third.result(timeout=10) == "paid 5 by c"
+    assert await waits.result(timeout=60) == await third.result(timeout=60) == "paid 5 by c"
     sound(machine, "a", "b", "c")
 
 
@@ -268,12 +268,12 @@ async def test_a_key_that_cannot_be_read_is_claimed_and_the_store_decides(machin
     fault = store.fail("effect", after=False, count=2)
     run = await second.start(racing_charge, 7, id="b")
     free = await second.start(racing_charge, 8, id="c")
-    assert await free.result(timeout=10) == "paid 5 by c"
+    assert await free.result(timeout=60) == "paid 5 by c"
     await machine.until(lambda: machine.store.waiters(K) == [("b", 1)])
     assert fault.fired == 2
     store.fail("effect", after=False, error=StoreError("just now"))
     GATES["a"].opened.set()
-    assert await owner.result(timeout=10) == await run.result(timeout=10) == "paid 5 by a"
+    assert await owner.result(timeout=60) == await run.result(timeout=60) == "paid 5 by a"
     assert NOTES == ["a", "c"]
     sound(machine, "a", "b", "c")
 
@@ -347,8 +347,8 @@ async def test_on_a_full_disk_a_claim_waits_and_may_then_be_lost(machine: Machin
     owner = await owned(machine, first)
     await machine.until(lambda: machine.store.waiters(K) == [("b", 1)])
     GATES["a"].opened.set()
-    assert await owner.result(timeout=10) == "paid 5 by a"
-    assert await run.result(timeout=10) == ["paid 5 by a", 1, 2]
+    assert await owner.result(timeout=60) == "paid 5 by a"
+    assert await run.result(timeout=60) == ["paid 5 by a", 1, 2]
     assert NOTES == ["a"]
     sound(machine, "a", "b")
 
@@ -361,14 +361,14 @@ async def test_who_is_told_while_it_stops_leaves_that_to_the_next(machine: Machi
     await machine.until_status("b", "waiting")
     other.draining = True
     GATES["a"].opened.set()
-    await owner.result(timeout=10)
+    await owner.result(timeout=60)
     other.wake_driver("b")
     await machine.until(lambda: len(machine.store.signals("b")) > 1)
     assert "step_shared" not in machine.kinds("b")
     await machine.stop(other)
     assert machine.store.inbox("b") != []
     run = await app.start(racing_charge, 7, id="b")
-    assert await run.result(timeout=10) == "paid 5 by a"
+    assert await run.result(timeout=60) == "paid 5 by a"
     sound(machine, "a", "b")
 
 

@@ -98,7 +98,7 @@ async def waiting(machine: Machine, app: App, flow: Any, run: str, *args: Any) -
 
 async def held(machine: Machine, run: Any) -> Any:
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     return machine.hold(run.id)
 
 
@@ -257,7 +257,7 @@ async def test_what_is_shared_is_read_from_the_history_alone(machine: Machine) -
     app = await machine.boot()
     run = await app.start(flow, id="b")
     await run.signal("go")
-    assert await run.result(timeout=10) == ["paid 5 by a", "paid 5 by b"]
+    assert await run.result(timeout=60) == ["paid 5 by a", "paid 5 by b"]
     assert runs_that_ran() == ["a", "b"], "the first was not decided again"
 
 
@@ -293,7 +293,7 @@ async def test_an_outcome_that_is_damaged_is_not_shared(machine: Machine) -> Non
     assert "cannot be believed" in hold.summary
     await app.free_key(K, note="it is gone")
     await app.resolve("b", "retry")
-    assert await app.get("b").result(timeout=10) == "paid 5 by b"
+    assert await app.get("b").result(timeout=60) == "paid 5 by b"
     sound(machine)
 
 
@@ -306,7 +306,7 @@ async def test_twenty_runs_at_once_do_it_once(machine: Machine) -> None:
     await machine.until(lambda: len(machine.store.waiters(K)) == 19)
     assert {machine.status(f"r{n}") for n in range(1, 20)} == {"waiting"}
     first.opened.set()
-    assert {await run.result(timeout=10) for run in runs} == {"paid 5 by r0"}
+    assert {await run.result(timeout=60) for run in runs} == {"paid 5 by r0"}
     assert runs_that_ran() == ["r0"]
     sound(machine)
 
@@ -335,7 +335,7 @@ async def test_who_waits_leaves_memory_and_is_woken(machine: Machine, monkeypatc
     await machine.until(lambda: "b" not in app.drivers)
     assert machine.row("b").wake_at is None
     GATES["a"].opened.set()
-    assert await first.result(timeout=10) == await second.result(timeout=10) == "paid 5 by a"
+    assert await first.result(timeout=60) == await second.result(timeout=60) == "paid 5 by a"
     assert runs_that_ran() == ["a"]
     sound(machine)
 
@@ -350,14 +350,14 @@ async def test_who_waits_goes_on_after_a_restart(machine: Machine, order: str) -
     await machine.kill(other)
     if order == "owner first":
         GATES["a"].opened.set()
-        await first.result(timeout=10)
+        await first.result(timeout=60)
         assert len(machine.store.inbox("b")) == 1
     other = await machine.boot()
     second = await other.start(charging, 7, id="b")
     if order == "waiter first":
         await machine.until_status("b", "waiting")
         GATES["a"].opened.set()
-    assert await second.result(timeout=10) == "paid 5 by a"
+    assert await second.result(timeout=60) == "paid 5 by a"
     assert runs_that_ran() == ["a"]
     sound(machine)
 
@@ -372,7 +372,7 @@ async def test_when_both_processes_are_gone_both_runs_go_on(machine: Machine) ->
     app = await machine.worker()
     await machine.until_status("a", "completed")
     await machine.advance(1)
-    assert await app.get("b").result(timeout=10) == "paid 5 by a"
+    assert await app.get("b").result(timeout=60) == "paid 5 by a"
     assert runs_that_ran() == ["a", "a"]
     assert len(keys_presented()) == 1
     assert [body.because for body in machine.bodies("a", "step_started")] == ["", "crash"]
@@ -397,10 +397,10 @@ async def test_a_timer_that_was_due_before_the_key_changed_wins(machine: Machine
     await machine.kill(other)
     machine.clock.advance(60)
     GATES["a"].opened.set()
-    await first.result(timeout=10)
+    await first.result(timeout=60)
     other = await machine.boot()
     second = await other.start(patient, 7, id="b")
-    assert await second.result(timeout=10) == "too late"
+    assert await second.result(timeout=60) == "too late"
     sound(machine)
 
 
@@ -421,14 +421,14 @@ async def test_other_arguments_are_a_conflict_and_a_replay_raises_it_again(machi
     first = await begun(app, charging, "a")
     if state == "done":
         GATES["a"].opened.set()
-        await first.result(timeout=10)
+        await first.result(timeout=60)
     await waiting(machine, app, careful, "b", 7, 99)
     await machine.kill(app)
     machine.sql("DELETE FROM effects")
     app = await machine.boot()
     run = await app.start(careful, 7, 99, id="b")
     await run.signal("go")
-    assert await run.result(timeout=10) == f"{K} is of a"
+    assert await run.result(timeout=60) == f"{K} is of a"
     assert machine.kinds("b")[:3] == ["run_started", "key_taken", "step_failed"]
     assert runs_that_ran() == ["a"]
 
@@ -449,10 +449,10 @@ async def test_a_run_that_failed_with_a_conflict_is_retried(machine: Machine) ->
     for _ in range(2):
         run = await app.start(charging, 7, 99, id="b", on_existing="retry")
         with pytest.raises(KeyConflict):
-            await run.result(timeout=10)
+            await run.result(timeout=60)
     await app.free_key(K)
     await app.retry("b")
-    assert await app.get("b").result(timeout=10) == "paid 99 by b"
+    assert await app.get("b").result(timeout=60) == "paid 99 by b"
     sound(machine)
 
 
@@ -469,8 +469,8 @@ async def test_certain_failure_frees_the_key_for_exactly_one(machine: Machine, c
     others = [await waiting(machine, app, FLOWS[contract], f"w{n}") for n in range(5)]
     GATES["a"].opened.set()
     with pytest.raises(type(error)):
-        await first.result(timeout=10)
-    results = {await run.result(timeout=10) for run in others}
+        await first.result(timeout=60)
+    results = {await run.result(timeout=60) for run in others}
     assert len(results) == 1
     assert len(NOTES) == 2, "one of those who waited did it, for all"
     assert len(keys_presented()) == 1, "the receiver sees one action"
@@ -485,7 +485,7 @@ async def test_one_failure_after_the_other_lets_one_after_the_other_do_it(machin
     first = await begun(app, charging, "r0")
     others = [await waiting(machine, app, charging, f"r{n}") for n in range(1, 6)]
     GATES["r0"].opened.set()
-    ends = await asyncio.gather(*(run.result(timeout=20) for run in [first, *others]), return_exceptions=True)
+    ends = await asyncio.gather(*(run.result(timeout=60) for run in [first, *others]), return_exceptions=True)
     assert sum(isinstance(end, NotDone) for end in ends) == 4
     assert len({end for end in ends if isinstance(end, str)}) == 1
     assert len(NOTES) == 5
@@ -511,7 +511,7 @@ async def test_while_it_is_tried_again_the_key_is_kept(machine: Machine) -> None
     app = await machine.worker()
     machine.clock.advance(90)
     app.pump.nudge()
-    assert await app.get("b").result(timeout=10) == "paid 5 by a"
+    assert await app.get("b").result(timeout=60) == "paid 5 by a"
     assert runs_that_ran() == ["a", "a"]
     assert [one.id for one in (first, second)] == ["a", "b"]
     sound(machine)
@@ -548,10 +548,10 @@ async def test_who_gives_up_a_step_that_may_be_repeated_frees_its_key(machine: M
     await begun(app, impatient, "a")
     second = await waiting(machine, app, shipping, "b")
     machine.clock.advance(6)
-    assert await second.result(timeout=10) == "paid 5 by b"
+    assert await second.result(timeout=60) == "paid 5 by b"
     assert len(keys_presented()) == 1
     await app.signal("a", "go")
-    assert await app.get("a").result(timeout=10) == "gave up"
+    assert await app.get("a").result(timeout=60) == "gave up"
     sound(machine)
 
 
@@ -580,7 +580,7 @@ async def test_the_end_of_a_run_frees_the_keys_of_steps_that_may_be_repeated(mac
     else:
         await machine.kill(app)
         await other.cancel("a", now=True)
-    assert await second.result(timeout=10) == "paid 5 by b"
+    assert await second.result(timeout=60) == "paid 5 by b"
     sound(machine)
 
 
@@ -618,7 +618,7 @@ async def test_while_the_owner_is_in_doubt_others_wait_for_what_a_person_says(ma
     assert machine.status("b") == "waiting"
     await app.resolve("a", answer, value="paid by hand" if answer == "done" else None)
     wanted = "paid by hand" if answer == "done" else "paid 5 by a"
-    assert await first.result(timeout=10) == await second.result(timeout=10) == wanted
+    assert await first.result(timeout=60) == await second.result(timeout=60) == wanted
     assert runs_that_ran() == (["a"] if answer == "done" else ["a", "a"])
     sound(machine)
 
@@ -638,8 +638,8 @@ async def test_an_exhausted_step_that_is_skipped_frees_its_key(machine: Machine)
     GATES["a"].opened.set()
     assert (await held(machine, first)).reason == "exhausted"
     await app.resolve("a", "skip", value="skipped")
-    assert await first.result(timeout=10) == "skipped"
-    assert await second.result(timeout=10) == "paid 5 by b"
+    assert await first.result(timeout=60) == "skipped"
+    assert await second.result(timeout=60) == "paid 5 by b"
     sound(machine)
 
 
@@ -656,11 +656,11 @@ async def test_a_cancelled_run_in_doubt_keeps_its_key_until_somebody_decides(mac
     assert effect(machine).state == "under-way"
     if answer == "free":
         await app.free_key(K, note="the bank knows nothing", by="ann")
-        assert await second.result(timeout=10) == "paid 5 by b"
+        assert await second.result(timeout=60) == "paid 5 by b"
         assert len(keys_presented()) == 1, "if the first did reach its receiver after all, the second is the same"
     else:
         await app.settle_key(K, "paid, says the bank", note="asked", by="ann")
-        assert await second.result(timeout=10) == "paid, says the bank"
+        assert await second.result(timeout=60) == "paid, says the bank"
         assert [body.by for body in machine.bodies("b", "step_shared")] == ["ann"]
         assert (effect(machine).by, effect(machine).note) == ("ann", "asked")
     sound(machine)
@@ -701,25 +701,75 @@ async def test_who_waits_can_be_cancelled_and_leaves_the_key_alone(machine: Mach
     second = await waiting(machine, app, impatient, "b")
     if how == "timeout":
         machine.clock.advance(31)
-        assert await second.result(timeout=10) == "too long"
+        assert await second.result(timeout=60) == "too long"
     else:
         await app.cancel("b", now=how == "now")
         with pytest.raises(RunCancelled):
-            await second.result(timeout=10)
+            await second.result(timeout=60)
     third = await waiting(machine, app, FLOWS[contract], "c")
     GATES["a"].opened.set()
-    assert await first.result(timeout=10) == await third.result(timeout=10) == "paid 5 by a"
+    assert await first.result(timeout=60) == await third.result(timeout=60) == "paid 5 by a"
     assert runs_that_ran() == ["a"]
     sound(machine)
 
 
 # -- ended runs --------------------------------------------------------------------------------------------------------
+async def damaged_with_its_key(machine: Machine, flow: Any) -> tuple[App, Any]:
+    """A run has its key and dies; its history is damaged from the first event on, and another run waits for the key."""
+    app = await machine.boot()
+    await begun(app, flow, "a")
+    await machine.kill(app)
+    GATES.clear()
+    machine.sql("UPDATE events SET body = x'00' WHERE run = 'a' AND seq = 1")
+    worker = await machine.worker()
+    other = await waiting(machine, worker, flow, "b")
+    await machine.until_status("a", "held")
+    return worker, other
+
+
+@pytest.mark.parametrize("resolution", ["done", "not-done"])
+@scenario
+async def test_a_damaged_run_that_is_restarted_settles_what_its_earlier_generation_left_in_doubt(
+    machine: Machine, resolution: str
+) -> None:
+    worker, other = await damaged_with_its_key(machine, charging)
+    run = await worker.start(charging, 7, id="a", on_existing="restart")
+    hold = await held(machine, run)
+    assert (hold.reason, hold.step) == ("in-doubt", "charge")
+    assert "earlier generation" in hold.summary
+    assert runs_that_ran() == ["a"], "nothing is done again by itself"
+    await worker.resolve("a", resolution, value="paid by hand" if resolution == "done" else None)
+    paid = await run.result(timeout=60)
+    assert await other.result(timeout=60) == paid
+    assert runs_that_ran() == (["a"] if resolution == "done" else ["a", "a"])
+    assert len(keys_presented()) == 1
+    assert (effect(machine).generation, effect(machine).state) == (2, "done")
+
+
+@scenario
+async def test_a_damaged_run_that_is_restarted_gives_back_the_key_of_what_may_be_repeated(machine: Machine) -> None:
+    worker, other = await damaged_with_its_key(machine, shipping)
+    run = await worker.start(shipping, 7, id="a", on_existing="restart")
+    assert await run.result(timeout=60) == await other.result(timeout=60)
+    assert len(NOTES) == 2
+    assert len(keys_presented()) == 1
+
+
+@scenario
+async def test_a_key_of_an_earlier_generation_with_other_arguments_is_a_conflict(machine: Machine) -> None:
+    worker, _ = await damaged_with_its_key(machine, charging)
+    run = await worker.start(charging, 7, 6, id="a", on_existing="restart")
+    with pytest.raises(KeyConflict):
+        await run.result(timeout=60)
+    assert runs_that_ran() == ["a"]
+
+
 @scenario
 async def test_a_restarted_run_shares_what_its_earlier_generation_did(machine: Machine) -> None:
     app = await machine.boot()
     await app.run(charging, 7, id="a")
     run = await app.start(charging, 7, id="a", on_existing="restart")
-    assert await run.result(timeout=10) == "paid 5 by a"
+    assert await run.result(timeout=60) == "paid 5 by a"
     assert machine.row("a").generation == 2
     assert machine.kinds("a") == ["run_started", "key_taken", "step_shared", "run_completed"]
     assert runs_that_ran() == ["a"]
@@ -733,7 +783,7 @@ async def test_a_retried_run_asks_for_its_key_again(machine: Machine, meanwhile:
     app = await machine.boot()
     run = await app.start(charging, 7, id="a")
     with pytest.raises(NotDone):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     if meanwhile == "done":
         await app.run(charging, 7, id="b")
     elif meanwhile == "under way":
@@ -742,7 +792,7 @@ async def test_a_retried_run_asks_for_its_key_again(machine: Machine, meanwhile:
     if meanwhile == "under way":
         await machine.until_status("a", "waiting")
         GATES["b"].opened.set()
-    assert await run.result(timeout=10) == f"paid 5 by {'a' if meanwhile == 'nobody' else 'b'}"
+    assert await run.result(timeout=60) == f"paid 5 by {'a' if meanwhile == 'nobody' else 'b'}"
     assert runs_that_ran() == (["a", "a"] if meanwhile == "nobody" else ["a", "b"])
     assert len(keys_presented()) == 1
     sound(machine)
@@ -765,12 +815,12 @@ async def test_a_waiting_run_that_failed_and_is_retried_is_told(machine: Machine
     second = await waiting(machine, app, flow, "b")
     await second.signal("go")
     with pytest.raises(ValueError, match="no"):
-        await second.result(timeout=10)
+        await second.result(timeout=60)
     GATES["a"].opened.set()
-    await first.result(timeout=10)
+    await first.result(timeout=60)
     NOTES.append("fixed")
     await app.retry("b")
-    assert await second.result(timeout=10) == "paid 5 by a"
+    assert await second.result(timeout=60) == "paid 5 by a"
     assert check(export_histories(machine.store), settled=False) == []
 
 
@@ -797,9 +847,9 @@ async def test_what_a_handler_did_before_a_retry_is_done(machine: Machine) -> No
     app = await machine.boot()
     run = await app.start(flow, id="a")
     with pytest.raises(ValueError, match="no"):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     await app.retry("a")
-    assert await run.result(timeout=10) == ["fine", "paid 5 by a"]
+    assert await run.result(timeout=60) == ["fine", "paid 5 by a"]
     assert [note for note in NOTES if note != "shaky"] == NOTES[1:2], "it was charged once"
     assert machine.kinds("a")[-3:] == ["key_taken", "step_shared", "run_completed"]
     assert not machine.replay("a").differences
@@ -813,7 +863,7 @@ async def test_the_same_action_presents_the_same_key_in_every_run_of_a_store_and
         if error is not None:
             ERRORS.append(error)
         run = await app.start(charging, 7)
-        await asyncio.gather(run.result(timeout=10), return_exceptions=True)
+        await asyncio.gather(run.result(timeout=60), return_exceptions=True)
     assert len(NOTES) == 3
     assert len(keys_presented()) == 1
     await app.run(charging, 8)
@@ -845,7 +895,7 @@ async def test_a_probe_is_asked_with_the_key_that_the_body_presented(machine: Ma
     app = await machine.worker()
     await machine.until_status("a", "completed")
     await machine.advance(1)
-    assert await app.get("b").result(timeout=10) == "adopted"
+    assert await app.get("b").result(timeout=60) == "adopted"
     assert set(asked) == keys_presented()
     assert runs_that_ran() == ["a"]
     sound(machine)
@@ -882,7 +932,7 @@ async def test_a_step_whose_key_the_code_has_changed_diverges(
         assert machine.report("a")["differences"][0]["what"] == "key"
     run = await app.start(changing_flow, id="a")
     await run.signal("go")
-    assert await run.result(timeout=10) == "paid 5 by a"
+    assert await run.result(timeout=60) == "paid 5 by a"
     assert runs_that_ran() == ["a"]
 
 
@@ -899,7 +949,7 @@ async def test_a_step_that_was_begun_without_a_key_goes_on_without_one(
     app = await machine.boot()
     run = await app.start(changing_flow, id="a")
     await run.signal("go")
-    assert await run.result(timeout=10) == "paid 5 by a"
+    assert await run.result(timeout=60) == "paid 5 by a"
     assert len(keys_presented()) == 1, "the key of its first attempt"
     assert machine.store.effect("old:7") is None
     sound(machine)

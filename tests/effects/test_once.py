@@ -31,7 +31,7 @@ class Refused(Exception):
 async def held(machine: Machine, run: Any) -> Any:
     """Return the one hold in which a run ends up."""
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     hold = machine.hold(run.id)
     assert hold.reason == "in-doubt"
     return hold
@@ -108,7 +108,7 @@ async def test_certainly_not_done_goes_by_the_retry_policy(machine: Machine, err
     assert attempts() == ["1"], "the back-off is kept"
     await machine.advance(0.2)
     await machine.advance(5.1)
-    assert await run.result(timeout=20) == "paid 3"
+    assert await run.result(timeout=60) == "paid 3"
     assert attempts() == ["1", "2", "3"]
     assert "step_doubted" not in machine.kinds("r")
     assert not machine.replay("r").differences
@@ -172,7 +172,7 @@ async def test_an_attempt_past_its_timeout_is_a_doubt_and_its_thread_may_still_a
     go_on.set()
     await machine.until(lambda: not app.acting.runs())
     await app.resolve("r", "not-done")
-    assert await run.result(timeout=20) == "paid"
+    assert await run.result(timeout=60) == "paid"
     assert NOTES == ["begun", "sent", "begun", "sent"]
 
 
@@ -200,7 +200,7 @@ async def test_a_thread_of_another_step_does_not_count_as_one_that_may_still_act
     run = await app.start(flow, id="r")
     await machine.until(lambda: len(NOTES) == 2 or machine.status("r") == "held")
     go_on.set()
-    assert await run.result(timeout=20) == ["read", "paid"]
+    assert await run.result(timeout=60) == ["read", "paid"]
 
 
 @scenario
@@ -220,7 +220,7 @@ async def test_an_outcome_that_cannot_be_stored_is_held_as_done_without_a_value(
     assert hold.resolutions == ["done", "cancel"], "it happened, so it is not done again"
     assert "it happened" in hold.summary
     await app.resolve("r", "done", value="receipt 7")
-    assert await run.result(timeout=20) == "receipt 7"
+    assert await run.result(timeout=60) == "receipt 7"
     assert NOTES == ["pay"]
     assert not machine.replay("r").differences
 
@@ -256,7 +256,7 @@ async def test_that_it_happened_is_not_forgotten_while_another_hold_comes_first(
     hold = await held(machine, run)
     assert hold.resolutions == ["done", "cancel"], "its probe would say that it may be done again"
     await app.resolve("r", "done", value="P")
-    assert await run.result(timeout=20) == ["D", "P"]
+    assert await run.result(timeout=60) == ["D", "P"]
     assert NOTES == ["pay"]
 
 
@@ -274,7 +274,7 @@ async def test_done_takes_the_value_and_the_step_does_not_run(machine: Machine) 
     run = await app.start(failing(OSError("reset"), None), id="r")
     await held(machine, run)
     await app.resolve("r", "done", value="paid by hand", by="ann")
-    assert await run.result(timeout=20) == "paid by hand"
+    assert await run.result(timeout=60) == "paid by hand"
     assert attempts() == ["1"]
     (resolved,) = machine.bodies("r", "run_resolved")
     assert (resolved.resolution, resolved.by) == ("done", "ann")
@@ -288,7 +288,7 @@ async def test_not_done_does_it_again_with_the_same_key(machine: Machine) -> Non
     for _ in range(2):
         await held(machine, run)
         await app.resolve("r", "not-done")
-    assert await run.result(timeout=20) == "paid 3"
+    assert await run.result(timeout=60) == "paid 3"
     assert attempts() == ["1", "2", "3"]
     assert [body.because for body in machine.bodies("r", "step_started")] == ["", "person", "person"]
     assert not machine.replay("r").differences
@@ -310,7 +310,7 @@ async def test_probe_asks_the_outside_again(machine: Machine) -> None:
     hold = await held(machine, run)
     assert hold.resolutions == ["done", "not-done", "probe", "cancel"]
     await app.resolve("r", "probe")
-    assert await run.result(timeout=20) == "paid, says the bank"
+    assert await run.result(timeout=60) == "paid, says the bank"
     assert [note.partition(" ")[0] for note in NOTES] == ["1", "asked", "asked"]
     assert len({note.partition(" ")[2] for note in NOTES}) == 1, "it is asked about the key that the body has used"
     assert not machine.replay("r").differences
@@ -323,7 +323,7 @@ async def test_cancel_ends_the_run_and_the_step_does_not_run(machine: Machine) -
     await held(machine, run)
     await app.resolve("r", "cancel")
     with pytest.raises(RunCancelled):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert attempts() == ["1"]
     assert machine.status("r") == "cancelled"
 
@@ -358,7 +358,7 @@ async def test_two_steps_in_doubt_are_asked_about_one_after_the_other(machine: M
     await held(machine, run)
     assert machine.kinds("r")[-1] == "run_held"
     await app.resolve("r", "done", value="B")
-    assert await run.result(timeout=20) == ["A", "B"]
+    assert await run.result(timeout=60) == ["A", "B"]
     assert sorted(NOTES) == ["a", "b"]
     assert not machine.replay("r").differences
 
@@ -396,7 +396,7 @@ async def test_a_step_that_was_asked_for_behind_a_doubt_is_not_begun_while_the_r
     await app.signal("r", "go")
     await app.resolve("r", "done", value="A")
     run = app.get("r")
-    assert await run.result(timeout=20) == ["A", "b"]
+    assert await run.result(timeout=60) == ["A", "b"]
     assert NOTES == ["a", "b"]
     assert not machine.replay("r").differences
 
@@ -495,7 +495,7 @@ async def test_a_timeout_reaches_the_code_only_after_the_step_is_settled(
         await app.resolve("r", "done", value="paid")
     else:
         gate.opened.set()
-    assert await run.result(timeout=20) == "too late"
+    assert await run.result(timeout=60) == "too late"
     assert NOTES[:2] == (["begun", "left"] if made is by_group and crash else ["begun", "sent"][: 1 if crash else 2])
     assert machine.kinds("r").index("step_completed") > machine.kinds("r").index("timer_fired")
     assert not machine.replay("r").differences
@@ -544,7 +544,7 @@ async def test_a_run_that_is_cancelled_within_its_grace_waits_for_the_step(machi
     assert NOTES == ["begun"]
     gate.opened.set()
     with pytest.raises(RunCancelled):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert NOTES == ["begun", "sent", "finally"]
     assert not machine.replay("r").differences
 
@@ -576,7 +576,7 @@ async def test_a_run_that_is_ended_without_its_code_waits_for_a_body_that_must_n
     assert machine.status("r") == "running"
     gate.opened.set()
     with pytest.raises(RunCancelled):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert NOTES == ["begun", "sent"]
     assert machine.status("r") == "cancelled"
     assert "step_completed" in machine.kinds("r"), "what happened is in the history"
@@ -604,7 +604,7 @@ async def test_a_run_that_is_ended_without_its_code_is_held_if_its_step_comes_in
     await held(machine, run)
     await app.resolve("r", "done", value="paid")
     with pytest.raises(RunCancelled):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
 
 
 @scenario
@@ -627,7 +627,7 @@ async def test_an_app_that_stops_starts_what_it_has_announced_and_leaves_no_doub
     assert NOTES == ["pay"]
     assert machine.kinds("r")[:3] == ["run_started", "step_started", "step_completed"]
     again = await machine.boot()
-    assert await (await again.start(announced, id="r")).result(timeout=10) == "paid"
+    assert await (await again.start(announced, id="r")).result(timeout=60) == "paid"
     assert NOTES == ["pay"]
 
 
@@ -665,7 +665,7 @@ async def test_a_hold_waits_for_a_body_that_must_not_be_cut_off(machine: Machine
     assert NOTES == ["begun", "sent"], "nothing more begins"
     assert len(machine.bodies("r", "step_completed")) == 1
     await app.resolve("r", "done", value="D")
-    assert await run.result(timeout=20) == ["D", "paid after"], "what was not begun is not in doubt"
+    assert await run.result(timeout=60) == ["D", "paid after"], "what was not begun is not in doubt"
     assert NOTES == ["begun", "sent", "after"]
     assert not machine.replay("r").differences
 
@@ -686,10 +686,10 @@ async def test_a_hold_that_a_person_asks_for_waits_too(machine: Machine) -> None
     assert machine.status("r") == "running"
     gate.opened.set()
     with pytest.raises(RunHeld, match="look at it"):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     await app.signal("r", "word", "!")
     await app.resolve("r", "retry")
-    assert await run.result(timeout=20) == "paid!"
+    assert await run.result(timeout=60) == "paid!"
     assert NOTES == ["begun", "sent"]
 
 
@@ -753,7 +753,7 @@ def test_closing_an_app_waits_for_a_once_body_that_runs(tmp_path: Path) -> None:
             await gate.reached.wait()
         async with everstep.open(url) as app:
             run = await app.start(flow, id="f")
-            return await run.result(timeout=20)
+            return await run.result(timeout=60)
 
     assert asyncio.run(main()) == "paid"
     assert NOTES == ["paid"]

@@ -261,7 +261,7 @@ async def main():
     async with everstep.open(life["folder"] + "/runs.db") as app:
         payments.LIFE.update(life)
         await app.resolve("p", "probe")
-        await app.get("p").result(timeout=20)
+        await app.get("p").result(timeout=60)
     await payments.live(life)
 
 asyncio.run(main())

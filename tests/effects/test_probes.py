@@ -73,7 +73,7 @@ class Bank:
 
 async def assert_held(machine: Machine, run: Any, text: str = "") -> None:
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     hold = machine.hold("r")
     assert hold.reason == "in-doubt"
     assert text in hold.summary, hold.summary
@@ -85,7 +85,7 @@ async def assert_held(machine: Machine, run: Any, text: str = "") -> None:
 async def test_done_is_adopted_without_running(machine: Machine, is_async: bool) -> None:
     bank = Bank(Done("receipt 9"), is_async=is_async)
     run = await bank.start(machine)
-    assert await run.result(timeout=20) == "receipt 9"
+    assert await run.result(timeout=60) == "receipt 9"
     assert NOTES == ["pay", "ask"]
     assert len(bank.keys) == 1, "the probe is given the body's key"
     assert machine.bodies("r", "step_completed")[0].adopted
@@ -97,7 +97,7 @@ async def test_done_is_adopted_without_running(machine: Machine, is_async: bool)
 async def test_not_done_is_done_again_with_the_same_key(machine: Machine, is_async: bool) -> None:
     bank = Bank(NotDone(), is_async=is_async)
     run = await bank.start(machine)
-    assert await run.result(timeout=20) == "paid at last"
+    assert await run.result(timeout=60) == "paid at last"
     assert NOTES == ["pay", "ask", "pay"]
     assert len(bank.keys) == 1
     assert [body.because for body in machine.bodies("r", "step_started")] == ["", "not-done"]
@@ -145,7 +145,7 @@ async def test_a_probe_that_does_not_know_is_asked_again(machine: Machine, answe
     assert why in told.why
     assert NOTES == ["pay", "ask"]
     await machine.advance(1)
-    assert await run.result(timeout=20) == "receipt"
+    assert await run.result(timeout=60) == "receipt"
     assert NOTES == ["pay", "ask", "ask"]
     assert not machine.replay("r").differences
 
@@ -191,7 +191,7 @@ async def test_settle_waits_before_the_first_question(machine: Machine) -> None:
     await machine.advance(0.2)
     assert NOTES == ["pay", "ask"]
     await machine.advance(1)
-    assert await run.result(timeout=20) == "receipt", "probe_for counts from the first question"
+    assert await run.result(timeout=60) == "receipt", "probe_for counts from the first question"
 
 
 @scenario
@@ -257,7 +257,7 @@ async def test_not_done_by_a_process_that_is_gone_is_done_again(machine: Machine
     await machine.kill(app)
     gate.opened.set()
     app = await machine.boot()
-    assert await (await app.start(flow, id="r")).result(timeout=20) == "paid"
+    assert await (await app.start(flow, id="r")).result(timeout=60) == "paid"
     assert NOTES == ["pay", "ask", "pay"]
     assert [body.because for body in machine.bodies("r", "step_doubted")] == ["crash"]
 
@@ -285,7 +285,7 @@ async def test_not_done_by_a_process_that_still_exists_is_held_until_it_is_gone(
     gate.opened.set()
     await machine.until_status("r", "held")
     await other.resolve("r", "not-done")
-    assert await other.get("r").result(timeout=20) == "paid"
+    assert await other.get("r").result(timeout=60) == "paid"
     assert NOTES.count("pay") == 2
 
 
@@ -309,7 +309,7 @@ async def test_what_timed_out_while_in_doubt_is_settled_and_not_begun_again(mach
     await machine.advance(1.5)
     assert machine.status("r") == "waiting", "the code is not told yet"
     await machine.advance(1)
-    assert await run.result(timeout=20) == "too late"
+    assert await run.result(timeout=60) == "too late"
     assert NOTES == ["pay", "ask", "ask", "ask"], "it has not happened and nobody wants it any more"
     assert not machine.replay("r").differences
 
@@ -339,7 +339,7 @@ async def test_a_run_cancelled_now_asks_the_outside_first(machine: Machine, answ
     else:
         await machine.advance(1)
     with pytest.raises(RunCancelled):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     told = [note for note in NOTES if note != "told"] if crash else NOTES
     assert told == ["pay", "ask", "ask"], "it ends without its code, and without another payment"
     assert not machine.replay("r").differences
@@ -370,7 +370,7 @@ async def test_cancelled_now_while_nobody_drives_it_a_run_settles_what_it_began_
         assert machine.status("r") == "running", "the outside is asked again, and then a person is"
         return
     with pytest.raises(RunCancelled):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert NOTES.count("pay") == 1
     assert not machine.replay("r").differences
 
@@ -395,7 +395,7 @@ async def test_what_is_cancelled_between_two_attempts_gets_no_other(machine: Mac
     await machine.rest()
     await machine.advance(6)
     await machine.advance(5)
-    assert await run.result(timeout=20) == "too late"
+    assert await run.result(timeout=60) == "too late"
     assert NOTES == ["pay"]
     assert not machine.replay("r").differences
 
@@ -433,7 +433,7 @@ async def test_what_an_async_body_gave_to_a_thread_may_still_act_after_its_timeo
     go_on.set()
     await machine.until(lambda: bool(sent))
     await machine.advance(1)
-    assert await run.result(timeout=20) == "paid, says the bank"
+    assert await run.result(timeout=60) == "paid, says the bank"
     assert len(sent) == 1
 
 
@@ -500,7 +500,7 @@ async def test_what_never_happens_is_not_repeated_in_a_tight_circle(machine: Mac
     assert len(NOTES) == 4, "nor by a restart"
     await run.cancel(now=True)
     with pytest.raises(RunCancelled):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert not machine.replay("r").differences
 
 
@@ -529,7 +529,7 @@ async def test_the_pause_before_another_attempt_is_over_in_its_time_whoever_driv
     assert len(NOTES) == 5
     await run.cancel(now=True)
     with pytest.raises(RunCancelled):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
 
 
 @scenario
@@ -551,5 +551,5 @@ async def test_attempts_that_failed_do_not_make_the_pause_longer(machine: Machin
     run = await app.start(flow, id="r")
     for _ in range(10):
         await machine.advance(0.02)
-    assert await run.result(timeout=20) == "paid at last"
+    assert await run.result(timeout=60) == "paid at last"
     assert len(NOTES) == 11

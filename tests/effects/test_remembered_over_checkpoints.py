@@ -90,7 +90,7 @@ async def test_own_changes_and_what_a_function_ignored_survive_a_jump(machine: M
     Path("a.txt").write_text("newer")
     app = await machine.worker()
     await app.get("r").signal("word", "c")
-    assert await app.get("r").result(timeout=20) == ["turn 3", "a", "turn 2", "b", "turn 1", "c"]
+    assert await app.get("r").result(timeout=60) == ["turn 3", "a", "turn 2", "b", "turn 1", "c"]
     assert ASKED == [("old", "ignored"), ("old", "newer")], "its function is known again after the jump"
     assert machine.kinds("r", "run_held") == []
     assert list(check(export_histories(machine.store))) == []
@@ -157,7 +157,7 @@ async def test_an_outcome_that_was_kept_survives_a_jump_and_is_given_once(machin
     await turn(machine, await machine.worker(), "b")
     app = await machine.worker()
     await app.get("r").signal("word", "c")
-    assert await app.get("r").result(timeout=20) == ["first", "a", "b", "c", "same 1", "same 2"]
+    assert await app.get("r").result(timeout=60) == ["first", "a", "b", "c", "same 1", "same 2"]
     assert PAID == ["same", "same"]
     assert list(check(export_histories(machine.store))) == []
 
@@ -197,7 +197,7 @@ async def test_an_atomic_step_after_the_failure_is_neither_forgotten_nor_repeate
         await app.retry("r")
     await app.retry("r", across_once=True)
     with pytest.raises(ValueError, match="first"):
-        await app.get("r").result(timeout=20)
+        await app.get("r").result(timeout=60)
     assert bookings(machine) == ["refund"]
     BROKEN.clear()
     assert await app.run(booking, id="r", on_existing="retry") == "first"
@@ -253,11 +253,11 @@ async def test_a_retry_over_an_earlier_retry_keeps_each_effect_once(machine: Mac
         await app.run(twice, id="r")
     await app.retry("r", across_once=True)
     with pytest.raises(ValueError, match="first"):
-        await app.get("r").result(timeout=20)
+        await app.get("r").result(timeout=60)
     assert PAID == ["one", "two"]
     BROKEN.clear()
     await app.retry("r", across_once=True)
-    assert await app.get("r").result(timeout=20) == ["two 2", "one 1", "one 3"]
+    assert await app.get("r").result(timeout=60) == ["two 2", "one 1", "one 3"]
     assert PAID == ["one", "two", "one"]
     assert not machine.replay("r").differences
     assert list(check(export_histories(machine.store))) == []

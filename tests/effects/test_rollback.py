@@ -97,7 +97,7 @@ def sound(machine: Machine) -> None:
 async def rolled_back(machine: Machine, app: App, run: str = "r") -> None:
     """Wait until a run is undone, and see that all agree about it."""
     with pytest.raises(RunCancelled):
-        await app.get(run).result(timeout=20)
+        await app.get(run).result(timeout=60)
     assert machine.kinds(run)[-1] == "run_cancelled"
     assert machine.bodies(run, "run_cancelled")[-1].rolled_back
     assert machine.replay(run).differences == []
@@ -311,7 +311,7 @@ def test_a_def_workflow_is_rolled_back() -> None:
                 await asyncio.sleep(0.001)
             await app.rollback("r")
             with pytest.raises(RunCancelled):
-                await run.result(timeout=20)
+                await run.result(timeout=60)
 
     asyncio.run(main())
     assert notes() == ["only in memory", "unsee Oslo"]
@@ -321,7 +321,7 @@ def test_the_blocking_app_rolls_back_too() -> None:
     with everstep.open("memory:") as app:
         assert app.run(rollback_trip, "return", id="r") == "home"
         with pytest.raises(RunCancelled):
-            app.rollback("r", "no more").result(timeout=20)
+            app.rollback("r", "no more").result(timeout=60)
     assert notes() == BOOKED + UNBOOKED
 
 
@@ -339,7 +339,7 @@ def test_a_rollback_goes_on_from_every_prefix_of_its_history(last: str) -> None:
                 await app.rollback(RUN)
             await play(app, clock)
             with pytest.raises(RunCancelled):
-                await run.result(timeout=20)
+                await run.result(timeout=60)
             row = store.run(RUN)
             return list(NOTES), list(store.events(RUN, row.generation))
         finally:
@@ -396,11 +396,11 @@ async def test_a_step_in_doubt_is_asked_about_once_more_and_never_done_again(
     app = await machine.boot()
     run = await app.start(paying(), id="r")
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert "rollback" in machine.hold("r").resolutions
     await app.resolve("r", "rollback", note="too late", by="ann")
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     hold = machine.hold("r")
     assert hold.reason == "in-doubt"
     assert hold.resolutions == ["done", "not-done", "cancel"]
@@ -585,7 +585,7 @@ async def test_a_run_whose_step_is_exhausted_is_rolled_back(machine: Machine) ->
     app = await machine.boot()
     run = await app.start(tour, id="r")
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     await app.resolve("r", "rollback")
     await rolled_back(machine, app)
     assert notes() == ["book Oslo", "unbook Oslo"], "what failed is not undone"
@@ -638,7 +638,7 @@ async def test_code_that_spins_offers_no_rollback_for_it_would_spin_again(
     monkeypatch.setattr(loop, "TURNS_MAX", 1000)
     run = await app.start(spins, id="r")
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert machine.hold("r").resolutions == ["retry", "cancel"]
 
 
@@ -690,7 +690,7 @@ async def test_a_rollback_that_meets_the_end_takes_effect(machine: Machine, last
     GATES["Rome"].opened.set()
     if last == "raise":  # what it did is being undone already, and it has failed
         with pytest.raises(ValueError):
-            await owner.get("r").result(timeout=20)
+            await owner.get("r").result(timeout=60)
         sound(machine)
     else:
         await rolled_back(machine, owner)

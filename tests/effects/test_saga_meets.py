@@ -91,7 +91,7 @@ async def test_a_loop_that_fails_after_a_crash_undoes_all_its_turns_in_reverse(m
     assert machine.kinds("r").count("checkpoint_taken") > 3
     app = await machine.worker()
     with pytest.raises(LookupError, match="no way back"):
-        await app.get("r").result(timeout=10)
+        await app.get("r").result(timeout=60)
     assert ["book 5", *UNDONE] == NOTES, "no turn is done again, and none is left out"
     judged(machine)
 
@@ -104,7 +104,7 @@ async def test_a_loop_that_is_killed_while_it_is_undone_undoes_the_rest(machine:
     await machine.kill(app)
     again = await machine.worker()
     with pytest.raises(LookupError):
-        await again.get("r").result(timeout=10)
+        await again.get("r").result(timeout=60)
     assert list(dict.fromkeys(NOTES)) == ["book 5", *UNDONE]
     judged(machine)
 
@@ -118,7 +118,7 @@ async def test_a_loop_that_crashed_is_rolled_back_whole(machine: Machine) -> Non
     await app.rollback("r")
     GATES["book 5"].opened.set()
     with pytest.raises(RunCancelled):
-        await app.get("r").result(timeout=10)
+        await app.get("r").result(timeout=60)
     assert NOTES in (["book 5", *UNDONE], UNDONE[1:]), "the one under way is settled first"
     judged(machine)
 
@@ -127,13 +127,13 @@ async def test_a_loop_that_crashed_is_rolled_back_whole(machine: Machine) -> Non
 async def test_a_loop_that_has_ended_is_rolled_back_whole_by_another_process(machine: Machine) -> None:
     app = await machine.boot()
     run = await app.start(tour, 6, False, id="r")
-    assert len(await run.result(timeout=10)) == 6
+    assert len(await run.result(timeout=60)) == 6
     await machine.stop(app)
     NOTES.clear()
     other = await machine.worker()
     await other.rollback("r")
     with pytest.raises(RunCancelled):
-        await other.get("r").result(timeout=10)
+        await other.get("r").result(timeout=60)
     assert NOTES == UNDONE
     judged(machine)
 
@@ -149,7 +149,7 @@ async def test_after_a_checkpoint_it_is_still_known_what_nothing_undoes(machine:
         await app.rollback("r")
     await app.rollback("r", allow_uncompensated=True)
     with pytest.raises(RunCancelled):
-        await app.get("r").result(timeout=10)
+        await app.get("r").result(timeout=60)
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -176,12 +176,12 @@ async def test_a_completed_compensation_frees_the_key_of_its_step(machine: Machi
     app = await machine.boot()
     failed = await app.start(paying, "i1", True, id="a")
     with pytest.raises(LookupError):
-        await failed.result(timeout=10)
+        await failed.result(timeout=60)
     row = machine.store.effect("pay:i1")
     assert row is not None
     assert (row.state, row.round) == ("free", 1)
     second = await app.start(paying, "i1", False, id="b")
-    assert await second.result(timeout=10) == "paid i1"
+    assert await second.result(timeout=60) == "paid i1"
     first, undone, again = NOTES
     assert undone == "refund paid i1"
     assert first != again, "it is another action to its receiver"
@@ -206,11 +206,11 @@ async def test_a_person_who_says_that_a_compensation_is_done_frees_the_key_too(m
     app = await machine.boot()
     run = await app.start(buying, "i1", id="a")
     with pytest.raises(RunHeld):
-        await run.result(timeout=10)
-    assert machine.store.effect("buy:i1").state == "done"  # type: ignore[union-attr]
+        await run.result(timeout=60)
+    assert machine.store.effect("buy:i1").state == "undoing"  # type: ignore[union-attr]
     await app.resolve("a", "done", value=None)
     with pytest.raises(LookupError):
-        await app.get("a").result(timeout=10)
+        await app.get("a").result(timeout=60)
     assert machine.store.effect("buy:i1").state == "free"  # type: ignore[union-attr]
     judged(machine)
 
@@ -219,10 +219,10 @@ async def test_a_person_who_says_that_a_compensation_is_done_frees_the_key_too(m
 async def test_whoever_shares_an_outcome_does_not_undo_it(machine: Machine) -> None:
     app = await machine.boot()
     owner = await app.start(paying, "i1", False, id="a")
-    assert await owner.result(timeout=10) == "paid i1"
+    assert await owner.result(timeout=60) == "paid i1"
     sharer = await app.start(paying, "i1", True, id="b")
     with pytest.raises(LookupError):
-        await sharer.result(timeout=10)
+        await sharer.result(timeout=60)
     assert machine.kinds("b", "step_shared") == ["step_shared"]
     assert not any(one.startswith("refund") for one in NOTES), "it is the owner's to undo"
     assert machine.store.effect("pay:i1").state == "done"  # type: ignore[union-attr]
@@ -255,7 +255,7 @@ async def test_an_atomic_step_is_undone_by_an_atomic_step(machine: Machine, plac
     app = await machine.boot()
     run = await app.start(stocking, "nails", id="r")
     with pytest.raises(LookupError, match="no lorry"):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert NOTES == ["give taken nails"]
     assert machine.kinds("r")[-4:] == ["compensation_started", "step_started", "step_completed", "run_failed"]
     judged(machine)
@@ -315,7 +315,7 @@ async def test_after_a_restore_a_compensation_that_must_not_happen_twice_is_aske
     await worker.signal("r", "go", True)
     if probed:
         with pytest.raises(LookupError):
-            await worker.get("r").result(timeout=10)
+            await worker.get("r").result(timeout=60)
         assert NOTES == ["asked", "call back q1"]
         return
     await machine.until_status("r", "held")
@@ -324,7 +324,7 @@ async def test_after_a_restore_a_compensation_that_must_not_happen_twice_is_aske
     assert hold.summary.startswith("the compensation of send is in doubt")
     await worker.resolve("r", "not-done")
     with pytest.raises(LookupError):
-        await worker.get("r").result(timeout=10)
+        await worker.get("r").result(timeout=60)
     assert NOTES == ["recall p1"]
     judged(machine)
 
@@ -348,9 +348,8 @@ async def test_a_rollback_does_not_pass_over_what_is_lost_without_a_word(machine
         await machine.stop(app)
         mark_restored(machine.store)
         worker = await machine.worker()
-        await worker.rollback("r")  # nobody knew before it was taken up
-        await machine.until_status("r", "held")
-        assert "the part of its history that is lost" in machine.hold("r").summary
+        with pytest.raises(Uncompensated, match="the part of its history that is lost"):
+            await worker.rollback("r")
         app = worker
     assert NOTES == []
     await app.rollback("r", allow_uncompensated=True)

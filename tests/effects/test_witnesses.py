@@ -201,7 +201,7 @@ async def test_what_drifts_holds_and_what_is_put_right_goes_on(machine: Machine,
         run = app.get("r")
         await run.signal("word", "a")
         with pytest.raises(RunHeld):
-            await run.result(timeout=10)
+            await run.result(timeout=60)
         assert NOTES == ["before"]
         assert machine.hold("r").reason == "drift"
         assert machine.kinds("r")[-1] == "run_held"
@@ -215,7 +215,7 @@ async def test_what_drifts_holds_and_what_is_put_right_goes_on(machine: Machine,
         outside.put("old")
         await app.resolve("r", "retry")
         await run.signal("word", "b")
-        assert await run.result(timeout=10) == "ab"
+        assert await run.result(timeout=60) == "ab"
         assert NOTES == ["before", "after"]
         assert not machine.replay("r").differences
 
@@ -245,7 +245,7 @@ async def test_what_is_accepted_is_what_later_resumes_compare_with(machine: Mach
         await machine.until_status("r", "held")
         outside.put("new")
         await app.resolve("r", "retry")
-        assert await run.result(timeout=10) == "ab"
+        assert await run.result(timeout=60) == "ab"
 
 
 @scenario
@@ -257,7 +257,7 @@ async def test_on_drift_fail_fails_the_run(machine: Machine) -> None:
     app = await machine.worker()
     await app.get("r").signal("word", "a")
     with pytest.raises(Drift, match=r"file:a\.txt") as caught:
-        await app.get("r").result(timeout=10)
+        await app.get("r").result(timeout=60)
     assert caught.value.subject == "file:a.txt"
     assert NOTES == ["before"]
     assert not machine.replay("r").differences
@@ -274,7 +274,7 @@ async def test_on_drift_ignore_goes_on(machine: Machine) -> None:
     await run.signal("word", "a")
     assert [one["subject"] for one in (await run.verify(outside=True)).drift] == ["file:a.txt"]
     await run.signal("word", "b")
-    assert await run.result(timeout=10) == "ab"
+    assert await run.result(timeout=60) == "ab"
 
 
 @scenario
@@ -292,7 +292,7 @@ async def test_a_run_that_waits_in_a_living_process_is_compared_as_well(machine:
     write("a.txt", "old")
     await app.resolve("r", "retry")
     await run.signal("word", "b")
-    assert await run.result(timeout=10) == "ab"
+    assert await run.result(timeout=60) == "ab"
 
 
 @scenario
@@ -320,7 +320,7 @@ async def test_a_process_may_stop_while_it_observes(machine: Machine) -> None:
     assert NOTES == ["before"]
     app = await machine.worker()
     await app.get("r").signal("word", "b")
-    assert await app.get("r").result(timeout=10) == "ab"
+    assert await app.get("r").result(timeout=60) == "ab"
 
 
 @scenario
@@ -394,7 +394,7 @@ async def test_the_run_s_own_change_replaces_the_witness(machine: Machine) -> No
     assert len((await run.verify(outside=True)).drift) == 1
     write("a.txt", "mine")
     await run.signal("word", "a")
-    assert await run.result(timeout=10) == "done"
+    assert await run.result(timeout=60) == "done"
     assert not machine.replay("r").differences
 
 
@@ -418,7 +418,7 @@ async def test_what_is_released_may_change(machine: Machine) -> None:
     write("b.txt", "new")
     app = await machine.worker()
     await app.get("r").signal("word", "a")
-    assert await app.get("r").result(timeout=10) == "done"
+    assert await app.get("r").result(timeout=60) == "done"
     assert not machine.replay("r").differences
 
 
@@ -533,7 +533,7 @@ async def test_verify_lists_every_difference_and_changes_nothing(machine: Machin
     assert (await asyncio.to_thread(everstep_verify, "r", "--outside"))[0] == 0
     run = (await machine.worker()).get("r")
     await run.signal("word", "a")
-    assert await run.result(timeout=10) == "done"
+    assert await run.result(timeout=60) == "done"
     write("a.txt", "two\n")  # a witness ends with its run
     assert (await run.verify(outside=True)).drift == []
     assert (await asyncio.to_thread(everstep_verify, "r", "--outside"))[0] == 0

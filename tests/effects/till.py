@@ -72,7 +72,7 @@ async def live(life: dict[str, Any]) -> None:
     async with everstep.open(str(folder / "runs.db"), lease=life.get("lease", 30)) as app:
         run = await app.start(FLOWS[life["contract"]], id="p")
         try:
-            await run.result(timeout=30)
+            await run.result(timeout=60)
         except (RunHeld, Fatal):
             pass
         (folder / f"status-{os.getpid()}").write_text(await run.status())

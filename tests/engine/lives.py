@@ -122,7 +122,7 @@ async def wake_from_store(app: App, clock: FakeClock, run: str) -> bool:
 async def outcome(run: Run[Any]) -> tuple[Any, BaseException | None]:
     """Return a run's result, or its error."""
     try:
-        return await run.result(timeout=20), None
+        return await run.result(timeout=60), None
     except everstep.errors.RunHeld:
         raise
     except Exception as error:  # noqa: BLE001  # whatever it is, it is the outcome
@@ -171,6 +171,7 @@ def cut(store: MemoryStore, count: int) -> MemoryStore:
     )
     payloads = [(digest, data) for (run, digest), data in store._payloads.items() if run == RUN]
     other = MemoryStore()
+    other._life = store._life  # no other store: the same one after a crash
     other.commit([StartRun(NewRun(fresh, first, payloads=payloads))])
     if count > 1:
         other.register_worker("ghost", 1, "host", 1)

@@ -102,7 +102,7 @@ def race(folder: Path) -> None:
             (folder / f"life-{lives}").touch()
             await run.signal(f"life-{lives}", f"seed {os.environ['PYTHONHASHSEED']}")
             if lives == 2:
-                note(folder, repr(await run.result(timeout=30)))
+                note(folder, repr(await run.result(timeout=60)))
                 return
             while len((await run.published()).get("told", [])) < RACES_TELL + lives + 1:
                 if await run.status() == "held":
@@ -209,7 +209,7 @@ def plain_def(folder: Path) -> None:
         run = app.start(plain, "ann", id="plain")
         if (folder / "second-life").exists():
             run.signal("word", "go")
-            note(folder, repr(run.result(timeout=30)))
+            note(folder, repr(run.result(timeout=60)))
             return
         while not run.published().get("ready"):
             time.sleep(0.005)

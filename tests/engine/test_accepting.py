@@ -212,7 +212,7 @@ async def test_a_failed_step_that_a_retry_opened_again_is_unfinished(machine: Ma
     APPLIED.clear()
     app = await machine.boot()
     with pytest.raises(ValueError):
-        await (await app.start(make(100), id="r")).result(timeout=20)
+        await (await app.start(make(100), id="r")).result(timeout=60)
     make(200)
     await app.retry("r")
     await machine.until_status("r", "held")
@@ -255,7 +255,7 @@ async def test_a_finished_step_whose_code_was_cancelled_is_accepted(machine: Mac
     await app.signal("r", "go", "on")
     await machine.until_status("r", "held")
     await app.resolve("r", "accept")
-    assert await app.get("r").result(timeout=20) == "on"
+    assert await app.get("r").result(timeout=60) == "on"
     assert [amount for _, amount in APPLIED] == [100]
 
 
@@ -284,5 +284,5 @@ async def test_what_a_hold_of_an_older_release_offers_is_refused_all_the_same(ma
     assert [amount for _, amount in APPLIED] == [100]
     UNFINISHED["repeat"](100, None)
     await app.resolve("r", "retry")
-    assert await app.get("r").result(timeout=20) == 100
+    assert await app.get("r").result(timeout=60) == 100
     assert len(set(APPLIED)) == 1, "one key, one amount"

@@ -352,11 +352,11 @@ def test_blocking_apps_and_clients_list_and_answer(tmp_path: Any) -> None:
         assert [one.what for one in client.approvals()] == ["pay"]
         assert [one.what for one in run.approvals()] == ["pay"]
         client.approve("r", True, by="ann")
-        assert run.result(timeout=20) == "5 to ann"
+        assert run.result(timeout=60) == "5 to ann"
         other = app.start(paying, "ann", 6, id="s")
         until(app.approvals)
         other.approve(False)
-        assert other.result(timeout=20) == "refused"
+        assert other.result(timeout=60) == "refused"
 
 
 def test_it_is_for_workflow_code() -> None:

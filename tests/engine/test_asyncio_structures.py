@@ -404,7 +404,7 @@ def test_many_async_generators_do_not_pile_up_in_memory() -> None:
         app = await App(MemoryStore(), clock=FakeClock()).open()
         await app.start(flow, id=RUN)
         await settle(app)
-        held = len(app.drivers[RUN].execution.loop._asyncgens)
+        held = len(app.drivers[RUN].execution.loop._asyncgens._begun)
         await app.close()
         return held
 

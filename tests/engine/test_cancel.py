@@ -206,7 +206,7 @@ async def test_now_reaches_a_run_that_another_process_drives(machine: Machine) -
     await machine.rest(app)
     await other.cancel("r", now=True)
     with pytest.raises(RunCancelled):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert NOTES == []
 
 
@@ -230,7 +230,7 @@ async def test_two_cancels_at_once_are_one_end(machine: Machine) -> None:
     await machine.rest(app)
     await asyncio.gather(run.cancel("one"), run.cancel("two"))
     with pytest.raises(RunCancelled):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert NOTES == ["cleaned up"]
     assert machine.kinds("r").count("run_cancelled") == 1
     assert [one.state for one in machine.store.signals("r")] == ["consumed", "consumed"]
@@ -310,7 +310,7 @@ async def test_a_cancel_that_arrives_while_the_run_completes_comes_first(machine
     app.store.commit = commit_after_a_cancel  # type: ignore[method-assign]
     gate.opened.set()
     with pytest.raises(RunCancelled):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert raced
     assert machine.kinds("r")[-3:] == ["step_completed", "cancel_requested", "run_cancelled"]
     assert machine.replay("r").differences == []
@@ -341,7 +341,7 @@ async def test_a_signal_beside_that_cancel_is_visibly_undelivered(machine: Machi
     app.store.commit = commit_after_both  # type: ignore[method-assign]
     run = await app.start(flow, id="r")
     with pytest.raises(RunCancelled):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert raced
     assert [(one.kind, one.state) for one in machine.store.signals("r")] == [
         ("signal", "undelivered"),
@@ -369,7 +369,7 @@ async def test_cancels_race_with_completions_and_each_has_one_end(machine: Machi
         except RunEnded as ended:
             told = ended.status
         try:
-            await run.result(timeout=10)
+            await run.result(timeout=60)
             became = "completed"
         except RunCancelled:
             became = "cancelled"
@@ -430,7 +430,7 @@ async def test_a_delayed_run_that_another_process_owns_never_begins_when_it_is_c
     run = await app.start(waiting, id="r", delay=3600)
     await other.cancel("r")
     with pytest.raises(RunCancelled):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert "signal_awaited" not in machine.kinds("r")
 
 

@@ -77,7 +77,7 @@ ALL = ["room 13", "room 3", "room 12", "room 2", "room 11", "room 1"]
 async def test_a_later_generation_that_fails_undoes_what_all_of_them_did_the_last_first(machine: Machine) -> None:
     app = await machine.boot()
     with pytest.raises(LookupError) as failed:
-        await (await app.start(touring, 1, 3, True, id="r")).result(timeout=10)
+        await (await app.start(touring, 1, 3, True, id="r")).result(timeout=60)
     assert undone() == ALL
     assert len({note.split()[-1] for note in NOTES if note.startswith("unbook")}) == 6, "each has a key of its own"
     said = "book#2, book, book#2 of generation 2, book of generation 2, book#2 of generation 1, book of generation 1"
@@ -93,10 +93,10 @@ async def test_a_later_generation_that_fails_undoes_what_all_of_them_did_the_las
 async def test_a_rollback_undoes_older_generations_too_and_only_once(machine: Machine) -> None:
     app = await machine.boot()
     run = await app.start(touring, 1, 3, False, id="r")
-    assert await run.result(timeout=10) == "home"
+    assert await run.result(timeout=60) == "home"
     await app.rollback("r")
     with pytest.raises(RunCancelled):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert undone() == ALL
     with pytest.raises(CompensationBegun):
         await app.rollback("r")
@@ -116,7 +116,7 @@ async def test_a_process_that_dies_while_it_undoes_an_older_generation_leaves_th
     GATES.clear()
     worker = await machine.worker()
     with pytest.raises(LookupError):
-        await worker.get("r").result(timeout=10)
+        await worker.get("r").result(timeout=60)
     begun, again = before[-1], NOTES[len(before)]
     assert begun == again, "the same compensation, with the same key"
     assert undone() == [*ALL[:4], *ALL[3:]]
@@ -128,7 +128,7 @@ async def test_the_keys_of_compensations_do_not_depend_on_the_generation_that_un
     app = await machine.boot()
     for id, last in (("r", 2), ("s", 3)):
         with pytest.raises(LookupError):
-            await (await app.start(touring, 1, last, True, id=id)).result(timeout=10)
+            await (await app.start(touring, 1, last, True, id=id)).result(timeout=60)
     two, three = (machine.row(id).generation for id in "rs")
     carried = [decode_body("run_started", machine.events("s", one)[0].body).carried.undoable for one in (2, three)]
     assert two == 2
@@ -154,7 +154,7 @@ async def test_a_key_of_its_own_is_freed_when_a_later_generation_undoes_its_step
 
     app = await machine.boot()
     with pytest.raises(LookupError):
-        await (await app.start(ringing, 1, id="r")).result(timeout=10)
+        await (await app.start(ringing, 1, id="r")).result(timeout=60)
     assert NOTES == ["ring a", "unring a"]
     (row,) = machine.store.effects(EffectFilter())
     assert (row.key, row.state, row.generation, row.round) == ("bell:a", "free", 1, 1)
@@ -173,7 +173,7 @@ async def test_what_is_large_or_secret_is_carried_over_whole_and_not_shown(machi
     app = await machine.boot()
     run = await app.start(whispering, "psst" * 5000, 1, id="r")
     with pytest.raises(LookupError):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert NOTES == ["forget"]
     first = (await run.history())[0].body["carried"]["undoable"][0]
     assert (first["step"], first["whole_ref"], first["ref"]) == ("whisper", "(secret)", "(secret)")
@@ -204,7 +204,7 @@ async def test_a_person_is_asked_about_a_compensation_of_an_older_generation(mac
     assert "send of generation 1" in machine.hold("r").summary
     await app.resolve("r", "done", value=None)
     with pytest.raises(LookupError, match="no car"):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert [row.state for row in machine.store.effects(EffectFilter())] == ["free"]
     all_is_sound(machine)
 
@@ -217,7 +217,7 @@ async def test_code_that_no_longer_declares_the_step_holds_the_run_and_the_right
         without.setattr(declared, "_DECLARED", {"book": declared._DECLARED["book"]})
         app = await machine.boot()
         run = await app.start(touring, 1, 2, False, id="r")
-        assert await run.result(timeout=10) == "home"
+        assert await run.result(timeout=60) == "home"
         declared._DECLARED.clear()
         await app.rollback("r")
         await machine.until(lambda: machine.status("r") == "held")
@@ -225,7 +225,7 @@ async def test_code_that_no_longer_declares_the_step_holds_the_run_and_the_right
     assert undone() == ALL[2:4]
     await app.resolve("r", "retry")
     with pytest.raises(RunCancelled):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert undone() == ALL[2:]
 
 
@@ -272,7 +272,7 @@ async def test_a_step_that_a_later_generation_could_not_undo_is_refused(
     app = await machine.boot()
     run = await app.start(workflow(name=f"wrong{function.__name__}")(function), 1, id="r")
     with pytest.raises(Misuse, match=says):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert machine.row("r").generation == 1
 
 
@@ -301,6 +301,6 @@ async def test_checkpoints_of_a_later_generation_are_used_and_older_ones_are_und
     for _ in range(2):
         await app.signal("r", "go", 1)
     with pytest.raises(LookupError):
-        await app.get("r").result(timeout=10)
+        await app.get("r").result(timeout=60)
     assert "turn 0" not in NOTES, "it went on from the checkpoint"
     assert undone() == ["room 1"]

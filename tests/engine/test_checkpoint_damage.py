@@ -283,7 +283,7 @@ async def test_a_damaged_checkpoint_is_archived_whole_with_a_note_and_the_result
     damaged, second, third = kept(machine)
     with caplog.at_level(logging.WARNING):
         app = await machine.worker()
-        assert await app.get("r").result(timeout=10) == 45
+        assert await app.get("r").result(timeout=60) == 45
     assert f"The checkpoint at event {seqs[-1]} of run r was passed over" in caplog.text
     assert NOTES == ["add 7", "add 8", "add 9"], "what had finished after the older one is not done again"
     (archived,) = machine.store.archived("r")
@@ -315,7 +315,7 @@ async def test_with_one_two_or_all_three_gone_the_result_is_the_same_and_it_is_s
     await machine.kill(app)
     GATES.clear()
     app = await machine.worker()
-    assert await app.get("r").result(timeout=10) == 45
+    assert await app.get("r").result(timeout=60) == 45
     assert [body.checkpoint for body in machine.bodies("r", "checkpoint_damaged")] == seqs[-count:], "not again"
     assert len(machine.store.archived("r")) == (count if how == "flipped" else 0)
     assert NOTES == ["add 7", "add 7", "add 8", "add 9"]

@@ -110,7 +110,7 @@ async def test_a_run_goes_on_from_its_newest_checkpoint_and_does_nothing_twice(m
     await killed_at(machine, "add 7", summing, list(range(10)))
     assert len(taken(machine)) == 8, "the first, and one after each effect"
     app = await machine.worker()
-    assert await app.get("r").result(timeout=10) == sum(range(10))
+    assert await app.get("r").result(timeout=60) == sum(range(10))
     assert NOTES == ["add 7", "add 8", "add 9"], "neither the steps before the loop nor those in it are done again"
     assert "checkpoint_damaged" not in machine.kinds("r")
     judged(machine)
@@ -129,7 +129,7 @@ async def test_what_lies_before_the_checkpoint_is_not_even_read(machine: Machine
     store.read.clear()
     app.take_again(driver)
     GATES.clear()
-    assert await app.get("r").result(timeout=10) == sum(range(10))
+    assert await app.get("r").result(timeout=60) == sum(range(10))
     read = set(store.read)
     assert read, "it was taken up again"
     assert not read & set(range(first + 1, newest)), "only what leads to the first and what follows the newest"
@@ -142,7 +142,7 @@ async def test_damage_in_what_is_not_read_is_found_by_verify_and_does_not_stop_t
     first, second, *_ = taken(machine)
     machine.sql("UPDATE events SET body = x'7b7d' WHERE run = 'r' AND seq = ?", (first + second) // 2)
     app = await machine.worker()
-    assert await app.get("r").result(timeout=10) == sum(range(10))
+    assert await app.get("r").result(timeout=60) == sum(range(10))
     found = await app.get("r").verify()
     assert not found.sound
     assert found.last_good == (first + second) // 2 - 1
@@ -158,7 +158,7 @@ async def test_a_def_workflow_goes_on_from_its_checkpoint_too(machine: Machine) 
     NOTES.clear()
     app = await machine.worker()
     await app.signal("r", "go")
-    assert await app.get("r").result(timeout=10) == 15
+    assert await app.get("r").result(timeout=60) == 15
     assert NOTES == ["add 4", "add 5"]
     assert machine.bodies("r", "checkpoint_taken")[0].source.startswith("test_checkpoints.py")
     judged(machine)
@@ -273,7 +273,7 @@ async def test_another_policy_is_no_divergence(machine: Machine, before: int | N
     looping("changing", add, every=after)
     assert machine.replay("r").differences == [], "the history says which were recorded"
     app = await machine.worker()
-    assert await app.get("r").result(timeout=10) == 12
+    assert await app.get("r").result(timeout=60) == 12
     assert [f"add {number}" for number in range(7, 12)] == NOTES
     assert machine.replay("r").differences == []
 
@@ -352,7 +352,7 @@ async def test_with_something_else_under_way_it_is_refused_with_the_line_and_the
     app = await machine.boot()
     run = await app.start(busy, id="r")
     with pytest.raises(Misuse) as refused:
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert what in str(refused.value)
     assert "test_checkpoints.py" in str(refused.value)
     assert "await everstep.checkpoint(1)" in str(refused.value)
@@ -571,7 +571,7 @@ async def test_a_state_that_no_longer_decodes_holds_the_run_and_the_right_code_g
     with_state(turn=0)
     app = await machine.worker()
     await machine.until_status("r", "completed")
-    assert await app.get("r").result(timeout=10) == 6
+    assert await app.get("r").result(timeout=60) == 6
     assert NOTES == ["add 3", "add 4", "add 5"]
 
 
@@ -597,7 +597,7 @@ async def test_a_compatible_change_of_the_state_goes_on(machine: Machine) -> Non
     await killed_at(machine, "add 3", with_state(turn=0, gone=1))
     with_state(turn=0, new="default")
     app = await machine.worker()
-    assert await app.get("r").result(timeout=10) == 6
+    assert await app.get("r").result(timeout=60) == 6
     assert NOTES == ["add 3", "add 4", "add 5"]
 
 
@@ -637,7 +637,7 @@ async def test_code_that_got_its_checkpoints_under_way_goes_on_and_uses_them_fro
     GATES.clear()
     NOTES.clear()
     app = await machine.worker()
-    assert await app.get("r").result(timeout=10) == 6
+    assert await app.get("r").result(timeout=60) == 6
     assert NOTES == ["add 5"]
     assert first > 8
     judged(machine)
@@ -689,7 +689,7 @@ async def test_what_a_person_accepted_before_a_checkpoint_stays_accepted(machine
     GATES.clear()
     NOTES.clear()
     app = await machine.worker()
-    assert await app.get("r").result(timeout=10) == 6
+    assert await app.get("r").result(timeout=60) == 6
     assert NOTES == ["add 5"], "from a checkpoint that was taken after the answer"
 
 
@@ -722,12 +722,12 @@ async def test_a_retry_goes_on_from_the_newest_checkpoint_before_the_failure(mac
     app = await machine.boot()
     run = await app.start(risking, list(range(8)), 5, id="r")
     with pytest.raises(ValueError, match="5"):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     GATES.clear()
     first_key = NOTES[-1].split()[-1]
     NOTES.clear()
     await app.retry("r")
-    assert await run.result(timeout=10) == [str(number) for number in range(8)]
+    assert await run.result(timeout=60) == [str(number) for number in range(8)]
     assert [note.rpartition(" ")[0] for note in NOTES] == ["risky 5", "add", "add"]
     assert NOTES[0].split()[-1] == first_key, "another attempt at the same step"
     assert machine.replay("r").differences == []
@@ -759,7 +759,7 @@ async def test_a_checkpoint_that_a_retry_voids_is_never_used(machine: Machine, e
     GATES["broken 3"] = Gate()
     run = await app.start(handling, [0, 1, 2, 3, 4, 5], extras, id="r")
     with pytest.raises(ValueError, match="3"):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert len(taken(machine)) == 4 + extras, "with those of the handler"
     GATES.clear()
     NOTES.clear()
@@ -769,7 +769,7 @@ async def test_a_checkpoint_that_a_retry_voids_is_never_used(machine: Machine, e
     jumped = app.drivers["r"].execution.checkpoints.has_jumped  # type: ignore[union-attr]
     assert jumped == (extras < 3)
     GATES["risky 3"].opened.set()
-    assert await run.result(timeout=10) == ["0", "1", "2", "3", "4", "5"], "the handler's work no longer counts"
+    assert await run.result(timeout=60) == ["0", "1", "2", "3", "4", "5"], "the handler's work no longer counts"
     assert [note.split()[1] for note in NOTES] == ["3", "4", "5"]
     assert "checkpoint_damaged" not in machine.kinds("r")
     assert machine.replay("r").differences == []
@@ -782,7 +782,7 @@ async def test_after_a_retry_a_crash_uses_the_checkpoints_of_the_new_branch_with
     app = await machine.boot()
     run = await app.start(risking, list(range(8)), 3, id="r")
     with pytest.raises(ValueError, match="3"):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     GATES.clear()
     await machine.stop(app)
     GATES["add 6"] = Gate()
@@ -795,7 +795,7 @@ async def test_after_a_retry_a_crash_uses_the_checkpoints_of_the_new_branch_with
     GATES.clear()
     NOTES.clear()
     app = await machine.worker()
-    assert await app.get("r").result(timeout=10) == [str(number) for number in range(8)]
+    assert await app.get("r").result(timeout=60) == [str(number) for number in range(8)]
     assert NOTES == ["add 6", "add 7"]
     (retried,) = machine.bodies("r", "run_retried")
     assert entropy == retried.entropy
@@ -816,7 +816,7 @@ async def test_a_restart_knows_nothing_of_the_old_checkpoints(machine: Machine) 
     GATES.clear()
     NOTES.clear()
     app = await machine.worker()
-    assert await app.get("r").result(timeout=10) == 60
+    assert await app.get("r").result(timeout=60) == 60
     assert NOTES == ["add 20", "add 30"]
     assert machine.store.checkpoint("r", 1) is not None, "the old ones stay with the old history"
 
@@ -850,7 +850,7 @@ async def test_a_cancelled_loop_cleans_up_across_a_crash_from_before_the_cancel(
     NOTES.clear()
     app = await machine.worker()
     with pytest.raises(RunCancelled):
-        await app.get("r").result(timeout=10)
+        await app.get("r").result(timeout=60)
     assert NOTES == ["add -1"] * 3
     assert taken(machine) == before, "a run that is about to end records none"
     judged(machine)
@@ -881,7 +881,7 @@ async def test_a_loop_that_follows_its_cancel_by_itself_records_none_on_the_way(
     GATES.clear()
     NOTES.clear()
     app = await machine.worker()
-    assert await app.get("r").result(timeout=10) == 10
+    assert await app.get("r").result(timeout=60) == 10
     assert NOTES == ["add 6", "add 7", "add 8", "add 9"]
     assert len(taken(machine)) == 4
     judged(machine)
@@ -899,7 +899,7 @@ async def test_a_checkpoint_stays_when_the_end_beside_it_is_taken_back_for_a_can
     machine.store.commit([Post("r", "cancel", value=encode_body(CancelRequested(reason="late")), at=1)])
     GATES["add 2"].opened.set()
     with pytest.raises(RunCancelled):
-        await app.get("r").result(timeout=10)
+        await app.get("r").result(timeout=60)
     assert machine.kinds("r")[-3:] == ["checkpoint_taken", "cancel_requested", "run_cancelled"]
     assert damaged_checkpoints(machine.store, machine.row("r"), load_verified(machine.store, machine.row("r"))) == []
     judged(machine)
@@ -928,12 +928,12 @@ async def test_which_calls_were_recorded_before_a_retry_says_nothing_about_those
     GATES["broken"] = Gate()
     run = await app.start(reading_after, 9, 4, id="r")
     with pytest.raises(ValueError, match="3"):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     voided = [body.number for body in machine.bodies("r", "checkpoint_taken")][1:]
     assert voided == [5, 6, 7, 8]
     GATES.clear()
     await app.retry("r")
-    assert await run.result(timeout=10) == sum(range(9))
+    assert await run.result(timeout=60) == sum(range(9))
     assert [body.number for body in machine.bodies("r", "checkpoint_taken")][5:] == [5], "the others were quick reads"
     assert machine.replay("r").differences == []
     judged(machine)
@@ -965,7 +965,7 @@ async def test_the_time_of_a_run_with_a_timeout_is_counted_from_its_start_also_a
     assert (checkpoint.has_jumped, checkpoint.number) == (True, 7)
     await machine.advance(15)
     with pytest.raises(RunTimedOut):
-        await app.get("r").result(timeout=10)
+        await app.get("r").result(timeout=60)
     assert len(taken(machine)) == 7
 
 
@@ -984,7 +984,7 @@ async def test_parents_and_children_both_go_on_from_their_checkpoints(machine: M
     app = await machine.worker()
     await machine.until_status("r.6", "completed")
     await machine.advance(1)
-    assert await app.get("r").result(timeout=10) == 104
+    assert await app.get("r").result(timeout=60) == 104
     assert NOTES == ["add 30", "add 1", "peek 1000", "add 40", "add 1"]
     children = [row.id for row in machine.store.children("r")]
     assert len(children) == 4, "ids of children go on where they were"
@@ -1022,7 +1022,7 @@ async def test_signals_that_arrived_before_the_checkpoint_are_received_after_it(
     NOTES.clear()
     app = await machine.worker()
     await app.signal("r", "word", "w5")
-    assert await app.get("r").result(timeout=10) == [f"w{number}" for number in range(6)]
+    assert await app.get("r").result(timeout=60) == [f"w{number}" for number in range(6)]
     assert NOTES == ["peek 2", "peek 3", "peek 4", "peek 5"]
     judged(machine)
 
@@ -1049,7 +1049,7 @@ async def test_a_checkpoint_is_not_taken_while_the_code_has_not_seen_all_that_is
     app.committer._busy = False
     app.committer._soon()
     GATES.clear()
-    assert await app.get("r").result(timeout=10) == ["w0", "w1"]
+    assert await app.get("r").result(timeout=60) == ["w0", "w1"]
     kinds = machine.kinds("r")
     early = kinds.index("signal_received")
     assert kinds[early : early + 3] == ["signal_received", "signal_received", "signal_awaited"]
@@ -1098,7 +1098,7 @@ async def test_facts_taken_in_the_loop_are_compared_before_a_run_goes_on_from_a_
     assert machine.hold("r").reason == "drift"
     path.write_text("as it was")
     await app.resolve("r", "retry")
-    assert await app.get("r").result(timeout=10) == 4
+    assert await app.get("r").result(timeout=60) == 4
     assert machine.kinds("r").count("witness_taken") == 4
 
 
@@ -1125,14 +1125,14 @@ async def test_a_fact_that_only_the_code_can_observe_belongs_before_the_first_ch
     run = await app.start(observing, id="r")
     if where == "in the loop":
         with pytest.raises(Misuse, match="`expect` it before the first checkpoint, or `release` it"):
-            await run.result(timeout=10)
+            await run.result(timeout=60)
         return
     await machine.until_status("r", "waiting")
     await machine.rest(app)
     await machine.kill(app)
     app = await machine.worker()
     await app.signal("r", "go")
-    assert await app.get("r").result(timeout=10) == 4
+    assert await app.get("r").result(timeout=60) == 4
 
 
 @scenario
@@ -1156,7 +1156,7 @@ async def test_a_run_with_facts_whose_step_is_due_again_later_goes_on(machine: M
     await machine.rest(app)
     for _ in range(12):
         await machine.advance(5)
-    assert await run.result(timeout=10) == "done"
+    assert await run.result(timeout=60) == "done"
 
 
 # -- nothing is forgotten ---------------------------------------------------------------------------------------------
@@ -1250,6 +1250,6 @@ async def test_an_error_that_is_raised_again_after_a_checkpoint_is_still_a_steps
     await killed_at(machine, "add 3", raising)
     app = await machine.worker()
     with pytest.raises(StepError):
-        await app.get("r").result(timeout=10)
+        await app.get("r").result(timeout=60)
     (failed,) = machine.bodies("r", "run_failed")
     assert failed.call == 1

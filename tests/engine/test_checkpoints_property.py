@@ -315,10 +315,10 @@ def test_after_every_event_of_a_run_that_was_retried_again_and_again_both_ways_l
         run = await app.start(retried_loop, 8, extras, id=RUN)
         for broken in (2, 8, 12):
             with pytest.raises(ValueError, match=str(broken)):
-                await run.result(timeout=10)
+                await run.result(timeout=60)
             BROKEN.discard(broken)
             await app.retry(RUN)
-        await run.result(timeout=10)
+        await run.result(timeout=60)
         await app.close()
         events = store.events(RUN, 1)
         ends = ("run_failed", "run_completed")

@@ -223,7 +223,7 @@ async def test_a_child_of_a_killed_parent_goes_on_and_is_not_started_twice(machi
     gate.opened.set()
     again = await machine.boot(recover=recover)
     run = await again.start(parent, id="p")
-    assert await run.result(timeout=10) == "child"
+    assert await run.result(timeout=60) == "child"
     assert len(machine.store.children("p")) == 1
     assert machine.kinds("p").count("child_started") == 1
     assert NOTES == ["child", "child"]
@@ -386,7 +386,7 @@ async def test_a_started_child_is_cancelled_by_its_handle_whatever_its_policy(ma
     again = await machine.boot()
     run = await again.start(parent, id="p")
     await run.signal("stop", None)
-    assert await run.result(timeout=10) == "[True, True] False"
+    assert await run.result(timeout=60) == "[True, True] False"
     assert machine.status("child") == "cancelled"
     assert machine.kinds("p").count("child_cancelled") == 1
     assert machine.replay("p").differences == []
@@ -408,7 +408,7 @@ async def test_a_child_that_ended_before_the_cancel_reached_it_gives_its_result(
         return await child.result()
 
     app = await machine.boot()
-    assert await (await app.start(parent, id="p")).result(timeout=10) == "was done already"
+    assert await (await app.start(parent, id="p")).result(timeout=60) == "was done already"
     assert machine.replay("p").differences == []
 
 
@@ -504,5 +504,5 @@ async def test_a_diverged_child_goes_on_when_its_parents_script_is_run_again_wit
     await machine.stop(wrong)
     right = await machine.boot()
     run = await right.start(declare(True), id="p")
-    assert await run.result(timeout=10) == "x"
+    assert await run.result(timeout=60) == "x"
     assert NOTES == ["first"]

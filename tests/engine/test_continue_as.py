@@ -57,7 +57,7 @@ async def test_a_run_goes_on_with_a_fresh_history_and_the_new_arguments(machine:
     app = await machine.boot()
     run = await app.start(counting, 0, 3, id="r", tags={"of": "ann"})
     created = machine.row("r").created_at
-    assert await run.result(timeout=10) == 4
+    assert await run.result(timeout=60) == 4
     row = machine.row("r")
     assert (row.generation, row.status, row.tags, row.created_at) == (4, "completed", {"of": "ann"}, created)
     for generation in (1, 2, 3):
@@ -80,7 +80,7 @@ async def test_the_same_call_in_two_generations_has_two_keys_and_draws_other_num
         return drawn
 
     app = await machine.boot()
-    drawn = await (await app.start(same, [], id="r")).result(timeout=10)
+    drawn = await (await app.start(same, [], id="r")).result(timeout=60)
     assert len(NOTES) == len(set(NOTES)) == 3
     assert len(set(drawn)) == 3
 
@@ -95,7 +95,7 @@ async def test_a_def_workflow_goes_on_with_a_fresh_history_too(machine: Machine)
         return number
 
     app = await machine.boot()
-    assert await (await app.start(plainly, 0, 2, id="r")).result(timeout=10) == 3
+    assert await (await app.start(plainly, 0, 2, id="r")).result(timeout=60) == 3
     assert machine.row("r").generation == 3
 
 
@@ -113,15 +113,15 @@ async def test_except_exception_does_not_swallow_it_and_a_task_group_lets_it_out
         return "done"
 
     app = await machine.boot()
-    assert await (await app.start(guarded, 1, id="r")).result(timeout=10) == "done"
+    assert await (await app.start(guarded, 1, id="r")).result(timeout=60) == "done"
     assert machine.row("r").generation == 2
 
 
 @scenario
 async def test_a_start_with_the_first_arguments_attaches_and_with_others_conflicts(machine: Machine) -> None:
     app = await machine.boot()
-    await (await app.start(counting, 0, 1, id="r")).result(timeout=10)
-    assert await (await app.start(counting, 0, 1, id="r")).result(timeout=10) == 2
+    await (await app.start(counting, 0, 1, id="r")).result(timeout=60)
+    assert await (await app.start(counting, 0, 1, id="r")).result(timeout=60) == 2
     with pytest.raises(IdConflict):
         await app.start(counting, 1, 0, id="r")
 
@@ -143,7 +143,7 @@ async def test_signals_that_nobody_received_are_received_in_the_next_generation(
     await machine.rest()
     assert machine.status("r") == "waiting"
     await run.signal("word", "three")
-    assert await run.result(timeout=10) == ["one", "two", "three"]
+    assert await run.result(timeout=60) == ["one", "two", "three"]
     all_is_sound(machine)
 
 
@@ -163,7 +163,7 @@ async def test_a_signal_that_was_recorded_before_the_end_and_not_received_is_car
     await run.signal("word", "early")
     await machine.until(lambda: "signal_received" in machine.kinds("r"))
     gate.opened.set()
-    assert await run.result(timeout=10) == "early"
+    assert await run.result(timeout=60) == "early"
     (started,) = machine.bodies("r", "run_started")
     assert [name for name, _, _ in started.carried.signals] == ["word"]
     all_is_sound(machine)
@@ -204,7 +204,7 @@ async def test_a_signal_that_the_code_had_not_come_to_is_carried_over(machine: M
     await gate.reached.wait()
     deliver_behind(machine, app, Post("r", "signal", "word", value=app.codec.encode("early"), at=machine.clock.now()))
     gate.opened.set()
-    assert await run.result(timeout=10) == "early"
+    assert await run.result(timeout=60) == "early"
     assert [event.kind for event in machine.events("r", 1)][-2:] == ["signal_received", "run_continued"]
     all_is_sound(machine)
 
@@ -218,7 +218,7 @@ async def test_a_cancel_that_the_code_had_not_come_to_comes_before_a_fresh_histo
     deliver_behind(machine, app, Post("r", "cancel", value=encode_body(CancelRequested()), at=machine.clock.now()))
     gate.opened.set()
     with pytest.raises(RunCancelled):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert machine.row("r").generation == 1
     assert machine.replay("r").differences == []
     all_is_sound(machine)
@@ -236,7 +236,7 @@ async def test_a_process_that_dies_after_the_fresh_history_began_is_followed_by_
     await machine.kill(app)
     del GATES["add 1"]
     again = await machine.boot()
-    assert await (await again.start(counting, 0, 2, id="r")).result(timeout=10) == 3
+    assert await (await again.start(counting, 0, 2, id="r")).result(timeout=60) == 3
     done = [note.split()[1] for note in NOTES]
     assert done == ["0", "1", "1", "2"]
     assert len(set(NOTES)) == 3, "the attempt that was cut off and the next have one key"
@@ -252,7 +252,7 @@ async def test_a_budget_counts_over_all_generations(machine: Machine) -> None:
     app = await machine.boot()
     run = await app.start(bounded, 0, id="r")
     with pytest.raises(everstep.BudgetExceeded):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert len(NOTES) == 3
     assert machine.row("r").generation == 4
     all_is_sound(machine)
@@ -270,7 +270,7 @@ async def test_the_timeout_counts_from_the_start_of_the_run(machine: Machine) ->
     for _ in range(3):
         await machine.advance(40)
     with pytest.raises(RunTimedOut):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert machine.row("r").generation == 3
 
 
@@ -311,7 +311,7 @@ async def test_a_cancel_that_comes_with_the_end_of_a_generation_is_not_lost(mach
     await machine.until(lambda: machine.row("r").generation > 3)
     await run.cancel()
     with pytest.raises(RunCancelled):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     all_is_sound(machine)
 
 
@@ -329,7 +329,7 @@ async def test_a_run_that_is_being_cancelled_ends_and_does_not_go_on(machine: Ma
     await machine.until_status("r", "waiting")
     await run.cancel()
     with pytest.raises(RunCancelled):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert machine.row("r").generation == 1
 
 
@@ -340,7 +340,7 @@ async def test_a_parent_gets_the_result_of_a_child_that_went_on(machine: Machine
         return await counting(0, 2)
 
     app = await machine.boot()
-    assert await (await app.start(parent, id="p")).result(timeout=10) == 3
+    assert await (await app.start(parent, id="p")).result(timeout=60) == 3
     all_is_sound(machine)
 
 
@@ -369,7 +369,7 @@ async def test_what_a_fresh_history_would_not_know_is_refused(machine: Machine, 
     app = await machine.boot()
     run = await app.start(workflow(name=f"wrong{function.__name__}")(function), 1, id="r")
     with pytest.raises(Misuse, match=says):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert machine.row("r").generation == 1
 
 
@@ -381,7 +381,7 @@ async def test_arguments_that_do_not_fit_are_an_error_of_the_code(machine: Machi
 
     app = await machine.boot()
     with pytest.raises(TypeError):
-        await (await app.start(misfit, 1, id="r")).result(timeout=10)
+        await (await app.start(misfit, 1, id="r")).result(timeout=60)
 
 
 @scenario
@@ -408,7 +408,7 @@ async def test_a_rollback_knows_what_earlier_generations_did_that_nothing_undoes
 @scenario
 async def test_a_missing_link_between_two_generations_is_found(machine: Machine) -> None:
     app = await machine.boot()
-    await (await app.start(counting, 0, 2, id="r")).result(timeout=10)
+    await (await app.start(counting, 0, 2, id="r")).result(timeout=60)
     assert verification(machine.store, machine.row("r"))["sound"]
     machine.sql("DELETE FROM events WHERE run = 'r' AND generation = 2")
     assert "the next one does not follow it" in verification(machine.store, machine.row("r"))["problem"]

@@ -160,7 +160,7 @@ def test_children_are_started_and_waited_for() -> None:
     async def main() -> Any:
         clock = FakeClock()
         app = await App(MemoryStore(), clock=clock).open()
-        result = await (await app.start(flow, id=RUN)).result(timeout=20)
+        result = await (await app.start(flow, id=RUN)).result(timeout=60)
         await app.close()
         return result
 
@@ -178,7 +178,7 @@ def test_an_async_workflow_calls_a_def_workflow_as_a_child_by_to_thread() -> Non
 
     async def main() -> Any:
         app = await App(MemoryStore(), clock=FakeClock()).open()
-        result = await (await app.start(flow, id=RUN)).result(timeout=20)
+        result = await (await app.start(flow, id=RUN)).result(timeout=60)
         await app.close()
         return result
 
@@ -264,7 +264,7 @@ def test_a_cancel_reaches_plain_code_as_cancelled_error_and_it_may_clean_up() ->
         await settle(app)
         await handle.cancel("enough")
         with pytest.raises(everstep.errors.RunCancelled):
-            await handle.result(timeout=10)
+            await handle.result(timeout=60)
         status = await handle.status()
         await app.close()
         return status
@@ -290,7 +290,7 @@ def test_a_def_workflow_dropped_from_memory_is_replayed_and_goes_on() -> None:
         assert RUN not in app.drivers
         handle = app.get(RUN)
         await handle.signal("word", "again")
-        result = await handle.result(timeout=10)
+        result = await handle.result(timeout=60)
         kinds = [event.kind for event in await handle.history()]
         assert kinds.count("step_started") == 2
         await app.close()
@@ -316,7 +316,7 @@ def test_five_hundred_def_workflows_wait_at_once_without_threads() -> None:
         clock.advance(60)
         await settle(app)
         await asyncio.gather(*(one.signal("word", 1000) for one in runs))
-        results = await asyncio.gather(*(one.result(timeout=30) for one in runs))
+        results = await asyncio.gather(*(one.result(timeout=60) for one in runs))
         assert results == [number + 1000 for number in range(500)]
         assert threading.active_count() <= before + 2
         await app.close()

@@ -76,7 +76,7 @@ def seq_of(machine: Machine, run: str, kind: str, step: str) -> int:
 
 async def done_agent(machine: Machine) -> Any:
     app = await machine.boot()
-    await (await app.start(agent, "tides", id="r", tags={"of": "ann"})).result(timeout=10)
+    await (await app.start(agent, "tides", id="r", tags={"of": "ann"})).result(timeout=60)
     return app
 
 
@@ -86,7 +86,7 @@ async def test_a_fork_begins_with_the_other_runs_history_and_goes_on_by_itself(m
     before, old = machine.events("r"), list(NOTES)
     at = seq_of(machine, "r", "step_completed", "think#2")
     fork = await app.fork("r", at=at, id="f", allow_effects=True, by="ann", note="what if")
-    assert await fork.result(timeout=10) == ["about tides", "about about tides", "receipt 2", "about about tides"]
+    assert await fork.result(timeout=60) == ["about tides", "about about tides", "receipt 2", "about about tides"]
     assert [one.split()[0] for one in NOTES[len(old) :]] == ["pay", "tell"], "what was read is not read again"
     assert not {one.split()[-1] for one in old} & {one.split()[-1] for one in NOTES[len(old) :]}, "with keys of its own"
     assert machine.events("r") == before, "the other run is not touched"
@@ -113,9 +113,9 @@ async def test_effects_that_would_happen_again_are_named_and_refused_unless_allo
     with pytest.raises(CrossesOnce, match=r"tell \(event"):
         await app.fork("r", at=after)
     fork = await app.fork("r", at=at, allow_effects=["pay", "tell"])
-    assert (await fork.result(timeout=10))[2] == "receipt 2"
+    assert (await fork.result(timeout=60))[2] == "receipt 2"
     end = machine.row("r").head_seq
-    assert await (await app.fork("r", at=end)).result(timeout=10) == await app.get("r").result()
+    assert await (await app.fork("r", at=end)).result(timeout=60) == await app.get("r").result()
     all_is_sound(machine)
 
 
@@ -125,7 +125,7 @@ async def test_an_event_that_the_code_asked_for_means_the_moment_before_it(machi
     at = seq_of(machine, "r", "step_started", "pay")
     fork = await app.fork("r", at=at, allow_effects=True)
     assert decode_body("run_started", machine.events(fork.id)[0].body).forked.seq == at - 1
-    assert (await fork.result(timeout=10))[2] == "receipt 2"
+    assert (await fork.result(timeout=60))[2] == "receipt 2"
 
 
 @scenario
@@ -133,7 +133,7 @@ async def test_another_outcome_takes_the_place_of_the_one_at_the_event(machine: 
     app = await done_agent(machine)
     at = seq_of(machine, "r", "step_completed", "think#2")
     fork = await app.fork("r", at=at, outcome="nothing", allow_effects=True)
-    assert (await fork.result(timeout=10))[1:] == ["nothing", "receipt 2", "nothing"]
+    assert (await fork.result(timeout=60))[1:] == ["nothing", "receipt 2", "nothing"]
     assert decode_body("run_started", machine.events(fork.id)[0].body).forked.edited == "outcome"
     with pytest.raises(Misuse, match="no outcome"):
         await app.fork("r", at=1, outcome="x", allow_effects=True)
@@ -141,7 +141,7 @@ async def test_another_outcome_takes_the_place_of_the_one_at_the_event(machine: 
         await app.fork("r", at=at + 1, outcome="x", allow_effects=True)
     large = "x" * 20_000
     fork = await app.fork("r", at=at, outcome=large, allow_effects=True)
-    assert (await fork.result(timeout=10))[1] == large
+    assert (await fork.result(timeout=60))[1] == large
     all_is_sound(machine)
 
 
@@ -157,9 +157,9 @@ async def test_a_failed_step_can_be_given_an_outcome(machine: Machine) -> None:
 
     app = await machine.boot()
     with pytest.raises(ValueError, match="down"):
-        await (await app.start(breaking, id="r")).result(timeout=10)
+        await (await app.start(breaking, id="r")).result(timeout=60)
     fork = await app.fork("r", at=seq_of(machine, "r", "step_failed", "broken"), outcome="up")
-    assert await fork.result(timeout=10) == "up!"
+    assert await fork.result(timeout=60) == "up!"
     assert machine.status("r") == "failed"
     all_is_sound(machine)
 
@@ -181,15 +181,15 @@ async def test_a_failure_that_was_copied_is_not_retried_by_the_fork(machine: Mac
 
     app = await machine.boot()
     with pytest.raises(ValueError, match="down"):
-        await (await app.start(fragile_work, id="r")).result(timeout=10)
+        await (await app.start(fragile_work, id="r")).result(timeout=60)
     failed = await app.fork("r", at=seq_of(machine, "r", "step_failed", "fragile"), id="f")
     with pytest.raises(ValueError, match="down"):
-        await failed.result(timeout=10)
+        await failed.result(timeout=60)
     with pytest.raises(Misuse, match="is that run's to retry"):
         await app.retry("f")
     fails.clear()
     again = await app.fork("r", at=seq_of(machine, "r", "step_started", "fragile"))
-    assert await again.result(timeout=10) == "up"
+    assert await again.result(timeout=60) == "up"
     assert len(set(NOTES)) == 2
     all_is_sound(machine)
 
@@ -201,12 +201,12 @@ async def test_other_arguments_begin_anew_or_agree_with_what_was_recorded(machin
         return f"{await think(topic)} {tone}"
 
     app = await machine.boot()
-    await (await app.start(two_parts, "tides", "dry", id="r")).result(timeout=10)
+    await (await app.start(two_parts, "tides", "dry", id="r")).result(timeout=60)
     fork = await app.fork("r", at=1, args=["moons", "wry"])
-    assert await fork.result(timeout=10) == "about moons wry"
+    assert await fork.result(timeout=60) == "about moons wry"
     NOTES.clear()
     fork = await app.fork("r", at=3, args=["tides", "wry"])
-    assert await fork.result(timeout=10) == "about tides wry"
+    assert await fork.result(timeout=60) == "about tides wry"
     assert NOTES == [], "what was recorded agrees"
     with pytest.raises(Misuse, match="event 2 it was step think"):
         await app.fork("r", at=3, args=["moons", "wry"], id="f")
@@ -221,7 +221,7 @@ async def test_the_same_fork_asked_for_twice_is_one_and_another_one_conflicts(ma
     app = await done_agent(machine)
     last = seq_of(machine, "r", "step_completed", "tell")
     first = await app.fork("r", at=last, id="f")
-    assert await first.result(timeout=10)
+    assert await first.result(timeout=60)
     assert (await app.fork("r", at=last, id="f")).id == "f"
     with pytest.raises(IdConflict):
         await app.fork("r", at=last - 2, id="f", allow_effects=True)
@@ -243,13 +243,13 @@ async def test_where_an_effect_is_under_way_it_is_refused_and_says_where_it_coul
         return [first, *rest]
 
     app = await machine.boot()
-    assert len(await (await app.start(both, id="r")).result(timeout=10)) == 4
+    assert len(await (await app.start(both, id="r")).result(timeout=60)) == 4
     events = machine.events("r")
     outcomes = [one.seq for one in events if one.kind == "step_completed"]
     with pytest.raises(Misuse, match=rf"under way.*at event {outcomes[0]} or event {outcomes[-1]}"):
         await app.fork("r", at=outcomes[1], allow_effects=True)
     fork = await app.fork("r", at=outcomes[-1])
-    assert await fork.result(timeout=10) == await app.get("r").result()
+    assert await fork.result(timeout=60) == await app.get("r").result()
     all_is_sound(machine)
 
 
@@ -270,8 +270,8 @@ async def test_a_read_that_was_under_way_is_read_again_and_a_timer_and_a_receive
     await fork.signal("word", "of the fork")
     await run.signal("word", "of the run")
     machine.clock.advance(10)
-    assert await fork.result(timeout=10) == ["about a", "about late", "of the fork"]
-    assert await run.result(timeout=10) == ["about a", "about late", "of the run"]
+    assert await fork.result(timeout=60) == ["about a", "about late", "of the fork"]
+    assert await run.result(timeout=60) == ["about a", "about late", "of the run"]
     all_is_sound(machine)
 
 
@@ -292,9 +292,9 @@ async def test_children_that_had_ended_are_kept_and_open_ones_refuse(machine: Ma
     with pytest.raises(CrossesOnce, match=r"tell of r\.1"):
         await app.fork("r", at=1)
     await app.signal("r.1", "go", "!")
-    assert await run.result(timeout=10) == "a!about a!"
+    assert await run.result(timeout=60) == "a!about a!"
     fork = await app.fork("r", at=next(one.seq for one in machine.events("r") if one.kind == "child_ended"))
-    assert await fork.result(timeout=10) == "a!about a!"
+    assert await fork.result(timeout=60) == "a!about a!"
     assert len([one for one in NOTES if one.startswith("tell")]) == 1
     all_is_sound(machine)
 
@@ -322,11 +322,11 @@ async def test_a_fork_undoes_only_what_it_did_itself(machine: Machine) -> None:
     NOTES.clear()
     await fork.signal("go", 1)
     with pytest.raises(LookupError):
-        await fork.result(timeout=10)
+        await fork.result(timeout=60)
     assert NOTES == ["unbook 2"]
     await run.signal("go", 1)
     with pytest.raises(LookupError):
-        await run.result(timeout=10)
+        await run.result(timeout=60)
     assert NOTES == ["unbook 2", "unbook 2", "unbook 1"]
     with pytest.raises(CrossesOnce, match="which was undone since"):
         await app.fork("r", at=seq_of(machine, "r", "step_completed", "think"))
@@ -348,9 +348,9 @@ async def test_a_step_with_a_key_of_its_own_is_shared_and_not_done_again(machine
         return await bill(7)
 
     app = await machine.boot()
-    await (await app.start(billing, id="r")).result(timeout=10)
+    await (await app.start(billing, id="r")).result(timeout=60)
     fork = await app.fork("r", at=seq_of(machine, "r", "step_completed", "think"))
-    assert await fork.result(timeout=10) == "bill 7"
+    assert await fork.result(timeout=60) == "bill 7"
     assert NOTES == ["think x", "bill 7"]
     assert "step_shared" in machine.kinds(fork.id)
     all_is_sound(machine)
@@ -378,7 +378,7 @@ async def test_a_fork_draws_other_numbers_and_is_the_same_in_every_replay(machin
     results = []
     for id in ("r", fork.id, "again"):
         await app.signal(id, "go", 1)
-        results.append(await app.get(id).result(timeout=10))
+        results.append(await app.get(id).result(timeout=60))
     assert len({one[0] for one in results}) == 1, "what was drawn before the fork was recorded with it"
     assert len({one[1] for one in results}) == 3
     assert run.id == "r"
@@ -406,13 +406,13 @@ async def test_a_fork_is_retried_continued_and_held_like_any_run(machine: Machin
 
     app = await machine.boot()
     with pytest.raises(ValueError, match="not yet"):
-        await (await app.start(trying, 1, id="r")).result(timeout=10)
+        await (await app.start(trying, 1, id="r")).result(timeout=60)
     fork = await app.fork("r", at=3, id="f")
     with pytest.raises(ValueError, match="not yet"):
-        await fork.result(timeout=10)
+        await fork.result(timeout=60)
     fails.clear()
     await app.retry("f")
-    assert await fork.result(timeout=10) == "ok"
+    assert await fork.result(timeout=60) == "ok"
     keys = [one.split()[1] for one in NOTES if one.startswith("shaky")]
     assert keys[1] == keys[2] != keys[0], "the retry has the fork's key, not the other run's"
     assert machine.row("f").generation == 2
@@ -420,7 +420,7 @@ async def test_a_fork_is_retried_continued_and_held_like_any_run(machine: Machin
         await app.fork("f", at=3, generation=1)
     assert [one.step for one in refused.value.crossed] == ["shaky", "shaky"], "of both generations"
     old = await app.fork("f", at=3, generation=1, id="g", allow_effects=True)
-    assert await old.result(timeout=10) == "ok"
+    assert await old.result(timeout=60) == "ok"
     all_is_sound(machine)
 
 
@@ -445,7 +445,7 @@ async def test_checkpoints_of_the_other_run_are_not_missed_and_new_ones_are_used
     NOTES.clear()
     app = await machine.worker()
     await app.signal(fork.id, "go", 1)
-    assert await app.get(fork.id).result(timeout=10) == 7
+    assert await app.get(fork.id).result(timeout=60) == 7
     assert "turn 0" not in NOTES
     assert "checkpoint_damaged" not in machine.kinds(fork.id)
     assert run.id == "r"
@@ -489,11 +489,11 @@ async def test_a_fork_of_a_run_that_was_continued_does_not_undo_what_older_gener
     fork = await app.fork("r", at=seq_of(machine, "r", "step_completed", "think"), id="f")
     await fork.signal("go", 1)
     with pytest.raises(LookupError):
-        await fork.result(timeout=10)
+        await fork.result(timeout=60)
     assert "unreserve" not in " ".join(NOTES)
     await app.signal("r", "go", 1)
     with pytest.raises(LookupError):
-        await app.get("r").result(timeout=10)
+        await app.get("r").result(timeout=60)
     assert NOTES[-2:] == ["unreserve 0", "unreserve 1"]
     all_is_sound(machine)
 
@@ -502,7 +502,7 @@ async def test_a_fork_of_a_run_that_was_continued_does_not_undo_what_older_gener
 async def test_a_rollback_of_a_fork_is_not_refused_for_what_the_other_run_did(machine: Machine) -> None:
     app = await done_agent(machine)
     fork = await app.fork("r", at=seq_of(machine, "r", "step_completed", "tell"), id="f")
-    await fork.result(timeout=10)
+    await fork.result(timeout=60)
     await app.rollback("f")
     await machine.until_status("f", "cancelled")
     with pytest.raises(Uncompensated, match="pay"):
@@ -520,13 +520,13 @@ async def test_the_timeout_of_a_fork_counts_from_the_fork(machine: Machine) -> N
     app = await machine.boot()
     run = await app.start(in_time, id="r")
     await run.signal("go", 1)
-    assert await run.result(timeout=10) == 1
+    assert await run.result(timeout=60) == 1
     machine.clock.advance(1000)
     fork = await app.fork("r", at=3)
     await machine.until_status(fork.id, "waiting")
     machine.clock.advance(30)
     await fork.signal("go", 2)
-    assert await fork.result(timeout=10) == 2
+    assert await fork.result(timeout=60) == 2
 
 
 @scenario
@@ -553,11 +553,11 @@ async def test_what_was_asked_for_before_the_event_and_not_begun_has_the_forks_k
     await machine.until(lambda: machine.kinds("r").count("step_started") == 2)
     await asyncio.sleep(0.1)  # expensive: the code sees it when it is durable
     gate.set()
-    assert await run.result(timeout=10) == ["1", 2]
+    assert await run.result(timeout=60) == ["1", 2]
     early = [one.seq for one in machine.events("r") if one.kind == "step_completed" and b'"early":true' in one.body]
     assert early, machine.kinds("r")
     fork = await app.fork("r", at=early[0], allow_effects=["tell"])
-    assert await fork.result(timeout=10) == ["1", 2]
+    assert await fork.result(timeout=60) == ["1", 2]
     told = [one for one in NOTES if one.startswith("tell")]
     assert len(told) == len(set(told)) == 2, "not the other run's key"
     all_is_sound(machine)

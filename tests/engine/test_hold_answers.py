@@ -31,7 +31,7 @@ async def answered(to: str) -> str:
 
 async def held(machine: Machine, run: Any) -> Any:
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     return machine.hold(run.id)
 
 
@@ -41,7 +41,7 @@ async def test_a_person_s_json_becomes_what_the_step_returns(machine: Machine) -
     run = await app.start(answered, "ann", id="r")
     await held(machine, run)
     await app.resolve("r", "done", value={"number": 7}, by="bob", note="saw it")
-    assert await run.result(timeout=20) == "Receipt Receipt(number=7, to='')"
+    assert await run.result(timeout=60) == "Receipt Receipt(number=7, to='')"
     assert machine.bodies("r", "step_completed")[0].adopted
     assert not machine.replay("r").differences
 
@@ -52,7 +52,7 @@ async def test_what_cannot_become_that_stays_as_it_was_given(machine: Machine) -
     run = await app.start(answered, "ann", id="r")
     await held(machine, run)
     await app.resolve("r", "done", value=["another", "thing"])
-    assert await run.result(timeout=20) == "list ['another', 'thing']"
+    assert await run.result(timeout=60) == "list ['another', 'thing']"
     assert not machine.replay("r").differences
 
 
@@ -72,7 +72,7 @@ async def test_the_line_to_paste_has_an_example_of_the_right_type(machine: Machi
     exhausted = await held(machine, await app.start(trying, id="s"))
     assert resolve_line(exhausted, "skip", None) == f"everstep resolve s --hold {exhausted.id} --skip 1"
     await app.resolve("s", "skip", value=1)
-    assert await app.get("s").result(timeout=20) == 2
+    assert await app.get("s").result(timeout=60) == 2
 
 
 @scenario
@@ -134,6 +134,6 @@ async def test_a_settled_hold_is_refused_with_who_settled_it(machine: Machine) -
     run = await app.start(answered, "ann", id="r")
     hold = await held(machine, run)
     await app.resolve("r", "done", value={"number": 7}, by="bob")
-    await run.result(timeout=20)
+    await run.result(timeout=60)
     with pytest.raises(HoldConflict, match=rf"{hold.id} was resolved already \(done by bob\). Open: none"):
         await app.resolve("r", "cancel", hold=hold.id)

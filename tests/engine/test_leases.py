@@ -65,6 +65,28 @@ async def test_a_stopped_owner_keeps_its_run_until_its_lease_has_lapsed(machine:
 
 
 @scenario
+async def test_a_worker_without_neighbours_asks_for_some_as_seldom_as_it_renews_its_lease(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await machine.worker(lease=30.0)
+    asked = 0
+    neighbours = worker.store.neighbours
+
+    def counted(*args: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return neighbours(*args)
+
+    monkeypatch.setattr(worker.store, "neighbours", counted)
+    await worker.become_worker()
+    for _ in range(120):
+        machine.clock.advance(0.5)
+        worker.pump.nudge()
+        await machine.clock.rest(worker)
+    assert 4 <= asked <= 8, "every ten seconds, and not at each of 120 sweeps"
+
+
+@scenario
 async def test_a_zombie_writes_nothing_and_both_callers_get_one_result(machine: Machine) -> None:
     gates = [Gate(), Gate()]
     bodies = iter(gates)
@@ -95,8 +117,8 @@ async def test_a_zombie_writes_nothing_and_both_callers_get_one_result(machine: 
     assert machine.kinds("r").count("step_completed") == 0
     gates[1].opened.set()
     zombie.pump.start()
-    assert await worker.get("r").result(timeout=10) == "body 1!"
-    assert await first.result(timeout=10) == "body 1!"
+    assert await worker.get("r").result(timeout=60) == "body 1!"
+    assert await first.result(timeout=60) == "body 1!"
     assert NOTES == ["!"]
     assert machine.replay("r").differences == []
 

@@ -103,7 +103,7 @@ def test_blocking_code_gets_the_same_methods(tmp_path: Path) -> None:
         handle = app.start(flow, id="x")
         assert handle.status() in ("running", "waiting")
         handle.signal("word", "hello")
-        assert handle.result(timeout=10) == "hello"
+        assert handle.result(timeout=60) == "hello"
         assert handle.published() == {"ready": True}
         assert handle.history()[-1].kind == "run_completed"
         assert handle.verify().sound
@@ -186,9 +186,9 @@ def test_two_apps_in_one_process_share_a_store_and_leave_each_other_s_runs_alone
             assert (list(one.drivers), list(other.drivers)) == (["mine"], ["theirs"])
             await other.signal("mine", "word", "from the other")
             await one.signal("theirs", "word", "from the one")
-            assert await mine.result(timeout=10) == "from the other"
-            assert await theirs.result(timeout=10) == "from the one"
-            assert await other.get("mine").result(timeout=10) == "from the other"
+            assert await mine.result(timeout=60) == "from the other"
+            assert await theirs.result(timeout=60) == "from the one"
+            assert await other.get("mine").result(timeout=60) == "from the other"
 
     asyncio.run(main())
 
@@ -283,7 +283,7 @@ def test_an_app_gives_its_runs_back_so_that_the_next_one_goes_on_at_once(tmp_pat
         store.close()
         async with everstep.open(url(tmp_path), recover=True) as app:
             await app.signal("x", "word", "again")
-            return await app.get("x").result(timeout=10)  # type: ignore[no-any-return]
+            return await app.get("x").result(timeout=60)  # type: ignore[no-any-return]
 
     assert asyncio.run(main()) == "again"
 

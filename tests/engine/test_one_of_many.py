@@ -12,7 +12,8 @@ from everstep.engine.committer import HALF_MIN, Committer
 from everstep.engine.first_turns import FirstTurns
 from everstep.engine.threads import Threads
 from everstep.errors import StoreError
-from everstep.stores.protocol import Accepted, Append, Busy, Operation, Release, RowChange, Verdict
+from everstep.stores.brief import Busy
+from everstep.stores.protocol import Accepted, Append, Operation, Release, RowChange, Verdict
 
 WAIT_SECONDS_MAX = 20.0
 

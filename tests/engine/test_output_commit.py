@@ -71,7 +71,7 @@ def on_file(workflow: Any, *args: Any) -> tuple[Any, int]:
     async def main() -> tuple[Any, int]:
         async with everstep.open(STORE) as app:
             before = app.committer.commits
-            result = await (await app.start(workflow, *args, id=RUN)).result(timeout=30)
+            result = await (await app.start(workflow, *args, id=RUN)).result(timeout=60)
             return result, app.committer.commits - before
 
     return asyncio.run(main())
@@ -165,7 +165,7 @@ def test_steps_of_many_runs_share_their_commits() -> None:
     async def main() -> int:
         async with everstep.open(STORE) as app:
             runs = await asyncio.gather(*(app.start(flow, number) for number in range(100)))
-            results = await asyncio.gather(*(run.result(timeout=30) for run in runs))
+            results = await asyncio.gather(*(run.result(timeout=60) for run in runs))
             assert sum(results) == 9900
             return app.committer.commits
 
@@ -230,7 +230,7 @@ def while_commits_wait(workflow: Any, condition: Callable[[], bool]) -> list[str
                 await asyncio.sleep(0)
             told = list(TOLD)
             store.open.set()
-            await run.result(timeout=20)
+            await run.result(timeout=60)
             return told
 
     return asyncio.run(main())
@@ -306,7 +306,7 @@ def test_outcomes_behind_an_expensive_one_wait_with_it_so_that_the_order_of_the_
                 await asyncio.sleep(0)
             assert order == []
             store.open.set()
-            await run.result(timeout=20)
+            await run.result(timeout=60)
             assert order == ["slow", "quick"]
 
     asyncio.run(main())

@@ -56,7 +56,7 @@ def unguarded() -> Any:
 
 async def go(app: Any, run: str) -> Any:
     await app.signal(run, "go")
-    return await app.get(run).result(timeout=10)
+    return await app.get(run).result(timeout=60)
 
 
 async def started_then_killed(machine: Machine, code: Any, run: str = "r") -> None:

@@ -82,7 +82,7 @@ async def test_no_more_runs_of_a_queue_begin_than_it_has_slots(machine: Machine)
         let("b")
         await begun("a", "b", "c")
         let("a", "c", "d")
-        assert [await run.result(5) for run in runs] == list("abcd")
+        assert [await run.result(60) for run in runs] == list("abcd")
 
 
 @scenario
@@ -91,7 +91,7 @@ async def test_a_queue_of_which_nothing_was_said_has_room_for_all(machine: Machi
         runs = [await app.start(plain, name, id=name, queue="new") for name in "abc"]
         await begun("a", "b", "c")
         let(*"abc")
-        assert [await run.result(5) for run in runs] == list("abc")
+        assert [await run.result(60) for run in runs] == list("abc")
 
 
 @scenario
@@ -114,10 +114,10 @@ async def test_a_paused_queue_begins_nothing_and_what_has_begun_goes_on(machine:
         assert row.paused
         second = await app.start(letter, "b")
         let("a", "b")
-        assert await first.result(5) == "a"
+        assert await first.result(60) == "a"
         await begun("a")
         await app.queue("mail", paused=False)
-        assert await second.result(5) == "b"
+        assert await second.result(60) == "b"
 
 
 @scenario
@@ -129,7 +129,7 @@ async def test_a_change_takes_effect_on_an_app_that_runs(machine: Machine) -> No
         await app.queue("mail", concurrency=None)
         await begun("a", "b", "c")
         let(*"abc")
-        await asyncio.gather(*(run.result(5) for run in runs))
+        await asyncio.gather(*(run.result(60) for run in runs))
 
 
 @scenario
@@ -181,7 +181,7 @@ async def test_a_run_that_waits_in_a_queue_is_cancelled_without_its_code(machine
         run = await app.start(letter, "a")
         await run.cancel()
         with pytest.raises(RunCancelled):
-            await run.result(5)
+            await run.result(60)
         assert BEGUN == []
 
 
@@ -198,7 +198,7 @@ async def test_a_held_run_gives_its_slot_back_and_waits_for_another_when_it_is_r
         await begun("a", "b")
         assert await first.status() == "queued"
         let("a", "b")
-        assert [await first.result(5), await second.result(5)] == ["a", "b"]
+        assert [await first.result(60), await second.result(60)] == ["a", "b"]
 
 
 @scenario
@@ -210,7 +210,7 @@ async def test_a_child_waits_in_the_queue_of_its_workflow(machine: Machine) -> N
         run = await app.start(parent, "child")
         await begun("a")
         let("a", "child")
-        assert await run.result(5) == "child"
+        assert await run.result(60) == "child"
 
 
 @scenario
@@ -222,7 +222,7 @@ async def test_the_same_id_is_one_run_while_it_waits_too(machine: Machine) -> No
         assert len(await app.list()) == 1
         await app.queue("mail", concurrency=1)
         let("a")
-        assert await app.get("a-1").result(5) == "a"
+        assert await app.get("a-1").result(60) == "a"
         assert BEGUN == ["a"]
 
 

@@ -233,7 +233,7 @@ async def test_hand_over_while_a_step_runs_gives_both_callers_one_result(machine
     two.pump.nudge()
     await machine.until(lambda: NOTES.count("slow") == 2)
     gate.opened.set()
-    results = await asyncio.gather(first.result(timeout=10), waiting)
+    results = await asyncio.gather(first.result(timeout=60), waiting)
     assert results == ["done 2", "done 2"]
     assert machine.kinds("r").count("step_completed") == 1
 

@@ -553,7 +553,7 @@ async def test_when_the_right_code_is_back_start_goes_on_by_itself(machine: Mach
     original()
     app = await machine.boot()
     run = await app.start("order", 7, id=RUN)
-    assert await run.result(timeout=10) == "<a><b>tides7"
+    assert await run.result(timeout=60) == "<a><b>tides7"
 
 
 @scenario

@@ -244,7 +244,7 @@ async def a_new_run(machine: Machine, app: App, verb: str, owner: App) -> None:
     for gate in GATES:
         gate.set()
     await fork.signal("word", "?")
-    assert await fork.result(timeout=10) == "lw?"
+    assert await fork.result(timeout=60) == "lw?"
     assert NOTES == ["work"]
 
 

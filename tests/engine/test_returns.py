@@ -57,13 +57,11 @@ def test_a_thread_that_the_store_did_not_take_back_is_given_back_later(
             return commit(operation, **options)
 
         monkeypatch.setattr(ground, "commit", refuse)
-        ground.take("t")
-        ground.free("t")
+        ground.free(ground.take("t", app))
         wait_until(lambda: ground.saved.owner("t").owner is None)  # type: ignore[union-attr]
         refusals = 1
-        ground.take("t")
-        ground.free("t")
-        ground.take("t")  # at the same epoch: what is owed must not be given back now
+        ground.free(ground.take("t", app))
+        right = ground.take("t", app)  # at the same epoch: what is owed must not be given back now
         ground._free_owed()
         assert ground.saved.owner("t").owner == ground.worker  # type: ignore[union-attr]
-        ground.free("t")
+        ground.free(right)

@@ -333,7 +333,7 @@ def test_a_signal_from_another_process_reaches_the_run(tmp_path: Path) -> None:
                 asyncio.run(main())
                 """,
             )
-            result = await run.result(timeout=20)
+            result = await run.result(timeout=60)
             status, out, err = await asyncio.to_thread(sender.end)
             assert (status, out.strip()) == (0, "sent"), err
             return result

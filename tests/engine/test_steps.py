@@ -292,7 +292,7 @@ def test_a_def_body_that_takes_too_long_is_given_up_although_its_thread_goes_on(
         clock = FakeClock()
         app = await App(MemoryStore(), clock=clock).open()
         handle = await app.start(flow, id=RUN)
-        result = await handle.result(timeout=10)
+        result = await handle.result(timeout=60)
         release.set()
         await until(ended.is_set)
         kinds = [event.kind for event in await handle.history()]
@@ -440,7 +440,7 @@ def test_a_key_is_the_same_after_a_crash_and_another_after_a_restart() -> None:
             again = await live(cut(store, count), FakeClock(first.events[count - 1].at), keys_flow, ())
             assert again.value == first.value
         app = await App(store, clock=FakeClock()).open()
-        restarted = await (await app.start(keys_flow, id=RUN, on_existing="restart")).result(timeout=10)
+        restarted = await (await app.start(keys_flow, id=RUN, on_existing="restart")).result(timeout=60)
         assert not set(restarted) & set(first.value)
         await app.close()
 
@@ -1005,7 +1005,7 @@ def test_five_megabytes_go_through_a_file_and_a_second_app(tmp_path: Path) -> No
         async with everstep.open(url) as app:
             handle = await app.start(flow, id=RUN)
             await handle.signal("word", "go")
-            return await handle.result(timeout=20)
+            return await handle.result(timeout=60)
 
     assert asyncio.run(main()) == [size, True, "go"]
 

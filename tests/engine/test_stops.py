@@ -1,6 +1,7 @@
 """Stopping is never an outcome: what stops a program leaves a run unfinished, wherever it is raised."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 import everstep
 from everstep import Done, Graph, NotDone, Retry, step, transaction, witness, workflow
 from everstep.engine.app import App
-from everstep.errors import RunHeld
+from everstep.errors import RunHeld, StoreFull
+from everstep.stores.brief import refuse_when_brief
+from everstep.stores.protocol import Release
+from everstep.testing.faulty_store import FaultyStore
 from tests.engine.lives import add, echo
 from tests.engine.resume_helpers import Machine, scenario
 from tests.waiting import open_sqlite
@@ -36,6 +40,10 @@ STOPS: dict[str, Callable[[], BaseException]] = {
 }
 ON_THE_LOOP = [name for name in STOPS if name != "KeyboardInterrupt"]
 """On the main thread a `KeyboardInterrupt` is meant for the process: see test_signals_to_processes.py."""
+
+
+def releases(operations: Any, **_: Any) -> bool:
+    return any(isinstance(one, Release) for one in operations)
 
 
 def stop_if_sick(stop: str, text: str = "begun") -> None:
@@ -222,12 +230,12 @@ async def test_a_stop_in_a_once_body_is_a_doubt(machine: Machine, stop: str, is_
     app = await machine.boot()
     run = await app.start(paying, id="r")
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert machine.hold("r").reason == "in-doubt"
     assert NOTES == ["begun"]
     SICK.clear()
     await app.resolve("r", "done", value="paid by hand")
-    assert await run.result(timeout=20) == "paid by hand"
+    assert await run.result(timeout=60) == "paid by hand"
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -379,6 +387,16 @@ async def waiting() -> str:
 
 
 @workflow
+async def hears() -> str:
+    return await everstep.receive("word", str)
+
+
+@workflow
+async def stopping_on_loop() -> str:
+    return await on_loop("SystemExit")
+
+
+@workflow
 async def waiting_with_an_error() -> str:
     return await turns_cancelling_into_an_error()
 
@@ -401,8 +419,61 @@ async def test_an_application_that_cancels_all_its_tasks_leaves_runs_unfinished_
     await machine.until(lambda: "r" not in app.drivers)
     SICK.clear()
     await let_time_pass_until(machine, "r", "completed", "failed", "held")
-    assert await run.result(timeout=20) == "done"
+    assert await run.result(timeout=60) == "done"
     assert not set(machine.kinds("r")) & set(OUTCOMES)
+
+
+@pytest.mark.parametrize("stop", ["cancelled", "SystemExit"])
+@scenario
+async def test_a_stopped_run_goes_on_although_the_store_refuses_for_a_while_to_take_it_back(
+    machine: Machine, stop: str
+) -> None:
+    store = FaultyStore(machine.open_store())
+    app = await machine.boot(store=store.as_store())
+    fault = store.fail("commit", after=False, error=StoreFull("no room"), count=2, when=releases)
+    run = await app.start(waiting if stop == "cancelled" else stopping_on_loop, id="r")
+    await machine.until(lambda: NOTES)
+    if stop == "cancelled":
+        cancel_all_tasks()
+    await machine.until(lambda: "r" not in app.drivers)
+    SICK.clear()
+    await let_time_pass_until(machine, "r", "completed", "failed", "held")
+    assert await run.result(timeout=60) == "done"
+    assert fault.fired
+
+
+@scenario
+async def test_an_inbox_that_a_thread_reads_while_the_application_cancels_its_tasks_is_taken(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await machine.boot()
+    run = await app.start(hears, id="r")
+    await machine.rest(app)
+    gate, inbox = threading.Event(), app.store.inbox
+
+    def read_slowly(run: str) -> Any:
+        refuse_when_brief()
+        gate.wait(60)
+        return inbox(run)
+
+    monkeypatch.setattr(app.store, "inbox", read_slowly)
+    await run.signal("word", "heard")
+    await machine.until(lambda: "r" in app.drivers and app.drivers["r"]._is_reading)
+    cancel_all_tasks()
+    await asyncio.sleep(0)
+    gate.set()
+    assert await run.result(timeout=60) == "heard"
+
+
+@scenario
+async def test_a_stop_whose_release_was_committed_and_not_acknowledged_counts_once(machine: Machine) -> None:
+    store = FaultyStore(machine.open_store())
+    app = await machine.boot(store=store.as_store())
+    fault = store.fail("commit", after=True, error=StoreFull("no room"), count=2, when=releases)
+    await app.start(stopping_on_loop, id="r")
+    await machine.until(lambda: fault.fired == 2)
+    await machine.until(lambda: machine.row("r").owner is None)
+    assert machine.row("r").deaths == 1
 
 
 @scenario
@@ -421,7 +492,7 @@ async def test_an_application_that_ends_by_cancelling_its_tasks_counts_nothing_a
     SICK.clear()
     app = await machine.boot()
     run = await app.start(waiting, id="r")
-    assert await run.result(timeout=20) == "done"
+    assert await run.result(timeout=60) == "done"
 
 
 @scenario
@@ -441,7 +512,7 @@ async def test_a_once_body_whose_task_is_cancelled_by_the_application_is_in_doub
     await machine.until(lambda: NOTES)
     cancel_all_tasks()
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert machine.hold("r").reason == "in-doubt"
     assert NOTES == ["begun"]
 
@@ -542,7 +613,7 @@ async def test_a_witness_that_exits_cannot_be_observed(
     SICK.add("sick")
     await run.signal("word", "go")
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert machine.hold("r").reason == "drift"
     assert await app.run(plus, 1, 2) == 3
 
@@ -570,6 +641,6 @@ async def test_a_judge_that_exits_leaves_the_decision_to_a_person(machine: Machi
     facts[0] = 2
     await run.signal("word", "go")
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     assert machine.hold("r").reason == "drift"
     assert await app.run(plus, 1, 2) == 3

@@ -11,7 +11,7 @@ import pytest
 import everstep
 from everstep import Retry, step, workflow
 from everstep.engine import streaming
-from everstep.engine.streams import Entry
+from everstep.engine.streams import HISTORY_POSITIONS, Entry, entries_now
 from everstep.errors import Misuse, NotEncodable, StreamLimit, UnknownRun
 from everstep.stores.protocol import Append, Operation, Verdict
 from everstep.testing.checker import check, export_histories
@@ -32,7 +32,7 @@ def kept(entries: Sequence[Entry]) -> list[Any]:
     found: list[Entry] = []
     for entry in entries:
         if entry.first:
-            found = [one for one in found if one.step != entry.step]
+            found = [one for one in found if (one.generation, one.step) != (entry.generation, entry.step)]
         found.append(entry)
     return values(found)
 
@@ -393,21 +393,102 @@ async def test_a_worker_that_lost_the_run_writes_nothing_to_its_streams(machine:
     await app.pump.stop()  # it hangs: it prolongs nothing, and looks at nothing
     worker = await machine.worker(lease=60)
     await machine.watch(worker, 10)
-    assert await worker.get("r").result(timeout=20) == 2
+    assert await worker.get("r").result(timeout=60) == 2
     gate.opened.set()  # it wakes up
     await asyncio.sleep(0.2)
     assert values(await read(worker.get("r"))) == [2]
+
+
+@workflow(name="streams_in_rounds")
+async def rounds(number: int) -> str:
+    """Three histories, each with entries of the code and of a step of the same name."""
+    everstep.stream("tokens").append(f"{number}: begin")
+    await say(*(f"{number}: {word}" for word in "abc"))
+    await everstep.receive("go", str)
+    everstep.stream("tokens").append(f"{number}: end")
+    if number < 3:
+        everstep.continue_as(number + 1)
+    return "done"
+
+
+ROUNDS = [f"{number}: {word}" for number in (1, 2, 3) for word in ("begin", "a", "b", "c", "end")]
+
+
+@scenario
+async def test_a_reader_that_keeps_its_position_loses_nothing_and_gets_nothing_twice_over_fresh_histories(
+    machine: Machine,
+) -> None:
+    """One reader is there all the time, one comes back after each entry, one comes at the end."""
+    app = await machine.boot()
+    run = await app.start(rounds, 1, id="r")
+    there = asyncio.ensure_future(read(run))
+    got: list[Entry] = []
+    for history in (1, 2, 3):
+        while len(got) < history * 5 - 1:
+            stream = run.stream("tokens", after=got[-1].position if got else 0)
+            got.append(await anext(stream))
+            await stream.aclose()
+        await run.signal("go", "x")
+    assert await run.result(timeout=60) == "done"
+    got += await read(run, after=got[-1].position)
+    assert values(got) == values(await there) == values(await read(run)) == ROUNDS
+    assert kept(got) == ROUNDS, "a step of a fresh history does not take the place of one before"
+    assert [entry.generation for entry in got] == [1] * 5 + [2] * 5 + [3] * 5
+    assert [entry.position for entry in got] == sorted({entry.position for entry in got})
+    for place, entry in enumerate(got):
+        assert values(await read(run, after=entry.position)) == ROUNDS[place + 1 :]
+        assert [one.value for one in entries_now(app, "r", "tokens", entry.position)] == ROUNDS[place + 1 :]
+    with pytest.raises(Misuse, match="has no entry"):
+        await read(run, after=got[-1].position + 1)
+    with pytest.raises(Misuse, match="has no entry"):
+        await read(run, after=got[-1].position + HISTORY_POSITIONS)
+
+
+@scenario
+async def test_a_reader_s_position_survives_a_restart_a_fork_and_a_move(machine: Machine) -> None:
+    app = await machine.boot()
+    run = await app.start(rounds, 2, id="r")
+    for _ in range(2):
+        await machine.until(lambda: "signal_awaited" in machine.kinds("r"))
+        await run.signal("go", "x")
+        await machine.rest(app)
+    before = await read(run)
+    assert values(before) == ROUNDS[5:]
+    await app.start(rounds, 3, id="r", on_existing="restart")
+    await run.signal("go", "x")
+    again = await read(run)
+    assert values(again) == ROUNDS[10:], "from the beginning: what came since the restart"
+    assert values(await read(run, after=before[3].position)) == ROUNDS[9:] + ROUNDS[10:]
+    assert values(await read(run, after=before[-1].position)) == ROUNDS[10:]
+
+    said = next(event.seq for event in machine.events("r", 1) if event.kind == "step_completed")
+    fork = await app.fork("r", at=said, generation=1, id="f", allow_effects=True)
+    assert values(list(entries_now(app, "f", "tokens"))) == ROUNDS[5:9]
+    for _ in range(2):
+        await machine.until(lambda: machine.row("f").status == "waiting")
+        await fork.signal("go", "x")
+        await machine.rest(app)
+    assert values(await read(fork)) == ROUNDS[5:], "a fork begins with what was copied, and goes on by itself"
+    await app.export(["r"], str(machine.folder / "moved.jsonl"))
+    other = Machine(machine.folder / "other")
+    other.folder.mkdir()
+    there = await other.boot()
+    await there.import_(str(machine.folder / "moved.jsonl"))
+    moved = there.get("r")
+    assert await read(moved) == again
+    assert values(await read(moved, after=before[3].position)) == ROUNDS[9:] + ROUNDS[10:]
+    await other.shut()
 
 
 @scenario
 async def test_streams_begin_anew_when_a_run_is_restarted(machine: Machine) -> None:
     app = await machine.boot()
     run = await app.start(talk, id="r")
-    first = values(await read(run))
+    first = await read(run)
     await app.start(talk, id="r", on_existing="restart")
     again = await read(run)
-    assert values(again) == first
-    assert again[0].position == 1
+    assert values(again) == values(first)
+    assert (again[0].position, again[0].generation) == (HISTORY_POSITIONS + 1, 2)
 
 
 @scenario
@@ -436,7 +517,7 @@ async def test_a_repaired_run_writes_again_only_what_is_lost(machine: Machine) -
     worker = await machine.worker()
     await machine.until_status("r", "held")
     await worker.repair("r")
-    assert await worker.get("r").result(timeout=20) == "done"
+    assert await worker.get("r").result(timeout=60) == "done"
     assert values(await read(worker.get("r"))) == [0, 1, 2, 3]
     assert (await worker.get("r").verify()).sound
 
@@ -517,15 +598,20 @@ async def test_a_store_that_cannot_be_read_for_a_moment_loses_no_entry(
     @workflow
     async def flow() -> str:
         everstep.stream("other").append("begin")
+        await everstep.receive("go")
         await say("a", "b", "c")
         everstep.stream("tokens").append("end")
         return "done"
 
+    first = await machine.boot(clock=None)  # only of a run that was begun elsewhere has the store to be asked
+    await first.start(flow, id="r")
+    await machine.stop(first)
     store = FaultyStore(machine.open_store())
     fault = store.fail(method, after=False, first=1, count=count)
     app = await machine.boot(store=store.as_store(), clock=None, recover=True)
-    run = await app.start(flow, id="r")
-    assert await run.result(timeout=20) == "done"
+    run = app.get("r")
+    await run.signal("go")
+    assert await run.result(timeout=60) == "done"
     assert fault.fired
     store.mend()
     assert kept(await read(run)) == ["a", "b", "c", "end"]

@@ -70,7 +70,7 @@ async def stopped_and_taken_up(workflow: Any) -> tuple[Any, list[str], list[str]
     async with an_app(store, clock) as app:
         run = await app.start(workflow, id=RUN)
         await play(app, clock)
-        result = await run.result(timeout=10)
+        result = await run.result(timeout=60)
         assert (await run.history())[: len(recorded)] == recorded
     return result, before, TOLD[len(before) :]
 
@@ -517,7 +517,7 @@ def test_a_step_under_way_when_a_worker_stops_is_cancelled_and_done_again_later(
         assert [event.kind for event in store.events(RUN, 1)] == ["run_started", "step_started"]
         block = False
         async with an_app(store) as app:
-            return await (await app.start(flow, id=RUN)).result(timeout=10)
+            return await (await app.start(flow, id=RUN)).result(timeout=60)
 
     assert asyncio.run(main()) == "done"
     assert attempts == [attempts[0], "cancelled", attempts[0]]
@@ -551,10 +551,10 @@ def test_waiting_runs_beyond_the_cache_leave_memory_and_come_back_by_signal_and_
             assert len(app.drivers) <= 4
             for run in runs[1::2]:
                 await run.signal("word", "came")
-            results = await asyncio.gather(*(run.result(timeout=20) for run in runs[1::2]))
+            results = await asyncio.gather(*(run.result(timeout=60) for run in runs[1::2]))
             assert results == [f"{number} came" for number in range(1, 12, 2)]
             clock.advance(2000)
-            results = await asyncio.gather(*(run.result(timeout=20) for run in runs[::2]))
+            results = await asyncio.gather(*(run.result(timeout=60) for run in runs[::2]))
             assert results == [f"{number} slept" for number in range(0, 12, 2)]
         assert sorted(TOLD) == sorted([*(f"begin {number}" for number in range(12)), "begin 99"])
 
@@ -592,7 +592,7 @@ def test_output_of_code_is_heard_once_across_leaving_memory_and_restarts(
             run = await app.start(flow, id=RUN)
             await settle(app)
             await run.signal("word", "three")
-            await run.result(timeout=10)
+            await run.result(timeout=60)
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
@@ -607,7 +607,7 @@ async def held_as(workflow: Any, clock: FakeClock | None = None) -> tuple[str, s
     async with an_app(clock=clock) as app:
         run = await app.start(workflow, id=RUN)
         with pytest.raises(RunHeld) as held:
-            await run.result(timeout=20)
+            await run.result(timeout=60)
         assert await app.run(echo_flow, 5) == 5  # the app is as lively as before
         (hold,) = await run.holds()
         assert reason_places(hold), "it says where the code is"
@@ -696,7 +696,7 @@ def test_a_workflow_that_waits_for_nothing_that_can_happen_is_held_as_stuck(flow
             run = await app.start(flow, id=RUN)
             await play(app, clock)
             with pytest.raises(RunHeld) as held:
-                await run.result(timeout=10)
+                await run.result(timeout=60)
             assert held.value.reason == "stuck"
             assert "can never happen" in str(held.value)
             hold = (await run.holds())[0]
@@ -720,10 +720,10 @@ def test_a_stuck_run_goes_on_when_its_code_can(monkeypatch: pytest.MonkeyPatch) 
         async with an_app() as app:
             run = await app.start(flow, id=RUN)
             with pytest.raises(RunHeld):
-                await run.result(timeout=10)
+                await run.result(timeout=60)
             stuck = False
             await app.resolve(RUN, "retry", note="mended", by="ann")
-            return await run.result(timeout=10)
+            return await run.result(timeout=60)
 
     assert asyncio.run(main()) == "done"
     assert TOLD == ["before"]

@@ -110,7 +110,7 @@ WAYS = (called_in_a_task, called_in_a_group, called_in_a_callback, called_in_a_c
 
 async def finish(machine: Machine, run: Any) -> Any:
     """Let time pass until a run has ended."""
-    ending = asyncio.ensure_future(run.result(timeout=20))
+    ending = asyncio.ensure_future(run.result(timeout=60))
     while not ending.done():
         await machine.advance(1)
     return await ending
@@ -322,7 +322,7 @@ async def test_a_step_that_needs_a_record_is_refused_in_whatever_a_body_starts(
 
     app = await machine.boot()
     run = await app.start(flow, id="r")
-    assert await run.result(timeout=20) == "pay keyed sell, and look"
+    assert await run.result(timeout=60) == "pay keyed sell, and look"
     looks = 2 if way is mapped_in_a_pool else 1
     assert RAN.count("look") == len(RAN) == looks
 
@@ -390,7 +390,7 @@ async def test_a_once_step_is_refused_in_whatever_a_coroutine_of_a_body_starts(m
 
     app = await machine.boot()
     run = await app.start(flow, id="r")
-    assert "inside the step outer" in await run.result(timeout=20)
+    assert "inside the step outer" in await run.result(timeout=60)
     assert RAN == []
 
 
@@ -425,6 +425,6 @@ async def test_the_application_calls_its_steps_as_plain_functions_while_runs_are
         assert await asyncio.wrap_future(late.submit(pay, "late")) == "late"
     finally:
         ended.set()
-    assert await run.result(timeout=20) == "done"
+    assert await run.result(timeout=60) == "done"
     assert RAN == ["main", "awaited", "task", "to_thread", "thread", "pool", "late"]
     late.shutdown()

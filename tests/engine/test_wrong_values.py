@@ -12,6 +12,7 @@ from everstep import workflow
 from everstep.errors import Damaged, Error
 
 HALF = "\ud800"
+NOON = "2026-11-16T12:00:00Z"
 VALUES: list[Any] = ["seven", [], {}, None, math.nan, math.inf, -1, 10**30, True, HALF]
 TEXTS = ["seven"]
 MAYBE = [None]
@@ -95,6 +96,43 @@ METHODS: dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]] = {
     "import_": (("nowhere",), {"skip_existing": [], "copies": []}),
     "repair": (("r",), {"note": TEXTS, "by": TEXTS, "dry_run": [True]}),
     "cancel": (("gone",), {"reason": [], "grace": [], "now": [], "by": []}),
+    "schedule": (
+        (waits, 1),
+        {
+            "name": ["seven", None],
+            "cron": [],
+            "zone": [],
+            "every": [],
+            "offset": NUMBERS,
+            "jitter": [],
+            "overlap": [],
+            "catch_up": [],
+            "catch_up_max": [],
+            "queue": ["seven", None],
+            "priority": NUMBERS,
+            "tags": [{}, None],
+        },
+    ),
+}
+CLIENT: dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]] = {
+    "start": (
+        ("wrong-values", 1),
+        {
+            "id": ["seven", None],
+            "on_existing": [],
+            "queue": ["seven"],
+            "priority": NUMBERS,
+            "delay": [],
+            "tags": [{}, None],
+            "timeout": MAYBE,
+            "version": TEXTS,
+        },
+    ),
+    **{method: METHODS[method] for method in ("list", "signal", "ask", "approvals", "approve", "cancel")},
+}
+SCHEDULE: dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]] = {
+    "pause": ((), {"note": TEXTS, "by": TEXTS}),
+    "backfill": ((), {"start": [], "end": []}),
 }
 FIRST = ["signal", "ask", "approve", "retry", "rollback", "hold", "resolve", "free_key", "settle_key", "cancel", "get"]
 RUN: dict[str, tuple[tuple[Any, ...], dict[str, list[Any]]]] = {
@@ -133,6 +171,8 @@ def test_no_wrong_value_is_taken_or_raises_an_error_of_pythons_own(kind: str, tm
         if method == "export":
             more |= {"path": str(tmp_path / "x")} | ({"runs": ["r"]} if option != "runs" else {})
         more |= {"name": "s"} if method == "stream" and option != "name" else {}
+        more |= {"every": 60} if method == "schedule" and option not in ("every", "cron") else {}
+        more |= {"start": NOON, "end": NOON} if method == "backfill" else {}
         said = await _tried(app, method, args, {**more, option: value} if option else more)
         if why := _wrong(said, value, taken):
             found.append(f"{method}({option}={value!r}) {why[:100]}")
@@ -141,6 +181,7 @@ def test_no_wrong_value_is_taken_or_raises_an_error_of_pythons_own(kind: str, tm
         url = "memory:" if kind == "memory" else f"sqlite:///{tmp_path}/runs.db"
         async with everstep.open(url) as app:
             run = await app.start(waits, 1, id="r")
+            schedule = await app.schedule(waits, 1, name="s", every=3600)
             for value in VALUES:
                 for method, (args, options) in METHODS.items():
                     for option, taken in options.items():
@@ -154,10 +195,24 @@ def test_no_wrong_value_is_taken_or_raises_an_error_of_pythons_own(kind: str, tm
                 for method, (args, options) in RUN.items():
                     for option, taken in options.items():
                         await look(run, method, args, option, value, taken)
+                for method, (args, options) in SCHEDULE.items():
+                    for option, taken in options.items():
+                        await look(schedule, method, args, option, value, taken)
+                if value != "seven":  # that is the name of a schedule by now
+                    await look(app, "get_schedule", (value,), "", value, [])
                 if value is not None:
                     with pytest.raises(Error):
                         everstep.open(url, codec=value)
             assert await run.status() in ("running", "waiting")
+            assert (await schedule.show()).name == "s"
+            assert all(one.name for one in await app.schedules())
+        if kind == "memory":
+            return  # a client has to reach the same store
+        async with everstep.connect(url) as client:
+            for value in VALUES:
+                for method, (args, options) in CLIENT.items():
+                    for option, taken in options.items():
+                        await look(client, method, args, option, value, taken)
 
     asyncio.run(main())
     assert not found, "\n".join(found)

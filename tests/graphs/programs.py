@@ -268,7 +268,7 @@ def run_and_approve(graph: everstep.Graph[State], state: State, url: str) -> Sta
             for asked in run.approvals():
                 run.approve(True, id=asked.id)
             time.sleep(0.01)
-        return run.result(timeout=30)
+        return run.result(timeout=60)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pytest
 
 import everstep
 from everstep import step
+from everstep.effects.step import declared_name
 from everstep.engine.past import load_past
 from everstep.errors import RunHeld
 from tests.waiting import open_sqlite
@@ -103,7 +104,7 @@ def test_a_resume_reads_as_much_after_two_hundred_laps_as_after_three(url: str) 
             assert row.head_seq > 3 * laps
             run = app.start(graph, Words(most=laps), id=f"g-{laps}")
             run.signal("go")
-            assert run.result(timeout=20).laps == laps
+            assert run.result(timeout=60).laps == laps
     assert read[3] == read[200] < 12
 
 
@@ -115,7 +116,7 @@ def test_a_graph_whose_checkpoints_are_lost_goes_on_from_its_events(url: str) ->
     with everstep.open(url) as app:
         run = app.start(graph, Words(most=5), id="g")
         run.signal("go")
-        assert run.result(timeout=20).laps == 5
+        assert run.result(timeout=60).laps == 5
         assert "checkpoint_damaged" in [event.kind for event in run.history()]
 
 
@@ -134,7 +135,7 @@ def test_items_that_are_kept_beside_their_event_come_back_after_a_stop(url: str)
     with everstep.open(url) as app:
         run = app.start(graph, Words(), id="g")
         run.signal("go")
-        assert run.result(timeout=20).laps == 10 * 2001
+        assert run.result(timeout=60).laps == 10 * 2001
         assert run.verify().sound
         (moved,) = [event.body for event in run.history() if "ref" in event.body and event.kind == "graph_moved"]
         assert moved["took"] == [["<start>", "look", "10"]]
@@ -178,7 +179,7 @@ def test_a_fork_goes_on_from_a_move_with_the_recorded_ways_before_it(url: str) -
         events = app.get("g").history()
         (place,) = [event.seq for event in events if event.kind == "graph_moved" and event.body.get("after") == "a"]
         fork = app.fork("g", at=place, id="g-2", allow_effects=True)
-        assert fork.result(timeout=20).said == ["a", "b", "c"]
+        assert fork.result(timeout=60).said == ["a", "b", "c"]
         assert DONE == ["a", "b", "c", "b", "c"]
         assert fork.verify().sound
 
@@ -214,6 +215,71 @@ def test_what_has_changed_is_said(url: str, now: tuple[str, ...], said: str) -> 
             app.run(line("changing", *now), Words(), id="g")
         assert said in app.holds()[0].report.decode()
         assert app.get("g").status() == "held"
+
+
+def branching(how: str) -> everstep.Graph[Words]:
+    """Two ways to a node, with a change of one edge or of the join."""
+    graph = everstep.Graph("branching", state=Words, reduce={"said": operator.add})
+    graph.node(wait)
+    graph.node(saying("a"), name="a")
+    graph.node(saying("b"), name="b", join="any" if how == "join" else "all")
+    condition = (lambda state: True) if how in ("if", "both") else None
+    if how in ("each", "both"):
+        graph.each("wait", "a", lambda state: [state], when=condition)
+    else:
+        graph.edge("wait", "a", when=condition)
+    graph.edge("wait", "b")
+    if how != "gone":
+        graph.edge("a", "b")
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("if", "the edge wait → a was taken always and is taken under a condition"),
+        ("each", "the edge wait → a was taken always and is taken for each item"),
+        ("both", "the edge wait → a was taken always and is taken for each item under a condition"),
+        ("gone", "the edge a → b is gone"),
+        ("join", "b had join=all and has join=any"),
+    ],
+)
+def test_whoever_waits_is_told_what_has_changed_about_an_edge_or_a_join(url: str, how: str, said: str) -> None:
+    left_waiting(url, branching(""), Words())
+    with everstep.open(url) as app:
+        app.get("g").signal("go")
+        with pytest.raises(RunHeld) as held:
+            app.run(branching(how), Words(), id="g")
+        was = "recorded graph branching of wait, a, b; "
+        assert f"{was}the code now would ask for graph branching of wait, a, b ({said})" in str(held.value)
+
+
+def test_a_node_is_called_as_its_step_is_and_older_runs_know_it_by_its_functions_name(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def say(state: Words) -> dict[str, Any]:
+        DONE.append("said")
+        return {"said": [*state.said, "said"]}
+
+    def graph(last: str) -> everstep.Graph[Words]:
+        made = everstep.Graph("named", state=Words)
+        made.node(wait)
+        made.node(everstep.step(say, name="x"))
+        made.edge("wait", last)
+        return made
+
+    with monkeypatch.context() as before:
+        before.setattr("everstep.graph.graph.name_of", lambda work: declared_name(work).rpartition(".")[2])
+        left_waiting(url, graph("say"), Words())
+    now = graph("x")
+    assert list(now.nodes) == ["wait", "x"]
+    with everstep.open(url) as app:
+        app.get("g").signal("go")
+        assert app.run(now, Words(), id="g").said == ["said"]
+        run = app.start(now, Words(), id="g-2")
+        run.signal("go")
+        assert run.result(timeout=60).said == ["said"]
+        assert [event.step for event in run.history() if event.kind == "step_completed"] == ["x"]
 
 
 def test_a_changed_contract_is_noticed(url: str) -> None:
@@ -252,5 +318,5 @@ def test_migrations_follow_each_other_and_new_runs_have_the_new_names(url: str) 
         assert [event.step for event in app.get("g").history() if event.kind == "step_completed"] == ["a", "b"]
         run = app.start(renamed(), Words(), id="g-2")
         run.signal("go")
-        assert run.result(timeout=20).said == ["first", "last"]
+        assert run.result(timeout=60).said == ["first", "last"]
         assert [event.step for event in run.history() if event.kind == "step_completed"] == ["first", "last"]

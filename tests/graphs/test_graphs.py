@@ -272,7 +272,7 @@ def test_a_function_is_workflow_code_that_may_call_steps_sleep_and_receive(app: 
     graph.edge("plain", "ask")
     run = app.start(graph, Notes(), id="code")
     run.signal("count", 5)
-    assert run.result(timeout=20) == Notes(topic="TIDES", count=5)
+    assert run.result(timeout=60) == Notes(topic="TIDES", count=5)
 
 
 def test_a_node_is_tried_again_and_its_failure_stays_in_the_history(app: BlockingApp) -> None:
@@ -400,7 +400,7 @@ def test_a_failed_node_ends_the_run_when_what_is_under_way_has_finished_and_a_re
     broken.clear()
     app.retry("f")
     app.get("f").signal("word", "asked")
-    ended = app.get("f").result(timeout=20)
+    ended = app.get("f").result(timeout=60)
     assert sorted(ended["words"] if isinstance(ended, dict) else ended.words) == ["asked", "end", "mended", "slow"]
     assert done == ["fails", "slow", "fails"]
     assert app.get("f").verify().sound
@@ -446,7 +446,7 @@ def test_a_cancelled_graph_cleans_up_and_is_cancelled(app: BlockingApp) -> None:
     run = app.start(graph, Notes(), id="c")
     run.cancel()
     with pytest.raises(everstep.errors.RunCancelled):
-        run.result(timeout=20)
+        run.result(timeout=60)
     assert cleaned == ["up"]
 
 
@@ -467,7 +467,7 @@ def test_a_person_approves_a_part_of_the_state_and_the_answer_is_put_into_a_fiel
         (asked,) = until(lambda run=id: app.approvals(run))
         assert asked.what == "approve"
         run.approve(answer, id=asked.id)
-        assert run.result(timeout=20) == Notes(count=answer, words=words)
+        assert run.result(timeout=60) == Notes(count=answer, words=words)
 
 
 def test_an_approval_that_expires_fails_its_node_or_gives_what_was_said(app: BlockingApp) -> None:
@@ -491,7 +491,7 @@ def test_an_answer_about_what_has_changed_since_does_not_count(app: BlockingApp)
     until(lambda: [event for event in run.history() if event.kind == "graph_moved" and event.body.get("after")])
     run.approve(1, id=asked.id)
     with pytest.raises(GraphStuck, match="has changed since"):
-        run.result(timeout=20)
+        run.result(timeout=60)
 
 
 def until(find: Callable[[], Any]) -> Any:

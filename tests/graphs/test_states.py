@@ -191,7 +191,7 @@ def answered(
         time.sleep(0.01)
     for asked in run.approvals():
         run.approve(answer(asked), id=asked.id)
-    return run.result(timeout=10)
+    return run.result(timeout=60)
 
 
 def test_a_node_that_returns_what_it_was_given_adds_nothing_of_what_came_in_place_meanwhile(app: BlockingApp) -> None:

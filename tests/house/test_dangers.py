@@ -126,3 +126,58 @@ def test_a_sentence_is_not_sql(text: str) -> None:
 
 def test_a_docstring_may_show_sql() -> None:
     assert not sql_violations(Source("cli/x.py", '"""SELECT is what a witness runs."""'))
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+MAKES_FILES: dict[str, str] = {
+    "model/own_files.py": "the one place where files are made",
+    "effects/files.py": "what a user wants to be written, with the same flags",
+    "stores/sqlite/opening.py": "a new store is created with O_EXCL",
+    "stores/sqlite/liveness.py": "the file of locks is looked at through its descriptor",
+    "testing/ledger_process.py": "a program that stands alone, with the same flags",
+    "cli/demo/agent.py": "a program for users to look at",
+}
+"""Where files are made, and why not by `everstep.model.own_files`."""
+
+
+def file_violations(source: Source) -> list[str]:
+    """Return what would follow a stranger's link, or write into a stranger's file."""
+    if source.path in MAKES_FILES:
+        return []
+    found = []
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="write_text" | "write_bytes" | "touch")):
+                bad = True
+            case ast.Call(func=ast.Name(id="open"), args=[ast.Call(), *_]):
+                bad = False  # of a descriptor
+            case ast.Call(func=ast.Name(id="open"), args=[_, ast.Constant(value=str(mode)), *_]):
+                bad = bool(set(mode) & set("wax+"))
+            case ast.Attribute(attr="O_CREAT"):
+                bad = True
+            case _:
+                bad = False
+        if bad:
+            hint = "files are made by everstep.model.own_files: others may write in the folder"
+            found.append(source.at(getattr(node, "lineno", 1), hint))
+    return found
+
+
+def test_files_are_made_in_one_place() -> None:
+    violations = [violation for source in modules() for violation in file_violations(source)]
+    assert not violations, report(violations)
+    assert all(MAKES_FILES.values())
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["path.write_text('x')", "path.write_bytes(b'')", "open(path, 'a')", "open(path, 'wb')", "os.open(p, os.O_CREAT)"],
+)
+def test_making_a_file_is_found(code: str) -> None:
+    assert file_violations(Source("engine/x.py", code))
+    assert not file_violations(Source("model/own_files.py", code))
+
+
+@pytest.mark.parametrize("code", ["open(path)", "open(path, 'rb')", "open(append_to(path), 'ab')", "app.open('w')"])
+def test_reading_a_file_is_fine(code: str) -> None:
+    assert not file_violations(Source("engine/x.py", code))

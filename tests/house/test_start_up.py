@@ -52,7 +52,7 @@ def ours(loaded: set[str]) -> list[str]:
     return sorted(name for name in loaded if name.split(".")[0] == "everstep")
 
 
-@pytest.mark.parametrize(("program", "most"), [(IMPORTED, 28), (PLAIN_RUN, 128), (LISTED, 93)])
+@pytest.mark.parametrize(("program", "most"), [(IMPORTED, 28), (PLAIN_RUN, 130), (LISTED, 93)])
 def test_a_program_loads_no_more_modules_than_it_did(program: str, most: int, tmp_path: Path) -> None:
     loaded_by(PLAIN_RUN, tmp_path)  # so that there is a store to look at
     loaded = ours(loaded_by(program, tmp_path))

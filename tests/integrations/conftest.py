@@ -8,7 +8,7 @@ import pytest
 from everstep.integrations.langgraph import EverstepSaver
 from everstep.testing.ledger import Ledger
 from tests.integrations.charging import DONE
-from tests.integrations.nursery import Nursery
+from tests.integrations.nursery import AHEAD_FOR_STRANDS, Nursery
 from tests.postgres.server import server
 
 
@@ -55,6 +55,14 @@ def postgres_saver() -> Iterator[EverstepSaver]:
 def nursery() -> Iterator[Nursery]:
     """Processes that run agents."""
     made = Nursery()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def strands_nursery() -> Iterator[Nursery]:
+    """Processes that run agents of Strands."""
+    made = Nursery(*AHEAD_FOR_STRANDS)
     yield made
     made.close()
 

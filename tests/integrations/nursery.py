@@ -1,4 +1,4 @@
-"""A parent whose children are agents: it has imported LangGraph once, and each child is a fork of it.
+"""A parent whose children are agents: it has imported their framework once, and each child is a fork of it.
 
 Run as a program it reads lines of JSON, what to start and whom to wait for, and answers each. A child is a real
 process, killed like any other.
@@ -19,20 +19,23 @@ AHEAD = (
     "everstep.integrations.langgraph",
     "tests.integrations.shop",
     "tests.integrations.example",
+    *(f"langchain_core.tracers.{name}" for name in ("context", "run_collector", "stdout")),
 )
+AHEAD_FOR_STRANDS = ("strands.multiagent", "everstep.integrations.strands", "tests.integrations.strands_office")
 AHEAD_TOO = (
     *("everstep.engine.whole", "everstep.engine.opening", "everstep.engine.blocking_app", "everstep.engine.grounds"),
     *("everstep.stores.sqlite", "everstep.stores.postgres", "tests.forked", "encodings.ascii", "encodings.idna"),
-    *(f"langchain_core.tracers.{name}" for name in ("context", "run_collector", "stdout")),
 )
 
 
 class Nursery:
     """Starts agents and waits for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *ahead: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integrations.nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "tests.integrations.nursery", *(ahead or AHEAD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
 
     def run(self, module: str, *arguments: str, **environment: str) -> tuple[int, str]:
@@ -88,7 +91,7 @@ def begin(environment: dict[str, str], module: str, arguments: list[str], output
 
 def serve() -> None:
     """Do what is asked until nobody asks any more."""
-    for name in (*AHEAD, *AHEAD_TOO):
+    for name in (*sys.argv[1:], *AHEAD_TOO):
         import_module(name)
     import_module("tests.forked").find_crash_points()
     gc.collect()

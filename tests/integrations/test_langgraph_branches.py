@@ -1,10 +1,7 @@
 """Time travel with steps in nodes: each branch does its own work, once."""
 
 import asyncio
-import gc
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 from typing import Any
 
 import pytest
@@ -13,7 +10,6 @@ from langgraph.types import Command, interrupt
 
 import everstep
 from everstep.integrations.langgraph import EverstepSaver
-from everstep.integrations.langgraph.branches import Standing
 from tests.integrations.charging import DONE, THREAD, State, charge
 
 
@@ -101,67 +97,6 @@ def test_graphs_of_many_threads_at_a_time_find_their_branches(saver: EverstepSav
         for done in [pool.submit(go, number) for number in range(24)]:
             done.result()
     assert len(DONE) == 72
-
-
-class Halting(EverstepSaver):
-    """A saver that takes its time until it tells the second graph where it begins."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self.asked, self.answers = Event(), Event()
-        self.graphs = 0
-
-    def get_tuple(self, config: Any) -> Any:
-        found = super().get_tuple(config)
-        self.graphs += 1
-        if self.graphs == 2:
-            self.asked.set()
-            assert self.answers.wait(30)
-        return found
-
-
-def test_a_step_is_called_while_another_graph_just_begins_on_the_same_thread(file_url: str) -> None:
-    with Halting(file_url) as saver, ThreadPoolExecutor(1) as pool:
-
-        def node(state: State) -> State:
-            if state["amount"] == 1:
-                pool.submit(lambda: app.invoke({"amount": 2}, THREAD, durability="sync"))
-                assert saver.asked.wait(30)
-            try:
-                return {"log": [charge(state["amount"])]}
-            finally:
-                saver.answers.set()
-
-        graph = StateGraph(State)
-        graph.add_node("node", node)
-        graph.add_edge(START, "node")
-        app: Any = graph.compile(checkpointer=saver)
-        assert app.invoke({"amount": 1}, THREAD, durability="sync")["log"] == ["charged 1"]
-        pool.shutdown()
-        assert DONE == [1, 2]
-
-
-class Collecting(dict[str, Any]):
-    """What a node is told; the garbage is collected just when somebody looks into it."""
-
-    def get(self, *given: Any) -> Any:
-        gc.collect()
-        return super().get(*given)
-
-
-@pytest.fixture
-def garbage_stays() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("garbage_stays")
-def test_a_graph_that_has_ended_may_go_while_another_looks_for_its_branch(saver: EverstepSaver) -> None:
-    app = asking(saver)
-    for _ in range(3):  # what an interrupt leaves is garbage, but not gone yet
-        app.invoke({"amount": 1}, THREAD)
-    assert saver.branches.of_call("t", Collecting(THREAD["configurable"])) == Standing()
 
 
 # -- to go on from a checkpoint by its name ----------------------------------------------------------------------------

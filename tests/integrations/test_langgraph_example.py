@@ -75,7 +75,7 @@ def test_a_graph_in_a_workflow_has_its_routes_its_tools_and_its_usage_in_the_run
     monkeypatch.chdir(tmp_path)
     with everstep.open("sqlite:///everstep.db") as app:
         run = app.start(load_workflow(WORKFLOW), "Lisbon", id="trip-1")
-        assert run.result(timeout=30) == "You have a room in the Aurora."
+        assert run.result(timeout=60) == "You have a room in the Aurora."
         steps = [event.step for event in run.history() if event.kind == "step_started"]
         charged = [event.body.get("charged", {}).get("tokens") for event in run.history() if "charged" in event.body]
     assert steps == ["ask_model", "search", "ask_model#2", "book", "ask_model#3"]
@@ -99,11 +99,11 @@ def test_a_graph_whose_budget_is_used_up_is_held_and_goes_on_when_a_person_grant
     with everstep.open("sqlite:///everstep.db") as app:
         run = app.start(frugal, "Lisbon", id="trip-1")
         with pytest.raises(everstep.errors.RunHeld, match="budget"):
-            run.result(timeout=30)
+            run.result(timeout=60)
         assert [event.step for event in run.history() if event.kind == "step_completed"] == done
         assert (tmp_path / "booking.txt").exists() is ("book" in done)
         app.resolve("trip-1", "accept", by="ann")
-        assert run.result(timeout=30) == "You have a room in the Aurora."
+        assert run.result(timeout=60) == "You have a room in the Aurora."
 
 
 @pytest.mark.soak

@@ -195,8 +195,13 @@ class Deltas(TypedDict, total=False):
     count: int
 
 
-def build_deltas(saver: Any) -> Any:
-    made = StateGraph(Deltas)
+class SeldomWhole(TypedDict, total=False):
+    log: Annotated[list[Any], DeltaChannel(appended, snapshot_frequency=7)]
+    count: int
+
+
+def build_deltas(saver: Any, state: type = Deltas) -> Any:
+    made = StateGraph(state)
     made.add_node("a", lambda state: {"log": ["a" * 100], "count": state.get("count", 0) + 1})
     made.add_node("b", lambda state: {"log": [f"b{state['count']}"]})
     made.add_edge(START, "a").add_edge(START, "b").add_edge("b", "a")
@@ -284,6 +289,35 @@ def test_pruning_leaves_what_delta_channels_are_made_from(count: int, saver: Eve
     app.invoke({"log": ["more"]}, config)
     assert app.get_state(config).values["log"][: len(whole["log"])] == whole["log"]
     assert app.get_state({"configurable": {"thread_id": f"copied {count}"}}).values == whole
+
+
+@pytest.mark.parametrize("durability", ["sync", "exit"])
+def test_deleting_what_a_run_made_changes_no_other_state(durability: Any, url: str) -> None:
+    config: Any = {"configurable": {"thread_id": "t"}}
+    with EverstepSaver(url) as saver:
+        app = build_deltas(saver, SeldomWhole)
+        values = []
+        for run in ("1", "2", "3", "4"):
+            given = {"log": [f"in {run}"], "count": 5}
+            app.invoke(given, {**config, "metadata": {"run_id": run}}, durability=durability)
+            values.append(app.get_state(config).values)
+        past = {one.config["configurable"]["checkpoint_id"]: one.values for one in app.get_state_history(config)}
+        of_run = {row.id: row.origin for row in saver.ground.saved.states("t")}
+        left = {"1", "2", "3", "4"}
+        for run, newest in (("2", 3), ("1", 3), ("4", 2), ("3", None)):
+            saver.delete_for_runs([run])
+            left.discard(run)
+            saver.copy_thread("t", "copy")
+            for thread in ("t", "copy"):
+                there = list(app.get_state_history({"configurable": {"thread_id": thread}}))
+                ids = {one.config["configurable"]["checkpoint_id"]: one.values for one in there}
+                assert ids == {id: value for id, value in past.items() if of_run[id] in left}
+            assert app.get_state(config).values == ({} if newest is None else values[newest])
+            for id in past.keys() - ids.keys():
+                gone = {"configurable": {**config["configurable"], "checkpoint_ns": "", "checkpoint_id": id}}
+                assert saver.get_tuple(gone) is None  # type: ignore[arg-type]
+        assert saver.ground.saved.states("t") == []
+        assert saver.ground.saved.series("t") == []
 
 
 class Numbering(InMemorySaver):

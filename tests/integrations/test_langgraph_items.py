@@ -4,9 +4,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from langgraph.store.base import GetOp, PutOp
+from langgraph.store.base import GetOp, InvalidNamespaceError, ListNamespacesOp, MatchCondition, PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
 
+from everstep.adapters import ChangeItems
+from everstep.errors import Misuse
 from everstep.integrations.langgraph import EverstepSaver, EverstepStore
 
 
@@ -101,3 +103,64 @@ def test_items_that_have_no_number_are_not_what_a_search_for_numbers_looks_for(f
             store.put(("a",), key, value)
         assert [one.key for one in store.search(("a",), filter={"n": {"$gt": 3}})] == ["five"]
         assert store.search(("a",), filter={"n": {"$lte": 3}}) == []
+
+
+ALIKE: list[tuple[str, ...]] = [
+    ("tenant", "ann"),
+    ("tenant.ann",),
+    ("tenant.ann", ""),
+    ("tenant", "", "ann"),
+    ("tenant\x1b1ann",),
+    ("tenant\x1b", "1ann"),
+    ("tenant\x1b01ann",),
+    ("tenant\x1b.ann",),
+    ("tenant", "ann."),
+    ("tenant", "\U0010ffff"),
+    ("\U0010ffff", "tenant"),
+    ("*", "ann"),
+]
+"""Namespaces that are the same, or one below the other, if their labels are only joined."""
+
+
+def test_no_two_namespaces_are_the_same(url: str) -> None:
+    with EverstepStore(url) as store, EverstepStore("memory:") as other:
+        plain = InMemoryStore()
+        for each in (store, other, plain):
+            each.batch([PutOp(one, "k", {"of": list(one)}) for one in ALIKE])
+        for one in ALIKE:
+            get, search = GetOp(one, "k"), SearchOp(one, limit=100)
+            ends = [ListNamespacesOp((MatchCondition(kind, one),)) for kind in ("prefix", "suffix")]
+            (item, found, *listed), (_, _, *others), (_, wanted, *right) = (
+                each.batch([get, search, *ends]) for each in (store, other, plain)
+            )
+            assert (item.namespace, item.value) == (one, {"of": list(one)})  # type: ignore[union-attr]
+            assert {each.namespace for each in found} == {each.namespace for each in wanted}  # type: ignore[union-attr]
+            assert listed == others == right
+        assert {each.namespace for each in store.search((), limit=100)} == set(ALIKE)
+        store.batch([PutOp(("tenant.ann",), "k", None)])
+        assert store.get(("tenant", "ann"), "k") is not None
+        assert store.batch([GetOp(("tenant.ann",), "k")]) == [None]
+
+
+def test_what_is_no_text_is_not_taken_for_one(file_url: str) -> None:
+    with EverstepStore(file_url) as store:
+        store.put(("1",), "1", {"v": 1})
+        for wrong in ((1,), ("1", None)):
+            with pytest.raises(InvalidNamespaceError, match="is a text, not"):
+                store.batch([GetOp(wrong, "1")])  # type: ignore[arg-type]
+        for op in (GetOp(("1",), 1), PutOp(("1",), 1, {"v": 2})):  # type: ignore[arg-type]
+            with pytest.raises(Misuse, match="is a text, not int"):
+                store.batch([op])
+
+
+def test_items_are_where_they_were_before_points_were_written_in_another_way(file_url: str) -> None:
+    with EverstepStore(file_url) as store:
+        for namespace in ("users.ann.", "users.a\x1b[0mb.", "users.."):
+            store.put(("made",), "k", {"of": namespace})
+            made = store._ground.saved.item("made.", "k", 1)
+            assert made is not None
+            store._ground.commit(ChangeItems([made._replace(namespace=namespace)]))
+        for labels in (("users", "ann"), ("users", "a\x1b[0mb"), ("users", "")):
+            (found,) = store.batch([GetOp(labels, "k")])
+            assert found.value == {"of": ".".join((*labels, ""))}  # type: ignore[union-attr]
+        assert len(store.search(("users",))) == 3

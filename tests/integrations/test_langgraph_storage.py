@@ -2,6 +2,9 @@
 
 import asyncio
 import copy
+import dataclasses
+import enum
+import importlib
 import operator
 import os
 import random
@@ -9,10 +12,12 @@ import string
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import ormsgpack
+import pydantic
 import pytest
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -20,8 +25,8 @@ from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel
 
 import everstep
-from everstep.errors import Damaged, Misuse
-from everstep.integrations.langgraph import EverstepSaver
+from everstep.errors import Damaged, Misuse, NotDecodable
+from everstep.integrations.langgraph import EverstepSaver, EverstepStore
 from everstep.integrations.langgraph.serde import StrictSerializer
 from tests.waiting import open_raw
 
@@ -161,13 +166,21 @@ def hostile(code: int, *parts: Any) -> tuple[str, bytes]:
     return "msgpack", ormsgpack.packb(ormsgpack.Ext(code, ormsgpack.packb(parts)))
 
 
+CALLING = (0, 1, 2, 4, 5)
+"""The kinds of values that LangGraph makes by calling what they name."""
+
+
 @pytest.mark.parametrize("code", range(8))
 def test_bytes_that_name_something_to_call_are_not_believed(code: int, tmp_path: Path) -> None:
     serde, file = StrictSerializer(), tmp_path / "made by hostile bytes"
-    serde.loads_typed(hostile(code, "os", "system", f"touch '{file}'", "__call__"))
-    serde.loads_typed(hostile(code, "os", "mkdir", [str(file)]))
-    serde.loads_typed(hostile(code, __name__, "Evil", {"a": 1}))
-    serde.loads_typed(hostile(code, "subprocess", "Popen", [["touch", str(file)]]))
+    for given in (
+        hostile(code, "os", "system", f"touch '{file}'", "__call__"),
+        hostile(code, "os", "mkdir", [str(file)]),
+        hostile(code, __name__, "Evil", {"a": 1}),
+        hostile(code, "subprocess", "Popen", [["touch", str(file)]]),
+    ):
+        with pytest.raises(NotDecodable) if code in CALLING else nullcontext():
+            serde.loads_typed(given)
     assert not file.exists()
     assert CALLED == []
     JsonPlusSerializer().loads_typed(hostile(0, __name__, "Evil", 1))
@@ -179,15 +192,56 @@ def test_nothing_is_imported_because_stored_bytes_name_it(tmp_path: Path) -> Non
     module = tmp_path / "never_imported.py"
     module.write_text("raise SystemExit('imported')")
     code = f"""
-import sys, ormsgpack
+import sys, ormsgpack, everstep.errors
 sys.path.insert(0, {str(tmp_path)!r})
 from everstep.integrations.langgraph.serde import StrictSerializer
 bad = ormsgpack.packb(ormsgpack.Ext(2, ormsgpack.packb(["never_imported", "X", {{}}])))
-StrictSerializer().loads_typed(("msgpack", bad))
-print("never_imported" in sys.modules)
+try:
+    StrictSerializer().loads_typed(("msgpack", bad))
+except everstep.errors.NotDecodable as error:
+    print("never_imported" in sys.modules, error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "False", done.stderr
+    assert done.stdout.startswith("False A saved value is of type never_imported.X."), done.stderr
+    assert "allowed=[('never_imported', 'X')]" in done.stdout
+
+
+KINDS_OF_DATA = """
+import dataclasses, enum, typing, pydantic
+@dataclasses.dataclass
+class Order: amount: int
+class Colour(enum.Enum): RED = "red"
+class Pair(typing.NamedTuple):
+    one: int
+class Model(pydantic.BaseModel): amount: int
+VALUES = {"Order": Order(5), "Colour": Colour.RED, "Pair": Pair(1), "Model": Model(amount=5)}
+"""
+
+
+@pytest.mark.parametrize("name", ["Order", "Colour", "Pair", "Model"])
+def test_a_value_whose_module_is_not_imported_yet_is_an_error_and_not_another_value(
+    name: str, tmp_path: Path, file_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_later.py").write_text(KINDS_OF_DATA)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    value = importlib.import_module("imported_later").VALUES[name]
+    with EverstepSaver(file_url) as saver, EverstepStore(saver) as store:
+        app = growing(1, saver)
+        app.update_state(CONFIG, {"thing": [{"deep": value}]})
+        store.put(("a",), "k", {"thing": value})
+        module = sys.modules.pop("imported_later")
+        for read in (lambda: app.get_state(CONFIG), lambda: list(saver.list(CONFIG)), lambda: store.get(("a",), "k")):
+            with pytest.raises(NotDecodable, match=rf"imported_later.{name}.*import it first.*allowed=") as error:
+                read()
+            assert error.value.path == f"imported_later.{name}"
+        sys.modules["imported_later"] = module
+        assert app.get_state(CONFIG).values["thing"] == [{"deep": value}]
+        assert store.get(("a",), "k").value == {"thing": value}  # type: ignore[union-attr]
+        sys.modules.pop("imported_later")
+    with EverstepSaver(file_url, allowed=[("imported_later", name)]) as saver:
+        thing = growing(1, saver).get_state(CONFIG).values["thing"][0]["deep"]
+        assert type(thing).__name__ == name
+    sys.modules.pop("imported_later")
 
 
 @pytest.mark.parametrize("kind", ["pickle", "json", "yaml"])
@@ -286,3 +340,97 @@ def test_an_app_that_is_open_already_is_shared(file_url: str) -> None:
             run(growing(2, saver))
         assert app.list() == []
     assert os.path.exists(path_of(file_url))
+
+
+# -- code of types that nobody allowed ---------------------------------------------------------------------------------
+class Level(enum.Enum):
+    LOW = 1
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Level":
+        CALLED.append(("missing", value))
+        return cls.LOW
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    name: str
+    level: Level = Level.LOW
+    length: int = dataclasses.field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        CALLED.append(("post_init", self.name))
+        object.__setattr__(self, "length", len(self.name))
+
+
+class Pair(NamedTuple):
+    first: str
+    second: int
+
+
+class Within(pydantic.BaseModel):
+    names: tuple[str, ...] = ()
+
+
+class Checked(pydantic.BaseModel):
+    name: str
+    within: Within = Within()
+    _seen: int = pydantic.PrivateAttr(default=0)
+
+    @pydantic.field_validator("name")
+    @classmethod
+    def look(cls, value: str) -> str:
+        CALLED.append(("validator", value))
+        return value
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def look_first(cls, value: Any) -> Any:
+        CALLED.append(("before", value))
+        return value
+
+    def model_post_init(self, context: Any) -> None:
+        CALLED.append(("model_post_init", self.name))
+
+
+class Made(pydantic.BaseModel):
+    name: str
+
+    def __init__(self, **given: Any) -> None:
+        CALLED.append(("init", given))
+        super().__init__(**given)
+
+
+OWN_CODE: list[Any] = [
+    Derived("ann"),
+    {"within": [Derived("ann"), {Derived("bob")}]},
+    Pair("ann", 1),
+    Level.LOW,
+    Checked(name="ann", within=Within(names=("x", "y"))),
+    [Made(name="ann")],
+]
+CALLED.clear()
+
+
+@pytest.mark.parametrize("value", OWN_CODE)
+def test_a_type_that_nobody_allowed_comes_back_and_none_of_its_code_is_run(value: Any) -> None:
+    serde = StrictSerializer()
+    stored = serde.dumps_typed(value)
+    CALLED.clear()
+    back = serde.loads_typed(stored)
+    assert CALLED == []
+    assert back == value
+    assert type(back) is type(value)
+
+
+def test_what_does_not_fit_such_a_type_is_refused_and_shown_to_none_of_its_code() -> None:
+    serde = StrictSerializer()
+    CALLED.clear()
+    for code, name, given in ((0, "Level", 666), (2, "Derived", {"other": 1}), (5, "Checked", {"name": ["x"]})):
+        with pytest.raises(Damaged, match="allowed="):
+            serde.loads_typed(hostile(code, __name__, name, given))
+    assert CALLED == []
+    allowing = StrictSerializer([Derived])
+    assert allowing.loads_typed(hostile(2, __name__, "Derived", {"name": "ann"})) == Derived("ann")
+    assert ("post_init", "ann") in CALLED, "what is allowed by name is made as its class makes it"
+    CALLED.clear()

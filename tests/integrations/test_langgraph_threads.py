@@ -1,17 +1,23 @@
-"""A thread is run by one process at a time, and given back however its graph ends. Two savers act as two processes."""
+"""A thread is run by one call at a time, and given back however its graph ends. Two savers act as two processes."""
 
 import asyncio
+import copy
+import gc
 import operator
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
+import everstep
 from everstep.errors import ThreadActive
 from everstep.integrations.langgraph import EverstepSaver
+from tests.waiting import wait_until
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 
@@ -110,17 +116,189 @@ def test_it_is_given_back_however_the_graph_ends(
     assert other.ground.saved.owner("t").epoch > there.epoch  # type: ignore[union-attr]
 
 
-def test_two_calls_of_one_process_may_run_a_thread(savers: tuple[EverstepSaver, EverstepSaver]) -> None:
-    one, other = savers
+# -- two calls of one process ---------------------------------------------------------------------------------------
+@everstep.step(effect="once")
+def pay(amount: int) -> str:
+    PAID.append(amount)
+    return f"paid {amount}"
 
-    async def node(state: State) -> State:
-        await asyncio.sleep(0.05)
-        return {"log": ["node"]}
 
-    async def both() -> None:
-        made = app(node, one)
-        await asyncio.gather(made.ainvoke({"log": []}, CONFIG), made.ainvoke({"log": []}, CONFIG))
+PAID: list[int] = []
 
-    asyncio.run(both())
-    assert app(node, other).get_state(CONFIG).values["log"]
-    assert one.ground.saved.owner("t").owner is None  # type: ignore[union-attr]
+
+class Slow:
+    """A graph that asks a person, and whose node then takes as long as the test wants."""
+
+    def __init__(self, saver: EverstepSaver) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.answers: list[Any] = []
+        PAID.clear()
+
+        def node(state: State) -> State:
+            answer = interrupt("pay?")
+            self.answers.append(answer)
+            self.begun.set()
+            assert self.go_on.wait(20)
+            return {"log": [pay(5) if answer else "refused"]}
+
+        self.app = app(node, saver)
+        self.app.invoke({"log": []}, CONFIG)
+
+
+def test_of_two_answers_to_one_interrupt_in_one_process_the_second_is_refused(url: str) -> None:
+    with EverstepSaver(url) as saver, ThreadPoolExecutor(1) as pool:
+        slow = Slow(saver)
+        first = pool.submit(slow.app.invoke, Command(resume=False), CONFIG)
+        assert slow.begun.wait(20)
+        told: list[ThreadActive] = []
+        for act in (
+            lambda: slow.app.invoke(Command(resume=True), CONFIG),
+            lambda: asyncio.run(slow.app.ainvoke(Command(resume=True), CONFIG)),
+            lambda: list(slow.app.stream(Command(resume=True), CONFIG)),
+            lambda: slow.app.update_state(CONFIG, {"log": ["mine"]}),
+            lambda: asyncio.run(slow.app.aupdate_state(CONFIG, {"log": ["mine"]})),
+            lambda: saver.delete_thread("t"),
+            lambda: saver.copy_thread("other", "t"),
+            lambda: saver.prune(["t"]),
+        ):
+            with pytest.raises(ThreadActive, match="another call in this process") as refused:
+                act()
+            told.append(refused.value)
+        assert {one.owner for one in told} == {saver.ground.worker}
+        assert slow.app.get_state(CONFIG).values == {"log": ["first"]}
+        slow.go_on.set()
+        assert first.result()["log"] == ["first", "refused"]
+        assert (slow.answers, PAID) == ([False], [])
+        assert next(one.values["log"] for one in slow.app.get_state_history(CONFIG)) == ["first", "refused"]
+        assert saver.ground.saved.owner("t").owner is None  # type: ignore[union-attr]
+
+
+def test_of_two_tasks_with_one_interrupt_the_second_is_refused(saver: EverstepSaver) -> None:
+    PAID.clear()
+
+    async def main() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def node(state: State) -> State:
+            answer = interrupt("pay?")
+            begun.set()
+            await go_on.wait()
+            return {"log": [pay(5) if answer else "refused"]}
+
+        made = app(node, saver)
+        await made.ainvoke({"log": []}, CONFIG)
+        first = asyncio.create_task(made.ainvoke(Command(resume=True), CONFIG))
+        await begun.wait()
+        for one in (copy.copy(saver), saver):
+            with pytest.raises(ThreadActive, match="another call in this process"):
+                await app(node, one).ainvoke(Command(resume=False), CONFIG)
+        go_on.set()
+        assert (await first)["log"] == ["first", "paid 5"]
+
+    asyncio.run(main())
+    assert PAID == [5]
+
+
+def test_two_savers_on_one_app_are_one_process(file_url: str) -> None:
+    with everstep.open(file_url) as shared, ThreadPoolExecutor(1) as pool:
+        slow = Slow(EverstepSaver(shared))
+        first = pool.submit(slow.app.invoke, Command(resume=True), CONFIG)
+        assert slow.begun.wait(20)
+        with EverstepSaver(shared) as other, pytest.raises(ThreadActive, match="another call in this process"):
+            app(ends_by_itself, other).invoke(None, CONFIG)
+        slow.go_on.set()
+        assert first.result()["log"] == ["first", "paid 5"]
+
+
+def test_what_a_graph_does_by_itself_at_the_same_time_is_not_refused(url: str) -> None:
+    """Subgraphs, parallel nodes, graphs that nodes run, their reads and changes of the thread, and plain reads."""
+    with EverstepSaver(url) as saver:
+        inner = app(ends_by_itself, saver)
+        seen: list[Any] = []
+
+        def node(state: State, config: RunnableConfig) -> State:
+            mine = inner.invoke({"log": []})["log"]  # on the same thread, in a namespace of its own
+            other: Any = {"configurable": {"thread_id": f"of {config['metadata']['langgraph_node']}"}}
+            own = inner.invoke({"log": []}, other)["log"]
+            seen.append(whole.get_state(CONFIG).values)
+            if len(seen) == 1:
+                whole.update_state(CONFIG, {"log": []})
+            return {"log": [len(mine), len(own)]}
+
+        graph = StateGraph(State)
+        for name in ("a", "b", "c"):
+            graph.add_node(name, node)
+            graph.add_edge(START, name)
+        graph.add_node("sub", app(ends_by_itself, True))  # type: ignore[arg-type]
+        graph.add_edge(START, "sub")
+        whole: Any = graph.compile(checkpointer=saver)
+        turns: list[Any] = [{"log": []}, None]
+        for given in turns:
+            assert len(whole.invoke(given, CONFIG)["log"]) >= 6
+        asyncio.run(whole.ainvoke({"log": []}, CONFIG))
+        assert len(seen) == 6
+
+
+# -- what is left early ---------------------------------------------------------------------------------------------
+def test_a_stream_that_is_left_early_is_ended_by_whoever_comes_next(saver: EverstepSaver) -> None:
+    made = app(ends_by_itself, saver)
+    for _ in made.stream({"log": []}, CONFIG):
+        break
+    assert made.invoke({"log": []}, CONFIG)["log"]
+
+    async def main() -> None:
+        async for _ in made.astream({"log": []}, CONFIG):
+            break
+        await made.ainvoke({"log": []}, CONFIG)  # nothing was awaited in between
+        stream = made.astream({"log": []}, CONFIG)
+        await anext(stream)
+        del stream
+        await made.ainvoke({"log": []}, CONFIG)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(app(never_ends, saver).ainvoke({"log": []}, CONFIG), 0.1)
+        await made.ainvoke({"log": []}, CONFIG)
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_is_kept_runs_until_it_is_closed(saver: EverstepSaver) -> None:
+    made = app(ends_by_itself, saver)
+    kept = made.stream({"log": []}, CONFIG)
+    next(kept)
+    with pytest.raises(ThreadActive, match="until it is closed"):
+        made.invoke({"log": []}, CONFIG)
+    kept.close()
+    made.invoke({"log": []}, CONFIG)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::RuntimeWarning")
+def test_a_graph_whose_loop_was_closed_under_it_keeps_nothing(saver: EverstepSaver) -> None:
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)
+    running = loop.create_task(app(never_ends, saver).ainvoke({"log": []}, CONFIG))
+    while saver.ground.saved.owner("t") is None or len(app(never_ends, saver).get_state(CONFIG).next) == 0:
+        loop.run_until_complete(asyncio.sleep(0.01))
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    made = app(ends_by_itself, saver)
+    assert made.invoke({"log": []}, CONFIG)["log"][-1] == "node"
+    assert saver.ground.saved.owner("t").owner is None  # type: ignore[union-attr]
+    assert not running.done()
+    del running
+    gc.collect()  # what asyncio says about that is not about the next test
+
+
+def test_a_graph_that_goes_with_the_garbage_gives_its_thread_back(both: tuple[EverstepSaver, EverstepSaver]) -> None:
+    one, other = both
+    kept: list[Any] = [app(ends_by_itself, one).stream({"log": []}, CONFIG)]
+    next(kept[0])
+    kept.append(kept)
+    gc.disable()
+    try:
+        with one.ground._lock_of("t"):  # the garbage is collected where locks are held
+            del kept
+            gc.collect()
+    finally:
+        gc.enable()
+    wait_until(lambda: one.ground.saved.owner("t").owner is None, "the thread is given back")  # type: ignore[union-attr]
+    app(ends_by_itself, other).invoke({"log": []}, CONFIG)

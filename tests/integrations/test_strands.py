@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from strands import Agent, tool
-from strands.agent.conversation_manager import SummarizingConversationManager
 from strands.multiagent import GraphBuilder, Swarm
 
 import everstep
@@ -16,7 +15,6 @@ from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Machine, scenario
 from tests.integrations.strands_shop import (
     DONE,
-    Overflowing,
     Throttled,
     Told,
     agent,
@@ -342,15 +340,6 @@ def test_what_is_no_agent_and_background_tasks_are_refused() -> None:
 
 def test_the_tools_under_test_are_tools() -> None:
     assert {type(one) for one in (look_up, fail, remember)} == {type(tool(lambda: None))}
-
-
-@scenario
-async def test_what_would_make_a_thread_of_its_own_is_refused_and_says_so(machine: Machine) -> None:
-    manager = SummarizingConversationManager(summary_ratio=0.5, preserve_recent_messages=1)
-    Told.subject = agent(model=Overflowing(TWO_LOOKS, "done"), conversation_manager=manager)
-    app = await machine.boot()
-    with pytest.raises(everstep.errors.OutsideInWorkflow, match="thread"):
-        await app.run(told, "go", id="r")
 
 
 class Answer(BaseModel):

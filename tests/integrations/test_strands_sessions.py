@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from strands import Agent
+from strands.agent.conversation_manager import NullConversationManager
 from strands.multiagent import GraphBuilder, Swarm
 from strands.multiagent.base import MultiAgentBase
 from strands.types.exceptions import SessionException
@@ -12,7 +13,11 @@ from strands.types.session import Session, SessionAgent, SessionMessage, Session
 import everstep
 from everstep.engine.past import load_past
 from everstep.integrations.strands import EverstepRepository, EverstepSessionManager, ScriptedModel, durable
+from everstep.integrations.strands.calls import storable
+from everstep.integrations.strands.sessions import strands_session
 from everstep.testing.checker import check, export_histories
+from tests.integrations.nursery import Nursery
+from tests.waiting import wait_until
 
 
 def chat(url: str, *answers: str) -> tuple[Agent, EverstepSessionManager]:
@@ -168,3 +173,115 @@ def test_to_open_a_session_reads_no_more_events_the_longer_it_is(url: str) -> No
         assert [one.message_id for one in repository.list_messages(f"s-{count}", "a")] == [*range(count + 1)]
         repository.close()
     assert read[260] == read[60] < 60
+
+
+def test_of_two_processes_that_go_on_with_one_session_one_is_refused_and_nothing_is_lost(
+    url: str, tmp_path: Path, strands_nursery: Nursery
+) -> None:
+    repository = EverstepRepository(url)
+    repository.create_session(Session("chat", SessionType.AGENT))
+    repository.close()
+    office = "tests.integrations.strands_office"
+    children = {who: strands_nursery.start(office, url, "", "speak", who, str(tmp_path)) for who in ("ann", "bob")}
+    wait_until(lambda: all((tmp_path / f"{who}-is-open").exists() for who in children))
+    (tmp_path / "go").touch()
+    ended = {who: strands_nursery.wait(child) for who, child in children.items()}
+    spoken = [who for who, (status, _) in ended.items() if status == 0]
+    refused = [output for status, output in ended.values() if "another process has written to the session" in output]
+    assert (len(spoken), len(refused)) == (1, 1), ended
+    repository = EverstepRepository(url)
+    stored = repository.list_messages("chat", "default")
+    assert [one.message["content"][0]["text"] for one in stored] == [f"{spoken[0]} speaks", "heard"]
+    found = repository.read_agent("chat", "default")
+    assert found is not None
+    assert found.state == {"who": spoken[0]}, "nor is its state"
+    repository.close()
+
+
+def test_an_agent_that_another_one_has_gone_on_with_is_refused_until_its_session_is_opened_again(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/everstep.db"
+    ours, manager = chat(url, "one", "two", "three")
+    ours("first")
+    theirs, other = chat(url, "one", "two", "three")
+    theirs.state.set("word", "tide")
+    theirs("second")
+    ours.state.set("word", "stale")
+    for _ in range(4):
+        with pytest.raises(SessionException, match="Open the session again"):
+            ours("lost?")
+    assert ours.model.calls == 1, "the model was not asked again"  # type: ignore[attr-defined]
+    manager.close()
+    other.close()
+    ours, manager = chat(url, "one", "two", "three")
+    assert ours.state.get("word") == "tide"
+    assert str(ours("third")).strip() == "three"
+    texts = [one["content"][0]["text"] for one in ours.messages]
+    assert texts == ["first", "one", "second", "two", "third", "three"]
+    manager.close()
+
+
+def test_a_message_that_is_written_again_is_written_once_and_another_one_is_refused(url: str) -> None:
+    repository = EverstepRepository(url)
+    repository.create_session(Session("s", SessionType.AGENT))
+    repository.create_agent("s", SessionAgent("a", {}, {}))
+    for number in range(3):
+        repository.create_message("s", "a", said(f"text {number}", number))
+    redacted = said("text 1", 1)
+    redacted.redact_message = {"role": "user", "content": [{"text": "[redacted]"}]}
+    repository.update_message("s", "a", redacted)
+    for opened in ("the same", "another"):
+        for number in (2, 0, 1):
+            repository.create_message("s", "a", said(f"text {number}", number))
+            with pytest.raises(SessionException, match=f"another message {number} of the agent a"):
+                repository.create_message("s", "a", said("other", number))
+        with pytest.raises(SessionException, match="a session s already"):
+            repository.create_session(Session("s", SessionType.AGENT))
+        with pytest.raises(SessionException, match="an agent a already"):
+            repository.create_agent("s", SessionAgent("a", {"n": 1}, {}))
+        found = repository.list_messages("s", "a")
+        assert [one.message_id for one in found] == [0, 1, 2], opened
+        assert [one.to_message()["content"][0]["text"] for one in found] == ["text 0", "[redacted]", "text 2"]
+        repository.close()
+        repository = EverstepRepository(url)
+    repository.close()
+
+
+def test_a_session_of_the_release_before_is_read_and_its_messages_are_not_replaced(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/everstep.db"
+    with everstep.open(url) as app:
+        run = app.start(strands_session, id="session:chat")
+        manager_state = NullConversationManager().get_state()
+        values = {
+            "session": Session("chat", SessionType.AGENT),
+            "agent:default": SessionAgent("default", {}, manager_state),
+        }
+        for name, one in values.items():
+            run.ask("write", {"name": name, "value": storable(one.to_dict()), "append": False})
+        for number in range(2):
+            value = storable(said(f"text {number}", number).to_dict())
+            run.ask("write", {"name": "messages:default", "value": value, "append": True})
+    repository = EverstepRepository(url)
+    with pytest.raises(SessionException, match="another message 1"):
+        repository.create_message("chat", "default", said("other", 1))
+    repository.create_message("chat", "default", said("text 2", 2))
+    repository.close()
+    manager = EverstepSessionManager("chat", url=url)
+    agent = Agent(model=ScriptedModel("one"), session_manager=manager, conversation_manager=NullConversationManager())
+    assert [one["content"][0]["text"] for one in agent.messages] == ["text 0", "text 1", "text 2"]
+    manager.close()
+
+
+def test_a_session_is_read_when_all_is_written_that_was_asked_for(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/everstep.db"
+    repository = EverstepRepository(url)
+    repository.create_session(Session("s", SessionType.AGENT))
+    repository.create_message("s", "a", said("text 0", 0))
+    repository.close()
+    post = {"name": "messages:a", "value": storable(said("text 1", 1).to_dict()), "append": True}
+    with everstep.connect(url) as client, pytest.raises(everstep.errors.NoAnswer):
+        client.ask("session:s", "write", post, id="messages:a:1", timeout=0.1)  # it is in the inbox, and nowhere else
+    repository = EverstepRepository(url)
+    assert [one.message_id for one in repository.list_messages("s", "a")] == [0, 1]
+    repository.close()

@@ -64,7 +64,7 @@ async def test_a_compensation_that_fails_for_good_is_told_with_what_each_answer_
     app = await machine.boot(on_hold=receiver.url())
     run = await app.start(meets_travelling, id="r")
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     await machine.until(lambda: states(machine) == ["sent"])
     (message,) = receiver.messages()
     assert (message["reason"], set(message["resolutions"])) == ("exhausted", {"retry", "skip", "cancel"})
@@ -90,7 +90,7 @@ async def test_a_budget_at_its_limit_is_told_with_what_was_used_and_how_to_grant
     app = await machine.boot(on_hold=receiver.url())
     run = await app.start(meets_spending, id="r")
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     await machine.until(lambda: states(machine) == ["sent"])
     (message,) = receiver.messages()
     assert (message["reason"], message["step"]) == ("budget", "meets_ask#2")
@@ -107,7 +107,7 @@ async def test_a_budget_at_its_limit_is_told_with_what_was_used_and_how_to_grant
     assert message["report"]["by_step"] == {"meets_ask": {"usd": 0.4, "steps": 1}}
     assert not {"grant", "part", "example"} & set(message["report"]), "that is for the engine"
     await app.resolve("r", "accept")
-    assert await run.result(timeout=20) == 3
+    assert await run.result(timeout=60) == 3
 
 
 @scenario
@@ -146,7 +146,7 @@ async def test_after_a_restore_a_notification_may_arrive_again_with_the_same_del
     app = await machine.boot(on_hold=receiver.url())
     run = await app.start(meets_travelling, id="r")
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     await machine.until(lambda: [note.last_error != "" for note in machine.store.notifications()] == [True])
     backup = machine.path.with_name("backup.db")
     machine.sql(f"VACUUM INTO '{backup}'")

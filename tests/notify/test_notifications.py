@@ -495,7 +495,7 @@ def test_no_secret_is_in_the_file(tmp_path: Path, receiver: Receiver) -> None:
         async with everstep.open(str(tmp_path / "runs.db"), on_hold=hook) as app:
             run = await app.start(notified_paying, 5, id="r")
             with pytest.raises(RunHeld):
-                await run.result(timeout=20)
+                await run.result(timeout=60)
 
     asyncio.run(main())
     assert len(receiver.verified(secret="hidden-secret")) == 1
@@ -511,6 +511,6 @@ async def test_an_app_without_webhooks_asks_the_store_for_nothing(machine: Machi
     app = await machine.boot(store=store.as_store(), on_hold=lambda hold: None, recover=True)
     run = await app.start(notified_paying, 5, id="r")
     with pytest.raises(RunHeld):
-        await run.result(timeout=20)
+        await run.result(timeout=60)
     await machine.advance(5)
     assert all(fault.fired == 0 for fault in store._faults.values())

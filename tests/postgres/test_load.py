@@ -140,7 +140,7 @@ BY_INDEX = (
     "rows_of_runs",
     "due",
     "next_wake",
-    "pending_of_owner",
+    "owned_among",
     "lock_runs",
     "events",
     "inbox",

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from everstep.errors import StoreError
+from everstep.stores.brief import Busy
 from everstep.stores.postgres import PostgresStore, commits
 from everstep.stores.protocol import (
     Accepted,
     Append,
-    Busy,
     Claim,
     Claimed,
     Existing,

@@ -31,14 +31,14 @@ async def test_of_several_workers_one_starts_a_tick(url: str) -> None:
         assert len(rows) == facts.fired
         assert facts.missed == 0
         for row in rows:
-            assert await apps[2].get(row.id).result(timeout=30) == row.id
+            assert await apps[2].get(row.id).result(timeout=60) == row.id
 
 
 @scenario
 async def test_a_client_starts_a_run_by_name(url: str) -> None:
     async with everstep.open(url, recover=True), everstep.connect(url) as client:
         run = await client.start("tick", id="t")
-        assert await run.result(timeout=30) == "t"
+        assert await run.result(timeout=60) == "t"
         with pytest.raises(Misuse, match=r"psycopg\.Connection"):
             await client.start("tick", transaction=object())
 
@@ -59,7 +59,7 @@ async def test_a_run_that_is_started_in_a_transaction_is_there_if_and_only_if_th
                 assert await app.list() == []
             kept = connection.execute("SELECT id FROM orders").fetchall()
         assert kept == [("kept",)]
-        assert await app.get("kept").result(timeout=30) == "kept"
+        assert await app.get("kept").result(timeout=60) == "kept"
         assert [row.id for row in await app.list()] == ["kept"]
 
 

@@ -277,7 +277,7 @@ def test_two_runs_that_cannot_be_put_in_order_are_both_done_and_that_is_no_attem
         async with everstep.open("memory:") as app:
             flow = flow_of(way, url, body_of(way, before=count, after=meet))
             runs = [await app.start(flow, id=id) for id in ("one", "two")]
-            results = [await run.result(timeout=20) for run in runs]
+            results = [await run.result(timeout=60) for run in runs]
             kinds = [event.kind for id in ("one", "two") for event in app.store.events(id, 1)]
             assert "attempt_failed" not in kinds
             return results
@@ -306,7 +306,7 @@ def test_two_runs_that_wait_for_each_other_are_both_done_and_that_is_no_attempt(
         async with everstep.open("memory:") as app:
             flow = flow_of(way, shop.url(), body)
             runs = [await app.start(flow, id=id) for id in ("one", "two")]
-            return [await run.result(timeout=20) for run in runs]
+            return [await run.result(timeout=60) for run in runs]
 
     assert asyncio.run(two()) == ["done"] * 2
     assert len(made) == 3

@@ -537,7 +537,7 @@ def test_a_body_in_the_store_may_start_another_run_in_its_transaction(shop: Shop
             def start(connection: Any) -> None:
                 made.append(1)
                 going = app.start(other, id=f"other{len(made)}", transaction=connection)
-                asyncio.run_coroutine_threadsafe(going, loop).result(10)
+                asyncio.run_coroutine_threadsafe(going, loop).result(60)
                 if len(made) == 1:
                     raise ValueError("not yet")
 

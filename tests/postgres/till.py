@@ -42,7 +42,7 @@ async def live(life: dict[str, Any]) -> None:
     async with everstep.open(life["store"], lease=life.get("lease", 30)) as app:
         run = await app.start(flow_of(way, life["shop"], body), id="p")
         try:
-            await run.result(timeout=30)
+            await run.result(timeout=60)
         except (RunHeld, Fatal):
             pass
         (folder / f"status-{os.getpid()}").write_text(await run.status())

@@ -55,16 +55,16 @@ async def main():
     async with everstep.connect(sys.argv[1]) as client:
         run = await client.start("greet", "ann", 2, id="g-1", tags={"from": "client"}, priority=3)
         assert await run.status() in ("queued", "running", "completed")
-        assert await run.result(timeout=30) == "hello ann hello ann "
+        assert await run.result(timeout=60) == "hello ann hello ann "
         run = await client.start("listen", id="l-1")
         assert await client.ask("l-1", "sum", [1, 2], timeout=30) == 3
         assert await run.published() == {"ready": True}
         await client.signal("l-1", "word", "bye", id="once")
-        assert await client.get("l-1").result(timeout=30) == "bye"
+        assert await client.get("l-1").result(timeout=60) == "bye"
         run = await client.start("listen", id="l-2")
         await client.cancel("l-2", now=True)
         try:
-            await run.result(timeout=30)
+            await run.result(timeout=60)
         except everstep.errors.RunCancelled:
             pass
         assert [row.id for row in await client.list(tags={"from": "client"})] == ["g-1"]
@@ -73,11 +73,11 @@ async def main():
 asyncio.run(main())
 
 with everstep.connect(sys.argv[1]) as client:
-    assert client.start("greet", "ann", 2, id="g-1").result(timeout=30) == "hello ann hello ann "
+    assert client.start("greet", "ann", 2, id="g-1").result(timeout=60) == "hello ann hello ann "
     client.start("listen", id="l-3")
     assert client.ask("l-3", "sum", [4], timeout=30) == 4
     client.signal("l-3", "word", "end")
-    assert client.get("l-3").result(timeout=30) == "end"
+    assert client.get("l-3").result(timeout=60) == "end"
     assert len(client.list(workflow="listen")) == 3
 print("done")
 """
@@ -103,7 +103,7 @@ async def test_what_a_client_starts_is_queued_until_a_worker_that_knows_it_is_th
         assert unknown.id.startswith("knows-it-")
         assert (await run.history())[0].body["timeout"] == 60
     async with worker(tmp_path) as app:
-        assert await app.get(run.id).result(timeout=30) == "hello ann "
+        assert await app.get(run.id).result(timeout=60) == "hello ann "
         assert await app.get(unknown.id).status() == "queued"
 
 
@@ -128,7 +128,7 @@ async def test_a_run_that_a_client_delays_begins_later(tmp_path: Path) -> None:
     async with everstep.connect(url(tmp_path)) as client, worker(tmp_path):
         run = await client.start("greet", "ann", delay=0.3)
         assert await run.status() == "waiting"
-        assert await run.result(timeout=30) == "hello ann "
+        assert await run.result(timeout=60) == "hello ann "
 
 
 def test_a_client_is_not_a_worker(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ async def test_a_run_is_there_if_and_only_if_the_caller_commits(tmp_path: Path) 
             shop.order("ann")
             await app.start(greet, "ann", id="g", transaction=shop.connection)
         assert shop.orders() == ["ann"]
-        assert await run.result(timeout=30) == "hello ann "
+        assert await run.result(timeout=60) == "hello ann "
         with shop.connection:
             await app.start(greet, "ann", id="g", transaction=shop.connection)  # it is there: the same run
         shop.connection.close()
@@ -201,7 +201,7 @@ async def test_a_signal_is_sent_if_and_only_if_the_caller_commits(tmp_path: Path
 async def test_a_mistake_in_it_leaves_the_caller_s_transaction_as_it_was(tmp_path: Path) -> None:
     async with everstep.connect(url(tmp_path)) as client, worker(tmp_path) as app:
         await client.start("greet", "ann", id="g")
-        await app.get("g").result(timeout=30)
+        await app.get("g").result(timeout=60)
         shop = Shop(tmp_path)
         with shop.connection:
             shop.order("first")
@@ -263,9 +263,9 @@ def test_blocking_code_starts_in_its_own_transaction_on_its_own_thread(tmp_path:
             listening = app.start(listen, id="l", transaction=shop.connection)
             app.signal("l", "word", "yes", transaction=shop.connection)
         assert threads == {threading.get_ident()}
-        assert run.result(timeout=30) == "hello ann "
+        assert run.result(timeout=60) == "hello ann "
         assert app.ask("l", "sum", [1], timeout=30) == 1
-        assert listening.result(timeout=30) == "yes"
+        assert listening.result(timeout=60) == "yes"
         shop.connection.close()
 
 
@@ -309,6 +309,6 @@ def test_blocking_code_schedules_as_well(tmp_path: Path) -> None:
         (past,) = schedule.backfill("2020-01-01T00:00:00Z", "2020-01-01T00:30:00Z")
         while len(app.list(tags={"schedule": "s"})) < 2:
             threading.Event().wait(0.01)
-        assert [app.get(one).result(timeout=30) for one in (run, past)] == ["hello ann "] * 2
+        assert [app.get(one).result(timeout=60) for one in (run, past)] == ["hello ann "] * 2
         schedule.delete()
         assert app.schedules() == []

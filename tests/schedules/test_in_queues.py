@@ -57,7 +57,7 @@ async def test_what_a_client_or_a_transaction_starts_waits_in_the_queue(tmp_path
         assert (count.name, count.waiting, count.begun) == ("lane", 2, 0)
         await app.queue("lane", paused=False)
         for run in ("t", "c"):
-            await app.get(run).result(timeout=30)
+            await app.get(run).result(timeout=60)
 
 
 @scenario

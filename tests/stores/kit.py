@@ -203,6 +203,7 @@ class PostgresHarness(Harness):
             "clock": lambda: self.now,
             "settle_seconds": 0.0,
             "grace_seconds": 0.0,
+            "whole_seconds": 0.0,
         }
         return PostgresStore(self.server.url(self.schema), **(settings | options))
 

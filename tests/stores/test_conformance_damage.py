@@ -191,6 +191,19 @@ def test_a_restore_is_counted_while_nobody_is_at_work(harness: Harness) -> None:
     assert harness.one(MarkRestored(2)) == Accepted()
 
 
+def test_each_restore_begins_another_life_which_no_other_store_has(harness: Harness) -> None:
+    first = harness.store.life()
+    assert first == f"{harness.store.entropy[:16]}.0"
+    lives = {first}
+    for number in range(3):
+        harness.one(MarkRestored(number + 1))
+        assert harness.store.life() in lives, "it was refused"
+        harness.one(MarkRestored(number))
+        assert harness.store.life().endswith(f".{number + 1}")
+        lives.add(harness.store.life())
+    assert len({life.partition(".")[0] for life in lives}) == 4
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_an_unknown_commit_of_a_repair_is_read_back(
     sqlite: SqliteHarness, monkeypatch: pytest.MonkeyPatch, after: bool

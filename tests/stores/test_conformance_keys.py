@@ -12,10 +12,23 @@ from everstep.stores.keys import (
     KeyChanges,
     KeyClaim,
     KeyEnd,
+    KeyShare,
+    KeyUndoing,
     KeyWait,
     SettleKey,
 )
-from everstep.stores.protocol import Accepted, Append, Post, Refused, RestartRun, Verdict
+from everstep.stores.moving import Deleted, DeletePart
+from everstep.stores.protocol import (
+    Accepted,
+    Append,
+    HoldRow,
+    Needs,
+    Post,
+    Refused,
+    RestartRun,
+    StartRun,
+    Verdict,
+)
 from tests.stores.kit import Harness, append_to, new_run
 
 K = "invoice:7"
@@ -37,12 +50,17 @@ def take(harness: Harness, run: str, key: str = K, **fields: Any) -> Verdict:
     return harness.one(keyed(harness, run, claims=[claim(key, **fields)]))
 
 
-def end(
-    harness: Harness, run: str, key: str = K, call: int = 1, outcome: bytes | None = None, **fields: Any
-) -> Verdict:
+def end(harness: Harness, run: str, key: str = K, call: int = 1, outcome: bytes | None = None) -> Verdict:
     digest = "h" if outcome is not None else ""
-    one = KeyEnd(claim(key, call), outcome, digest, **fields)
-    return harness.one(keyed(harness, run, at=20, ends=[one]))
+    return harness.one(keyed(harness, run, at=20, ends=[KeyEnd(claim(key, call), outcome, digest)]))
+
+
+def undo(harness: Harness, run: str, then: Any = "undone", call: int = 1, **fields: Any) -> Verdict:
+    return harness.one(keyed(harness, run, at=20, undoing=[KeyUndoing(K, call, then, **fields)]))
+
+
+def share(harness: Harness, run: str, digest: str = "h", call: int = 4) -> Verdict:
+    return harness.one(keyed(harness, run, at=20, shares=[KeyShare(K, call, digest)]))
 
 
 def wait(harness: Harness, run: str, key: str = K, call: int = 1) -> Verdict:
@@ -176,10 +194,10 @@ def test_a_claim_and_its_end_in_one_append(harness: Harness) -> None:
 
 def test_what_was_undone_may_be_done_again_in_another_round(harness: Harness) -> None:
     take(harness, "a")
-    end(harness, "a", undone=True)
+    undo(harness, "a")
     assert effect(harness).state == "under-way", "what was not done cannot be undone"
     end(harness, "a", outcome=b"1")
-    end(harness, "a", undone=True)
+    undo(harness, "a")
     row = effect(harness)
     assert (row.state, row.round, row.outcome) == ("free", 1, None)
     assert take(harness, "b") == Refused("key", (1,)), "of the round before"
@@ -195,10 +213,92 @@ def test_what_was_undone_may_be_done_again_in_another_round(harness: Harness) ->
 def test_a_later_generation_frees_the_key_of_a_step_that_an_older_one_did(harness: Harness) -> None:
     take(harness, "a")
     end(harness, "a", outcome=b"1")
-    end(harness, "a", undone=True, generation=7)
+    undo(harness, "a", call=-1, own_call=1, generation=7)
     assert effect(harness).state == "done", "another generation's step did it"
-    end(harness, "a", undone=True, generation=1)
+    undo(harness, "a", call=-1, own_call=1, generation=1)
     assert (effect(harness).state, effect(harness).round) == ("free", 1)
+
+
+def test_while_a_key_is_being_undone_nobody_shares_its_outcome_or_takes_it(harness: Harness) -> None:
+    take(harness, "a")
+    assert share(harness, "b") == Refused("key", (4,)), "it is not done yet"
+    undo(harness, "a", "begun")
+    assert effect(harness).state == "under-way", "what was not done cannot be undone"
+    end(harness, "a", outcome=b"1")
+    assert share(harness, "b", digest="other") == Refused("key", (4,))
+    assert share(harness, "b") == Accepted()
+    assert undo(harness, "b", "begun") == Accepted()
+    assert effect(harness).state == "done", "another run does not undo it"
+    head = harness.row("b").head_seq
+    undo(harness, "a", "begun")
+    assert (effect(harness).state, effect(harness).outcome) == ("undoing", b"1")
+    assert share(harness, "b") == Refused("key", (4,))
+    assert take(harness, "b") == Refused("key", (1,))
+    assert harness.row("b").head_seq == head, "a refused append changes nothing"
+    wait(harness, "b", call=5)
+    assert (told(harness, "b"), harness.store.waiters(K)) == ([], [("b", 5)])
+    assert harness.one(ForgetKeys(10**9)) == Forgotten(0)
+    for by_hand in (SettleKey(K, 50), SettleKey(K, 50, b"2", "h")):
+        assert harness.one(by_hand) == Refused("key"), "its run may still undo it"
+    assert harness.store.effects(EffectFilter(state="undoing")) == [effect(harness)]
+    undo(harness, "a", "begun")
+    assert (effect(harness).state, told(harness, "b")) == ("undoing", [])
+
+
+@pytest.mark.parametrize("then", ["undone", "kept"])
+def test_the_end_of_undoing_tells_who_waits(harness: Harness, then: str) -> None:
+    take(harness, "a")
+    end(harness, "a", outcome=b"1")
+    undo(harness, "a", "begun")
+    wait(harness, "b", call=5)
+    undo(harness, "a", then)
+    assert told(harness, "b") == [(K, "5")]
+    row = effect(harness)
+    if then == "kept":
+        assert (row.state, row.round, row.outcome) == ("done", 0, b"1")
+        assert share(harness, "b") == Accepted()
+    else:
+        assert (row.state, row.round, row.outcome) == ("free", 1, None)
+        assert share(harness, "b") == Refused("key", (4,))
+        assert take(harness, "b", round=1) == Accepted()
+
+
+@pytest.mark.parametrize("outcome", [None, b"2"])
+def test_a_key_whose_run_ended_while_it_was_being_undone_waits_for_a_person(
+    harness: Harness, outcome: bytes | None
+) -> None:
+    take(harness, "a")
+    end(harness, "a", outcome=b"1")
+    undo(harness, "a", "begun")
+    wait(harness, "b", call=5)
+    harness.one(keyed(harness, "a", status="cancelled"))
+    assert (effect(harness).state, told(harness, "b")) == ("undoing", [])
+    assert harness.one(SettleKey(K, 50, outcome, "h" if outcome else "")) == Accepted()
+    row = effect(harness)
+    assert (row.state, row.round) == (("free", 1) if outcome is None else ("done", 0))
+    assert told(harness, "b") == [(K, "5")]
+
+
+def test_a_step_of_an_older_generation_is_the_newest_one_s_while_that_undoes_it(harness: Harness) -> None:
+    carried = {"call": -1, "own_call": 1, "generation": 1}
+    take(harness, "a")
+    end(harness, "a", outcome=b"1")
+    undo(harness, "a", "begun", call=-1, own_call=1, generation=7)
+    assert effect(harness).state == "done"
+    for then, place in (("begun", (1, -1)), ("kept", (1, 1)), ("begun", (1, -1))):
+        undo(harness, "a", then, **carried)
+        assert (effect(harness).generation, effect(harness).call) == place
+    undo(harness, "a", "undone", **carried)
+    assert (effect(harness).state, effect(harness).round) == ("free", 1)
+
+
+def test_done_and_undoing_in_one_append(harness: Harness) -> None:
+    """A step completes and its code fails in one turn: its outcome is never shared."""
+    take(harness, "a")
+    wait(harness, "b", call=5)
+    harness.one(keyed(harness, "a", ends=[KeyEnd(claim(), b"1", "h")], undoing=[KeyUndoing(K, 1, "begun")]))
+    assert effect(harness).state == "undoing"
+    assert share(harness, "b") == Refused("key", (4,))
 
 
 def test_a_key_without_a_row_is_of_no_round(harness: Harness) -> None:
@@ -230,7 +330,7 @@ def test_whoever_would_wait_for_a_key_that_is_not_under_way_is_told_at_once(harn
         take(harness, "a")
         end(harness, "a", outcome=b"1")
     if state == "free":
-        end(harness, "a", undone=True)
+        undo(harness, "a")
     wait(harness, "b", call=2)
     assert told(harness, "b") == [(K, "2")]
     assert harness.store.waiters(K) == []
@@ -314,15 +414,31 @@ def test_a_claim_in_the_append_that_ends_its_run_is_free_at_once(harness: Harnes
     assert harness.store.effect(K) is None
 
 
-def test_a_new_generation_is_another_owner(harness: Harness) -> None:
+def test_a_new_generation_is_another_owner_and_takes_over_what_the_same_step_left(harness: Harness) -> None:
     take(harness, "a")
     harness.end("a", "cancelled")
     harness.one(RestartRun(0, new_run("a", generation=2, status="running")))
-    assert harness.one(keyed(harness, "a", claims=[claim()])) == Refused("key", (1,))
+    for other in (claim(step="refund"), claim(arguments="y")):
+        assert harness.one(keyed(harness, "a", claims=[other])) == Refused("key", (1,))
     end(harness, "a", outcome=b"1")
-    assert effect(harness).state == "under-way"
-    harness.end("a")
-    assert effect(harness).generation == 1
+    assert (effect(harness).state, effect(harness).generation) == ("under-way", 1)
+    assert harness.one(keyed(harness, "b", claims=[claim()])) == Refused("key", (1,))
+    assert harness.one(keyed(harness, "a", claims=[claim()])) == Accepted()
+    assert (effect(harness).state, effect(harness).generation, effect(harness).round) == ("under-way", 2, 0)
+    end(harness, "a", outcome=b"1")
+    assert (effect(harness).state, effect(harness).outcome) == ("done", b"1")
+
+
+def test_a_restart_gives_back_the_keys_of_what_may_be_repeated(harness: Harness) -> None:
+    take(harness, "a", effect="repeat")
+    hold = HoldRow(id="h", run="a", reason="damaged")
+    harness.one(append_to(harness.row("a"), status="held", hold=hold))
+    harness.one(keyed(harness, "b", waits=[KeyWait(K, 1)]))
+    resolved = HoldRow(id="h", run="a", reason="damaged", resolved_at=9, resolution="restart")
+    new = new_run("a", generation=2, status="running")
+    assert harness.one(RestartRun(harness.row("a").epoch, new, resolved)) == Accepted()
+    assert harness.store.effect(K) is None
+    assert [one.kind for one in harness.store.inbox("b")] == ["key"]
 
 
 def test_an_end_that_is_refused_frees_nothing(harness: Harness) -> None:
@@ -400,6 +516,25 @@ def test_old_keys_are_forgotten_but_none_that_is_under_way(harness: Harness) -> 
     assert harness.one(ForgetKeys(before=99)) == Forgotten(1)
     assert harness.one(ForgetKeys(before=99)) == Forgotten(0)
     assert [row.key for row in harness.store.effects(EffectFilter())] == ["k2"]
+
+
+def test_a_key_that_a_run_counts_on_is_not_forgotten_while_that_run_may_go_on(harness: Harness) -> None:
+    for n in range(2):
+        take(harness, "owner", f"k{n}", call=n + 1)
+        end(harness, "owner", f"k{n}", n + 1, b"1")
+    assert harness.one(keyed(harness, "user", relies=["k0", "none"])) == Refused("key")
+    assert harness.one(keyed(harness, "user", relies=["k0"])) == Accepted()
+    assert harness.one(StartRun(new_run("fork"), Needs(["owner"], ["k0", "k1"]))) == Accepted()
+    assert (harness.store.old_keys(99), harness.one(ForgetKeys(before=99))) == (0, Forgotten(0))
+    harness.end("fork", "cancelled")
+    assert harness.one(ForgetKeys(before=99)) == Forgotten(1)
+    harness.end("user", "failed")
+    assert harness.one(ForgetKeys(before=99)) == Forgotten(0), "it may be retried"
+    assert harness.one(DeletePart("user", harness.row("user").epoch, 9)) == Deleted(4, True)
+    assert harness.one(ForgetKeys(before=99)) == Forgotten(1)
+    take(harness, "owner", "k0")
+    end(harness, "owner", "k0", outcome=b"1")
+    assert harness.one(ForgetKeys(before=99)) == Forgotten(1), "who counted on it before does so no more"
 
 
 def test_keys_are_listed_by_what_changed_last(harness: Harness) -> None:

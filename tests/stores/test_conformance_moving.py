@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from everstep.stores.keys import EffectFilter, KeyChanges, KeyClaim
-from everstep.stores.moving import Deleted, DeletePart, ImportRuns, RunDump
+from everstep.stores.moving import Arrival, Deleted, DeletePart, ImportRuns, RunDump
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import (
     Accepted,
@@ -108,6 +108,11 @@ def test_an_ended_run_is_deleted_with_all_but_its_keys(harness: Harness) -> None
     rich_run(harness, "a")
     rich_run(harness, "b")
     untouched = dumped(harness, "b")
+    moved = dumped(harness, "a")
+    delete(harness, "a")
+    moved.arrivals = [Arrival("a", 1, 4, 1)]
+    moved.effects = []
+    harness.one(ImportRuns([moved]))
     (verdict,) = delete(harness, "a")
     assert verdict == Deleted(8 + 3 + 1 + 2 + 1, True)
     store = harness.store
@@ -119,6 +124,7 @@ def test_an_ended_run_is_deleted_with_all_but_its_keys(harness: Harness) -> None
     assert store.holds(run="a", open_only=False) == []
     assert store.notifications(run="a", undelivered_only=False) == []
     assert [row.key for row in store.effects(EffectFilter(run="a"))] == ["key-a"]
+    assert store.arrival("a") is None
     assert dumped(harness, "b") == untouched
     assert found(harness, text="a") == []
     assert harness.one(StartRun(new_run("a"))) == Accepted()  # the id is free again
@@ -185,7 +191,9 @@ def test_a_run_arrives_as_it_was_with_nobody_who_drives_it(harness: Harness, tar
     harness.enter("me")
     claimed(harness.one(Claim("a", "me", 1, ["running"])))
     sent = dumped(harness, "a")
+    sent.arrivals = [Arrival("a", 1, 4, 1)]
     assert target.one(ImportRuns([sent])) == Accepted()
+    assert (target.store.arrival("a"), target.store.arrival("b")) == (Arrival("a", 1, 4, 1), None)
     arrived = dumped(target, "a")
     row = arrived.row
     assert (row.status, row.owner, row.epoch) == ("queued", None, sent.row.epoch + 1)
@@ -224,7 +232,9 @@ def test_a_key_that_is_under_way_is_not_taken_from_somebody_here(harness: Harnes
     sent = dumped(harness, "a")
     sent.row.id = "z"
     sent.holds = []
-    assert target.one(ImportRuns([sent])) == Refused("key")
+    for state in ("under-way", "undoing"):
+        sent.effects[0].state = state  # type: ignore[assignment]
+        assert target.one(ImportRuns([sent])) == Refused("key")
     assert target.store.run("z") is None
 
 

@@ -170,3 +170,16 @@ def test_items_live_until_their_time_is_over(harness: Harness) -> None:
     assert saved.item("n.", "a", 50) == a
     harness.one(ChangeItems(deleted=[("n.", "a"), ("none", "a")]))
     assert saved.item("n.", "a", 1) is None
+
+
+def test_a_thread_that_comes_from_another_store_keeps_when_it_was_begun(harness: Harness) -> None:
+    rows = {"states": [state("1")], "parts": [part(0)], "rewrites": [write("c")]}
+    assert change(harness, everything=True, born=3, **rows) == Accepted()
+    owner = harness.store.saved.owner("t")
+    assert owner is not None
+    assert (owner.owner, owner.born) == (None, 3)
+    taken = harness.one(TakeThread("t", worker(harness, "a"), 20))
+    assert isinstance(taken, Taken)
+    assert taken.born == 3
+    assert change(harness, everything=True, born=4, worker="a", epoch=taken.epoch) == Accepted()
+    assert harness.store.saved.owner("t").born == 3, "whoever runs it now does not get another"  # type: ignore[union-attr]

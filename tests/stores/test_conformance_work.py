@@ -17,6 +17,7 @@ from everstep.stores.protocol import (
     StartRun,
     WorkerRow,
 )
+from everstep.stores.rows import GoneRow
 from tests.stores.kit import Harness, PostgresHarness, append_to, claimed, new_run, with_history
 
 UNFINISHED: tuple[Status, ...] = ("queued", "running", "waiting")
@@ -390,3 +391,30 @@ def test_the_store_s_clock_is_not_behind_what_a_worker_said(harness: Harness) ->
     assert harness.store.now() == 50_000
     harness.now = 60_000
     assert harness.store.now() == 60_000
+
+
+def test_a_worker_that_is_declared_gone_has_ended_and_is_fenced_and_that_is_kept(harness: Harness) -> None:
+    harness.enter("w")
+    harness.enter("other")
+    for id, owner, status in [("mine", "w", "running"), ("asleep", "w", "waiting"), ("theirs", "other", "running")]:
+        harness.start(id, owner=owner, status=status)
+    before = harness.row("mine")
+    assert harness.store.owners() == ["other", "w"]
+    assert not harness.store.has_ended("w")
+    said = GoneRow("worker", "w", 50, "ann", "its rack burned")
+    harness.store.declare_gone(said, ["w"])
+    assert harness.store.has_ended("w")
+    assert not harness.store.has_ended("other")
+    assert harness.one(append_to(before)) == Refused("fenced")
+    row = harness.row("mine")
+    assert (row.status, row.owner, row.epoch) == ("queued", None, before.epoch + 1)
+    assert (harness.row("asleep").status, harness.row("asleep").owner) == ("waiting", None)
+    assert harness.row("theirs").owner == "other"
+    assert [worker.id for worker in harness.store.workers()] == ["other"]
+    assert not harness.store.renew("w", 20_000)
+
+    harness.store.declare_gone(GoneRow("host", "rack-1", 60, "", "the same"), [])
+    assert [row.name for row in harness.store.gone()] == ["rack-1", "w"]
+    assert harness.store.gone("worker", "w") == [said]
+    assert harness.store.gone("host", "w") == []
+    assert not harness.store.has_ended("rack-1"), "of a host it matters when something began there"

@@ -10,11 +10,22 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from everstep.model.forked import TAG
 from everstep.model.status import ENDED, STATUSES
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import AnswerRow, Beside, EntryRow
-from everstep.stores.keys import EffectFilter, ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
-from everstep.stores.moving import DeletePart
+from everstep.stores.keys import (
+    EffectFilter,
+    ForgetKeys,
+    KeyChanges,
+    KeyClaim,
+    KeyEnd,
+    KeyShare,
+    KeyUndoing,
+    KeyWait,
+    SettleKey,
+)
+from everstep.stores.moving import ClaimFamily, DeletePart
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     LAST,
@@ -24,6 +35,7 @@ from everstep.stores.protocol import (
     Failed,
     HoldRow,
     MarkRestored,
+    Needs,
     NewRun,
     Operation,
     Post,
@@ -60,6 +72,10 @@ def posts(draw: Draw) -> Post:
     return Post(draw(runs), kind, "n", draw(st.sampled_from(["", "", "i", "j"])), draw(small_bytes), draw(times))
 
 
+tagged = st.dictionaries(st.sampled_from(["t", "u", "key"]), st.sampled_from(["1", "2"]))
+forked = st.just({}) | st.builds(lambda run, seq: {TAG: f"{run}@{seq}"}, runs, st.integers(1, 9))
+
+
 @st.composite
 def new_runs(draw: Draw, follower: str | None = None) -> NewRun:
     new = new_run(
@@ -74,7 +90,7 @@ def new_runs(draw: Draw, follower: str | None = None) -> NewRun:
         arguments=draw(st.sampled_from(["x", "x", "y"])),
         parent=draw(st.none() | runs),
         budget=draw(st.none() | st.just(b'{"used":0}')),
-        tags=draw(st.dictionaries(st.sampled_from(["t", "u", "key"]), st.sampled_from(["1", "2"]))),
+        tags={**draw(tagged), **draw(forked)},
         follower=follower or draw(st.none() | runs),
         follower_call=draw(st.integers(1, 2)),
         payloads=draw(st.lists(st.tuples(st.sampled_from(["p", "q"]), small_bytes), max_size=2)),
@@ -137,8 +153,12 @@ def key_changes(draw: Draw) -> KeyChanges:
         return list(draw(st.lists(strategy, max_size=2)))
 
     outcomes = st.sampled_from([None, None, b"1", b"\x00"])
-    ends = st.builds(KeyEnd, claims(), outcomes, st.just("h"), st.booleans())
-    return KeyChanges(some(claims()), some(ends), some(st.builds(KeyWait, keys, calls)))
+    ends = st.builds(KeyEnd, claims(), outcomes, st.just("h"))
+    waits = st.builds(KeyWait, keys, calls)
+    undoing = st.builds(KeyUndoing, keys, calls, st.sampled_from(["begun", "undone", "kept"]))
+    shares = some(st.builds(KeyShare, keys, calls, st.just("h"))) if draw(st.integers(0, 3)) == 0 else []
+    relies = some(keys) if draw(st.integers(0, 3)) == 0 else []
+    return KeyChanges(some(claims()), some(ends), some(waits), shares, some(undoing), relies)
 
 
 def drawn_append(draw: Draw, harness: Harness) -> Append | None:
@@ -273,7 +293,7 @@ def drawn_queueing(draw: Draw) -> Operation:
 
 def drawn_operation(draw: Draw, harness: Harness) -> "Operation | None":
     others = ["start", "start", "post", "post", "claim", "release", "restart", "settle", "forget", "repair", "mark"]
-    others += ["notify"] * 3 + ["delete"] + ["schedule"] * 2 + ["queue"] * 3 + ["claim"] * 2
+    others += ["notify"] * 3 + ["delete"] + ["family"] * 2 + ["schedule"] * 2 + ["queue"] * 3 + ["claim"] * 2
     kind = draw(st.sampled_from(["append"] * 6 + others))
     if kind == "notify":
         return drawn_notifying(draw)
@@ -285,7 +305,8 @@ def drawn_operation(draw: Draw, harness: Harness) -> "Operation | None":
     if kind == "append":
         return drawn_append(draw, harness)
     if kind == "start":
-        return StartRun(draw(new_runs()))
+        needs = st.builds(Needs, st.lists(runs, max_size=2), st.lists(keys, max_size=1))
+        return StartRun(draw(new_runs()), draw(st.none() | st.none() | needs))
     if kind == "post":
         post: Post = draw(posts())
         return post
@@ -295,13 +316,20 @@ def drawn_operation(draw: Draw, harness: Harness) -> "Operation | None":
         return ForgetKeys(draw(times), draw(st.integers(0, 2)))
     if kind == "mark":
         return MarkRestored(draw(st.integers(0, 2)))
+    if kind == "family":
+        named = draw(st.lists(runs, min_size=1, max_size=3, unique=True))
+        epochs = {one.id: one.epoch for one in harness.store.rows(named)}
+        return ClaimFamily(epochs, draw(st.sampled_from(WORKERS)), draw(times), draw(times)) if epochs else None
     row = harness.store.run(draw(runs))
     if kind == "repair":
         return drawn_repair(draw, harness, row)
     if kind == "claim":
         wanted = draw(st.lists(statuses, max_size=7))
         how = draw(st.booleans()), draw(st.sampled_from([None, None, ["mail"]]))
-        return Claim(draw(runs), draw(st.sampled_from(WORKERS)), draw(times), wanted or list(STATUSES), *how)
+        is_deleting = draw(st.sampled_from([False, False, True]))
+        return Claim(
+            draw(runs), draw(st.sampled_from(WORKERS)), draw(times), wanted or list(STATUSES), *how, is_deleting
+        )
     if row is None:
         return Release("none", 0, "queued")
     epoch = row.epoch - draw(st.sampled_from([0, 0, 0, 1]))
@@ -366,6 +394,8 @@ def everything(store: Store) -> dict[str, Any]:
     told["due schedules"] = [store.due_schedules(at=at, workflows=["order"], limit=1) for at in (5, 20, 40)]
     told["next schedule"] = [store.next_schedule(workflows=names) for names in ([], ["order"], ["order", "other"])]
     told["asking"] = store.asking()
+    told["deletions"] = [store.deletions(), [store.is_being_deleted(run) for run in RUNS]]
+    told["needed"] = [store.is_needed(family) for family in ([], *map(list, RUNS), RUNS[:2], RUNS[1:4], RUNS)]
     told["diverged"] = store.diverged(["order", "other"], 2)
     told["keys"] = [(store.effect(key), store.waiters(key)) for key in KEYS]
     told["old keys"] = [store.old_keys(at) for at in (5, 20, 40)]

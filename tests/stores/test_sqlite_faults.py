@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from everstep.errors import StoreBusy, StoreError, StoreFailed, StoreFull, StoreReadOnly, StoreUnusable
+from everstep.stores.brief import Busy
 from everstep.stores.keys import ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
     Append,
-    Busy,
     Claim,
     Claimed,
     Existing,

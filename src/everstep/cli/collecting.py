@@ -40,9 +40,9 @@ def gc_command(
     """Delete runs that have ended, with all that belongs to them, while others go on working.
 
     A run goes with its children, when all of them have ended so long ago. What has not ended, is held, or has a key in
-    doubt stays. So do the keys of actions, which `everstep effects` lists, unless --keys-older-than is said: after that
-    an action may be done again. The file does not become smaller; its room is used again. A worker with --retention
-    does the same by itself.
+    doubt stays; so does what another run may need that has not ended, or has failed. The keys of actions, which
+    `everstep effects` lists, stay unless --keys-older-than is said: after that an action may be done again. The file
+    does not become smaller; its room is used again. A worker with --retention does the same by itself.
     """
     if older_than is None and keys_older_than is None:
         raise click.UsageError("Say --older-than AGE, --keys-older-than AGE, or both.")
@@ -73,5 +73,5 @@ def _print(done: Collected, place: str, *, dry_run: bool) -> None:
     if done.keys:
         out.print(styled("· " if dry_run else "✓ ", "green").append(f"{done.keys} keys of actions {verb}"))
     if done.left:
-        why = "kept, held, in doubt, or one of their family is too young"
+        why = "kept, held, in doubt, needed by a run that may go on, or one of their family is too young"
         out.print(styled(f"  {done.left} are old enough and stay: {why}", "dim"))

@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +12,7 @@ from everstep.cli.arguments import decoded_arguments, decoded_json
 from everstep.cli.crash_page import page_of
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED
 from everstep.cli.terminal import clean, console, duration, say_json, shortened, styled
+from everstep.model.own_files import refuse_unwritable, replace
 from everstep.testing.crash_boundaries import COLUMNS
 from everstep.testing.crash_verdict import Broken
 from everstep.testing.crashtest import ORDERS, Report, crash_everywhere
@@ -78,25 +78,16 @@ def crashtest_command(
         options["requests"].setdefault(name, []).append(decoded_json(text, f"--ask {name}"))
     options["environment"] = dict(_pairs(settings, "--env"))
     if html is not None:
-        _check_writable(html)
+        refuse_unwritable(html)  # before minutes of testing, not after them
     with ProgressLine(silent=in_json) as progress:
         report = crash_everywhere(workflow, *values, progress=progress, **options)
     if html is not None:
-        Path(html).write_text(page_of(report), encoding="utf-8")
+        replace(html, page_of(report).encode())
     if in_json:
         say_json(report_facts(report))
     else:
         print_report(report, html)
     return EXIT_DONE if report.holds else EXIT_FAILED
-
-
-def _check_writable(path: str) -> None:
-    """Say it before minutes of testing if the page cannot be written after them."""
-    try:
-        with open(path, "a"):
-            pass
-    except OSError as error:
-        raise click.BadParameter(f"{path} cannot be written: {error.strerror}.", param_hint="--html") from None
 
 
 def _pairs(texts: tuple[str, ...], option: str) -> list[tuple[str, str]]:

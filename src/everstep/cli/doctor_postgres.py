@@ -10,9 +10,13 @@ from everstep.cli.opening import line_to_paste
 from everstep.cli.terminal import duration
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.postgres.opening import migrations, stored_version
+from everstep.stores.postgres.store import Pin
 
 APART_SECONDS: Final = 1.0
 """So far the server's clock may be from the machine's before that is worth a word."""
+
+PINNED_SECONDS: Final = 300.0
+"""How old a transaction has to be before it is worth a word."""
 
 LOSES: Final = {
     "fsync": "a power failure may lose or damage everything",
@@ -48,7 +52,7 @@ def about_postgres(store: PostgresStore) -> list[Finding]:
             value in ("on", "remote_apply", "remote_write", "local") if name == "synchronous_commit" else value == "on"
         )
         findings.append(Finding(name, "ok" if is_on else "wrong", value if is_on else f"{value}: {loss}"))
-    return [*findings, *_about_standbys(facts), *_about_clock(store), *_about_workers(store)]
+    return [*findings, *_about_standbys(facts), *_about_pins(store), *_about_clock(store), *_about_workers(store)]
 
 
 def _about_standbys(facts: dict[str, str]) -> list[Finding]:
@@ -63,6 +67,30 @@ def _about_standbys(facts: dict[str, str]) -> list[Finding]:
         "runs concerned. Set synchronous_standby_names to lose nothing"
     )
     return [Finding("standbys", "warning", text)]
+
+
+def _about_pins(store: PostgresStore) -> list[Finding]:
+    """Name what keeps dead rows from being removed."""
+    found = [Finding("horizon", "warning", _pinned(pin)) for pin in store.pins(PINNED_SECONDS)]
+    return found or [Finding("horizon", "ok", "no transaction is older than five minutes")]
+
+
+def _pinned(pin: Pin) -> str:
+    since = f"for {duration(pin.seconds)}" if pin.seconds is not None else f"for {pin.transactions:,} transactions"
+    role = f" of role {pin.role}" if pin.role else ""
+    details = ", ".join(filter(None, [pin.application, pin.state]))
+    what, end = {
+        "session": (f"the transaction of process {pin.name}{role}", f"pg_terminate_backend({pin.name})"),
+        "prepared": (f"the prepared transaction {pin.name}{role}", "COMMIT PREPARED or ROLLBACK PREPARED"),
+        "slot": (f"the replication slot {pin.name}", "let its consumer catch up, or pg_drop_replication_slot"),
+        "standby": (
+            f"the standby behind process {pin.name}{role}",
+            "end its long queries, or its hot_standby_feedback",
+        ),
+    }[pin.kind]
+    shown = f" ({details})" if details else ""
+    grows = "nothing dead is removed, and the store grows"
+    return f"{what}{shown} has pinned the past of the database {since}: {grows}. To end it: {end}"
 
 
 def _about_clock(store: PostgresStore) -> list[Finding]:

@@ -15,7 +15,7 @@ from everstep.errors import ChainKeyMissing, Damaged, Misuse
 from everstep.model.chains import ChainKeys
 from everstep.model.secrets import HIDDEN
 from everstep.model.status import ENDED
-from everstep.stores.keys import STATES, EffectFilter, EffectRow
+from everstep.stores.keys import STATES, UNSETTLED, EffectFilter, EffectRow
 from everstep.stores.protocol import Store
 
 PAGE: Final = 500
@@ -27,6 +27,10 @@ CONSEQUENCES: Final[dict[str, str]] = {
     "sees another idempotency key",
     "free in doubt": "the next step with this key does the action, with the same idempotency key: a receiver that "
     "honours keys does it once, another one may do it twice",
+    "free undoing": "the action counts as undone: the next step with this key does it again, and its receiver sees "
+    "another idempotency key",
+    "done undoing": "the action counts as done, and not undone: the value is the outcome of every step with this key "
+    "and the same arguments; none of them runs",
     "done in doubt": "the value is the outcome of every step with this key and the same arguments; none of them runs",
 }
 
@@ -35,7 +39,9 @@ CONSEQUENCES: Final[dict[str, str]] = {
 @click.option("--key", metavar="PATTERN", help="Only keys that begin with this, or match it if it has * or ?.")
 @click.option("--run", metavar="ID", help="Only those that steps of this run have, or had last.")
 @click.option("--step", metavar="NAME", help="Only those of this step.")
-@click.option("--state", type=click.Choice([*STATES, "in-doubt"]), help="in-doubt: under way, and the run has ended.")
+@click.option(
+    "--state", type=click.Choice([*STATES, "in-doubt"]), help="in-doubt: under way or undoing, and the run has ended."
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @click.option("--free", metavar="KEY", help="Let the action be done again, by whoever asks for the key.")
 @click.option("--done", nargs=2, metavar="KEY JSON", help="An action left in doubt did happen; this is its outcome.")
@@ -48,10 +54,11 @@ def effects_command(
     """List the keys of effects (`@step(key=…)`), those that changed last first.
 
     A key belongs to the step that was begun under it. While that is under way, others with the key wait for it; when it
-    is done, they share its outcome. Keys outlive their runs, until they are freed or forgotten.
+    is done, they share its outcome; while it is undoing (its run compensates it), they wait again. Keys outlive their
+    runs, until they are freed or forgotten.
 
-    When a run has ended and left a step in doubt, its key waits for a person: --free if it did not happen, --done if it
-    did.
+    When a run has ended and left a step or its compensation in doubt, its key waits for a person: --free if it did not
+    happen, or is undone; --done if it did, and is not.
     """
     if free is not None and done is not None:
         raise click.UsageError("Say either --free or --done.")
@@ -78,7 +85,7 @@ def _matching(
     pattern = key or ""
     places = [pattern.index(one) for one in WILDCARDS if one in pattern]
     prefix = pattern[: min(places)] if places else pattern
-    stored: Any = "under-way" if state == "in-doubt" else state
+    stored: Any = None if state == "in-doubt" else state
     found: list[EffectRow] = []
     offset = 0
     while len(found) < limit:
@@ -95,7 +102,7 @@ def _matching(
 
 def is_in_doubt(store: Store, row: EffectRow) -> bool:
     """Tell whether nobody but a person can say what came of an action: its run has ended without knowing."""
-    if row.state != "under-way":
+    if row.state not in UNSETTLED:
         return False
     owner = store.run(row.run)
     return owner is None or owner.generation != row.generation or owner.status in ENDED
@@ -122,7 +129,7 @@ def outcome_of(chain: ChainKeys, row: EffectRow) -> bytes | None:
 
 
 def _preview(chain: ChainKeys, row: EffectRow) -> str:
-    if row.outcome is None:
+    if row.outcome is None or row.state == "undoing":
         return row.note
     try:
         payload = shared_outcome(chain, row)
@@ -147,7 +154,9 @@ def _print_rows(
         table.add_column(name, no_wrap=True, justify="right" if name in ("age", "waiting") else "left")
     cells: list[list[Any]] = []
     for row, one, preview in zip(rows, facts, previews, strict=True):
-        style = {"done": "green", "in-doubt": "yellow", "under-way": "cyan"}.get(one["state"], "dim")
+        style = {"done": "green", "in-doubt": "yellow", "under-way": "cyan", "undoing": "magenta"}.get(
+            one["state"], "dim"
+        )
         line = [styled(shortened(row.key, 60), "bold"), styled(one["state"], style), styled(shortened(row.step, 28))]
         waiting = str(len(one["waiting"])) if one["waiting"] else ""
         line += [styled(row.run), styled(between(row.changed_at, now)), styled(waiting), styled(preview, "dim")]
@@ -156,9 +165,15 @@ def _print_rows(
     out.print(table, crop=False)
     for row, one in zip(rows, facts, strict=True):
         if one["state"] == "in-doubt":
-            out.print(styled(f"{row.key}: run {row.run} has ended, and nobody knows whether it happened.", "yellow"))
-            out.print(styled(f"  it did not:  {line_to_paste('effects', '--free', row.key, url=url)}", "bold"))
-            out.print(styled(f"  it did:      {line_to_paste('effects', '--done', row.key, 'JSON', url=url)}", "bold"))
+            is_undoing = row.state == "undoing"
+            what, no, yes = (
+                ("was undone", "it was", "it was not") if is_undoing else ("happened", "it did not", "it did")
+            )
+            out.print(styled(f"{row.key}: run {row.run} has ended, and nobody knows whether it {what}.", "yellow"))
+            out.print(styled(f"  {no + ':':<13}{line_to_paste('effects', '--free', row.key, url=url)}", "bold"))
+            out.print(
+                styled(f"  {yes + ':':<13}{line_to_paste('effects', '--done', row.key, 'JSON', url=url)}", "bold")
+            )
 
 
 async def _decide(key: str, what: str, value: Any, note: str, url: str | None, *, yes: bool, in_json: bool) -> None:
@@ -166,7 +181,8 @@ async def _decide(key: str, what: str, value: Any, note: str, url: str | None, *
         row = app.store.effect(key)
         if row is None or row.state == "free":
             raise Misuse(f"Nobody has the key {clean(key)!r} in {place_of(app.store)}. `everstep effects` lists them.")
-        means = CONSEQUENCES[f"{what} {'done' if row.state == 'done' and what == 'free' else 'in doubt'}"]
+        kind = "undoing" if row.state == "undoing" else "done" if row.state == "done" and what == "free" else "in doubt"
+        means = CONSEQUENCES[f"{what} {kind}"]
         waiting = [run for run, _ in app.store.waiters(key)]
         if yes and what == "free":
             await app.free_key(key, note=note, by=user_name())

@@ -81,7 +81,7 @@ def stream_command(
     async def do() -> None:
         async with acting(url) as app:
             row = existing_run(app.store, run)
-            there = dict(app.store.streams(run, row.generation))
+            there = {one: None for history in app.store.generations(run) for one, _ in app.store.streams(run, history)}
             if name not in there and not in_json and (row.status in ENDED or not follow):
                 others = f" It has {', '.join(map(clean, there))}." if there else ""
                 click.echo(f"The run {run} has appended nothing to a stream {clean(name)}.{others}", err=True)

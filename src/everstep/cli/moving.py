@@ -1,7 +1,7 @@
 """`everstep export` and `everstep import`: moving runs between stores."""
 
 import asyncio
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -17,42 +17,76 @@ from everstep.stores.opening import default_url, open_store
 
 @click.command("export")
 @click.argument("words", nargs=-1, required=True, metavar="[RUN]... FILE")
-@click.option("--all", "all_runs", is_flag=True, help="Every run of the store.")
+@click.option("--all", "all_runs", is_flag=True, help="Everything: runs, threads, items and schedules.")
+@click.option("--thread", "threads", multiple=True, metavar="ID", help="A thread of LangGraph. May be repeated.")
+@click.option("--items", is_flag=True, help="The items of LangGraph's store.")
+@click.option("--schedule", "schedules", multiple=True, metavar="NAME", help="A schedule. May be repeated.")
 @click.option("--hold", is_flag=True, help="Hold unfinished ones here: they go on where the file is imported.")
 @click.option("--leave", is_flag=True, help="Let unfinished ones go on here: the file is only a copy.")
+@click.option("--with-secrets", "secrets", is_flag=True, help="Also what is secret: guard the file as the store.")
 @store_options
 def export_command(
-    words: tuple[str, ...], all_runs: bool, hold: bool, leave: bool, url: str | None, in_json: bool
+    words: tuple[str, ...],
+    all_runs: bool,
+    threads: tuple[str, ...],
+    items: bool,
+    schedules: tuple[str, ...],
+    hold: bool,
+    leave: bool,
+    secrets: bool,
+    url: str | None,
+    in_json: bool,
 ) -> int:
     """Write runs into a new file, with their parents, children and whatever they wait for.
 
-    Unfinished runs must not be driven in two stores, so for them --hold or --leave has to be said.
+    Unfinished runs must not be driven in two stores, so for them --hold or --leave has to be said. What is secret is
+    left out, and a run without it can be looked at, and not go on; --with-secrets puts it in.
     """
     *runs, path = words
-    if bool(runs) == all_runs:
-        raise click.UsageError("Name the runs and then the FILE, or say --all and the FILE.")
+    if bool(runs or threads or items or schedules) == all_runs:
+        raise click.UsageError("Name the runs (or --thread, --items, --schedule) and then the FILE, or say --all.")
     if hold and leave:
         raise click.UsageError("--hold and --leave exclude each other.")
     unfinished: Literal["hold", "leave"] | None = "hold" if hold else "leave" if leave else None
 
     async def do() -> tuple[Exported, str]:
         async with acting(url) as app:
-            done = await app.export(None if all_runs else runs, path, unfinished=unfinished, by=user_name())
+            wanted = None if all_runs else runs
+            more: Any = {"threads": threads, "items": items, "schedules": schedules}
+            options: Any = {"unfinished": unfinished, "secrets": secrets, "by": user_name()}
+            done = await app.export(wanted, path, **options, **more)
             return done, place_of(app.store)
 
     done, place = asyncio.run(do())
     if in_json:
-        say_json({"store": place, "file": path, "mode": done.mode, "runs": done.runs, "unfinished": done.unfinished})
+        facts = {"store": place, "file": path, "mode": done.mode, "runs": done.runs, "unfinished": done.unfinished}
+        say_json({**facts, "left_out": done.left_out, **_others(done)})
         return EXIT_DONE
     out = console()
-    out.print(styled("✓ ", "green").append(f"{len(done.runs)} runs of {place} are in {clean(path)}"))
+    out.print(styled("✓ ", "green").append(f"{len(done.runs)} runs of {place} are in {clean(path)}{_told(done)}"))
     if done.mode == "hold":
         text = f"{len(done.unfinished)} had not ended. They are HELD here, and go on where the file is imported."
         out.print(styled(f"  {text} Do not resolve those holds unless the file is thrown away.", "yellow"))
     elif done.mode == "leave":
         text = f"{len(done.unfinished)} have not ended and GO ON HERE. Whoever drives the copies does everything twice."
         out.print(styled(f"  {text}", "yellow"))
+    if done.left_out:
+        text = (
+            f"The secrets of {len(done.left_out)} were left out: they can be looked at elsewhere, and not go on there."
+        )
+        out.print(styled(f"  {text} --with-secrets puts them in.", "yellow"))
     return EXIT_DONE
+
+
+def _others(done: Exported | Imported) -> dict[str, Any]:
+    return {"threads": done.threads, "items": done.items, "schedules": done.schedules}
+
+
+def _told(done: Exported | Imported) -> str:
+    """Return what there was beside runs, if there was anything."""
+    if not (done.threads or done.items or done.schedules):
+        return ""
+    return f", with {len(done.threads)} threads, {done.items} items and {len(done.schedules)} schedules"
 
 
 @click.command("import")
@@ -79,15 +113,24 @@ def import_command(path: str, skip_existing: bool, copies: bool, url: str | None
 
     done, place = asyncio.run(do())
     if in_json:
-        say_json({"store": place, "runs": done.runs, "skipped": done.skipped, "unfinished": done.unfinished})
+        facts = {"store": place, "runs": done.runs, "skipped": done.skipped, "unfinished": done.unfinished}
+        say_json({**facts, "asking": done.asking, **_others(done)})
         return EXIT_DONE
     out = console()
     out.print(
-        styled("✓ ", "green").append(f"{len(done.runs)} runs imported into {place}; {len(done.skipped)} were there")
+        styled("✓ ", "green").append(
+            f"{len(done.runs)} runs imported into {place}{_told(done)}; {len(done.skipped)} were there"
+        )
     )
     if done.unfinished:
         line = line_to_paste("worker", "app.py", url=url)
         out.print(
             f"  {len(done.unfinished)} of them have not ended. A worker with their code goes on with them: {line}"
+        )
+    if done.asking:
+        line = line_to_paste("resolve", "--reason", "restored", "--accept", url=url)
+        out.print(
+            f"  {len(done.asking)} of these ask before they do what must not happen twice, for a backup was restored, "
+            f"here or where they come from. When you have checked that nothing is missing: {line}"
         )
     return EXIT_DONE

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from everstep.engine.history import refuse_deleted
 from everstep.errors import StoreUnusable, UnknownRun
 from everstep.model.ids import checked_run_id
 from everstep.stores.opening import default_url, may_be_in_the_making, open_store
@@ -80,6 +81,7 @@ def existing_run(store: Store, run: str) -> RunRow:
     """Return a run's row, or say that there is no such run and which one may be meant."""
     row = store.run(checked_run_id(run))
     if row is not None:
+        refuse_deleted(store, row)
         return row
     import difflib
 

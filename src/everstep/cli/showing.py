@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from everstep.cli.drawing import draw_timeline, status_text
+from everstep.cli.effects import is_in_doubt
 from everstep.cli.holds import draw_hold
 from everstep.cli.listing import published_of, row_facts
 from everstep.cli.mistakes import EXIT_DONE, EXIT_FAILED, EXIT_HELD
@@ -42,7 +43,9 @@ from everstep.engine.history import verify_now
 from everstep.engine.telling import hold_facts
 from everstep.errors import Damaged, Misuse, NotReadable
 from everstep.model.accounts import ROOT, as_facts
+from everstep.model.own_files import replace
 from everstep.model.status import ENDED
+from everstep.stores.keys import UNSETTLED
 from everstep.stores.protocol import Delivery, RunRow, Store
 
 if TYPE_CHECKING:
@@ -114,7 +117,7 @@ def run_facts(store: Store, row: RunRow, timeline: Timeline, url: str | None) ->
     facts["attempts"] = {step.name: len(step.attempts) for step in timeline.steps}
     facts["steps"] = [_step_facts(step) for step in timeline.steps]
     facts["crashes"] = timeline.crashes
-    facts["waits_for"] = _waits(row, timeline, url)
+    facts["waits_for"] = _waits(store, row, timeline, url)
     facts["holds"] = [hold_facts(hold, url) for hold in store.holds(run=row.id)]
     facts["children"] = [{"id": child.id, "status": child.status} for child in store.children(row.id)]
     facts["undelivered"] = [{"kind": one.kind, "name": one.name, "id": one.id} for one in undelivered(store, row)]
@@ -174,7 +177,7 @@ def _write_picture(timeline: Timeline, run: str, file: str) -> None:
     from everstep.graph.drawing import svg
 
     picture = svg(f"The graph {timeline.graph.name} in run {run}", timeline.graph.nodes(), timeline.graph.edges())
-    Path(file).write_text(picture, "utf-8")
+    replace(file, picture.encode())
 
 
 def _forked_facts(timeline: Timeline) -> dict[str, Any] | None:
@@ -199,7 +202,7 @@ def _step_facts(step: Row) -> dict[str, Any]:
     return facts | {"charged": step.charged, "note": step.note}
 
 
-def _waits(row: RunRow, timeline: Timeline, url: str | None) -> list[dict[str, Any]]:
+def _waits(store: Store, row: RunRow, timeline: Timeline, url: str | None) -> list[dict[str, Any]]:
     if row.status != "waiting":
         return []
     waits: list[dict[str, Any]] = [
@@ -236,9 +239,20 @@ def _waits(row: RunRow, timeline: Timeline, url: str | None) -> list[dict[str, A
     waits += [{"child": one.name} for one in timeline.rows if one.kind == "child" and one.state == "open"]
     for one in timeline.steps:
         if one.awaited_key and one.state == "open":
-            line = line_to_paste("effects", "--key", one.awaited_key, url=url)
-            waits.append({"key": one.awaited_key, "step": one.name, "run": one.awaited_run, "command": line})
+            waits.append({"key": one.awaited_key, "step": one.name} | _key_wait(store, one, url))
     return waits
+
+
+def _key_wait(store: Store, step: Row, url: str | None) -> dict[str, Any]:
+    """Return which run has a key that a step waits for, as it is now, and why that run does not go on if it is held."""
+    line, effect = line_to_paste("effects", "--key", step.awaited_key, url=url), store.effect(step.awaited_key)
+    if effect is None or effect.state not in UNSETTLED:
+        return {"run": step.awaited_run, "command": line}
+    state = "in-doubt" if is_in_doubt(store, effect) else effect.state
+    facts = {"run": effect.run, "state": state, "command": line}
+    if hold := next(iter(store.holds(run=effect.run)), None):
+        facts |= {"held": hold.summary, "command": line_to_paste("show", effect.run, url=url)}
+    return facts
 
 
 def draw_run(
@@ -267,7 +281,7 @@ def draw_run(
     if unserved_among(store, [row]):
         text = f"nobody serves {clean(row.workflow)} in queue {clean(row.queue)}: start `everstep worker FILE`"
         parts.append(styled("◷ ", "blue").append(text))
-    for wait in _waits(row, timeline, url):
+    for wait in _waits(store, row, timeline, url):
         parts += _draw_wait(wait, now)
     if row.status == "completed":
         parts += [styled("result", "dim"), styled(shortened(_one_line(payload_json(row.outcome or b"[null]")), 2000))]
@@ -405,7 +419,9 @@ def _draw_wait(wait: dict[str, Any], now: int) -> list[Any]:
         left = duration(max(0, wait["timer"] - now) / 1e6)
         return [styled("◷ ", "blue").append(f"waits until {moment(wait['timer'], now)} ({left} left)")]
     if "key" in wait:
-        whose = f", which run {clean(wait['run'])} has" if wait["run"] else ""
+        does = {"undoing": "is undoing", "in-doubt": "has left in doubt"}.get(wait.get("state", ""), "has")
+        whose = f", which run {clean(wait['run'])} {does}" if wait["run"] else ""
         text = styled("⚿ ", "cyan").append(f"{clean(wait['step'])} waits for the key {clean(wait['key'])}{whose}:")
-        return [text, to_paste(wait["command"])]
+        held = [styled(f"  that run is held: {clean(wait['held'])}", "yellow")] if "held" in wait else []
+        return [text, *held, to_paste(wait["command"])]
     return [styled("▸ ", "cyan").append(f"waits for the child run {clean(wait['child'])}")]

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+import click
 import msgspec
 
-from everstep.cli.opening import place_of, reading
-from everstep.cli.terminal import add_fitted, between, console, say_json, shortened, styled
+from everstep.cli.opening import acting, place_of, reading, user_name
+from everstep.cli.terminal import add_fitted, between, clean, console, say_json, shortened, styled
 from everstep.engine.about import is_served, living, read_about
 from everstep.stores.protocol import RunFilter, RunRow, Store, WorkerRow
 
@@ -71,6 +72,27 @@ def list_workers(url: str | None, *, in_json: bool) -> None:
         table.add_column(name, no_wrap=True)
     add_fitted(table, [_cells(facts, now) for facts in found], out.width)
     out.print(table, crop=False)
+
+
+async def declare_gone(workers: Sequence[str], host: str | None, note: str, url: str | None, *, in_json: bool) -> int:
+    """Say that workers, or all that was begun on a host, cannot act any more, and print what that concerned."""
+    if bool(workers) == (host is not None):
+        raise click.UsageError("Name the workers that are gone, or a host with --host.")
+    if not note:
+        raise click.UsageError("Say with --note how you know that it is gone: that is kept.")
+    async with acting(url) as app:
+        if host is not None:
+            found = [await app.host_gone(host, note=note, by=user_name())]
+        else:
+            found = [await app.worker_gone(worker, note=note, by=user_name()) for worker in workers]
+    if in_json:
+        say_json([one._asdict() for one in found])
+        return 0
+    for one in found:
+        fenced = f"{len(one.workers)} workers that had a row or runs" if one.kind == "host" else "its runs are free"
+        line = f"{one.kind} {one.name} is gone ({fenced}). The probes of {len(one.asked)} held runs are asked again."
+        console().print(styled(clean(line), "green"))
+    return 0
 
 
 def _cells(facts: dict[str, Any], now: int) -> list[Any]:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -10,16 +12,20 @@ from everstep.cli.collecting import Age
 from everstep.cli.logs import log_lines
 from everstep.cli.opening import place_of, store_options
 from everstep.cli.terminal import clean, clock_time, console, say_json_line, styled
-from everstep.cli.workers import list_workers
+from everstep.cli.workers import declare_gone, list_workers
+from everstep.engine.background import on_a_thread
+from everstep.engine.clock import microseconds, wall_seconds
 from everstep.engine.opening import default_on_hold
 from everstep.model.ids import checked_name
 from everstep.model.retention import Retention
 from everstep.stores.opening import default_url, open_store
 from everstep.stores.protocol import Store
-from everstep.worker.health import address_of, answer_on
+from everstep.worker.health import Health, address_of, answer_on
 from everstep.worker.loading import load_all, split
-from everstep.worker.serving import News, Tell, WorkerApp, serve
+from everstep.worker.serving import News, WorkerApp, serve
+from everstep.worker.stopping import stopping_on_signals
 from everstep.worker.supervising import Supervisor, supervised
+from everstep.worker.waiting import open_when_there, waiting_health
 
 STYLES = {
     "completed": "green",
@@ -29,6 +35,7 @@ STYLES = {
     "took up": "cyan",
     "saturated": "yellow",
     "restart": "yellow",
+    "waiting": "yellow",
     "warning": "yellow",
     "error": "red",
 }
@@ -55,6 +62,12 @@ STYLES = {
 @click.option("--health", metavar="PORT", help="Answer /healthz and /readyz, to this machine only; or HOST:PORT.")
 @click.option("--retention", type=Age(), metavar="AGE", help="Delete runs that ended so long ago: 30d, 12h, 90m.")
 @click.option("--key-retention", type=Age(), metavar="AGE", help="Forget keys that did not change for so long.")
+@click.option(
+    "--gone-after", type=click.FloatRange(min=1), metavar="SECONDS",
+    help="Workers elsewhere without a sign of life for so long count as gone. Risky: see the documentation.",
+)  # fmt: skip
+@click.option("--host", metavar="HOST", help="With `worker gone`: everything that was begun on this host.")
+@click.option("--note", default="", help="With `worker gone`: how you know. It is kept.")
 @store_options
 def worker_command(
     files: tuple[str, ...],
@@ -66,6 +79,9 @@ def worker_command(
     health: str | None,
     retention: float | None,
     key_retention: float | None,
+    gone_after: float | None,
+    host: str | None,
+    note: str,
     url: str | None,
     in_json: bool,
 ) -> int:
@@ -75,50 +91,73 @@ def worker_command(
     steps under way may end, then the runs are given back. A second signal stops at once; nothing is lost by that
     either.
 
-    `everstep worker ls` lists the workers of a store.
+    `everstep worker ls` lists the workers of a store. `everstep worker gone WORKER --note …` (or `--host HOST`) says
+    that it cannot act any more: probes settle its steps in doubt.
     """
     if files == ("ls",):
         list_workers(url, in_json=in_json)
         return 0
+    if files[0] == "gone":
+        return asyncio.run(declare_gone(files[1:], host, note, url, in_json=in_json))
+    if host is not None or note:
+        raise click.UsageError("--host and --note go with `everstep worker gone`.")
     address = address_of(health) if health is not None else None
     if processes > 1:
         words = [*files, f"--concurrency={concurrency}", f"--drain={drain}", f"--lease={lease}"]
         words += [f"--queue={queue}" for queue in queues]
         words += [f"--retention={retention}s"] if retention is not None else []
         words += [f"--key-retention={key_retention}s"] if key_retention is not None else []
+        words += [f"--gone-after={gone_after}"] if gone_after is not None else []
         words += [f"--url={url}"] if url is not None else []
         return _supervise([*words, *(["--json"] if in_json else [])], processes, address, url, in_json=in_json)
     workflows = load_all(files)
     narrowed = all(split(file)[1] for file in files)
-    store = open_store(url or default_url())
-    tell = _teller(store, in_json=in_json)
     names = sorted(workflow.name for workflow in workflows)
-    detail = f"serving {', '.join(names)} from {place_of(store)}" + (" (new)" if store.is_new else "")
+    tell = _Teller(in_json=in_json)
     on_hold = default_on_hold()
     options: dict[str, Any] = {"concurrency": concurrency, "lease": lease, "workflows": names if narrowed else None}
+    options["gone_after"] = gone_after
     options["queues"] = [checked_name(queue, "queue") for queue in queues] or None
     child = supervised()
     kept = Retention(runs=retention, keys=key_retention)
 
-    async def work() -> int:
+    def make(store: Store) -> WorkerApp:
+        tell.now = store.now
+        detail = f"serving {', '.join(names)} from {place_of(store)}" + (" (new)" if store.is_new else "")
         app = WorkerApp(store, tell, on_hold=on_hold, retention=kept, **options)
         tell(News(what="started", detail=detail))
-        return await serve(app, tell, drain=drain, health=address, pipe=child[1] if child is not None else None)
+        return app
 
+    pipe = child[1] if child is not None else None
+    opening = partial(open_store, url or default_url())
     with log_lines(lambda level, text: tell(News(what=level, detail=text))):
-        return asyncio.run(work())
+        return asyncio.run(serve(make, opening, tell, drain=drain, health=address, pipe=pipe))
 
 
 def _supervise(words: list[str], count: int, address: tuple[str, int] | None, url: str | None, *, in_json: bool) -> int:
     """Keep so many worker processes at work, until a signal says stop."""
-    store = open_store(url or default_url())
-    tell = _teller(store, in_json=in_json)
+    tell = _Teller(in_json=in_json)
+
+    def say(what: str, detail: str) -> None:
+        tell(News(what=what, detail=detail))
 
     async def work() -> int:
-        supervisor = Supervisor(words, count, lambda what, detail: tell(News(what=what, detail=detail)))
-        server = await answer_on(address, lambda: supervisor.health(store.workers())) if address is not None else None
-        tell(News(what="started", detail=f"{count} processes under process {os.getpid()}"))
+        store: Store | None = None
+        supervisor = Supervisor(words, count, say)
+
+        async def how() -> Health:
+            if store is None:
+                return waiting_health()
+            return supervisor.health(await on_a_thread(store.workers))
+
+        server = await answer_on(address, how) if address is not None else None
         try:
+            with stopping_on_signals() as stop:
+                store = await open_when_there(partial(open_store, url or default_url()), say, stop.asked)
+            if store is None:
+                return 0
+            tell.now = store.now
+            tell(News(what="started", detail=f"{count} processes under process {os.getpid()}"))
             return await supervisor.run()
         finally:
             if server is not None:
@@ -127,24 +166,24 @@ def _supervise(words: list[str], count: int, address: tuple[str, int] | None, ur
     return asyncio.run(work())
 
 
-def _teller(store: Store, *, in_json: bool) -> Tell:
-    """Return what prints a worker's news: lines for people, or JSON lines. A supervisor's child says which it is."""
-    child = supervised()
-    number = child[0] if child is not None else None
+class _Teller:
+    """Prints a worker's news: lines for people, or JSON lines. A supervisor's child says which it is."""
 
-    def tell(news: News) -> None:
-        if in_json:
-            facts = {"process": number, "run": news.run, "workflow": news.workflow, "detail": news.detail}
-            say_json_line({"at": store.now(), "what": news.what, **{k: v for k, v in facts.items() if v}})
+    def __init__(self, *, in_json: bool) -> None:
+        child = supervised()
+        self._number = child[0] if child is not None else None
+        self._in_json = in_json
+        self.now: Callable[[], int] = lambda: microseconds(wall_seconds())
+        """The store's clock, once there is a store."""
+
+    def __call__(self, news: News) -> None:
+        if self._in_json:
+            facts = {"process": self._number, "run": news.run, "workflow": news.workflow, "detail": news.detail}
+            say_json_line({"at": self.now(), "what": news.what, **{k: v for k, v in facts.items() if v}})
             return
         named = f"{news.run} ({news.workflow})" if news.run else ""
-        process = f"[{number}]" if number is not None else ""
+        process = f"[{self._number}]" if self._number is not None else ""
         text = "  ".join(filter(None, [process, named, news.detail]))
-        _print_line(store, news.what, text, STYLES.get(news.what, "dim"))
-
-    return tell
-
-
-def _print_line(store: Store, what: str, text: str, style: str) -> None:
-    line = styled(f"{clock_time(store.now())}  ", "dim").append(f"{what:<10}", style=style).append(clean(text))
-    console().print(line, soft_wrap=True)
+        style = STYLES.get(news.what, "dim")
+        line = styled(f"{clock_time(self.now())}  ", "dim").append(f"{news.what:<10}", style=style).append(clean(text))
+        console().print(line, soft_wrap=True)

@@ -1,6 +1,7 @@
 """Exceptions to facts and back: built-in, Everstep's and registered ones as themselves, others as `StepError`.
 
-An exception is put together without its class's own constructor, whose parameters are rarely the exception's `args`.
+An exception is put together without its class's own constructor, whose parameters are rarely the exception's `args`,
+and without its properties: what was stored is not handed to any code of the class.
 """
 
 import builtins
@@ -70,6 +71,9 @@ _ARGS: Final = BaseException.__dict__["args"].__get__
 _DICT: Final = BaseException.__dict__["__dict__"].__get__
 _SUPPRESS: Final = BaseException.__dict__["__suppress_context__"].__get__
 _MESSAGE: Final = BaseExceptionGroup.__dict__["message"].__get__
+_SET_CAUSE: Final = BaseException.__dict__["__cause__"].__set__
+_SET_CONTEXT: Final = BaseException.__dict__["__context__"].__set__
+_SET_SUPPRESS: Final = BaseException.__dict__["__suppress_context__"].__set__
 
 _HIDDEN: Final = {
     ImportError: ("name", "path"),
@@ -359,15 +363,15 @@ def error_from(facts: Any, inner: Callable[[Any], BaseException] | None = None) 
     else:
         error = _put_together(_class_named(origin, facts["type"]), facts, inner)
     if "notes" in facts:
-        error.__notes__ = [_checked_text(note) for note in facts["notes"]]
+        _DICT(error)["__notes__"] = [_checked_text(note) for note in facts["notes"]]
     if "cause" in facts:
-        error.__cause__ = inner(facts["cause"])
+        _SET_CAUSE(error, inner(facts["cause"]))
     if "context" in facts:
-        error.__context__ = inner(facts["context"])
+        _SET_CONTEXT(error, inner(facts["context"]))
     if "suppress" in facts:
-        error.__suppress_context__ = True
+        _SET_SUPPRESS(error, True)
     if traceback := facts.get("traceback"):
-        error.__everstep_traceback__ = _checked_text(traceback)  # type: ignore[attr-defined]
+        _DICT(error)["__everstep_traceback__"] = _checked_text(traceback)
     return error
 
 
@@ -383,8 +387,17 @@ def _put_together(cls: type[BaseException], facts: Facts, inner: Callable[[Any],
     for name, value in facts.get("state", {}).items():
         if name.startswith("__"):
             raise ValueError("not an attribute of an exception")
-        object.__setattr__(error, name, value)
+        _put(error, name, value)
     return error
+
+
+def _put(error: BaseException, name: str, value: Any) -> None:
+    """Give an exception an attribute where it was taken from. No code of its class is asked: the value was stored."""
+    for cls, names in _HIDDEN.items():
+        if name in names and is_a(error, cls):
+            cls.__dict__[name].__set__(error, value)
+            return
+    _DICT(error)[name] = value
 
 
 def _checked_text(value: Any) -> str:

@@ -1,14 +1,16 @@
 """Kinds of classes whose instances come back as themselves: how each is taken apart, and put together again.
 
 Instances are put together from their fields and not by their constructor, so that a `__post_init__` does not work
-twice on the same data. The empty name in a record holds what is not a field: attributes that were added to it.
+twice on the same data, and so that no code of a class is handed what was stored: whoever can write the database chooses
+that. The empty name in a record holds what is not a field: attributes that were added to it.
 """
 
 import enum
 import sys
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from types import MemberDescriptorType
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -78,7 +80,7 @@ def _as_record(data: Any) -> Record:
 
 def _enum_kind(cls: type[enum.Enum]) -> Kind:
     if issubclass(cls, enum.Flag):  # combinations have no name of their own
-        return Kind(cls, lambda member: member.value, cls, False)
+        return Kind(cls, lambda member: member.value, lambda value: _flag(cls, value), False)
 
     def load(name: Any) -> enum.Enum:
         if type(name) is not str or name not in cls.__members__:
@@ -86,6 +88,14 @@ def _enum_kind(cls: type[enum.Enum]) -> Kind:
         return cls.__members__[name]
 
     return Kind(cls, lambda member: member.name, load, False)
+
+
+def _flag(cls: type[enum.Flag], value: Any) -> enum.Flag:
+    """Return a combination of members, without asking a `_missing_` of the class: its own or Python's."""
+    if type(value) is not int:
+        raise Unfit("the enumeration has no member of the stored value")
+    found = cls._value2member_map_.get(value) or enum.Flag._missing_.__func__(cls, value)  # type: ignore[attr-defined]
+    return cast("enum.Flag", found)
 
 
 def _named_tuple_kind(cls: type) -> Kind:
@@ -119,6 +129,7 @@ def _struct_kind(cls: type[msgspec.Struct]) -> Kind:
     def load(data: Any) -> Any:
         record = _as_record(data)
         _demand(record, required)
+        # There is no other way to make one: a `__post_init__` is called with what was stored.
         return cls(**{name: record[name] for name in names if name in record})
 
     return Kind(cls, dump, load, True)
@@ -165,6 +176,7 @@ def _constant(value: object) -> Callable[[], object]:
 def _fields_kind(cls: type, fields: tuple[_Field, ...]) -> Kind:
     """Return the kind of a class with declared fields, whose instances are filled directly."""
     names = frozenset(field.name for field in fields)
+    asked = frozenset(name for name in names if _has_setter(cls, name))
 
     def dump(value: Any) -> Record:
         record = {field.name: getattr(value, field.name) for field in fields if hasattr(value, field.name)}
@@ -178,6 +190,8 @@ def _fields_kind(cls: type, fields: tuple[_Field, ...]) -> Kind:
         record = _as_record(data)
         instance: Any = object.__new__(cls)
         for name, required, default in fields:
+            if name in asked:
+                continue
             if name in record:
                 object.__setattr__(instance, name, record[name])
             elif default is not None:
@@ -190,6 +204,15 @@ def _fields_kind(cls: type, fields: tuple[_Field, ...]) -> Kind:
         return instance
 
     return Kind(cls, dump, load, True)
+
+
+def _has_setter(cls: type, name: str) -> bool:
+    """Tell whether code of a class is asked when an attribute is set: that of a property, not that of a slot.
+
+    What a property keeps elsewhere in the instance is not a field, and so is stored beside the fields.
+    """
+    found = next((one.__dict__[name] for one in cls.__mro__ if name in one.__dict__), None)
+    return hasattr(type(found), "__set__") and not isinstance(found, MemberDescriptorType)
 
 
 def _is_cache(cls: type, name: str) -> bool:
@@ -234,13 +257,13 @@ def _pydantic_kind(cls: Any) -> Kind:
         object.__setattr__(instance, "__dict__", values)
         object.__setattr__(instance, "__pydantic_fields_set__", given)
         object.__setattr__(instance, "__pydantic_extra__", _as_record(rest.get("extra", {})) if allows_extra else None)
-        object.__setattr__(instance, "__pydantic_private__", _private(cls, _as_record(rest.get("private", {}))))
+        object.__setattr__(instance, "__pydantic_private__", private_values(cls, _as_record(rest.get("private", {}))))
         return instance
 
     return Kind(cls, dump, load, True)
 
 
-def _private(cls: Any, stored: Record) -> Record | None:
+def private_values(cls: Any, stored: Record) -> Record | None:
     """Return a model's private attributes: the stored ones, else their defaults."""
     if not cls.__private_attributes__:
         return None

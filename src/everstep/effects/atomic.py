@@ -71,6 +71,16 @@ class _Unreached(Exception):
     """The marker could not be read, so nothing was done in this attempt, and nothing is known of earlier ones."""
 
 
+class _Lost(Exception):
+    """The connection was lost while the body had it. Everything is rolled back."""
+
+    def __init__(self, failure: DatabaseFailed, server: str, *, may_be_outage: bool) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+        self.server = server
+        self.may_be_outage = may_be_outage
+
+
 class _Refused(Exception):
     """The body did what it must not, or returned what cannot be stored. Everything is rolled back."""
 
@@ -205,8 +215,9 @@ async def _perform(work: Work) -> Settled:
     if work.only_settle:
         settled = await _void(work)
         return settled or Settled(refused=NotDone(f"{work.step} has not happened, and was cancelled."))
+    lost: list[_Lost] = []
     try:
-        return await _patiently(work, _try)
+        return await _patiently(work, lambda work: _try(work, lost))
     except Undecided:
         raise
     except _Unreached as unreached:
@@ -244,8 +255,11 @@ async def _wait_out(
         pause = min(pause * 1.5, MOST_PAUSE_SECONDS)
 
 
-async def _try(work: Work) -> Settled:
-    """Make the attempt once."""
+async def _try(work: Work, ended: list[_Lost]) -> Settled:
+    """Make the attempt once. `ended`: the session that the last body lost, if that may have been an outage.
+
+    If the server is still the same, it was none: what has ended one session may end each, so it counts as an attempt.
+    """
     crash_point("transaction.before")
     lost: Exception | None = None
     async with _begun(work) as (transaction, marker):
@@ -253,8 +267,16 @@ async def _try(work: Work) -> Settled:
             return _adopted(work, marker)
         if marker is not None and marker.attempt >= work.attempt:
             raise _overtaken(work)
-        payload = await _run_body(work, transaction)
-        await _mark(work, transaction, payload)
+        if ended and (last := ended.pop()).server == getattr(transaction, "server", ""):
+            raise last.failure
+        try:
+            payload = await _run_body(work, transaction)
+            await _mark(work, transaction, payload)
+        except _Lost as loss:
+            if not loss.may_be_outage:
+                raise loss.failure from loss.failure.__cause__
+            ended.append(loss)
+            raise _Again from loss.failure
         crash_point("transaction.written")
         work.permit.take()
         try:
@@ -277,6 +299,7 @@ async def _run_body(work: Work, transaction: Transaction[Any]) -> bytes:
     except Exception as error:
         if broke := await _now(transaction.take_back(returned=False)):
             raise _broken(work, broke) from error
+        _raise_if_lost(work, transaction, error)
         if work.database.meaning(error) == "again":
             raise _Again from error
         raise
@@ -294,9 +317,25 @@ async def _mark(work: Work, transaction: Transaction[Any], payload: bytes) -> No
     except Misuse as broke:  # only now it was seen that the body has ended the transaction
         raise _broken(work, str(broke)) from broke
     except Exception as error:
+        _raise_if_lost(work, transaction, error)
         if work.database.meaning(error) == "again":
             raise _Again from error
         raise _failed(work.database, "did not take the marker, and everything was rolled back", error) from error
+
+
+def _raise_if_lost(work: Work, transaction: Transaction[Any], error: Exception) -> None:
+    """Raise `_Lost` if the connection was lost while the body had it, or was cut off by a limit of the database."""
+    if why := _told(transaction, "why_lost", error):
+        what = f"cut off the transaction of {work.step}, {why}. Everything was rolled back"
+        failure = _failed(work.database, what, error)
+        may_be_outage = work.database.meaning(error) == "again" and not _told(transaction, "limit_passed", error)
+        raise _Lost(failure, getattr(transaction, "server", ""), may_be_outage=may_be_outage) from error
+
+
+def _told(transaction: Transaction[Any], question: str, error: Exception) -> str:
+    """Ask a transaction about an error, if it is of a kind that knows."""
+    answer: str = getattr(transaction, question, lambda _: "")(error)
+    return answer
 
 
 def _stop_of(work: Work, transaction: Transaction[Any]) -> Callable[[], None]:

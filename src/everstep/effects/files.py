@@ -13,7 +13,6 @@ it has happened. A step of its own takes the mark away, when the outcome is reco
 """
 
 import contextlib
-import functools
 import hashlib
 import os
 import stat
@@ -24,11 +23,12 @@ from everstep.effects.body import key
 from everstep.effects.folders import Folder, fenced, refuse_given_up
 from everstep.effects.witnesses import file_fact, read_file
 from everstep.errors import FileChanged
+from everstep.model.own_files import NEW, NO_LINK, behind_links
 
 
 def _behind_links(path: str) -> Path:
     """Return the file that is meant: a link is followed, because to rename over it would part it from its file."""
-    return Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
+    return Path(behind_links(path))
 
 
 def _beside(target: Path, of: str) -> Path:
@@ -38,22 +38,26 @@ def _beside(target: Path, of: str) -> Path:
 
 
 def _replace(folder: Folder, target: Path, data: bytes, mark: Path | None = None) -> None:
-    """Put new content in a file's place, all of it or nothing."""
+    """Put new content in a file's place, all of it or nothing. A new file has the mode that new files have here."""
     beside = _beside(target, key())
+    if mark is not None and _is_there(folder, mark):
+        _unlink(folder, mark)  # first: without the content beside it, it would say that the append has happened
+        os.fsync(folder)
+    _unlink(folder, beside)  # of an attempt that was cut off
     try:
-        descriptor = os.open(beside.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666, dir_fd=folder)
+        mode = _mode_of(folder, target)
+        descriptor = os.open(beside.name, NEW, 0o666 if mode is None else 0o600, dir_fd=folder)
         try:
-            mode = _mode_of(folder, target)
-            if mode is not None:
-                os.fchmod(descriptor, mode)
             with open(descriptor, "wb", closefd=False) as stream:
                 stream.write(data)
+            if mode is not None:
+                os.fchmod(descriptor, mode)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
         refuse_given_up()  # the disk may have taken its time
         if mark is not None:
-            os.close(os.open(mark.name, os.O_WRONLY | os.O_CREAT, 0o666, dir_fd=folder))
+            os.close(os.open(mark.name, NEW, 0o600, dir_fd=folder))
             os.fsync(folder)
         os.replace(beside.name, target.name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:  # a full disk for instance: the old content stays, and nothing of ours lies about
@@ -66,7 +70,7 @@ def _replace(folder: Folder, target: Path, data: bytes, mark: Path | None = None
 
 def _mode_of(folder: Folder, target: Path) -> int | None:
     try:
-        return stat.S_IMODE(os.stat(target.name, dir_fd=folder).st_mode)
+        return stat.S_IMODE(os.stat(target.name, dir_fd=folder, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         return None
 
@@ -84,13 +88,16 @@ def _is_there(folder: Folder, target: Path) -> bool:
     return True
 
 
-def _read(folder: Folder, target: Path) -> bytes | None:
-    """Return a file's content, or None if it is not there."""
+def _read(folder: Folder, target: Path, more: int = 0) -> bytes | None:
+    """Return a file's content, or None if it is not there. A pipe is not waited for: others wait for the folder."""
     try:
-        with open(target.name, "rb", opener=functools.partial(os.open, dir_fd=folder)) as stream:
-            return stream.read()
+        descriptor = os.open(target.name, os.O_RDONLY | os.O_NONBLOCK | more, dir_fd=folder)
     except FileNotFoundError:
         return None
+    with open(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileChanged(f"{target} is not an ordinary file; it was left alone.", str(target))
+        return stream.read()
 
 
 def as_bytes(content: str | bytes) -> bytes:
@@ -103,7 +110,7 @@ def write(path: str, content: str | bytes, expected: str | bytes | None, checked
     target, data = _behind_links(path), as_bytes(content)
     with fenced(target.parent) as (folder,):
         _unlink(folder, _beside(target, key()))  # of an attempt that was cut off
-        now = _read(folder, target)
+        now = _read(folder, target, NO_LINK)
         if now != data:
             if checked and now != (None if expected is None else as_bytes(expected)):
                 raise FileChanged(f"{path} is not as the workflow expects it; it was left alone.", path)
@@ -116,7 +123,7 @@ def append(path: str, content: str | bytes) -> tuple[dict[str, Any], str]:
     target, data = _behind_links(path), as_bytes(content)
     beside, mark = _beside(target, key()), _beside(target, f"mark{key()}")
     with fenced(target.parent) as (folder,):
-        now = _read(folder, target) or b""
+        now = _read(folder, target, NO_LINK) or b""
         if not _is_there(folder, mark) or _is_there(folder, beside):
             now += data
             _replace(folder, target, now, mark)

@@ -1,6 +1,8 @@
--- The statements about markers in PostgreSQL: in a store's schema, and in any other database. The schema is said
--- everywhere, so that neither a search path nor a temporary table can put another table in their place. Casts are
--- written as CAST(…), for some drivers take a colon for the beginning of a parameter.
+-- The statements about markers in PostgreSQL: in a store's schema, and in any other database. They are done beside a
+-- user's own, with the user's search path. So everything has its schema, also each operator, type and collation:
+-- nothing that others have made can be taken for what is meant. (IN, BETWEEN, IS DISTINCT FROM, LIKE and CASE … WHEN of a
+-- value name an operator that cannot have one.) Casts are written as CAST(…), for some drivers take a colon for the
+-- beginning of a parameter.
 --
 -- `guard` is not null only while the transaction is open that wrote the row. It refers to a marker that is never there,
 -- and that is checked when the transaction is committed: so the server itself refuses each COMMIT before the marker is
@@ -12,13 +14,13 @@ CREATE SCHEMA everstep;
 -- name: create_markers
 -- As in the first migration of a store.
 CREATE TABLE everstep.everstep_markers (
-    key text COLLATE "C" PRIMARY KEY,
-    run text COLLATE "C" NOT NULL,
-    step text COLLATE "C" NOT NULL,
+    key pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
+    run pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    step pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     attempt bigint NOT NULL,
-    outcome bytea,
+    outcome pg_catalog.bytea,
     at bigint NOT NULL,
-    guard text COLLATE "C" CONSTRAINT everstep_only_the_step_commits
+    guard pg_catalog.text COLLATE pg_catalog."C" CONSTRAINT everstep_only_the_step_commits
         REFERENCES everstep.everstep_markers (key) DEFERRABLE INITIALLY DEFERRED
 );
 
@@ -30,20 +32,45 @@ CREATE INDEX everstep_markers_run ON everstep.everstep_markers (run);
 CREATE INDEX everstep_markers_guard ON everstep.everstep_markers (guard) WHERE guard IS NOT NULL;
 
 -- name: has_markers
-SELECT 1 FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
-WHERE nspname = $1 AND relname = 'everstep_markers';
+SELECT 1 FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace
+    ON pg_namespace.oid OPERATOR(pg_catalog.=) relnamespace
+WHERE nspname OPERATOR(pg_catalog.=) $1 AND relname OPERATOR(pg_catalog.=) 'everstep_markers';
+
+-- name: owned_by_strangers
+-- Roles that own the schema or the table and could let anything be done by those who write there; as in a store.
+SELECT DISTINCT owner.rolname FROM pg_catalog.pg_namespace AS place
+    LEFT JOIN pg_catalog.pg_class AS markers ON markers.relnamespace OPERATOR(pg_catalog.=) place.oid
+        AND markers.relname OPERATOR(pg_catalog.=) 'everstep_markers'
+    JOIN pg_catalog.pg_roles AS owner ON owner.oid OPERATOR(pg_catalog.=) place.nspowner
+        OR owner.oid OPERATOR(pg_catalog.=) markers.relowner
+    JOIN pg_catalog.pg_database AS here ON here.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+WHERE place.nspname OPERATOR(pg_catalog.=) $1 AND NOT owner.rolsuper
+    AND owner.rolname OPERATOR(pg_catalog.<>) 'pg_database_owner' AND NOT pg_catalog.pg_has_role(owner.oid, 'MEMBER')
+    AND NOT pg_catalog.pg_has_role(owner.oid, here.datdba, 'MEMBER');
 
 -- name: has_schema
 -- Asked before it is made: making it needs a right, even if it is there.
-SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1;
+SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname OPERATOR(pg_catalog.=) $1;
 
 -- name: lock_schema
 -- Whoever makes tables goes alone, until the transaction ends. The same lock as that of a store's migrations.
-SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('everstep migration of ' || CAST($1 AS text), 0));
+SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(
+    'everstep migration of ' OPERATOR(pg_catalog.||) CAST($1 AS pg_catalog.text), 0));
+
+-- name: may_write
+-- The first statement of a transaction, whatever the role's transactions are.
+SET TRANSACTION READ WRITE;
 
 -- name: wait_at_most
--- The first statement of a transaction: others are waited for so long at a time. Returns what is set for the body.
-SELECT pg_catalog.current_setting('lock_timeout'), pg_catalog.set_config('lock_timeout', $1, true);
+-- Before the marker is read: others are waited for so long at a time. Returns what is set for the body, what may end its
+-- session or cancel its statements, whether the guard is checked, and which server this is.
+SELECT pg_catalog.current_setting('lock_timeout'),
+    pg_catalog.current_setting('idle_in_transaction_session_timeout'),
+    pg_catalog.current_setting('transaction_timeout', true),
+    pg_catalog.current_setting('statement_timeout'),
+    pg_catalog.current_setting('session_replication_role'),
+    CAST(EXTRACT(EPOCH FROM pg_catalog.pg_postmaster_start_time()) AS pg_catalog.text),
+    pg_catalog.set_config('lock_timeout', $1, true);
 
 -- name: take_turn
 -- Whoever else is in a transaction with this key is waited for: by the primary key, also while a row is not committed.
@@ -55,22 +82,24 @@ ON CONFLICT (key) DO UPDATE SET guard = '' WHERE mine.outcome IS NULL
 RETURNING key, run, step, attempt, outcome, at, pg_catalog.set_config('lock_timeout', $2, true);
 
 -- name: read_marker
-SELECT key, run, step, attempt, outcome, at, '' FROM everstep.everstep_markers WHERE key = $1;
+SELECT key, run, step, attempt, outcome, at, '' FROM everstep.everstep_markers WHERE key OPERATOR(pg_catalog.=) $1;
 
 -- name: write_marker
 -- In the row that `take_turn` has left. If that is gone, this is another transaction. What the run will remember as done
 -- must be as durable here, so a COMMIT that would not wait for the disk is made to.
 UPDATE everstep.everstep_markers
 SET run = $2, step = $3, attempt = $4, outcome = $5, at = $6, guard = NULL
-WHERE key = $1 AND guard IS NOT NULL AND outcome IS NULL
+WHERE key OPERATOR(pg_catalog.=) $1 AND guard IS NOT NULL AND outcome IS NULL
 RETURNING CASE
-    WHEN CAST($7 AS text) = 'durable' AND pg_catalog.current_setting('synchronous_commit') = 'off'
+    WHEN CAST($7 AS pg_catalog.text) OPERATOR(pg_catalog.=) 'durable'
+        AND pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'
     THEN pg_catalog.set_config('synchronous_commit', 'on', true)
 END;
 
 -- name: marked_runs
 -- The runs that have markers, all of them from before a time.
-SELECT run FROM everstep.everstep_markers GROUP BY run HAVING max(at) < $1;
+SELECT run FROM everstep.everstep_markers GROUP BY run HAVING pg_catalog.max(at) OPERATOR(pg_catalog.<) $1;
 
 -- name: forget_markers
-DELETE FROM everstep.everstep_markers WHERE run = $1 AND at < $2 RETURNING 1;
+DELETE FROM everstep.everstep_markers
+WHERE run OPERATOR(pg_catalog.=) $1 AND at OPERATOR(pg_catalog.<) $2 RETURNING 1;

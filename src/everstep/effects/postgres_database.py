@@ -18,6 +18,7 @@ from psycopg.sql import Composable
 from everstep.effects.databases import Meaning, now
 from everstep.effects.postgres_markers import (
     CANCELLED,
+    LIMITS,
     Place,
     PostgresTransaction,
     meaning,
@@ -37,10 +38,7 @@ if TYPE_CHECKING:
 
 CANCEL_SECONDS: Final = 5.0
 
-SETTINGS: Final = (
-    "-c default_transaction_read_only=off "
-    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=3 -c tcp_keepalives_count=3"
-)
+SETTINGS: Final = "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=3 -c tcp_keepalives_count=3"
 """So that the server ends the transaction of a machine that is gone, and with it the wait of others, within seconds."""
 
 
@@ -112,7 +110,7 @@ class LentConnection(_Lent, psycopg.Connection[Any]):
         try:
             return super().wait(*args, **kwargs)
         except psycopg.Error as error:
-            _note_outage(error, is_outage=self.closed)
+            _note_own(error, is_outage=self.closed)
             raise
 
 
@@ -124,14 +122,14 @@ class LentAsyncConnection(_Lent, psycopg.AsyncConnection[Any]):
         try:
             return await super().wait(*args, **kwargs)
         except psycopg.Error as error:
-            _note_outage(error, is_outage=self.closed)
+            _note_own(error, is_outage=self.closed)
             raise
 
 
-def _note_outage(error: psycopg.Error, *, is_outage: bool) -> None:
-    """Note in an error that our own connection was lost with it. That a body loses others is its own affair."""
-    if is_outage:
-        error.was_outage = True  # type: ignore[attr-defined]
+def _note_own(error: psycopg.Error, *, is_outage: bool) -> None:
+    """Note in an error that it is of our own connection, and whether that was lost. Others are the body's affair."""
+    error.is_own = True  # type: ignore[attr-defined]
+    error.was_outage = is_outage  # type: ignore[attr-defined]
 
 
 class LentCursor(_LentCursor, psycopg.Cursor[Any]):
@@ -177,6 +175,14 @@ class PsycopgTransaction(PostgresTransaction):
         if status == psycopg.pq.TransactionStatus.ACTIVE:
             return "a statement of its body still runs: wait for it"
         return "" if status == psycopg.pq.TransactionStatus.INTRANS else WENT_ON
+
+    def is_own(self, error: BaseException) -> bool:
+        """Tell whether an error is one of this connection."""
+        return getattr(error, "is_own", False)
+
+    def is_lost(self) -> bool:
+        """Tell whether the connection turned out to be lost."""
+        return bool(self.connection.closed)
 
     async def commit(self) -> None:
         """Commit. The server answers a COMMIT of what has failed with ROLLBACK, and calls that no error."""
@@ -226,7 +232,7 @@ class PostgresDatabase:
 
     async def begin(self, store: "Store") -> PsycopgTransaction:
         """Begin a transaction in it."""
-        place = Place(self.name, self._address.schema)
+        place = Place(self.name, self._address.schema, self._address.owner)
         begun = await begin_on(self._address, place, is_async=self.is_async, makes_table=not self._has_table)
         self._has_table = True
         return begun
@@ -247,7 +253,7 @@ async def begin_in_store(store: "PostgresStore", *, is_async: bool) -> PsycopgTr
     try:
         return await begin_on(address, place, is_async=is_async, durable=durable)
     except psycopg.OperationalError as error:
-        _note_outage(error, is_outage=not state_of(error))
+        _note_own(error, is_outage=not state_of(error))
         raise
 
 
@@ -255,10 +261,12 @@ def meaning_in_store(error: BaseException) -> Meaning:
     """Tell what an error means in the store's own database: as everywhere, and what befalls the store is waited out.
 
     That is an outage, and a statement of the body which an operator has cancelled. (One that the body has given a
-    `statement_timeout` has failed.)
+    `statement_timeout` has failed.) A session that the server has ended because of a limit is no outage.
     """
-    is_cancelled = state_of(error) == CANCELLED and "user request" in str(error)
-    return "again" if is_cancelled or getattr(error, "was_outage", False) else meaning(error)
+    state = state_of(error)
+    is_cancelled = state == CANCELLED and "user request" in str(error)
+    is_outage = getattr(error, "was_outage", False) and state not in LIMITS
+    return "again" if is_cancelled or is_outage else meaning(error)
 
 
 async def begin_on(

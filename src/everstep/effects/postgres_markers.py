@@ -36,6 +36,12 @@ GUARD: Final = "everstep_only_the_step_commits"
 SERIALIZATION, DEADLOCK, LOCKED = "40001", "40P01", "55P03"
 MADE_AT_ONCE: Final = frozenset({"23505", "42P06", "42P07"})
 FORBIDDEN, ABORTED, CANCELLED = "42501", "25P02", "57014"
+LIMITS: Final = {
+    "25P03": "idle_in_transaction_session_timeout",
+    "25P04": "transaction_timeout",
+    CANCELLED: "statement_timeout",
+}
+"""The settings of a role by which the server ends a session in the middle of a transaction, or cancels a statement."""
 
 
 @cache
@@ -62,6 +68,8 @@ class Place(NamedTuple):
 
     name: str
     schema: str
+    owner: str = ""
+    """The role that the table belongs to, if it is one that could not be trusted otherwise."""
 
 
 def shown_name(hosts: str, database: str, schema: str) -> str:
@@ -118,16 +126,37 @@ class PostgresTransaction(abc.ABC):
         self._durable = durable
         self._texts = statements(place.schema)
         self._patience = "0"
+        self._limits: dict[str, str] = {}
+        """What may end the session or cancel a statement, and after how long."""
+        self.server = ""
+        """Which server process it is with: another one has been started since."""
 
     async def begin(self, *, makes_table: bool) -> None:
         """Begin it. Where the table of markers is not known to be there, it is looked for, and made."""
+        await self.ask("may_write")
         if makes_table:
             await self._make_table()
-        ((self._patience, _),) = await self.ask("wait_at_most", WAIT)
+        ((self._patience, *limits, triggers, self.server, _),) = await self.ask("wait_at_most", WAIT)
+        self._limits = {
+            name: limit for name, limit in zip(LIMITS.values(), limits, strict=True) if limit not in ("0", None)
+        }
+        if triggers == "replica":
+            raise Misuse(
+                f"The role of {self._place.name} has session_replication_role=replica. Then the server does not check "
+                "the rule that keeps a body from committing by itself. Atomic steps need another role."
+            )
 
     async def _make_table(self) -> None:
         """Make the table of markers, if it is not there, in a transaction of its own."""
         schema = self._place.schema
+        strangers = [owner for (owner,) in await self.ask("owned_by_strangers", schema) if owner != self._place.owner]
+        if strangers:
+            raise Misuse(
+                f"The schema {schema} or the table of markers of {self._place.name} is of the role {strangers[0]}, "
+                "and not to this role, one that it is a member of, or the owner of the database. Who owns a table can "
+                "have anything done in the name of those who write to it. If it is meant to be theirs, say so: "
+                f"…?owner={strangers[0]} in a URL, everstep_owner among the execution options of an engine."
+            )
         if await self.ask("has_markers", schema):
             return
         try:
@@ -138,6 +167,7 @@ class PostgresTransaction(abc.ABC):
                 for name in ("create_markers", "index_runs", "index_guards"):
                     await self.ask(name)
             await self.commit()
+            await self.ask("may_write")
         except Exception as error:
             if state_of(error) in MADE_AT_ONCE:
                 raise _InTheWay from error
@@ -183,6 +213,28 @@ class PostgresTransaction(abc.ABC):
         if not rows:
             raise Misuse(ENDED)
 
+    # -- what cut it off --------------------------------------------------------------------------------------------
+    def limit_passed(self, error: BaseException) -> str:
+        """Return what to say of an error by which the server kept a limit of the role, or an empty text."""
+        error = _said_by_server(error)
+        state = state_of(error)
+        name = LIMITS.get(state, "")
+        if not name or not self.is_own(error):
+            return ""
+        if state == CANCELLED and (name not in self._limits or "user request" in str(error)):
+            return ""
+        return f"because {name} of its role ({self._limits.get(name, 'said by the body')}) is too short for it"
+
+    def why_lost(self, error: BaseException) -> str:
+        """Return what is known of how the connection was lost, or an empty text if it was not."""
+        if passed := self.limit_passed(error):
+            return passed
+        if not self.is_own(_said_by_server(error)) or not self.is_lost():
+            return ""
+        limits = [f"{name} of its role is {limit}" for name, limit in self._limits.items() if name != LIMITS[CANCELLED]]
+        return " and ".join(limits) or "for a reason that is not known"
+
+    # -- housekeeping -----------------------------------------------------------------------------------------------
     async def marked_runs(self, before: int) -> list[str]:
         """Return the runs all of whose markers are from before a time."""
         return [unescaped(run) for (run,) in await self.ask("marked_runs", before)]
@@ -205,6 +257,14 @@ class PostgresTransaction(abc.ABC):
         """Take the connection back. Returns what the body did to the transaction that it must not, or an empty text."""
 
     @abc.abstractmethod
+    def is_own(self, error: BaseException) -> bool:
+        """Tell whether an error is one of this connection, as far as that can be known."""
+
+    @abc.abstractmethod
+    def is_lost(self) -> bool:
+        """Tell whether the connection turned out to be lost."""
+
+    @abc.abstractmethod
     async def commit(self) -> None:
         """Make everything durable, by an `own_statement`. An error does not say whether that has happened."""
 
@@ -215,6 +275,10 @@ class PostgresTransaction(abc.ABC):
     @abc.abstractmethod
     def interrupt(self) -> None:
         """Stop the statement that runs, if one does. May be called from any thread."""
+
+
+def _said_by_server(error: BaseException) -> BaseException:
+    return error.__cause__ if isinstance(error, _InTheWay) and error.__cause__ is not None else error
 
 
 def _said(error: BaseException) -> str:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from everstep.stores.protocol import Store
 
 SCHEMA_OPTION: Final = "everstep_schema"
+OWNER_OPTION: Final = "everstep_owner"
 CANCEL_SECONDS: Final = 5.0
 
 
@@ -64,8 +65,8 @@ class SqlalchemyDatabase:
             raise Misuse(
                 f"{SCHEMA_OPTION}: small letters, digits and _ make the name of a schema; pg_… is the server's."
             )
-        self._schema = schema
         self.name = _name_of(sync_engine, schema)
+        self._place = Place(self.name, schema, str(sync_engine.get_execution_options().get(OWNER_OPTION, "")))
         self._engine = _without_pool(engine) if isinstance(engine, AsyncEngine) else engine
         self._maker = maker
         self._has_table = False
@@ -77,7 +78,7 @@ class SqlalchemyDatabase:
         is_first = True
         while True:
             connection = await self._connected()
-            transaction = SqlalchemyTransaction(Place(self.name, self._schema), connection, self._maker, self.is_async)
+            transaction = SqlalchemyTransaction(self._place, connection, self._maker, self.is_async)
             try:
                 await transaction.begin(makes_table=not self._has_table)
             except BaseException as error:
@@ -179,6 +180,10 @@ class SqlalchemyTransaction(PostgresTransaction):
     def _driver(self) -> Any:
         connection = self._connection.sync_connection if self._is_async else self._connection
         return connection.connection.driver_connection
+
+    def is_own(self, error: BaseException) -> bool:
+        """Tell whether an error is one of this connection. Those of others that a body has cannot be told apart."""
+        return isinstance(error, (exc.DBAPIError, self._connection.dialect.loaded_dbapi.Error))
 
     def is_lost(self) -> bool:
         """Tell whether the connection turned out to be lost."""

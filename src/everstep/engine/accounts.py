@@ -10,6 +10,7 @@ from everstep.errors import StoreError
 from everstep.model.contracts import UNSEEN
 from everstep.model.events import EventRow, decode_body
 from everstep.model.secrets import shown_error
+from everstep.stores.brief import Busy, briefly
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
@@ -23,11 +24,15 @@ def account_of(driver: "Driver", call: int) -> dict[str, Any]:
     With a crash: its process gave its last sign of life at `last_sign_at`, and was found to be gone at `doubted_at`.
     """
     try:
-        stored = driver.app.store.events(driver.run, driver.journal.generation)
-    except StoreError:
+        stored = briefly(driver.app.store.events, driver.run, driver.journal.generation)
+    except (Busy, StoreError):
         stored = []
     last = stored[-1].seq if stored else 0
-    return told_by([*stored, *(event for event in driver.journal.unsaved if event.seq > last)], call)
+    told = told_by([*stored, *(event for event in driver.journal.unsaved if event.seq > last)], call)
+    known = driver.attempts.of(call)
+    if not stored and known is not None and known.by:
+        return {"worker": known.by, **process_of(known.by), **told}
+    return told
 
 
 def told_by(events: Iterable[EventRow], call: int) -> dict[str, Any]:

@@ -6,17 +6,19 @@ any other app of the process, asks here whether the body of a step, or anything 
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from everstep.effects.descent import begun_and_not_ended
+from everstep.engine.accounts import process_of
 from everstep.model.untrusted import logger
-from everstep.stores.processes import is_of_this_process, worker_has_ended
+from everstep.stores.processes import HOST_CHARACTERS_MAX, is_of_this_process, worker_has_ended
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
     from everstep.stores.protocol import Store
+    from everstep.stores.rows import GoneRow
 
 log = logger("everstep.app")
 
@@ -100,6 +102,45 @@ def may_act(store: "Store", worker: str, run: str) -> bool:
     return acting is not None and run in acting.runs()
 
 
+class Whereabouts(NamedTuple):
+    """What a store knows of a worker of another process."""
+
+    state: Literal["ended", "there", "lost"]
+    """Whether it provably cannot act any more or was declared gone, is among the workers, or was lost sight of."""
+    has_lease: bool = False
+    host_gone_at: int | None = None
+    """When its host was last declared gone, if ever."""
+
+
+def whereabouts(store: "Store", workers: Collection[str]) -> dict[str, Whereabouts]:
+    """Say where workers of other processes are."""
+    others = [worker for worker in workers if not is_of_this_process(worker)]
+    rows = {row.id: row for row in store.workers()} if others else {}
+    hosts = store.gone("host") if others else []
+    found: dict[str, Whereabouts] = {}
+    for worker in others:
+        said_at = max((row.at for row in hosts if is_on_host(worker, row.name)), default=None)
+        if has_ended(store, worker):
+            found[worker] = Whereabouts("ended")
+        elif row := rows.get(worker):
+            found[worker] = Whereabouts("there", row.has_lease, said_at)
+        else:
+            found[worker] = Whereabouts("lost", host_gone_at=said_at)
+    return found
+
+
 def has_ended(store: "Store", worker: str) -> bool:
-    """Tell whether a worker of another process provably cannot act any more."""
+    """Tell whether a worker of another process provably cannot act any more, or was declared gone."""
     return worker_has_ended(worker) or store.has_ended(worker)
+
+
+def is_on_host(worker: str, host: str) -> bool:
+    """Tell whether a worker's name says that it is, or was, on a host."""
+    return process_of(worker).get("host") == host[:HOST_CHARACTERS_MAX]
+
+
+def is_declared_gone(app: "Driving", host: str) -> "GoneRow | None":
+    """Return the declaration that this app's worker, or its host since the app was opened, is gone; else None."""
+    said = app.store.gone("worker", app.worker) if app.worker else []
+    said += [row for row in app.store.gone("host", host) if row.at >= app.opened_at]
+    return said[0] if said else None

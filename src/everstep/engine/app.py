@@ -119,7 +119,7 @@ class App(TendingVerbs, ScheduleVerbs, Driving):
             priority=priority,
             queue=queue,
             wake_at=at + microseconds(delay) if delay > 0 else None,
-            origin=Origin(self.store.chain.writing, self.restores),
+            origin=Origin(self.store.chain.writing, self.life),
             budget=allotment_of(target.budget),
         )
         begun = self.committer.submit(StartRun(new))

@@ -151,7 +151,7 @@ async def approve(
         raise RunEnded(f"The run {run} has ended ({status}): there is nothing to approve.", status)
     assert isinstance(verdict, Posted)
     if verdict.duplicate:
-        raise _answered(app.store, run, asked.id, asked.what)
+        raise await app.read(_answered, app.store, run, asked.id, asked.what)
     crash_point("delivery.posted")
     app.wake(run)
     return asked

@@ -67,7 +67,7 @@ async def posted(app: "App", post: Post) -> Posted:
     assert isinstance(verdict, Posted)
     crash_point("request.posted")
     if verdict.duplicate:
-        there = _delivery(app, post.run, verdict.number)
+        there = await app.read(_delivery, app, post.run, verdict.number)
         if there is not None and not (there.name == post.name and is_same(there.value, post.value)):
             raise IdConflict(f"The id {post.id!r} belongs to another request to the run {post.run}: use another id.")
     app.wake(post.run)
@@ -87,7 +87,9 @@ async def _answer(app: "App", post: Post, number: int, *, asked_before: bool) ->
         if answered is not None:
             return answered
         if row.status in ENDED:
-            raise _ended(post, row.status, "it ended without having answered it") from _failure(app, row)
+            raise _ended(post, row.status, "it ended without having answered it") from await app.read(
+                _failure, app, row
+            )
         is_new = not generation and not asked_before  # it is in the inbox of just this generation
         if (
             row.generation != generation
@@ -99,7 +101,7 @@ async def _answer(app: "App", post: Post, number: int, *, asked_before: bool) ->
         if row.status == "held":
             raise held_error(
                 row.id,
-                app.store.holds(run=row.id),
+                await app.read(app.store.holds, run=row.id),
                 f" It keeps the request {post.name!r}: ask again with id={post.id!r}.",
             )
         if not nudged:

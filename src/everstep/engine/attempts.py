@@ -10,7 +10,7 @@ from everstep.engine import later
 from everstep.engine.bodies import Attempt, Bodies
 from everstep.engine.clock import microseconds
 from everstep.engine.commands import StepCall
-from everstep.engine.due import DOUBT, FALLBACK, KEY, NEVER, ROOM, SLOT, Attempts
+from everstep.engine.due import DOUBT, EARLIER, FALLBACK, KEY, NEVER, ROOM, SLOT, Attempts
 from everstep.engine.stops import Stopped, pass_on
 from everstep.errors import Fatal, FolderBusy, NotDone, NotEncodable
 from everstep.model import events as ev
@@ -116,10 +116,10 @@ class StepAttempts:
         if call.target.limit is not None and not call.cancelled:
             driver.app.limits.begin(driver, call)
             return True
+        if driver.execution.kept is not None and self.take_kept(call):
+            return True
         if call.keyed is not None:
             self.keys.begin(call)
-            return True
-        if driver.execution.kept is not None and self.take_kept(call):
             return True
         return driver.budgets is not None and not (call.cancelled or self.has_room(call))
 
@@ -148,7 +148,7 @@ class StepAttempts:
         """
         if call.target.is_accounted_for:
             if not may_run_again(call.target.effect):
-                body.by = self._driver.app.worker
+                body.by = body.by or self._driver.app.worker
             if call.target.compensate is not None:
                 body.compensate = call.target.compensate.name
             body.whole, body.ref = self._driver.journal.pack(call.arguments.payload)
@@ -327,6 +327,9 @@ class StepAttempts:
         attempts = self._known[call.call]
         if driver.execution.caution and not (attempts.asked or fallback) and self._may_have_happened_unseen(call):
             self.doubts.begin(call, None, because=driver.execution.caution)  # it has a key, which is its own only now
+            return
+        if attempts.inherited and call.target.effect == "once" and not (attempts.asked or fallback):
+            self.doubts.begin(call, None, because=EARLIER)
             return
         self.bodies.start(call, attempts.attempt, attempts.details, fallback=fallback)
 

@@ -116,6 +116,13 @@ class Background:
         self.why_not_claiming()
         return pause
 
+    def note(self, name: str, error: BaseException) -> None:
+        """Count what went wrong and is over by now. Whoever saw it has logged it."""
+        trouble = self._works.setdefault(name, _Work()).trouble
+        trouble.failures += 1
+        trouble.error = type_name(error)
+        self._app.pump.say_soon()
+
     def works(self, name: str) -> None:
         """The work has succeeded."""
         work = self._works.get(name)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, overload
 
 from everstep.engine.app import App
 from everstep.engine.collecting import Collected
+from everstep.engine.gone import Gone
 from everstep.engine.handles import Run, Verification
 from everstep.engine.history import Event
 from everstep.engine.moving import Exported, Imported
@@ -24,6 +25,7 @@ from everstep.stores.queues import QueueRow
 
 if TYPE_CHECKING:
     from everstep.engine.approving import Approval
+    from everstep.engine.grounds import Ground
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -33,8 +35,10 @@ Ts = TypeVarTuple("Ts")
 class BlockingApp:
     """What `with everstep.open() as app:` gives: the methods of `App`, blocking."""
 
-    def __init__(self, make: Callable[[], App]) -> None:
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, App]], *, waits: bool = True) -> None:
         self._process = os.getpid()
+        self.ground: Ground | None = None
+        """What adapters on this app share."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="everstep-loop", daemon=True)
         try:
@@ -42,11 +46,19 @@ class BlockingApp:
         except BaseException:
             self._loop.close()
             raise
+        self._opening = asyncio.run_coroutine_threadsafe(_open(make), self._loop)
+        if not waits:
+            return
         try:
-            self._app: App = self.wait(_open(make))
+            self._opening.result()
         except BaseException:
+            self._opening.cancel()
             self._stop_loop()
             raise
+
+    @property
+    def _app(self) -> App:
+        return self._opening.result()
 
     def wait(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine on the app's loop and wait for it. An interrupt of the wait cancels it."""
@@ -100,7 +112,8 @@ class BlockingApp:
         if self.is_elsewhere:
             return  # nothing of it is here
         try:
-            self.wait(self._app.close(drain))
+            if self._opening.exception() is None:
+                self.wait(self._app.close(drain))
         finally:
             self._stop_loop()
 
@@ -233,6 +246,14 @@ class BlockingApp:
         """See `App.gc`."""
         return self.wait(self._app.gc(**options))
 
+    def worker_gone(self, worker: str, *, note: str, by: str = "") -> Gone:
+        """See `App.worker_gone`."""
+        return self.wait(self._app.worker_gone(worker, note=note, by=by))
+
+    def host_gone(self, host: str, *, note: str, by: str = "") -> Gone:
+        """See `App.host_gone`."""
+        return self.wait(self._app.host_gone(host, note=note, by=by))
+
     def queue(self, name: str, **options: Any) -> QueueRow:
         """As `App.queue`."""
         return self.wait(self._app.queue(name, **options))
@@ -351,8 +372,8 @@ class BlockingSchedule:
         return f"<schedule {self.name}>"
 
 
-async def _open(make: Callable[[], App]) -> App:
-    return await make().open()
+async def _open(make: Callable[[], Coroutine[Any, Any, App]]) -> App:
+    return await (await make()).open()
 
 
 async def _next(entries: AsyncIterator[Entry]) -> Entry:

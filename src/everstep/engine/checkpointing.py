@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from everstep.engine.checkpoints import TakeCheckpoint, encode_part
 from everstep.engine.journal import packed
+from everstep.engine.restoring import restores_in
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import checkpoint_digest
@@ -28,7 +29,8 @@ def record(driver: "Driver", command: TakeCheckpoint) -> None:
     part.published = driver.published
     part.accepted = {number: digest for number, digest in driver.accepted.items() if number <= part.first}
     # Not what the code knew when it asked: that the store was restored is noted after the replay.
-    part.caution, part.restores = driver.execution.caution, driver.app.restores
+    part.caution, part.life = driver.execution.caution, driver.app.life
+    part.restores = restores_in(part.life)
     part.unseen_workers = sorted(driver.execution.unseen_workers)
     if part.books is not None and driver.execution.books is not None:
         part.books.head = driver.execution.books.kept_head()

@@ -104,6 +104,8 @@ class EnginePart(msgspec.Struct, omit_defaults=True):
     unseen_workers: list[str] = []
     restores: int = 0
     """How many restores of its store the run knows of."""
+    life: str = ""
+    """The life of its store that the run knows of."""
     is_undoable: bool = False
     """Whether a step with a compensation has completed: to undo that, the code is replayed from the beginning."""
     books: KeptBooks | None = None

@@ -10,7 +10,7 @@ from everstep.engine.agreement import is_outcome_of
 from everstep.engine.commands import ChildCall
 from everstep.engine.history import Recorded, check_ends, load_verified
 from everstep.engine.starting import Origin, new_run
-from everstep.errors import Damaged
+from everstep.errors import BeingDeleted, Damaged
 from everstep.model import events as ev
 from everstep.model.budgets import Allotment, Standing, allotment_of
 from everstep.model.digests import derived_key, digest_of
@@ -89,6 +89,8 @@ def believable_end(store: Store, delivery: Delivery, recent: RecentEnds) -> Chil
                 told.secret = getattr(end.body, "secret", False)
                 return told
         history = load_verified(store, row)
+    except BeingDeleted:
+        return told  # it had ended, and whoever follows it since was told how in the same transaction
     except Damaged as error:
         log.error("The end of run %s cannot be compared with its history: %s", delivery.name, error)
         return told
@@ -152,7 +154,7 @@ class Children:
             call=call.call,
             origin=Origin(
                 app.store.chain.writing,
-                restored=app.restores,
+                life=app.life,
                 unseen=execution.caution == "restored",
                 # Not by chance: should its start be lost, because a backup is restored, it gets the same keys again.
                 entropy=derived_key(execution.entropy, f"#child {call.call} {call.run}"),

@@ -1,32 +1,35 @@
 """Deleting runs that have ended, without anybody having to wait for it.
 
-A run is claimed first, which fences whoever would begin it anew, and then deleted part by part: each part is a short
-transaction, and between two of them there is a pause of a few times as long as the last one took. Small runs share a
-transaction. A process that dies in between leaves a run of which a part is gone; the store knows that, and the next
-deletion ends it.
-
 Families go together: the run that nobody started, and its children. A family is left alone while any of it has not
 ended, has an open hold, has a key in doubt that somebody has to decide about, was taken over from a worker that may
-still wake up, or has ended too lately. The keys of actions outlive their runs: they have a retention of their own.
+still wake up, or has ended too lately; and while another run that may go on needs one of it (`Store.is_needed`). The
+keys of actions outlive their runs: they have a retention of their own.
+
+What is read here only finds the families. Each is claimed as a whole, and the store judges it again in that
+transaction: a run may have been retried since. From then on nobody else can claim it, and it is deleted part by part:
+each part is a short transaction, and between two of them there is a pause of a few times as long as the last one took.
+Small runs share a transaction. A process that dies in between leaves a family of which a part is gone; the store knows
+that, and the next deletion ends it.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence, Set
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from everstep.engine.acting import may_act
 from everstep.engine.clock import microseconds
+from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.ids import STEP_PREFIX
 from everstep.model.retention import Retention
 from everstep.model.status import ENDED
-from everstep.stores.keys import EffectFilter, ForgetKeys, Forgotten
-from everstep.stores.moving import Deleted, DeletePart
-from everstep.stores.protocol import Claim, Claimed, RunFilter, RunRow, Store
+from everstep.stores.keys import UNSETTLED, EffectFilter, ForgetKeys, Forgotten
+from everstep.stores.moving import ClaimFamily, Deleted, DeletePart
+from everstep.stores.protocol import Accepted, Claim, Claimed, RunFilter, RunRow, Store
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
@@ -50,7 +53,8 @@ class Collected(msgspec.Struct):
     rows: int = 0
     """So many rows of histories, payloads, checkpoints, inboxes and runs."""
     left: int = 0
-    """Runs that are old enough, and were left: one of their family has not ended, is held, or is kept."""
+    """Runs that are old enough, and were left: one of their family has not ended, is held, is kept, or is needed by
+    another run that may go on."""
     keys: int = 0
     """So many keys of actions were forgotten."""
 
@@ -60,34 +64,48 @@ async def collect(app: "Driving", retention: Retention, *, dry_run: bool = False
     done = Collected()
     if not dry_run:
         await app.become_worker()
-        app.store.bury_dead(app.clock.now())
+        await app.read(app.store.bury_dead, app.clock.now())
         await _end_deletions(app, done)
     if retention.seconds_of_runs is not None:
         until = app.clock.now() - microseconds(retention.seconds_of_runs)
-        gathered: list[RunRow] = []
-        async for family in _families(app, until, retention.keep, done):
-            if dry_run:
-                done.runs += [row.id for row in family]
-                done.rows += sum(row.head_seq for row in family)
-                continue
-            gathered += family
-            if sum(map(_weight, gathered)) >= PART:
-                await _delete_all(app, gathered, done)
-                gathered = []
-            if app.draining:
-                return done
-        await _delete_all(app, gathered, done)
+        before = -1
+        while before < len(done.runs) and not app.draining:
+            before, done.left = len(done.runs), 0
+            await _collect_runs(app, until, retention.keep, done, dry_run=dry_run)
+            if dry_run or not done.left:
+                break  # else what went may have been all that needed a family which was left
     if retention.seconds_of_keys is not None:
         await _forget(app, app.clock.now() - microseconds(retention.seconds_of_keys), done, dry_run=dry_run)
     return done
 
 
+async def _collect_runs(app: "Driving", until: int, keep: int, done: Collected, *, dry_run: bool) -> None:
+    """Go through all families once."""
+    gathered: list[list[RunRow]] = []
+    async for family in _families(app, until, keep, done):
+        if dry_run:
+            done.runs += [row.id for row in family]
+            done.rows += sum(row.head_seq for row in family)
+            continue
+        gathered.append(family)
+        if sum(_weight(row) for family in gathered for row in family) >= PART:
+            await _delete_families(app, gathered, until, done)
+            gathered = []
+        if app.draining:
+            return
+    await _delete_families(app, gathered, until, done)
+
+
 async def _end_deletions(app: "Driving", done: Collected) -> None:
     """End what somebody began to delete and did not end."""
     for run, generation in await app.read(app.store.deletions):
-        row = app.store.run(run)
-        if row is not None and row.generation == generation:
-            await _delete(app, [row], done)
+        row = await app.read(app.store.run, run)
+        if row is None or row.generation != generation:
+            continue
+        claim = Claim(run, app.worker, app.clock.now(), tuple(ENDED), deleting=True)
+        verdict = await app.committer.submit(claim)
+        if isinstance(verdict, Claimed):
+            await _delete(app, [verdict.row], done)
 
 
 async def _families(app: "Driving", until: int, keep: int, done: Collected) -> AsyncIterator[list[RunRow]]:
@@ -98,23 +116,23 @@ async def _families(app: "Driving", until: int, keep: int, done: Collected) -> A
         before = (page[-1].created_at, page[-1].id)
         for row in page:
             await asyncio.sleep(0)  # whoever has something to do goes first
-            if row.parent is not None and app.store.run(row.parent) is not None:
+            if row.parent is not None and await app.read(app.store.run, row.parent) is not None:
                 continue  # it goes with its parent
             kept[row.workflow] += 1
             if row.ended_at is None or row.ended_at >= until:
                 continue
-            family = await family_of(app.store, row)
+            family = await family_of(app, row)
             if kept[row.workflow] <= keep or not await _may_all_go(app, family, until):
                 done.left += len(family)
                 continue
             yield family
 
 
-async def family_of(store: Store, row: RunRow) -> list[RunRow]:
+async def family_of(app: "Driving", row: RunRow) -> list[RunRow]:
     """Return a run and all that it started, and those started, and so on: each after its parent."""
     family, seen = [row], {row.id}
     for one in family:
-        for child in store.children(one.id):
+        for child in await app.read(app.store.children, one.id):
             if child.id not in seen:
                 seen.add(child.id)
                 family.append(child)
@@ -126,14 +144,18 @@ async def _may_all_go(app: "Driving", family: Sequence[RunRow], until: int) -> b
     for number, row in enumerate(family):
         if number % 10 == 9:
             await asyncio.sleep(0)
-        if not may_go(app.store, row, until):
+        if not await app.read(may_go, app.store, row, until):
             return False
     for row in family:
         if row.epoch > 1:  # it was taken over, perhaps from a worker that does not know it yet
             overtaken = await asyncio.to_thread(overtaken_in, app.store, row)
-            if any(may_act(app.store, worker, row.id) for worker in overtaken):
+            if await app.read(_may_any_act, app.store, overtaken, row.id):
                 return False
-    return True
+    return not await app.read(app.store.is_needed, [row.id for row in family])
+
+
+def _may_any_act(store: Store, workers: Set[str], run: str) -> bool:
+    return any(may_act(store, worker, run) for worker in workers)
 
 
 def overtaken_in(store: Store, row: RunRow) -> set[str]:
@@ -174,32 +196,37 @@ def is_of_a_thread(store: Store, row: RunRow) -> bool:
 
 def has_key_in_doubt(store: Store, run: str) -> bool:
     """Tell whether an ended run has a key that a person has to decide about. Its history is what that is decided by."""
-    return bool(store.effects(EffectFilter(run=run, state="under-way", limit=1)))
+    return any(store.effects(EffectFilter(run=run, state=state, limit=1)) for state in UNSETTLED)
 
 
 def _weight(row: RunRow) -> int:
     return row.head_seq + BESIDE
 
 
-async def _delete_all(app: "Driving", rows: Sequence[RunRow], done: Collected) -> None:
-    """Delete runs, so many at a time that their rows fit into one transaction, as far as one can tell."""
+async def _delete_families(app: "Driving", families: Sequence[Sequence[RunRow]], until: int, done: Collected) -> None:
+    """Claim families and delete them, so many runs at a time that their rows fit into one transaction.
+
+    Those of which anything is not as it was when they were judged are left.
+    """
+    crash_point("gc.judged")
+    at = app.clock.now()
+    claims = [ClaimFamily({row.id: row.epoch for row in family}, app.worker, at, until) for family in families]
+    verdicts = await asyncio.gather(*map(app.committer.submit, claims))
     group: list[RunRow] = []
-    weight = 0
-    for row in rows:
-        weight += _weight(row)
-        if group and weight > PART:
-            await _delete(app, group, done)
-            group, weight = [], _weight(row)
-        group.append(row)
+    for family, verdict in zip(families, verdicts, strict=True):
+        if not isinstance(verdict, Accepted):
+            done.left += len(family)
+            continue
+        for row in family:
+            if group and sum(map(_weight, group)) + _weight(row) > PART:
+                await _delete(app, group, done)
+                group = []
+            group.append(msgspec.structs.replace(row, epoch=row.epoch + 1))
     await _delete(app, group, done)
 
 
-async def _delete(app: "Driving", group: Sequence[RunRow], done: Collected) -> None:
-    """Delete runs part by part, at the same time. Those that somebody claimed meanwhile are left."""
-    claims = [app.committer.submit(Claim(row.id, app.worker, app.clock.now(), tuple(ENDED))) for row in group]
-    verdicts = await asyncio.gather(*claims)
-    claimed = [verdict.row for verdict in verdicts if isinstance(verdict, Claimed)]
-    done.left += len(group) - len(claimed)
+async def _delete(app: "Driving", claimed: Sequence[RunRow], done: Collected) -> None:
+    """Delete claimed runs part by part, at the same time."""
     while claimed and not app.draining:
         at, limit = app.clock.now(), max(PART // len(claimed), BESIDE)
         parts = [DeletePart(row.id, row.epoch, at, min(PART, max(limit, _weight(row)))) for row in claimed]

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from everstep.errors import Misuse, StoreBusy, StoreError
 from everstep.model.untrusted import logger
-from everstep.stores.protocol import Append, Busy, Failed, Operation, Store, Verdict
+from everstep.stores.brief import Busy
+from everstep.stores.protocol import Append, Failed, Operation, Store, Verdict
 
 if TYPE_CHECKING:
     from everstep.engine.halves import Halves

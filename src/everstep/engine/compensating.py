@@ -8,19 +8,18 @@ What comes then follows from the history alone: see `saga.py`.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from everstep.engine.holding import HoldReport
-from everstep.engine.rollback import WHAT_IS_LOST, left_by_children
+from everstep.engine.rollback import WHAT_IS_LOST, change_key, left_by_children
 from everstep.errors import StoreError
 from everstep.model import events as ev
 from everstep.model.carried import CarriedStep
 from everstep.model.contracts import may_run_again
 from everstep.model.crash_points import crash_point
-from everstep.stores.keys import KeyClaim, KeyEnd
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
@@ -46,6 +45,7 @@ def request_rollback(driver: "Driver", request: ev.RollbackRequested) -> None:
         driver.put_on_hold(uncompensated_report(left, request))
         return
     driver.end_wanted, execution.rollback, execution.cancel = True, request, None
+    note_undoing(driver, execution.saga.completed)
     driver.deliver("rollback_requested", "", request)
 
 
@@ -80,9 +80,17 @@ def begin(driver: "Driver", started: ev.CompensationStarted) -> None:
     driver.children.cancel_those_that_end_with_it()
     driver.attempts.forget_all()
     driver.end_wanted = False
+    note_undoing(driver, started.steps)
     driver.record("compensation_started", "", driver.journal.pack_into(started, "error"))
     driver.saver.save(waited_for=False)
     driver.go_on_without_code(started)
+
+
+def note_undoing(driver: "Driver", calls: Iterable[int]) -> None:
+    """These steps are to be undone, as is recorded next: from there on nobody shares the outcomes of their keys."""
+    completed = driver.execution.saga.completed
+    for done in [completed[call] for call in calls if call in completed]:
+        change_key(driver.journal, done.call, done.key, "begun", done.carried)
 
 
 def note_compensated(journal: "Journal", call: int, key: str, carried: CarriedStep | None = None) -> None:
@@ -91,10 +99,19 @@ def note_compensated(journal: "Journal", call: int, key: str, carried: CarriedSt
     In the same transaction its own key (`key=`), if it has one, is freed: the action may be done again, by anybody.
     carried: the step, if an older generation did it.
     """
-    if key:
-        claim = KeyClaim(key, call if carried is None else carried.own_call, 0, "", "", "", 0)
-        generation = 0 if carried is None else carried.generation
-        journal.key_changes().ends.append(KeyEnd(claim, undone=True, generation=generation))
+    change_key(journal, call, key, "undone", carried)
+
+
+def note_kept(driver: "Driver") -> None:
+    """The run ends, as is recorded next, before everything was undone: what nobody began to undo is shared again.
+
+    A step whose compensation was begun and is not settled keeps its key, until a person decides about that.
+    """
+    execution = driver.execution
+    begun = {call.compensates for call in driver.attempts.begun_steps()}
+    for done in execution.saga.completed.values():
+        if done.call not in begun:
+            change_key(driver.journal, done.call, done.key, "kept", done.carried)
 
 
 # -- asking a person ---------------------------------------------------------------------------------------------------

@@ -6,15 +6,21 @@ allows it; then its outcome is kept, and given to the next call of the same step
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from everstep.engine.history import Recorded, load_verified
-from everstep.errors import CrossesOnce, Damaged
+from everstep.engine.history import Recorded, load_generations, refuse_deleted
+from everstep.errors import BeingDeleted, CrossesOnce, Damaged
 from everstep.model import events as ev
 from everstep.model.contracts import KEPT, may_run_again
 from everstep.stores.protocol import Store
+
+CLOCKS_APART: Final = 60_000_000
+"""A child may have begun this much later than its parent says, because another machine's clock was ahead."""
+DELETED: Final = "what its deleted history does not say"
+DAMAGED: Final = "what its damaged history does not say"
+FORGOTTEN: Final = "its key was forgotten"
 
 
 class Crossed(NamedTuple):
@@ -23,50 +29,104 @@ class Crossed(NamedTuple):
     run: str
     step: str
     seq: int
+    why: str = ""
+    """Why it counts although it has a key of its own, which guards it as long as it is kept."""
 
 
-def crossed_by(store: Store, run: str, history: Sequence[Recorded], voids: int) -> list[Crossed]:
+def crossed_by(store: Store, run: str, history: Sequence[Recorded], voids: int, relied: set[str]) -> list[Crossed]:
     """Return the effects that happened, or may have, in what no longer counts from the event `voids` on.
 
-    Not those that a compensation has undone: they may happen again.
+    Not those that a compensation has undone: they may happen again. Nor those whose key is kept, which `relied` gets.
     """
     begun: dict[int, str] = {}
+    keys: dict[int, str] = {}
     undoing: dict[int, int] = {}
     done: dict[int, Crossed] = {}
-    children: list[Crossed] = []
+    children: dict[int, Recorded] = {}
+
+    def is_kept(call: int, owner: str) -> bool:
+        is_guarding = is_guarded(store, keys.get(call), owner)
+        relied.update([keys[call]] if is_guarding else ())
+        return is_guarding
+
     for event in history[voids - 1 :]:
         kind, body = event.kind, event.body
         if kind == "step_started" and body.compensates:
             undoing[body.call] = body.compensates
         elif kind == "step_started" and body.attempt == 1 and _must_be_kept(body):
             begun[body.call] = event.step
+            keys |= {body.call: body.key} if body.key else {}
+        elif kind == "key_taken" and not may_run_again(body.effect):
+            keys[body.call] = body.key
         elif kind == "step_completed" and body.call in begun:
             step = begun.pop(body.call)
-            if not (body.skipped or body.fallback):  # else it has not happened
-                done[body.call] = Crossed(run, step, event.seq)
+            if not (body.skipped or body.fallback or is_kept(body.call, run)):
+                done[body.call] = Crossed(run, step, event.seq, FORGOTTEN if body.call in keys else "")
+        elif kind == "step_shared" and body.call in keys and not is_kept(body.call, body.run):
+            done[body.call] = Crossed(run, event.step, event.seq, FORGOTTEN)
         elif kind == "step_completed" and body.call in undoing and not body.skipped:
             done.pop(undoing[body.call], None)
         elif kind == "step_failed":  # it has certainly not happened, or failed for good
             begun.pop(body.call, None)
         elif kind == "child_started":
-            children += _done_by(store, body.run)
-    return [*done.values(), *children, *(Crossed(run, step, 0) for step in begun.values())]
+            children[body.call] = event
+        elif kind == "child_ended" and body.status == "refused":  # its id belonged to another run
+            children.pop(body.call, None)
+    unknown = [Crossed(run, step, 0) for call, step in begun.items() if call not in keys]
+    return [*done.values(), *(one for child in children.values() for one in _done_by(store, child, relied)), *unknown]
 
 
 def _must_be_kept(body: ev.StepStarted) -> bool:
-    """Tell whether a begun step must not happen twice. One with a key of its own is guarded by that."""
-    return body.because != KEPT and not body.key and not may_run_again(body.effect)  # type: ignore[arg-type]
+    """Tell whether a begun step must not happen twice."""
+    return body.because != KEPT and not may_run_again(body.effect)  # type: ignore[arg-type]
 
 
-def _done_by(store: Store, child: str) -> list[Crossed]:
+def is_guarded(store: Store, key: str | None, owner: str) -> bool:
+    """Tell whether a step that has happened is kept from happening again by its key: whoever asks for it shares it.
+
+    Not if the key was forgotten. Nor if it is free, unless the run that did it then freed it: it was forgotten, and
+    what another one did under it since was undone.
+    """
+    row = store.effect(key) if key else None
+    return row is not None and (row.state != "free" or row.run == owner)
+
+
+def histories_of_child(store: Store, started: Recorded) -> tuple[list[list[Recorded]], str]:
+    """Return the histories of a child that a run has started, of all its generations; or else why they do not tell.
+
+    A child that is not there is not one that never was. Nor is a run that has got its id since then.
+    """
+    row = store.run(started.body.run)
+    while row is not None:
+        try:
+            refuse_deleted(store, row)
+            histories = load_generations(store, row)
+        except BeingDeleted:
+            break
+        except Damaged:
+            before, row = row, store.run(row.id)
+            if row is not None and (row.head_seq, row.generation) == (before.head_seq, before.generation):
+                return [], DAMAGED
+        else:
+            return ([], DELETED) if histories[0][0].at > started.at + CLOCKS_APART else (histories, "")
+    return [], DELETED
+
+
+def _done_by(store: Store, started: Recorded, relied: set[str]) -> list[Crossed]:
     """Return the effects of a child run, and of its own children."""
-    row = store.run(child)
-    if row is None:
+    child: str = started.body.run
+    histories, lost = histories_of_child(store, started)
+    if lost:
+        return [Crossed(child, lost, 0)]
+    return [one for history in histories for one in crossed_by(store, child, history, 1, relied)]
+
+
+def lost_child(store: Store, history: Sequence[Recorded], child: str) -> list[Crossed]:
+    """Return a child whose failure is to be retried, if it is not there any more: a retry would start it anew."""
+    started = [event for event in history if event.kind == "child_started" and event.body.run == child]
+    if not started or histories_of_child(store, started[-1])[1] != DELETED:
         return []
-    try:
-        return crossed_by(store, child, load_verified(store, row), 1)
-    except Damaged:
-        return [Crossed(child, "what its damaged history does not say", 0)]
+    return [Crossed(child, DELETED, 0)]
 
 
 def refuse_crossing(run: str, crossed: Sequence[Crossed], *, across_once: bool) -> None:
@@ -87,7 +147,8 @@ def refuse_crossing(run: str, crossed: Sequence[Crossed], *, across_once: bool) 
 
 def _text(one: Crossed, run: str) -> str:
     whose = f" of {one.run}" if one.run != run else ""
-    return f"{one.step}{whose} (event {one.seq or '?'})"
+    why = f", {one.why}" if one.why else ""
+    return f"{one.step}{whose} (event {one.seq or '?'}{why})"
 
 
 class KeptOutcome(msgspec.Struct, omit_defaults=True):
@@ -134,7 +195,7 @@ def kept_by(events: Sequence[Recorded], retried: Recorded) -> list[KeptOutcome]:
     started: dict[int, Recorded] = {}
     found = []
     for event in events:
-        if event.kind == "step_started" and event.body.attempt == 1:
+        if event.kind == "key_taken" or (event.kind == "step_started" and event.body.attempt == 1):
             started[event.body.call] = event
         elif event.seq in wanted:
             begun, body = started[event.body.call], event.body

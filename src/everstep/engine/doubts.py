@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from everstep.effects.answers import Done, Unknown
 from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
-from everstep.engine.accounts import account_of
-from everstep.engine.acting import has_ended, where_in_process
+from everstep.engine.accounts import account_of, process_of
+from everstep.engine.acting import where_in_process, whereabouts
 from everstep.engine.bodies import Attempt
 from everstep.engine.clock import Alarm, microseconds, set_alarm
 from everstep.engine.commands import StepCall
-from everstep.engine.due import DOUBT, Attempts
+from everstep.engine.due import DOUBT, EARLIER, Attempts
 from everstep.engine.holding import in_doubt_report
 from everstep.engine.stops import pass_on
-from everstep.errors import NotDone, NotEncodable
+from everstep.errors import NotDone, NotEncodable, StoreError
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.secrets import HIDDEN
@@ -48,8 +48,6 @@ class Question(NamedTuple):
 
     task: asyncio.Task[None]
     alarm: Alarm
-    while_acting: str = ""
-    """What may still have acted when it was put: an answer `NotDone` may be out of date by now."""
 
 
 def question_seconds(probe_for: float) -> float:
@@ -117,8 +115,7 @@ class Doubts:
         if self._is_overdue(number):
             self._ask_later(call, Unknown("it has not answered the question before"))
             return
-        here, elsewhere = self._where_it_may_act(call)
-        while_acting = here or elsewhere
+        self._note_gone(call)
         crash_point("probe.before")
         context: Context = driver.app.context.copy()
         asked = self._attempts.bodies.attempt_at(call, attempts.attempt)
@@ -129,7 +126,7 @@ class Doubts:
         alarm = set_alarm(
             driver.app.clock, driver.app.loop, until, functools.partial(driver.call, self._stop_waiting, call)
         )
-        self.asking[number] = Question(task, alarm, while_acting)
+        self.asking[number] = Question(task, alarm)
 
     def _is_overdue(self, number: int) -> bool:
         task = self._overdue.get(number)
@@ -150,7 +147,10 @@ class Doubts:
         args, kwargs = call.arguments.args, call.arguments.kwargs
         probe: Any = call.target.probe
         key = call.idempotency_key()
+        while_acting = ""  # what may still have acted when it was put: an answer `NotDone` may be out of date by now
         try:
+            await self._look_for_others(call)
+            while_acting = "".join(self._where_it_may_act(call))
             if is_async_callable(probe):
                 answer = await probe(key, *args, **kwargs)
             else:  # under the call's number below zero: it can be told from the step's own body, which acts
@@ -165,11 +165,12 @@ class Doubts:
             answer = Unknown(described(error))
             pass_on(error, self._driver.app.loop)
         crash_point("probe.after")
+        await self._look_for_others(call)
         if call.call in self.asking:  # else it comes too late; there is no other question while this one was open
             question = self.asking.pop(call.call)
             question.alarm.cancel()
             if not self._driver.is_over and call.call in self._driver.execution.steps:
-                self._driver.call(self._take_answer, call, answer, question.while_acting)
+                self._driver.call(self._take_answer, call, answer, while_acting)
 
     def _take_answer(self, call: StepCall, answer: Any, while_acting: str) -> None:
         if is_a(answer, Done):
@@ -214,6 +215,9 @@ class Doubts:
             self._ask_later(call, Unknown(here))  # it ends in its time, and that is seen here
         elif while_acting and not still:
             self._driver.deadlines.add(self._driver.app.clock.now(), "probe", call.call)
+            self._driver.come_to_rest()
+        elif (gone_at := self._all_gone_at(call)) is not None and not here:
+            self._driver.deadlines.add(gone_at, "probe", call.call)
             self._driver.come_to_rest()
         elif still:
             self.hold(call, f"the probe says that it has not happened, but {still}")
@@ -264,6 +268,8 @@ class Doubts:
     def hold(self, call: StepCall, why: str, *, is_done: bool = False) -> None:
         """Put the run on hold: a person has to say whether it happened."""
         attempts, account = self._known[call.call], account_of(self._driver, call.call)
+        if attempts.because == EARLIER:
+            why = f"it was begun in an earlier generation of this run, and {why}"
         if attempts.because == "left":
             why = f"its body said so while something that it had started was still running, and {why}"
         self._driver.put_on_hold(in_doubt_report(call, attempts, why, account, is_done=is_done))
@@ -291,12 +297,27 @@ class Doubts:
 
     def acts_elsewhere(self, call: StepCall) -> str:
         """Say which other process began it and is still there; "" if none is seen."""
-        app = self._driver.app
-        suspects = self._others(call)
-        for worker in app.store.workers() if suspects else ():
-            if worker.id in suspects and not has_ended(app.store, worker.id):
-                return f"the process that began it still exists (worker {worker.id}, pid {worker.pid} on {worker.host})"
+        for worker in sorted(self._others(call)):
+            where = self._driver.whereabouts.get(worker)
+            if where is not None and where.state == "there" and not self._has_ended(call, worker):
+                process = process_of(worker)
+                said = f", pid {process['pid']} on {process['host']}" if process else ""
+                return f"the process that began it still exists (worker {worker}{said})"
         return ""
+
+    async def _look_for_others(self, call: StepCall) -> None:
+        """Ask the store where the other processes are that may have begun a step. If it cannot say, that stays open."""
+        driver = self._driver
+        if others := {one for one in self._others(call) if not self._is_known_to_have_ended(one)}:
+            try:
+                found = await driver.app.read(whereabouts, driver.app.store, others)
+            except StoreError:
+                return
+            driver.whereabouts = {**driver.whereabouts, **found}
+
+    def _is_known_to_have_ended(self, worker: str) -> bool:
+        where = self._driver.whereabouts.get(worker)
+        return where is not None and where.state == "ended"
 
     def _suspects(self, call: StepCall) -> list[str]:
         """Return the workers that may have begun it."""
@@ -313,9 +334,43 @@ class Doubts:
         A person can know that it has ended, and say so; a probe cannot.
         """
         for worker in sorted(self._others(call)):
-            if not has_ended(self._driver.app.store, worker):
+            if not self._has_ended(call, worker):
                 return f"it is not proven that the process that began it has ended (worker {worker})"
         return ""
+
+    def _has_ended(self, call: StepCall, worker: str) -> bool:
+        """Tell whether a worker cannot act any more: proven, or declared, or believed because `gone_after` is over."""
+        where = self._driver.whereabouts.get(worker)
+        if where is None or where.state == "ended":
+            return where is not None
+        if where.host_gone_at is not None:
+            account = account_of(self._driver, call.call)
+            if account.get("worker") == worker and account["began_at"] <= where.host_gone_at:
+                return True
+        gone_at = self._gone_at(call, worker)
+        return gone_at is not None and gone_at <= self._driver.app.clock.now()
+
+    def _gone_at(self, call: StepCall, worker: str) -> int | None:
+        """Return when a worker without a lease counts as gone, if that is set."""
+        app, where = self._driver.app, self._driver.whereabouts.get(worker)
+        if app.gone_after is None or where is None or where.has_lease:
+            return None
+        return self._known[call.call].doubted_at + microseconds(app.gone_after)
+
+    def _all_gone_at(self, call: StepCall) -> int | None:
+        """Return when all who may still act elsewhere count as gone; None if one of them never does, or none may."""
+        left = [worker for worker in self._others(call) if not self._has_ended(call, worker)]
+        times = [self._gone_at(call, worker) for worker in left]
+        known = [time for time in times if time is not None]
+        return max(known) if known and len(known) == len(times) else None
+
+    def _note_gone(self, call: StepCall) -> None:
+        """Have it kept which workers count as gone from now on because their time is over."""
+        app = self._driver.app
+        for worker in self._others(call):
+            gone_at = self._gone_at(call, worker)
+            if gone_at is not None and gone_at <= app.clock.now() and self._driver.whereabouts[worker].state != "ended":
+                app.note_gone(worker)
 
     def cancel_all(self) -> None:
         """The run leaves this process."""

@@ -14,7 +14,7 @@ arrives), `deadlines` (what is due), `saver` (what is written).
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -28,6 +28,7 @@ from everstep.engine.execution import Execution
 from everstep.engine.journal import Journal
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.replayed import Replayed
+from everstep.engine.restoring import restores_in
 from everstep.engine.saver import STATUS_OF_END, Saver
 from everstep.engine.stops import stop_in
 from everstep.errors import NotDecodable, StoreError
@@ -38,12 +39,14 @@ from everstep.model.untrusted import logger
 from everstep.stores.protocol import HoldRow, NewRun, RowChange, RunRow
 
 if TYPE_CHECKING:
+    from everstep.engine.acting import Whereabouts
     from everstep.engine.children import Children
     from everstep.engine.holding import HoldReport
-    from everstep.engine.inbox import Inbox
+    from everstep.engine.inbox import Inbox, Told
     from everstep.engine.past import DamagedCheckpoint
     from everstep.engine.surrounding import Surrounding
     from everstep.model.budgets import Allotment
+    from everstep.stores.beside import EntryRow
     from everstep.stores.protocol import Delivery
 
 log = logger("everstep.run")
@@ -69,7 +72,14 @@ class Driver:
     """The number and the digest of the first checkpoint's event."""
     damaged_checkpoints: "Sequence[DamagedCheckpoint]" = ()
     """Those that recovery had to pass over."""
+    stream_heads: "dict[str, EntryRow] | None" = None
+    """The newest entries of its streams when it was taken up, if they were read: a run that has just begun has none."""
+    whereabouts: "Mapping[str, Whereabouts]" = {}
+    """Where the other processes are that may have begun its open steps, as of when that was last asked."""
     _is_leaving: bool = False
+    _is_reading: bool = False
+    """Whether the inbox is being read; `_rings_again` if something has arrived since that began."""
+    _rings_again: bool = False
     _alarm: Alarm | None = None
     _deadlines: Deadlines | None = None
     _inbox: "Inbox | None" = None
@@ -190,6 +200,8 @@ class Driver:
     def _settle_open(self) -> None:
         if self.damaged_checkpoints:
             later.report_damage(self)
+        if self.execution.is_undone:
+            later.note_undoing(self)
         new = {command.call for command in self.fresh if isinstance(command, (StepCall, ChildCall))}
         for call in [call for number, call in self.execution.steps.items() if number not in new]:
             if self.end_wanted and not call.target.is_accounted_for:
@@ -202,11 +214,11 @@ class Driver:
         if old and self.hold is None:
             self.children.take_up(old, tell_again=self._retried)
 
-    def note_restored(self, number: int) -> None:
+    def note_restored(self, life: str) -> None:
         """The store was restored from a backup: what this run did after that is forgotten, and has happened."""
         self.execution.caution = "restored"
         self.attempts.ask_again()
-        self.record("run_restored", "", ev.RunRestored(number))
+        self.record("run_restored", "", ev.RunRestored(restores_in(life), life))
         self.saver.save(waited_for=False)
 
     # -- outcomes --------------------------------------------------------------------------------------------------
@@ -250,6 +262,8 @@ class Driver:
                 if self.budgets is not None:
                     self.budgets.show(seq)
                 execution.apply(kind, body, at)
+                if seq <= self.saver.durable and (ref := getattr(body, "ref", "")):
+                    self.journal.undurable.pop(ref, None)
                 crash_point("outcome.applied")
                 self._perform(execution.take_commands())
         except (SpinningWorkflow, NotDecodable, RecursionError) as error:
@@ -261,6 +275,10 @@ class Driver:
         finally:
             self._applying = False
         self.come_to_rest()
+
+    def unapplied_refs(self) -> set[str]:
+        """Return the digests of payloads beside outcomes that the code has not been given yet."""
+        return {body.ref for _, _, _, body, _ in self._unapplied if getattr(body, "ref", "")}
 
     def _note_stop(self, error: BaseException) -> None:
         """The code was stopped, by what it raised or by a signal. What it asked for in this turn is not done."""
@@ -304,20 +322,46 @@ class Driver:
     # -- deadlines -------------------------------------------------------------------------------------------------
     def ring(self, arrived: "Sequence[Delivery] | None" = None) -> None:
         """Do what is due by now; but what arrived before that comes first."""
-        self.call(self._ring, arrived)
-
-    def _ring(self, arrived: "Sequence[Delivery] | None" = None) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = self._alarm_at = None
         if self.is_over:
             return
-        try:
-            if deliveries := self.app.store.inbox(self.run) if arrived is None else arrived:
-                self.inbox.take(deliveries)
-        except StoreError as error:
-            log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
+        if self._is_reading:
+            self._rings_again = True  # what has arrived meanwhile may not be in what is being read
+        elif arrived is not None and not arrived:
+            self._take((arrived, None))
+        else:
+            self._is_reading = True
+            self.app.read_then(self.run, self._take, self._look_again, self._read_inbox, arrived)
+
+    def _read_inbox(self, arrived: "Sequence[Delivery] | None") -> "tuple[Sequence[Delivery], Told | None]":
+        """Return what has arrived, with what has to be known to take it. It changes nothing, and any thread may ask."""
+        app = self.app
+        deliveries = app.store.inbox(self.run) if arrived is None else arrived
+        return deliveries, later.told_of(app.store, deliveries, app.recent_ends) if deliveries else None
+
+    def _look_again(self, error: StoreError) -> None:
+        self._is_reading = False
+        log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
+        if not self.is_over and self._alarm is None:
             self._alarm = self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.ring)
+
+    def _take(self, found: "tuple[Sequence[Delivery], Told | None]") -> None:
+        self._is_reading = False
+        self.call(self._take_and_fire, *found)
+        if self._rings_again:
+            self._rings_again = False
+            self.ring()
+
+    def _take_and_fire(self, deliveries: "Sequence[Delivery]", told: "Told | None") -> None:
+        if self.is_over:
+            return
+        try:
+            if told is not None:
+                self.inbox.take(deliveries, told)
+        except StoreError as error:
+            self._look_again(error)
             return
         self.deadlines.fire(self, self.app.clock.now())
         self.come_to_rest()
@@ -345,6 +389,12 @@ class Driver:
         taken = [(kind, body, at) for _, _, kind, body, at in self._unapplied]
         self._unapplied.clear()
         return taken
+
+    def forget_unapplied(self, events: Collection[int]) -> None:
+        """These outcomes were not written, and something else is recorded under their numbers."""
+        kept = [one for one in self._unapplied if one[0] not in events]
+        self._unapplied.clear()
+        self._unapplied.extend(kept)
 
     def go_on_without_code(self, started: ev.CompensationStarted) -> None:
         """Do what follows when compensation begins: the first of them, and in time the others."""
@@ -390,13 +440,18 @@ class Driver:
 
     def take_back_end(self) -> None:
         """A cancel came first. If it changes nothing, for the run is being cancelled already, the end stands."""
+        if not self.stopped:
+            self.app.read_then(self.run, self._take_cancels, self._take_back_later, self.app.store.inbox, self.run)
+
+    def _take_back_later(self, error: StoreError) -> None:
+        log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
+        self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.call, self.take_back_end)
+
+    def _take_cancels(self, deliveries: "Sequence[Delivery]") -> None:
+        self.call(self._put_cancels_first, [one for one in deliveries if one.kind == "cancel"])
+
+    def _put_cancels_first(self, cancels: "Sequence[Delivery]") -> None:
         if self.stopped:
-            return
-        try:
-            cancels = [one for one in self.app.store.inbox(self.run) if one.kind == "cancel"]
-        except StoreError as error:
-            log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
-            self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.call, self.take_back_end)
             return
         assert self.end_recorded is not None
         self.ending, self.outcome, was_undone = "", None, self.execution.is_undone

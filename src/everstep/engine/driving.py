@@ -14,12 +14,13 @@ from everstep.codec import Codec
 from everstep.effects import descent
 from everstep.engine import asyncio_parts
 from everstep.engine.acting import Acting
-from everstep.engine.background import PATIENCE_SECONDS, Background
+from everstep.engine.background import PATIENCE_SECONDS, Background, on_a_thread
 from everstep.engine.chance import MachineRandom
 from everstep.engine.clock import StoreClock
 from everstep.engine.closing import wait_for_bodies
 from everstep.engine.committer import Committer
 from everstep.engine.driver import LOOK_AGAIN_SECONDS, Driver
+from everstep.engine.elsewhere import Elsewhere, outlasted
 from everstep.engine.first_turns import FirstTurns
 from everstep.engine.history import Recorded
 from everstep.engine.notifying import Notifier
@@ -36,12 +37,13 @@ from everstep.engine.stumbling import Stumbling
 from everstep.engine.threads import Threads
 from everstep.engine.watchers import Watchers
 from everstep.engine.workflow import DECLARED, Workflow
-from everstep.errors import Damaged, Misuse, NotReadable, StoreError, UnknownWorkflow
+from everstep.errors import Damaged, Misuse, NotReadable, StoreError, UnknownWorkflow, WorkerGone
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED, Status
 from everstep.model.untrusted import is_refusal, logger
-from everstep.stores.protocol import Accepted, Claim, Claimed, NewRun, NotClaimed, Release, RunRow
+from everstep.stores.brief import Busy, briefly
+from everstep.stores.protocol import Accepted, Claim, Claimed, GoneRow, NewRun, NotClaimed, Release, RunRow
 from everstep.stores.queues import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ class Driving(Parts):
         on_hold: "OnHold" = None,
         retention: "Retention | float | timedelta | None" = None,
         patience: float = PATIENCE_SECONDS,
+        gone_after: float | None = None,
     ) -> None:
         if lease < 1:
             raise Misuse(f"lease={lease!r}: it is a number of seconds, at least 1.")
@@ -90,10 +93,12 @@ class Driving(Parts):
             raise Misuse(f"patience={patience!r}: it is a number of seconds, more than 0.")
         self.store = store
         self.recover = recover
+        self.gone_after = gone_after
         self.lease = lease
         self.concurrency = concurrency
         self.clock = clock or StoreClock(store.now)
         self.now = self.clock.now
+        self.opened_at = self.clock.now()
         self.codec = codec or Codec()
         self.randomness = randomness or MachineRandom()
         self.context = contextvars.copy_context()
@@ -110,8 +115,8 @@ class Driving(Parts):
         self.notifier = Notifier(self, on_hold)
         self.collector = Collector(self, retention)
         self.worker = ""
-        self.restores = 0
-        """How often the store was restored from a backup. It cannot be while there are workers."""
+        self.life = ""
+        """The store's present life, once this is a worker. It does not end while there are workers."""
         self._workflows = workflows
         self._has_children = False
         self._awaited_keys: set[str] = set()
@@ -125,6 +130,8 @@ class Driving(Parts):
         self._comparing: set[str] = set()
         """Those of them whose outside is being compared."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._entering: asyncio.Task[None] | None = None
+        """What enters this process among the workers."""
         self._failed: BaseException | None = None
 
     # -- opening and closing ---------------------------------------------------------------------------------------
@@ -140,6 +147,7 @@ class Driving(Parts):
         descent.install()
         self.committer = Committer(self.store, self.loop, partial(failed, "commits"), partial(works, "commits"))
         self.first_turns = FirstTurns(self.loop, self.committer.half_is_ready)
+        self.elsewhere = Elsewhere(self.loop)
         self.pump = Pump(self)
         if self.recover:
             await self.become_worker()
@@ -148,24 +156,28 @@ class Driving(Parts):
     async def become_worker(self) -> None:
         """Enter this process among the workers, once it drives its first run."""
         if not self.worker:
-            worker = self.presence.enter()
-            self.acting.enter(worker)
-            try:
-                self.restores = self.store.restores()  # now that it is a worker, no restore can be marked any more
-            except BaseException:
-                self.store.leave(worker)
-                raise
-            self.worker = worker
-            self.pump.start()
-            self.collector.begin()
-            if self.recover:
-                load_all(self.store.url)
-                self.scheduler.look_closely()
+            if self.is_gone:
+                self.refuse_when_failed()
+            if self._entering is None or self._entering.done():
+                self._entering = self.loop.create_task(self._enter())
+            await asyncio.shield(self._entering)  # whoever waits may be cancelled: a worker that is entered is known
+
+    async def _enter(self) -> None:
+        worker, self.life = await on_a_thread(self.presence.enter)
+        self.acting.enter(worker)
+        self.worker = worker
+        self.pump.start()
+        self.collector.begin()
+        if self.recover:
+            await on_a_thread(load_all, self.store.url)
+            self.scheduler.look_closely()
 
     async def close(self, drain: float = 0.0) -> None:
         """Stop: start no more bodies, wait `drain` seconds for those that run, save, and give the runs back."""
-        self.draining = True
+        self.draining, can_wait = True, True
         try:
+            if self._entering is not None:
+                await asyncio.wait([self._entering])
             await self.pump.stop()
             self.collector.close()
             if self.has_interrupted:
@@ -182,26 +194,43 @@ class Driving(Parts):
             await self.notifier.close(send=self._failed is None)
             await self._stop_all()
             await self.committer.close()
+        except GeneratorExit:
+            can_wait = False  # nobody runs this task any more
+            raise
         finally:
-            self._end()
+            await self._end(can_wait=can_wait and asyncio._get_running_loop() is not None)
 
-    def _end(self) -> None:
-        """Let go of everything. Nothing is waited for: the task that closes this app may have been cancelled."""
+    async def _end(self, *, can_wait: bool) -> None:
+        """Let go of everything. The store is left on a thread, and waited for also if the caller is cancelled."""
+        if self._entering is not None and can_wait:
+            await outlasted(self._entering)
         for driver in list(self.drivers.values()):
             driver.stop()
         self.background.close()
         self.committer.stop()
         self.threads.close()
         acting = self.acting.runs() if self.worker else set()
+        leave = partial(self._leave_store, acting, leaves=bool(self.worker) and self._failed is None)
         try:
-            if self.worker and self._failed is None:
+            if can_wait:
+                left = self.elsewhere.call(leave)
+                await outlasted(left)
+                left.result()
+            else:
+                leave()
+        finally:
+            self._failed = self._failed or Misuse("The app was closed.")
+            self.watchers.look_all_again()
+
+    def _leave_store(self, acting: set[str], *, leaves: bool) -> None:
+        """Give the runs back and close the store. On a thread: it may have to be waited for."""
+        try:
+            if leaves:
                 self._leave_patiently(acting)
         finally:  # whatever happens: without its liveness lock, the runs of this worker are free
             if acting:
                 log.warning("Steps of %d runs still act; these runs are free when that has ended.", len(acting))
                 self.acting.keep_until_ended(self.store.hand_over_lock(self.worker))
-            self._failed = self._failed or Misuse("The app was closed.")
-            self.watchers.look_all_again()
             self.store.close()
 
     async def _stop_all(self) -> None:
@@ -241,6 +270,11 @@ class Driving(Parts):
     def is_failed(self) -> bool:
         """Whether the store has failed, so that nothing is written any more."""
         return self._failed is not None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether this app has stopped because its worker or host was declared gone."""
+        return isinstance(self._failed, WorkerGone)
 
     def refuse_when_failed(self) -> None:
         if self._failed is not None:
@@ -295,7 +329,7 @@ class Driving(Parts):
 
     async def hold_claimed(self, row: RunRow, report: "HoldReport", consumed: Sequence[int] = ()) -> None:
         try:
-            unit = hold_unit(self, row, report)
+            unit = await self.read(hold_unit, self, row, report)
             unit.consumed = consumed
             verdict = await self.committer.submit(unit)
         except StoreError:
@@ -390,7 +424,7 @@ class Driving(Parts):
             await self._look_at_delayed(row)
             return False
         try:
-            taken = take_up(self, row, workflow, past.events if past is not None else ())
+            taken = await take_up(self, row, workflow, past.events if past is not None else ())
         except NotReadable as error:
             log.warning("Run %s is left for a worker that can read it: %s", row.id, error)
             await self._leave_alone(row)
@@ -441,7 +475,7 @@ class Driving(Parts):
         from everstep.engine.inbox import cancel_in, hold_in
         from everstep.engine.operations import end_claimed
 
-        for delivery in self.store.inbox(row.id):
+        for delivery in await self.read(self.store.inbox, row.id):
             if delivery.kind == "cancel":
                 await end_claimed(self, row, cancel_in(delivery))
                 return
@@ -496,19 +530,19 @@ class Driving(Parts):
 
     async def retry_diverged(self, run: str) -> None:
         """Compare a run that is held as diverged with the code as it is now; if it matches, it goes on by itself."""
-        holds = [hold for hold in self.store.holds(run=run) if hold.reason == "diverged"]
-        row = self.store.run(run)
+        holds = [hold for hold in await self.read(self.store.holds, run=run) if hold.reason == "diverged"]
+        row = await self.read(self.store.run, run)
         if not holds or row is None or not is_supported(row) or row.workflow not in DECLARED.names():
             return
         await self.become_worker()
         verdict = await self.committer.submit(Claim(run, self.worker, self.clock.now(), ("held",)))
         if not isinstance(verdict, Claimed):
             return
-        if not would_go_on(self, verdict.row, DECLARED.named(row.workflow)):
+        if not await would_go_on(self, verdict.row, DECLARED.named(row.workflow)):
             await self.returns.give_back(Release(run, verdict.row.epoch, "held"))
             return
         note = "the code matches the history again"
-        unit = resolve_unit(self, verdict.row, holds[0], "retry", note=note, by="everstep")
+        unit = await self.read(resolve_unit, self, verdict.row, holds[0], "retry", note=note, by="everstep")
         if isinstance(await self.committer.submit(unit), Accepted):
             self.adopt(run)
 
@@ -525,16 +559,18 @@ class Driving(Parts):
     def hold_unstorable(self, driver: Driver, error: BaseException) -> None:
         """The store refuses a run's newest events, a value that is too large for instance: it stops, and no other."""
         self.let_go(driver)
+        self.spawn(self._hold_unstorable(driver, type(error).__name__), run=driver.run)
+
+    async def _hold_unstorable(self, driver: Driver, error: str) -> None:
         try:
-            row = self.store.run(driver.run)
+            row = await self.read(self.store.run, driver.run)
         except StoreError:
             self.want(driver.run)  # it is taken up again, and held then if the same is refused again
             return
         if row is not None and row.epoch == driver.row.epoch:
             from everstep.engine.holding import HoldReport
 
-            summary = f"its newest events cannot be stored: {type(error).__name__}"
-            self.spawn(self.hold_claimed(row, HoldReport("stuck", summary)), run=driver.run)
+            await self.hold_claimed(row, HoldReport("stuck", f"its newest events cannot be stored: {error}"))
 
     def let_go(self, driver: Driver, error: BaseException | None = None) -> None:
         """A run has ended, is held, was taken over, or its store failed: it leaves memory, and waiters are told."""
@@ -564,9 +600,16 @@ class Driving(Parts):
     def fail(self, error: BaseException) -> None:
         """The store has failed: this process writes nothing more, and tells everyone who waits."""
         if self._failed is None:
-            log.error("The store failed; this process stops writing. %s", error)
+            what = "This worker was declared gone" if self.is_gone else "The store failed"
+            log.error("%s; this process stops writing. %s", what, error)
         self._failed = error
         self.watchers.look_all_again()
+
+    def note_gone(self, worker: str) -> None:
+        """Keep that a worker counts as gone: it stops if it comes back, and people see why its steps were repeated."""
+        note = f"no sign of life for {self.gone_after:g} s (gone_after)"
+        gone = GoneRow("worker", worker, self.clock.now(), self.worker, note)
+        self.spawn(on_a_thread(self.store.declare_gone, gone, [worker]))
 
     def ended_without_code(self, run: str, status: Status) -> None:
         """Tell whoever waits for a run that it has ended, and whoever follows it to look into its inbox."""
@@ -575,10 +618,10 @@ class Driving(Parts):
 
     def keys_changed(self, changes: "KeyChanges") -> None:
         """A run has changed keys: whoever waits for them, here or left behind by others, has that in its inbox now."""
-        ended = {end.claim.key for end in changes.ends} & self._awaited_keys
-        if changes.waits or ended or (self.recover and changes.ends):
+        changed = changes.changed()
+        if changes.waits or changed & self._awaited_keys or (self.recover and changed):
             self.pump.nudge()
-        self._awaited_keys -= ended
+        self._awaited_keys -= changed
         self._awaited_keys |= {wait.key for wait in changes.waits}
 
     # -- small helpers ---------------------------------------------------------------------------------------------
@@ -619,6 +662,47 @@ class Driving(Parts):
             self.background.works("tasks")  # each is another one
             self.loop.call_later(LOOK_AGAIN_SECONDS, self.pump.nudge)
 
-    async def read(self, method: Callable[..., V], *args: Any) -> V:
-        """Ask the store. Reads of an embedded store are quick, so they are made right here."""
-        return method(*args)
+    # -- asking the store ------------------------------------------------------------------------------------------
+    async def read(self, method: Callable[..., V], /, *args: Any, **named: Any) -> V:
+        """Ask the store: right here if it answers at once, else on a thread, while the loop goes on.
+
+        It may be begun twice, and on another thread. So it is only for what changes nothing before the store has
+        answered.
+        """
+        try:
+            return briefly(method, *args, **named)
+        except Busy:
+            return await self.elsewhere.call(partial(method, *args, **named))
+
+    def read_then(
+        self,
+        run: str,
+        then: Callable[[V], Any],
+        failed: Callable[[StoreError], Any],
+        method: Callable[..., V],
+        /,
+        *args: Any,
+    ) -> None:
+        """Do the same where nothing can be awaited: call `then` with the answer, now or when it has come."""
+        try:
+            answer = briefly(method, *args)
+        except Busy:  # no task waits for it: an application may cancel all tasks, and the run would wait for ever
+            answered = self.elsewhere.call(partial(method, *args))
+            answered.add_done_callback(partial(self._answered, run, then, failed), context=self.context.copy())
+        except StoreError as error:
+            failed(error)
+        else:
+            then(answer)
+
+    def _answered(
+        self, run: str, then: Callable[[V], Any], failed: Callable[[StoreError], Any], answered: "asyncio.Future[V]"
+    ) -> None:
+        try:
+            then(answered.result())
+        except StoreError as error:
+            failed(error)
+        except Exception as error:  # noqa: BLE001  # whatever it is reaches this run alone
+            if (driver := self.drivers.get(run)) is not None:
+                self.stumbling.leave(driver, error)
+            else:
+                self._spawned_failed(error, run)

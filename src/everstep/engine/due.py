@@ -17,6 +17,9 @@ ROOM: Final = -5
 SLOT: Final = -6
 """The due time of an attempt that is made when its named limit has a slot for it."""
 
+EARLIER: Final = "earlier"
+"""Why a step is in doubt that an earlier generation of its run began."""
+
 
 class Attempts(msgspec.Struct, gc=False):
     """What the history says about the attempts at one open step."""
@@ -38,6 +41,8 @@ class Attempts(msgspec.Struct, gc=False):
     probes: int = 0
     round: int = 0
     """With `key=`: the round of the key in which it was begun."""
+    inherited: bool = False
+    """With `key=`: whether it was begun in an earlier generation of the run, which did not settle it."""
     asked: bool = False
     """Whether it was asked about since a part of the history was lost."""
     refused: bool = False

@@ -7,7 +7,7 @@ import msgspec
 from everstep.codec import Arguments
 from everstep.engine import operations
 from everstep.engine.agreement import refuse_unreadable
-from everstep.engine.history import check_ends
+from everstep.engine.history import check_ends, refuse_deleted
 from everstep.engine.repairing import damaged_hold
 from everstep.engine.starting import Origin, new_run
 from everstep.engine.workflow import Workflow
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 
 async def existing_run(app: "App", row: RunRow, workflow: Workflow, arguments: Arguments, policy: str) -> None:
     """Do what the caller wants with a run that is there already."""
-    if policy == "restart" and row.status == "held" and damaged_hold(app.store.holds(run=row.id)) is not None:
+    is_held = policy == "restart" and row.status == "held"
+    if is_held and damaged_hold(await app.read(app.store.holds, run=row.id)) is not None:
         await restart(app, row, workflow, arguments)
         return
     refuse_unreadable(row)
+    refuse_deleted(app.store, row)
     if (row.workflow, row.arguments) != (workflow.name, arguments.digest):
-        check_ends(app.store, row)  # so that damage is not taken for a conflict; the rest is verified when it is needed
+        # So that damage is not taken for a conflict. The rest is verified when it is needed.
+        await app.read(check_ends, app.store, row)
     if policy == "fail":
         raise IdConflict(f"The run {row.id} exists already ({row.status}), and on_existing is 'fail'.")
     if row.workflow != workflow.name:
@@ -56,7 +59,7 @@ async def go_on_with(app: "App", row: RunRow) -> None:
         await app.retry_diverged(row.id)
         return
     app.want(row.id)
-    app.store.bury_dead(app.clock.now())
+    await app.read(app.store.bury_dead, app.clock.now())
     await app.take_up_run(row.id)
 
 
@@ -65,7 +68,7 @@ async def restart(app: "App", row: RunRow, workflow: Workflow, arguments: Argume
 
     So is that of a run which is held as damaged: what cannot be repaired can at least be begun anew.
     """
-    hold = damaged_hold(app.store.holds(run=row.id)) if row.status == "held" else None
+    hold = damaged_hold(await app.read(app.store.holds, run=row.id)) if row.status == "held" else None
     if row.status not in ENDED and hold is None:
         raise RunActive(
             f"The run {row.id} is {row.status}: cancel it first (`everstep cancel {row.id}`), then restart it."
@@ -75,6 +78,7 @@ async def restart(app: "App", row: RunRow, workflow: Workflow, arguments: Argume
         hold = msgspec.structs.replace(hold, resolved_at=at, resolution="restart")
     claim = await app.committer.submit(Claim(row.id, app.worker, at, (row.status,) if hold else tuple(ENDED)))
     if not isinstance(claim, Claimed):
+        refuse_deleted(app.store, row)
         raise RunActive(f"The run {row.id} was restarted by somebody else just now.")
     new = new_run(
         workflow,
@@ -87,7 +91,7 @@ async def restart(app: "App", row: RunRow, workflow: Workflow, arguments: Argume
         priority=row.priority,
         queue=row.queue,
         parent=row.parent,
-        origin=Origin(app.store.chain.writing, app.restores),
+        origin=Origin(app.store.chain.writing, app.life),
         budget=allotment_of(workflow.budget),
     )
     verdict = await app.committer.submit(RestartRun(claim.row.epoch, new, hold))

@@ -2,7 +2,8 @@
 
 The first line says what the file is, and the last has a digest over all before it. Between them each run has a line
 `run`, then its events, payloads, checkpoints and so on, in the order of `PARTS`. A payload is written once for all
-runs of the file: later ones have only its digest. Bytes are Base64.
+runs of the file: later ones have only its digest. Bytes are Base64. After the runs come threads of frameworks, each
+with its states, parts and writes, then items and schedules.
 
 Families are moved whole, for a parent waits for its children. A file is written beside its name and takes that name
 when it is complete and the runs that were exported with `hold` are held where they were.
@@ -11,23 +12,36 @@ when it is complete and the runs that were exported with `hold` are held where t
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final, Literal, NamedTuple
 
 import msgspec
 
-from everstep.engine.history import verified, verify_payloads
+from everstep.engine.history import Recorded, verified, verify_payloads
 from everstep.engine.past import verify_checkpoints, verify_whole
+from everstep.engine.restoring import Note, newest_note
 from everstep.errors import Damaged, Misuse
 from everstep.model.chains import ChainKeys
-from everstep.model.events import EventRow
+from everstep.model.events import EventRow, decode_body
 from everstep.model.status import ENDED
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import AnswerRow, EntryRow
 from everstep.stores.keys import EffectRow
-from everstep.stores.moving import ImportRuns, MarkerRow, RunDump
+from everstep.stores.moving import Arrival, ImportRuns, MarkerRow, RunDump
 from everstep.stores.protocol import Accepted, CheckpointRow, Delivery, HoldRow, RunRow, Store
+from everstep.stores.saved import (
+    SavedItem,
+    SavedPart,
+    SavedState,
+    SavedWrite,
+    ThreadDump,
+    labels_of,
+    namespace_of,
+)
+from everstep.stores.schedules import ScheduleRow
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""What this release reads. Files with nothing but runs in them, none of which may lack what it did after a backup, have
+format 1, which older releases read as well."""
 DIGEST_BYTES: Final = 32
 Mode = Literal["hold", "leave", "ended"]
 """What became of unfinished runs where they were: held, or left to go on. `ended`: there were none."""
@@ -45,18 +59,37 @@ PARTS: Final[dict[str, Any]] = {
     "marker": MarkerRow,
     "answer": AnswerRow,
     "entry": EntryRow,
+    "arrival": Arrival,
 }
 """The kinds of lines that follow a run's own, and what is in them."""
 FIELDS: Final = ("events", "payloads", "checkpoints", "deliveries", "followers", "holds", "effects", "waits", "archive")
-_FIELD_OF: Final = dict(zip(PARTS, (*FIELDS, "markers", "answers", "entries"), strict=True))
+_FIELD_OF: Final = dict(zip(PARTS, (*FIELDS, "markers", "answers", "entries", "arrivals"), strict=True))
+OF_THREADS: Final[dict[str, tuple[str, Any]]] = {
+    "state": ("states", SavedState),
+    "part": ("parts", SavedPart),
+    "write": ("writes", SavedWrite),
+}
+"""The kinds of lines that follow that of a thread, their field, and what is in them."""
 _encode: Final = msgspec.json.Encoder().encode
 _line: Final = msgspec.json.Decoder(tuple[str, msgspec.Raw])
+
+
+class Item(NamedTuple):
+    """An item as it is in a file: its namespace as the application gave it, however a store writes that."""
+
+    namespace: list[str]
+    key: str
+    value: bytes
+    created_at: int
+    updated_at: int
+    expires_at: int | None = None
+    seconds: float | None = None
 
 
 class Header(msgspec.Struct, kw_only=True):
     """The first line."""
 
-    format: int = FORMAT
+    format: int = 1
     mode: Mode
     at: int
     entropy: str
@@ -97,6 +130,21 @@ class Writing:
         is_new = digest not in self._payloads
         self._payloads.add(digest)
         return digest, value if is_new else None
+
+    def thread(self, dump: ThreadDump) -> None:
+        """Write a thread of a framework."""
+        self._write("thread", (dump.thread, dump.born))
+        for kind, (field, _) in OF_THREADS.items():
+            for part in getattr(dump, field):
+                self._write(kind, part)
+
+    def item(self, item: SavedItem) -> None:
+        """Write an item."""
+        self._write("item", Item(labels_of(item.namespace), *item[1:]))
+
+    def schedule(self, row: ScheduleRow) -> None:
+        """Write a schedule."""
+        self._write("schedule", row)
 
     def end(self) -> None:
         """Write the last line, and have all of it on the disk."""
@@ -164,6 +212,30 @@ def read_families(stream: BinaryIO) -> Iterator[list[RunDump]]:
         at += len(line)
 
 
+def read_others(stream: BinaryIO) -> Iterator[ThreadDump | SavedItem | ScheduleRow]:
+    """Return what a file that was checked has beside runs. One of them is in memory at a time."""
+    stream.seek(0)
+    thread: ThreadDump | None = None
+    for line in iter(stream.readline, b""):
+        kind, content = _line.decode(line)
+        if kind in OF_THREADS:
+            if thread is None:
+                raise Damaged("The file has a part of a thread, and no thread that it belongs to.")
+            field, type = OF_THREADS[kind]
+            getattr(thread, field).append(msgspec.json.decode(content, type=type))
+            continue
+        if thread is not None:
+            yield thread
+        thread = None
+        if kind == "thread":
+            thread = ThreadDump(*msgspec.json.decode(content, type=tuple[str, int]))
+        elif kind == "item":
+            item = msgspec.json.decode(content, type=Item)
+            yield SavedItem(namespace_of(item.namespace), *item[1:])
+        elif kind == "schedule":
+            yield msgspec.json.decode(content, type=ScheduleRow)
+
+
 def _with_payloads(dump: RunDump, stream: BinaryIO, places: dict[str, int]) -> RunDump:
     """Put in the payloads that were written before, for another run."""
     for number, (digest, value) in enumerate(list[tuple[str, bytes | None]](dump.payloads)):
@@ -201,9 +273,22 @@ def _check_older(store: Store, row: RunRow, generation: int) -> None:
     events = store.events(row.id, generation)
     head = {"head_seq": events[-1].seq, "head_digest": events[-1].digest, "generation": generation}
     older = msgspec.structs.replace(row, **head)
-    recorded = verified(events, older, store.chain)
+    recorded = verified(events, older, store.chain, looking=True)
     verify_payloads(store, row, recorded, is_newest=False)
-    verify_checkpoints(store, older, recorded)
+    if not getattr(recorded, "left_out", 0):
+        verify_checkpoints(store, older, recorded)
+
+
+def note_of(dump: RunDump) -> Note:
+    """Return which life of its store a run's newest history knows of."""
+    noting = [event for generation, event in dump.events if generation == dump.row.generation]
+    return newest_note(
+        [
+            Recorded(seq, kind, step, at, decode_body(kind, body))
+            for seq, kind, step, at, body, _ in noting
+            if kind in ("run_started", "run_restored")
+        ]
+    )
 
 
 def unfinished_of(dumps: Sequence[RunDump]) -> list[str]:

@@ -25,6 +25,8 @@ def force(driver: "Driver") -> None:
         seconds = execution.workflow.timeout
         _fail_with(driver, RunTimedOut(f"The run took longer than {seconds} s and did not stop."))
     else:
+        if execution.is_undone:
+            compensating.note_kept(driver)
         driver.record_end("run_cancelled", ev.RunCancelled(forced=True), None)
 
 

@@ -8,12 +8,13 @@ are under way at once, an effect or a child run among them belongs to the other 
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from everstep.engine.crossing import Crossed
+from everstep.engine.crossing import DELETED, FORGOTTEN, Crossed, histories_of_child, is_guarded
 from everstep.engine.execution import OUTCOMES
-from everstep.engine.history import Recorded, load_verified
+from everstep.engine.history import Recorded
 from everstep.engine.recorded import asks_for_something
+from everstep.engine.restoring import may_lack, newest_note
 from everstep.engine.rollback import WHAT_IS_LOST
-from everstep.errors import CrossesOnce, Damaged, Misuse
+from everstep.errors import CrossesOnce, Misuse
 from everstep.model.carried import carried_step
 from everstep.model.contracts import KEPT
 from everstep.stores.protocol import Store
@@ -96,45 +97,70 @@ def fork_point(run: str, history: Sequence[Recorded], at: int) -> int:
 
 
 # -- what would happen once more ---------------------------------------------------------------------------------------
-def done_after(store: Store, run: str, history: Sequence[Recorded], seq: int) -> list[Crossed]:
+class Relied(NamedTuple):
+    """What a fork would not do again because it is there: keys that it would share, and runs that it would follow."""
+
+    keys: set[str]
+    runs: set[str]
+
+
+def done_after(store: Store, run: str, history: Sequence[Recorded], seq: int, relied: Relied) -> list[Crossed]:
     """Return the effects that a run had, or may have had, after an event, and that a fork there would have again.
 
     A `repeat` step counts, for in another run it has another key, and is another action to its receiver. One with a
-    key of its own (`key=`) does not, for a fork shares its outcome; nor what was undone; nor a child run with an id of
-    its own, for a fork would follow the same one.
+    key of its own (`key=`) does not, as long as the key is kept: a fork shares its outcome. Nor does what was undone;
+    nor a child run with an id of its own that is still there: a fork would follow the same. `relied` gets both.
     """
     begun: dict[int, str] = {}
+    keys: dict[int, str] = {}
     undoing: dict[int, int] = {}
     done: dict[int, Crossed] = {}
-    children: list[Crossed] = []
+    children: dict[int, Recorded] = {}
+
+    def is_shared(call: int, owner: str) -> bool:
+        is_kept = is_guarded(store, keys.get(call), owner)
+        relied.keys.update([keys[call]] if is_kept else ())
+        return is_kept
+
     for event in history[seq:]:
         kind, body = event.kind, event.body
         if kind == "step_started" and body.compensates:
             undoing[body.call] = body.compensates
         elif kind == "step_started":  # also a later attempt: what had failed may have been retried
-            if body.effect != "read" and not body.key and body.because != KEPT:
+            if body.effect != "read" and body.because != KEPT:
                 begun[body.call] = event.step
+                keys |= {body.call: body.key} if body.key else {}
+        elif kind == "key_taken":
+            keys[body.call] = body.key
         elif kind == "step_completed" and body.call in begun:
             step = begun.pop(body.call)
-            if not (body.skipped or body.fallback):
-                done[len(done) + 1_000_000 if body.call in done else body.call] = Crossed(run, step, event.seq)
+            if not (body.skipped or body.fallback or is_shared(body.call, run)):
+                place = len(done) + 1_000_000 if body.call in done else body.call
+                done[place] = Crossed(run, step, event.seq, FORGOTTEN if body.call in keys else "")
+        elif kind == "step_shared" and body.call in keys and not is_shared(body.call, body.run):
+            done[body.call] = Crossed(run, event.step, event.seq, FORGOTTEN)
         elif kind == "step_completed" and body.call in undoing and not body.skipped:
             done.pop(undoing[body.call], None)
         elif kind == "step_failed":
             begun.pop(body.call, None)
-        elif kind == "child_started" and body.run.startswith(f"{run[:170]}."):
-            children += _done_by_child(store, body.run)
-    return [*done.values(), *children, *(Crossed(run, step, 0) for step in begun.values())]
+        elif kind == "child_started":
+            children[body.call] = event
+        elif kind == "child_ended" and body.status == "refused":
+            children.pop(body.call, None)
+    by_children = [one for child in children.values() for one in _done_by_child(store, run, child, relied)]
+    return [*done.values(), *by_children, *(Crossed(run, step, 0) for call, step in begun.items() if call not in keys)]
 
 
-def _done_by_child(store: Store, child: str) -> list[Crossed]:
-    row = store.run(child)
-    if row is None:
+def _done_by_child(store: Store, run: str, started: Recorded, relied: Relied) -> list[Crossed]:
+    child: str = started.body.run
+    histories, lost = histories_of_child(store, started)
+    is_own = child.startswith(f"{run[:170]}.")
+    if lost == DELETED or (lost and is_own):
+        return [Crossed(child, lost, 0)]
+    if not is_own:
+        relied.runs.add(child)
         return []
-    try:
-        return done_after(store, child, load_verified(store, row), 0)
-    except Damaged:
-        return [Crossed(child, "what its damaged history does not say", 0)]
+    return [one for history in histories for one in done_after(store, child, history, 0, relied)]
 
 
 def undone_before(run: str, generation: int, seq: int, histories: Sequence[Sequence[Recorded]]) -> list[Crossed]:
@@ -165,6 +191,9 @@ def undone_before(run: str, generation: int, seq: int, histories: Sequence[Seque
 def is_lost(histories: Sequence[Sequence[Recorded]]) -> bool:
     """Tell whether a part of a run's history is lost, so that nobody knows what it did."""
     for history in histories:
+        started = history[0].body
+        if started.unseen or (started.carried is not None and started.carried.caution):
+            return True
         for event in history:
             if event.kind == "run_restored" or (event.kind == "run_repaired" and event.body.lost):
                 return True
@@ -173,20 +202,25 @@ def is_lost(histories: Sequence[Sequence[Recorded]]) -> bool:
 
 def refuse_effects(
     run: str, at: int, generation: int, histories: Sequence[Sequence[Recorded]], store: Store, allowed: "Allowed"
-) -> None:
-    """Raise `CrossesOnce` with all that a fork would do again or build upon, unless it was allowed."""
+) -> Relied:
+    """Raise `CrossesOnce` with all that a fork would do again or build upon, unless it was allowed.
+
+    Returns what keeps it from doing something again.
+    """
+    relied = Relied(set(), set())
     if allowed is True:
-        return
-    found = done_after(store, run, histories[0], at)
+        return relied
+    found = done_after(store, run, histories[0], at, relied)
     for later in histories[1:]:
-        found += done_after(store, run, later, 0)
+        found += done_after(store, run, later, 0, relied)
     found += undone_before(run, generation, at, histories)
-    if is_lost(histories):
+    newest = generation + len(histories) - 1
+    if is_lost(histories) or may_lack(store, store.life(), run, newest, newest_note(histories[-1])):
         found.append(Crossed(run, WHAT_IS_LOST, 0))
     names = set(allowed or ())
     found = [one for one in found if one.step not in names and one.step.partition("#")[0] not in names]
     if not found:
-        return
+        return relied
     listed = ", ".join(_text(one, run) for one in found)
     raise CrossesOnce(
         f"A fork of {run} at event {at} would do effects again, with keys of its own, or build upon undone ones: "
@@ -201,4 +235,5 @@ Allowed = bool | Collection[str]
 
 def _text(one: Crossed, run: str) -> str:
     whose = f" of {one.run}" if one.run != run else ""
-    return f"{one.step}{whose} (event {one.seq})" if one.seq else f"{one.step}{whose}"
+    why = f", {one.why}" if one.why else ""
+    return f"{one.step}{whose} (event {one.seq}{why})" if one.seq else f"{one.step}{whose}"

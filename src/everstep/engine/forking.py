@@ -13,9 +13,10 @@ import msgspec
 from everstep.codec import ANY
 from everstep.engine.agreement import preview_text, published_by
 from everstep.engine.fork_points import Allowed, fork_point, refuse_effects
-from everstep.engine.history import Recorded, load_verified, refs_of, verified, verify_payloads
+from everstep.engine.history import Recorded, load_verified, refs_of, refuse_deleted, verified, verify_payloads
 from everstep.engine.journal import INLINE_BYTES_MAX, restore_payload, store_payload
 from everstep.engine.operations import existing_row
+from everstep.engine.restoring import life_of_copy, restores_in
 from everstep.engine.resume import is_supported, replay
 from everstep.engine.starting import new_entropy
 from everstep.engine.streams import copied_streams
@@ -27,7 +28,7 @@ from everstep.model.crash_points import crash_point
 from everstep.model.digests import chain_next, chain_start, digest_of
 from everstep.model.forked import TAG, Forked, switches
 from everstep.model.ids import checked_run_id
-from everstep.stores.protocol import Existing, NewRun, RunRow, StartRun
+from everstep.stores.protocol import Existing, Needs, NewRun, Refused, RunRow, StartRun
 
 if TYPE_CHECKING:
     from everstep.engine.app import App
@@ -52,18 +53,21 @@ class Wanted(msgspec.Struct):
 
 async def fork(app: "App", wanted: Wanted) -> str:
     """Create the fork, durably, and return its id."""
-    row = existing_row(app, wanted.run)
+    row = await app.read(existing_row, app, wanted.run)
     if not is_supported(row):
         raise Misuse(f"The run {row.id} was made by a newer release, so this one cannot fork it.")
     generation = wanted.generation or row.generation
-    histories = [_history(app, row.id, one) for one in range(generation, row.generation + 1)]
+    wanted_ones = range(generation, row.generation + 1)
+    histories = [await app.read(_history, app, row.id, one) for one in wanted_ones]
     point = fork_point(row.id, histories[0], wanted.at)
-    refuse_effects(row.id, point, generation, histories, app.store, wanted.allowed)
-    new, copied = _forked_run(app, row, generation, histories[0][:point], wanted)
+    relied = await app.read(refuse_effects, row.id, point, generation, histories, app.store, wanted.allowed)
+    new, copied = await app.read(_forked_run, app, row, generation, histories[0][:point], wanted)
     _refuse_differences(app, new.row, copied, dict(new.payloads))
     crash_point("run.fork")
-    verdict = await app.committer.submit(StartRun(new))
-    if isinstance(verdict, Existing) and not _is_same(app, verdict.row, copied[0].body):
+    verdict = await app.committer.submit(StartRun(new, Needs([row.id, *relied.runs], [*relied.keys])))
+    if isinstance(verdict, Refused):  # something was deleted since it was looked at
+        return await fork(app, wanted)
+    if isinstance(verdict, Existing) and not await app.read(_is_same, app, verdict.row, copied):
         raise IdConflict(f"The id {new.row.id} belongs to another run. Use another one.")
     crash_point("run.forked")
     return new.row.id
@@ -85,6 +89,7 @@ def _history(app: "App", run: str, generation: int) -> list[Recorded]:
             verify_payloads(app.store, row, history, is_newest=generation == row.generation)
             return history
         except Damaged:
+            refuse_deleted(app.store, row)
             before, row = row, existing_row(app, run)
             if (row.head_seq, row.generation) == (before.head_seq, before.generation):
                 raise
@@ -99,7 +104,7 @@ def _forked_run(
     at = max(app.clock.now(), history[-1].at)
     run = checked_run_id(wanted.id) if wanted.id is not None else _new_id(app, row.id, at)
     started = _started(app, row, generation, history, events[-1].digest, at, wanted, payloads)
-    bodies = [started, *(event.body for event in history[1:])]
+    bodies = [started, *(_noted(event, started) for event in history[1:])]
     kind = history[-1].kind
     if wanted.outcome is not NOT_GIVEN:
         kind, bodies[-1] = _edited(app, row.id, history[-1], wanted.outcome, payloads)
@@ -145,12 +150,13 @@ def _started(
     forked = Forked(row.id, generation, len(history), head.hex(), at, new_entropy(app.randomness))
     forked.earlier = [one for one in switches(source) if one[0] < len(history)]
     forked.by, forked.note = wanted.by, wanted.note
-    changes: dict[str, Any] = {"forked": forked, "parent": "", "delay": 0.0, "unseen": False}
-    changes |= {"chain": app.store.chain.writing.id, "restored": app.restores}
+    changes: dict[str, Any] = {"forked": forked, "parent": "", "delay": 0.0}
+    changes |= {"chain": app.store.chain.writing.id, "life": life_of_copy(app.store, row.id, generation, history)}
+    changes["restored"] = restores_in(changes["life"])
     if len(history) == 1:
         changes["entropy"] = forked.entropy
     if source.carried is not None:  # what older generations did is that run's to undo
-        changes["carried"] = msgspec.structs.replace(source.carried, head="", undoable=[], uncompensated=[], caution="")
+        changes["carried"] = msgspec.structs.replace(source.carried, head="", undoable=[], uncompensated=[])
     if wanted.outcome is not NOT_GIVEN:
         forked.edited = "outcome"
     if wanted.args is not None:
@@ -160,6 +166,14 @@ def _started(
         payload = _payload_of(app, row.id, source.arguments, source.arguments_ref)
         changes["digest"] = digest_of(payload).hex()  # and not that of the other run's first generation
     return msgspec.structs.replace(source, **changes)
+
+
+def _noted(event: Recorded, started: ev.RunStarted) -> ev.Body:
+    """Return a copied event's body. What the other run noted of restored backups is what its copy knows of them."""
+    body: ev.Body = event.body
+    if isinstance(body, ev.RunRestored):
+        return ev.RunRestored(started.restored, started.life)
+    return body
 
 
 def _arguments(app: "App", workflow: str, args: Sequence[Any], payloads: dict[str, bytes]) -> dict[str, Any]:
@@ -263,9 +277,15 @@ class _Beside:
         return getattr(self._store, name)
 
 
-def _is_same(app: "App", there: RunRow, wanted: ev.RunStarted) -> bool:
+def _is_same(app: "App", there: RunRow, copied: Sequence[Recorded]) -> bool:
     """Tell whether a run that is there already is the fork that is wanted: somebody asks once more."""
+    wanted: ev.RunStarted = copied[0].body
+    refuse_deleted(app.store, there)
     first = app.store.events(there.id, 1, only=[1])
+    if len(copied) > 1:
+        end = (copied[-1].kind, ev.encode_body(copied[-1].body))
+        if [(event.kind, event.body) for event in app.store.events(there.id, 1, only=[len(copied)])] != [end]:
+            return False  # it was given another outcome
     if not first or there.workflow != wanted.workflow or there.arguments != wanted.digest:
         return False
     origin, other = ev.decode_body("run_started", first[0].body).forked, wanted.forked

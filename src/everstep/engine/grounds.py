@@ -1,21 +1,26 @@
 """What an adapter for a framework stands on: a store, a worker of its own, and the threads that it runs.
 
 A framework calls its saver from any thread and any loop, so the app of a ground has a loop and a thread of its own.
-What is written goes to the store on the caller's own thread: a hop to another one costs as much as a fast commit.
+What blocking code writes goes to the store on the caller's own thread: a hop to another one costs as much as a fast
+commit. What async code reads and writes goes there on a thread, whatever that costs.
 """
 
 import asyncio
+import contextvars
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import ref
 
 from everstep.engine.background import on_a_thread
 from everstep.engine.leases import outwait
 from everstep.engine.lending import Lending
 from everstep.errors import Misuse, StoreError, ThreadActive
 from everstep.model.untrusted import logger
-from everstep.stores.protocol import Busy, Failed, Refused, Verdict, WorkerRow
+from everstep.stores.protocol import Failed, Refused, Store, Verdict, WorkerRow
 from everstep.stores.saved import FreeThread, SavedOperation, SavedReads, Taken, TakeThread, ThreadOwner
 
 if TYPE_CHECKING:
@@ -28,9 +33,11 @@ R = TypeVar("R")
 
 BURY_SECONDS_MAX: Final = 3.0
 BURY_PAUSE_SECONDS: Final = 0.05
+LEFT_SECONDS: Final = 1.0
+"""Time for a stream that may have been left to be closed, before another call is refused."""
 RETURNS: Final = "threads to give back"
-QUICK_SECONDS: Final = 0.002
-"""What takes longer is not done on the loop of an application."""
+THREADS_MAX: Final = 32
+"""Calls of async code that use the store at the same time. More of them wait for their turn."""
 
 
 class Offer:
@@ -54,28 +61,74 @@ class Offer:
         return self._verdict
 
 
+class Right:
+    """The right to run a thread, and the call that has it."""
+
+    def __init__(
+        self, thread: str, by: object, on: asyncio.AbstractEventLoop | None = None, *, may_be_left: bool = False
+    ) -> None:
+        self.thread = thread
+        self._by = ref(by)
+        self._on = on
+        self.may_be_left = may_be_left
+        """Whether the call is a stream: one that is not read to its end is closed a moment after it was left."""
+        self.epoch = 0
+        self.born = 0
+        """When the thread was begun: one of the same name that was deleted is another."""
+        self.ended = threading.Event()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the call may still go on: it is not gone, nor the loop that it runs on."""
+        is_cut_off = self._on is not None and self._on.is_closed()
+        return not self.ended.is_set() and not is_cut_off and self._by() is not None
+
+    def is_of(self, by: object) -> bool:
+        """Tell whether a call has it."""
+        return self._by() is by
+
+
 class Ground:
     """A store that an adapter writes to, and the app that looks after it."""
 
     def __init__(self, blocking: "BlockingApp", *, owned: bool) -> None:
         self.blocking = blocking
-        self.app: App = blocking.inner
-        self.store = self.app.store
-        self.now: Callable[[], int] = self.app.clock.now
-        self.random_bits: Callable[[int], int] = self.app.randomness.getrandbits
         self._owned = owned
         self._lock = threading.Lock()
         self._taking = [threading.Lock() for _ in range(64)]
         self._committing = threading.Lock()
         self._offers: list[Offer] = []
-        self._taken: dict[str, tuple[int, int]] = {}
-        """The threads that run here: their epochs, and how many calls run each."""
-        self._owed: dict[str, int] = {}
-        """The epochs of threads that run here no more, and that the store has not taken back."""
-        self.steps = Lending(blocking)
-        self._born: dict[str, int] = {}
-        self._calm = threading.local()
-        self._seconds = 0.0
+        self._rights: dict[str, Right] = {}
+        """The threads that run here."""
+        self._owed: dict[str, Right] = {}
+        """The threads that run here no more, and that the store has not taken back."""
+        self._threads = ThreadPoolExecutor(THREADS_MAX, "everstep-saver")
+
+    # An app that is opened while a loop runs is not there at once: see `ground_of`.
+    @cached_property
+    def app(self) -> "App":
+        """The app."""
+        return self.blocking.inner
+
+    @cached_property
+    def store(self) -> Store:
+        """The store of the app."""
+        return self.app.store
+
+    @cached_property
+    def now(self) -> Callable[[], int]:
+        """The app's clock."""
+        return self.app.clock.now
+
+    @cached_property
+    def random_bits(self) -> Callable[[int], int]:
+        """The app's randomness."""
+        return self.app.randomness.getrandbits
+
+    @cached_property
+    def steps(self) -> Lending:
+        """The runs of steps that the framework calls."""
+        return Lending(self.blocking)
 
     @property
     def saved(self) -> SavedReads:
@@ -88,47 +141,41 @@ class Ground:
         """This process among the workers, or nothing if it is not one yet."""
         return self.app.worker
 
+    async def opened(self) -> None:
+        """Wait until the store is open. Raises why it cannot be opened."""
+        await self.soon(lambda: self.app)
+
     def close(self) -> None:
         """Give everything back. The app of somebody else stays open."""
-        if self.blocking.is_elsewhere:
-            return
-        self._taken.clear()  # a worker that leaves runs nothing
-        if self._owned:
+        if self._owned and not self.blocking.is_elsewhere:
             self._owned = False
+            self._rights.clear()  # a worker that leaves runs nothing
             self.blocking.close()
+            self._threads.shutdown(wait=False)
 
     # -- writing --------------------------------------------------------------------------------------------------
-    def commit(self, operation: SavedOperation, linger_seconds: float = 0.0, *, always: bool = False) -> Verdict:
-        """Do an operation; it is durable on return. `always`: it waits for a busy store also on a loop.
+    def commit(self, operation: SavedOperation, linger_seconds: float = 0.0) -> Verdict:
+        """Do an operation; it is durable on return.
 
         What several threads want to write at the same time goes into one transaction, by whoever of them comes first to
         it. One that lingers lets another come first for a moment.
         """
         self.blocking.refuse_elsewhere()
-        offer, is_patient = Offer(operation), always or getattr(self._calm, "patient", True)
+        offer = Offer(operation)
         with self._lock:
             self._offers.append(offer)
-        if linger_seconds and is_patient and offer.settled.wait(linger_seconds):
+        if linger_seconds and offer.settled.wait(linger_seconds):
             return offer.result()
-        if not self._committing.acquire(blocking=is_patient):
-            self._withdraw(offer)
-            raise Busy
-        try:
+        with self._committing:
             if not offer.settled.is_set():
-                self._commit_offers(offer, is_patient)
-        finally:
-            self._committing.release()
+                self._commit_offers()
         return offer.result()
 
-    def _commit_offers(self, own: "Offer", is_patient: bool) -> None:
+    def _commit_offers(self) -> None:
         with self._lock:
             offers, self._offers = self._offers, []
         try:
-            verdicts = self.store.commit([offer.operation for offer in offers], patient=is_patient)
-        except Busy:
-            with self._lock:
-                self._offers[:0] = [offer for offer in offers if offer is not own]
-            raise
+            verdicts = self.store.commit([offer.operation for offer in offers])
         except BaseException as error:
             for offer in offers:
                 offer.settle(Failed(error if isinstance(error, Exception) else StoreError("The commit was cut off.")))
@@ -136,46 +183,45 @@ class Ground:
         for offer, verdict in zip(offers, verdicts, strict=True):
             offer.settle(verdict)
 
-    def _withdraw(self, own: "Offer") -> None:
-        with self._lock:
-            self._offers = [offer for offer in self._offers if offer is not own]
-
     async def soon(self, function: Callable[..., R], /, *args: Any) -> R:
-        """Call a function that reads or writes the store: right here while that is quick, else on another thread.
+        """Call a function that may use the store, on a thread: the loop of an application waits for no store.
 
-        It may be begun twice: on the loop it gives up, before it has changed anything, when the store is busy.
+        The threads are the ground's own: when the store does not answer, those of the application stay free.
         """
-        if self._seconds < QUICK_SECONDS:
-            began = time.perf_counter()
-            self._calm.patient = False
-            try:
-                return function(*args)
-            except Busy:
-                pass
-            finally:
-                self._calm.patient = True
-                self._seconds += (time.perf_counter() - began - self._seconds) / 8
-        began = time.perf_counter()
-        result = await asyncio.to_thread(function, *args)
-        self._seconds += (time.perf_counter() - began - self._seconds) / 64
-        return result
+        call = partial(contextvars.copy_context().run, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     # -- running threads ------------------------------------------------------------------------------------------
-    def take(self, thread: str) -> None:
-        """Take the right to run a thread. Raises `ThreadActive` while another process has it."""
+    def take(
+        self, thread: str, by: object, *, on: asyncio.AbstractEventLoop | None = None, may_be_left: bool = False
+    ) -> Right:
+        """Take the right to run a thread. Raises `ThreadActive` while another call has it, here or elsewhere.
+
+        by: the call; it has the right until that is given back, or it is gone. on: the loop that it runs on, if any.
+        """
         if not self.worker:
             self.blocking.wait(self.app.become_worker())
-        with self._taking[hash(thread) % len(self._taking)]:
+        there = self._rights.get(thread)
+        if there is not None and there.may_be_left and there.is_held:
+            there.ended.wait(LEFT_SECONDS)
+        right = Right(thread, by, on, may_be_left=may_be_left)
+        with self._lock_of(thread):
+            there = self._rights.get(thread)
+            if there is not None and there.is_held:
+                raise self._active_here(thread)
             verdict = self._try_to_take(thread)
             if not isinstance(verdict, Taken):
                 self._bury(self.saved.owner(thread))
                 verdict = self._try_to_take(thread)
             if isinstance(verdict, Taken):
-                self._taken[thread] = verdict.epoch, self._taken.get(thread, (0, 0))[1] + 1
-                self._born[thread] = verdict.born
+                right.epoch, right.born = verdict.epoch, verdict.born
+                self._rights[thread] = right
                 self._owed.pop(thread, None)
-                return
+                return right
         raise self.active(thread)
+
+    def _lock_of(self, thread: str) -> threading.Lock:
+        return self._taking[hash(thread) % len(self._taking)]
 
     def _bury(self, there: ThreadOwner | None) -> None:
         """Bury dead workers, and watch an owner that seems stopped. On a server a death is sure after a moment."""
@@ -192,50 +238,77 @@ class Ground:
             outwait(self.store, self.app.clock, there.owner)
 
     def _try_to_take(self, thread: str) -> Verdict:
-        return self.commit(TakeThread(thread, self.worker, self.now()), always=True)
+        return self.commit(TakeThread(thread, self.worker, self.now()))
 
-    def free(self, thread: str) -> None:
-        """Give the right back, when nothing here runs the thread any more."""
+    def free(self, right: Right) -> None:
+        """Give a right back: its call has ended."""
         if self.blocking.is_elsewhere:
             return  # whoever has it still runs it
-        with self._taking[hash(thread) % len(self._taking)]:
-            epoch, calls = self._taken.get(thread, (0, 0))
-            if calls > 1:
-                self._taken[thread] = epoch, calls - 1
-            elif calls:
-                del self._taken[thread]
-                self._born.pop(thread, None)
-                try:
-                    self.commit(FreeThread(thread, self.worker, epoch), always=True)
-                except StoreError as error:
-                    log.error("The thread %s cannot be given back just now: %s", thread, error)
-                    self._owe(thread, epoch)
+        with self._lock_of(right.thread):
+            try:
+                self._give_back(right)
+            except StoreError as error:
+                log.error("The thread %s cannot be given back just now: %s", right.thread, error)
+                self.free_later(right)
 
-    def _owe(self, thread: str, epoch: int) -> None:
-        """Try again until the store takes a thread back: nobody else could run it for as long as this worker lives."""
-        self._owed[thread] = epoch
+    def free_later(self, right: Right) -> None:
+        """Give a right back in the background, until the store takes it: no other process could run the thread.
+
+        This takes no locks, so it may be called wherever the garbage is collected.
+        """
+        right.ended.set()
+        if self.blocking.is_elsewhere:
+            return
+        self._owed[right.thread] = right
         try:
             self.app.loop.call_soon_threadsafe(self.app.background.keep, RETURNS, self._free_again)
         except RuntimeError:
             pass  # the app is closed, and with its worker all threads are free
 
+    def _give_back(self, right: Right) -> None:
+        right.ended.set()
+        if self._rights.get(right.thread) is right:
+            del self._rights[right.thread]
+            self.commit(FreeThread(right.thread, self.worker, right.epoch))
+
     async def _free_again(self) -> None:
         await on_a_thread(self._free_owed)
 
     def _free_owed(self) -> None:
-        for thread in list(self._owed):
-            with self._taking[hash(thread) % len(self._taking)]:
-                if thread in self._owed:  # else it was taken again meanwhile, at the same epoch
-                    self.commit(FreeThread(thread, self.worker, self._owed[thread]), always=True)
+        for thread, right in list(self._owed.items()):
+            with self._lock_of(thread):
+                if self._owed.get(thread) is right:  # else it was taken again meanwhile, at the same epoch
+                    self._rights.pop(thread, None)
+                    self.commit(FreeThread(thread, self.worker, right.epoch))
                     del self._owed[thread]
+
+    def is_run(self, thread: str, by: object = None) -> bool:
+        """Tell whether a call runs a thread here, or whether a certain one does."""
+        there = self._rights.get(thread)
+        return there is not None and there.is_held and (by is None or there.is_of(by))
+
+    def refuse_if_run(self, thread: str) -> None:
+        """Raise `ThreadActive` if a call runs a thread here: what another process may not do, others here may not."""
+        if self.is_run(thread):
+            raise self._active_here(thread)
 
     def born(self, thread: str) -> int:
         """Return when a thread that runs here was begun: one of the same name that was deleted is another."""
-        return self._born.get(thread, 0)
+        there = self._rights.get(thread)
+        return there.born if there is not None else 0
 
     def epoch_of(self, thread: str) -> int:
         """Return the epoch at which this process runs a thread; 0 if it does not."""
-        return self._taken.get(thread, (0, 0))[0]
+        there = self._rights.get(thread)
+        return there.epoch if there is not None else 0
+
+    def _active_here(self, thread: str) -> ThreadActive:
+        return ThreadActive(
+            f"The thread {thread!r} is being run by another call in this process ({self.worker}). Wait until that has "
+            "ended: a thread is run by one call at a time. A stream that is not read to its end runs until it is "
+            "closed.",
+            self.worker,
+        )
 
     def active(self, thread: str, verdict: Refused | None = None) -> ThreadActive:
         """Return what tells whoever wants a thread that it is another's."""
@@ -246,21 +319,28 @@ class Ground:
             return ThreadActive(f"{said} of it was written from here, and {owner} goes on with it.", owner)
         return ThreadActive(
             f"The thread {thread!r} is being run by {owner} in {self.store.url}. Wait until it has ended, or ask that "
-            "process: a thread is run by one process at a time.",
+            "process: a thread is run by one call at a time.",
             owner,
         )
 
 
 def ground_of(where: Any, **options: Any) -> Ground:
-    """Return a ground: on an app that is open already, or on one of its own for a URL."""
+    """Return a ground: on an app that is open already, or on one of its own for a URL.
+
+    Where a loop runs, that app is opened meanwhile on its own thread: whoever needs it first waits for it, or is told
+    why it cannot be opened.
+    """
     from everstep.engine.blocking_app import BlockingApp
     from everstep.engine.opening import open as open_app
 
     if isinstance(where, BlockingApp):
-        return Ground(where, owned=False)
+        if where.ground is None:
+            where.ground = Ground(where, owned=False)
+        return where.ground
     if where is not None and not isinstance(where, str):
         raise Misuse(
             f"A {type(where).__name__} cannot be shared: give the URL of the store, or the app of "
             "`with everstep.open() as app:`, which has a thread of its own."
         )
-    return Ground(BlockingApp(open_app(where, **options)._make), owned=True)
+    waits = asyncio._get_running_loop() is None
+    return Ground(BlockingApp(open_app(where, **options).make, waits=waits), owned=True)

@@ -42,6 +42,8 @@ class Verification(msgspec.Struct):
     problem: str = ""
     drift: list[dict[str, str]] = []
     """With `outside`: every difference between the outside and what the run remembers of it."""
+    left_out: int = 0
+    """Of how many events the secrets were left out when the run was exported: they could not be compared."""
 
 
 def held_error(run: str, holds: Sequence[HoldRow], more: str = "") -> RunHeld:
@@ -73,7 +75,7 @@ class Run(Generic[T]):
         """
         status, outcome = await self._app.watchers.wait_for_end(self.id, timeout)
         if status == "completed":
-            return self._app.codec.decode(outcome or b"[null]", self._types())  # type: ignore[no-any-return]
+            return self._app.codec.decode(outcome or b"[null]", await self._types())  # type: ignore[no-any-return]
         if status == "failed":
             raise self._failure(self._app.codec.decode_error(outcome or b""))
         if status == "held":
@@ -88,8 +90,10 @@ class Run(Generic[T]):
         failed.__cause__ = error
         return failed
 
-    def _types(self) -> Any:
-        return self._app.result_types(self) if self._result_types is None else self._result_types
+    async def _types(self) -> Any:
+        if self._result_types is not None:
+            return self._result_types
+        return await self._app.read(self._app.result_types, self)
 
     async def _held(self) -> RunHeld:
         return held_error(self.id, await self.holds())
@@ -109,12 +113,13 @@ class Run(Generic[T]):
 
     async def history(self, generation: int | None = None) -> "list[Event]":
         """Return the run's events. An earlier `generation` is the history from before a restart."""
-        from everstep.engine.history import public_events
+        from everstep.engine.history import public_events, refuse_deleted
 
         if generation is not None:
             checked_whole("generation", generation, least=1)
         row = await self.row()
         events = await self._app.read(self._app.store.events, self.id, generation or row.generation)
+        await self._app.read(refuse_deleted, self._app.store, row)  # after the events: they may not be all
         return public_events(events)
 
     async def published(self) -> dict[str, Any]:
@@ -165,7 +170,8 @@ class Run(Generic[T]):
         after: the position of the last entry that you have; you get those behind it. From the beginning by default.
 
         Each entry has its `value`, `position`, `step` and `attempt`. The first one that an attempt at a step writes
-        says so (`entry.first`): what you have of the same step came from an attempt that was cut off or failed.
+        says so (`entry.first`): what you have of the same step and `generation` came from an attempt that was cut off
+        or failed. Positions go on when the run goes on with a fresh history (`continue_as`), and when it is restarted.
         """
         from everstep.engine.streams import read_stream
 
@@ -191,7 +197,7 @@ class Run(Generic[T]):
             return Verification(False, row.head_seq, error.last_good, str(error))
         except NotReadable as error:
             return Verification(False, row.head_seq, 0, str(error))
-        found = Verification(True, len(history), history[-1].seq)
+        found = Verification(True, len(history), history[-1].seq, left_out=getattr(history, "left_out", 0))
         if outside and row.status not in ENDED:
             await self._compare_outside(row, history, found)
         return found
@@ -199,10 +205,10 @@ class Run(Generic[T]):
     async def _compare_outside(self, row: RunRow, history: "list[Recorded]", found: Verification) -> None:
         """Replay the code, without a sound, for its witnesses, and observe what they are about."""
         from everstep.engine.drift import find_drift
-        from everstep.engine.resume import replay
+        from everstep.engine.resume import replay_history
 
         try:
-            replayed = replay(self._app.store, self._app.codec, row, DECLARED.named(row.workflow), history, quiet=True)
+            replayed = await replay_history(self._app, row, DECLARED.named(row.workflow), history, quiet=True)
         except (UnknownWorkflow, Misuse, NotDecodable) as error:
             found.problem = f"The outside was not compared, for the code cannot be replayed: {error}"
             return

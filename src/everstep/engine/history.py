@@ -17,11 +17,13 @@ from everstep.engine.agreement import (
     says_held,
 )
 from everstep.engine.journal import restore_payload
-from everstep.errors import Damaged, NewerHistory, UnknownRun
+from everstep.errors import BeingDeleted, Damaged, NewerHistory, SecretsLeftOut, UnknownRun
 from everstep.model.chains import ChainKeys
 from everstep.model.collector import paused_collector
 from everstep.model.digests import DECIMALS, chain_next, chain_start, chain_state
 from everstep.model.events import BODIES, BODY_DECODERS, EventRow, decode_body
+from everstep.model.secrets import is_left_out, shown_body
+from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store
 
 
@@ -49,6 +51,8 @@ class History(list[Recorded]):
     """Verified events, in order, and the kinds that are among them. It stays as it is."""
 
     kinds: Set[str] = frozenset()
+    left_out: int = 0
+    """Of how many events the secrets were left out: they cannot be verified, and the run cannot go on."""
 
 
 def kinds_of(events: Iterable[Recorded]) -> Set[str]:
@@ -70,18 +74,51 @@ def without_collections(events: int) -> Generator[None]:
         yield
 
 
-def load_verified(store: Store, row: RunRow, whole: Sequence[EventRow] = ()) -> list[Recorded]:
+def load_verified(
+    store: Store, row: RunRow, whole: Sequence[EventRow] = (), *, looking: bool = False
+) -> list[Recorded]:
     """Return the run's history, or raise `Damaged` with the number of the last event that can be believed.
 
-    whole: the history as it is stored, if it was read already.
+    whole: the history as it is stored, if it was read already. looking: nothing is done with it, so that one whose
+    secrets were left out is returned as well.
     """
     refuse_unreadable(row)
-    with without_collections(row.head_seq):
-        history = verified(whole or store.events(row.id, row.generation), row, store.chain)
-    compare_with_row(store, row, history)
-    compare_published(row, published_by(history), history[-1].seq)
-    compare_budget(row, _standing_at(history), history[-1].seq)
+    try:
+        with without_collections(row.head_seq):
+            history = verified(whole or store.events(row.id, row.generation), row, store.chain, looking=looking)
+        compare_with_row(store, row, history)
+        compare_published(row, published_by(history), history[-1].seq)
+        compare_budget(row, _standing_at(history), history[-1].seq)
+    except Damaged:
+        refuse_deleted(store, row)
+        raise
     return history
+
+
+def load_generations(store: Store, row: RunRow) -> list[list[Recorded]]:
+    """Return the histories of all generations of a run, verified; raise `Damaged` if one of them is not sound."""
+    histories: list[list[Recorded]] = []
+    for generation in range(1, row.generation):
+        # The row knows only the newest head; an older history vouches for itself by its chain.
+        if not (events := store.events(row.id, generation)):
+            refuse_deleted(store, row)
+            raise Damaged(f"Generation {generation} of run {row.id} is not there.")
+        head = {"head_seq": events[-1].seq, "head_digest": events[-1].digest, "generation": generation}
+        histories.append(verified(events, msgspec.structs.replace(row, **head), store.chain))
+    return [*histories, load_verified(store, row)]
+
+
+def refuse_deleted(store: Store, row: RunRow) -> None:
+    """Raise `BeingDeleted` if a run that had ended is being deleted, or was deleted since its row was read.
+
+    What is left of it is not whole, and that is no damage.
+    """
+    if row.status in ENDED and (store.is_being_deleted(row.id) or store.run(row.id) is None):
+        raise BeingDeleted(
+            f"The run {row.id} ended ({row.status}) long enough ago to be deleted, and that has begun: what is left of "
+            "it is not whole. When it is done, its id is free. If it was cut off, the next `everstep gc`, or a worker "
+            "with a retention, ends it."
+        )
 
 
 def _standing_at(history: Sequence[Recorded]) -> bytes | None:
@@ -111,12 +148,13 @@ def verify_now(
         if row is None:
             raise UnknownRun(f"There is no run {run!r} in {store.url}.")
         try:
-            history = load_verified(store, row)
+            history = load_verified(store, row, looking=True)
             verify_payloads(store, row, history)
             if also is not None:
                 also(store, row, history)
             return history
         except Damaged:
+            refuse_deleted(store, row)
             before, row = row, store.run(run)
             if row is None or (row.head_seq, row.generation, row.epoch) == (
                 before.head_seq,
@@ -136,6 +174,7 @@ def check_ends(store: Store, row: RunRow) -> Recorded:
     wanted = sorted({1, max(row.head_seq - 1, 1), row.head_seq})
     events = {event.seq: event for event in store.events(row.id, row.generation, only=wanted)}
     if sorted(events) != wanted:
+        refuse_deleted(store, row)
         raise Damaged(f"Events {wanted} of run {row.id}, the ends of its history, are not all there.")
     first, last = events[1], events[row.head_seq]
     key = key_of([first], row, store.chain)
@@ -178,7 +217,7 @@ def key_of(events: Sequence[EventRow], row: RunRow, chain: ChainKeys) -> bytes:
 def _linked(row: RunRow, before: bytes, event: EventRow, key: bytes) -> Recorded:
     seq, kind, step, at, body, digest = event
     if chain_next(before, seq, kind, step, at, body, key) != digest:
-        raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
+        raise _unlike(row, event)
     if kind not in BODIES:
         raise _newer(row, seq, kind)
     try:
@@ -214,10 +253,10 @@ def refs_of(body: Any) -> list[str]:
     return refs
 
 
-def verified(events: Sequence[EventRow], row: RunRow, chain: ChainKeys) -> list[Recorded]:
+def verified(events: Sequence[EventRow], row: RunRow, chain: ChainKeys, *, looking: bool = False) -> list[Recorded]:
     """Return the events with their bodies, after checking numbers, digests, bodies and the head in the run's row."""
     key = key_of(events, row, chain)
-    recorded, digest = chained(events, row, chain_start(row.id, row.generation), key)
+    recorded, digest = chained(events, row, chain_start(row.id, row.generation), key, looking=looking)
     if not recorded or recorded[0].kind != "run_started":
         raise Damaged(f"The history of run {row.id} does not begin with run_started.", 0)
     compare_with_head(row, len(recorded), digest)
@@ -225,11 +264,11 @@ def verified(events: Sequence[EventRow], row: RunRow, chain: ChainKeys) -> list[
 
 
 def chained(
-    events: Sequence[EventRow], row: RunRow, digest: bytes, key: bytes, first: int = 1
+    events: Sequence[EventRow], row: RunRow, digest: bytes, key: bytes, first: int = 1, *, looking: bool = False
 ) -> tuple[History, bytes]:
     """Return the events with their bodies, after checking that each follows the one before, and the last digest.
 
-    `digest` is the one before the first of them, whose number is `first`.
+    `digest` is the one before the first of them, whose number is `first`. `looking`: as for `load_verified`.
     """
     recorded, kinds = History(), set[str]()
     append, new_tuple, decoders, last_at = recorded.append, tuple.__new__, BODY_DECODERS, 0
@@ -245,7 +284,10 @@ def chained(
             state.update(digest + header.encode() + body)
             digest = state.digest()
             if digest != own or at < last_at:
-                raise Damaged(f"Event {seq} of run {row.id} does not match its digest.", seq - 1)
+                why = _unlike(row, events[expected - first])
+                if not looking or at < last_at or not isinstance(why, SecretsLeftOut):
+                    raise why
+                recorded.left_out, digest = recorded.left_out + 1, own
             append(new_tuple(Recorded, (seq, kind, step, at, decoders[kind](body))))
             kinds.add(kind)
             last_at = at
@@ -255,6 +297,16 @@ def chained(
         raise Damaged(f"Event {expected} of run {row.id} cannot be read.", expected - 1) from None
     recorded.kinds = kinds
     return recorded, digest
+
+
+def _unlike(row: RunRow, event: EventRow) -> Damaged | SecretsLeftOut:
+    """Return what it means that an event does not match its digest. Of no run that goes on is anything left out."""
+    if row.status in ENDED and is_left_out(event.body):
+        return SecretsLeftOut(
+            f"The secrets of run {row.id} were left out when it was exported: it can be looked at, and it cannot go on "
+            "from what is here. Export it again with secrets=True (--with-secrets). Nothing was changed."
+        )
+    return Damaged(f"Event {event.seq} of run {row.id} does not match its digest.", event.seq - 1)
 
 
 def _newer(row: RunRow, seq: int, kind: str) -> NewerHistory:
@@ -279,8 +331,6 @@ def public_events(events: Sequence[EventRow]) -> list[Event]:
 
     What is secret is not among it.
     """
-    from everstep.model.secrets import shown_body
-
     return [Event(seq, kind, step, at, shown_body(_plain(body))) for seq, kind, step, at, body, _ in events]
 
 

@@ -141,7 +141,9 @@ def diverged_report(differences: Sequence[Difference]) -> HoldReport:
     """The code and the history disagree."""
     first = differences[0]
     acceptable = all(one.acceptable for one in differences)
-    recorded, now = _without_arguments(first.recorded), _without_arguments(first.now)
+    recorded, now = first.recorded, first.now
+    if first.what != "definition":  # that of a graph has names in it, and no arguments
+        recorded, now = _without_arguments(recorded), _without_arguments(now)
     summary = f"event {first.seq} ({first.what}): recorded {recorded}; the code now would {_verb(now)}"
     if len(differences) > 1:
         summary += f" (and {len(differences) - 1} more)"

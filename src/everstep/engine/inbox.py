@@ -1,16 +1,17 @@
 """What arrives for a run from outside: signals, cancels, ends of children, holds. In the order of arrival."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from everstep.engine.children import ChildEnd, believable_end
+from everstep.engine.children import ChildEnd, RecentEnds, believable_end
 from everstep.engine.compensating import request_rollback
 from everstep.engine.holding import HoldReport
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
-from everstep.stores.protocol import Delivery
+from everstep.stores.keys import EffectRow
+from everstep.stores.protocol import Delivery, Store
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
@@ -48,6 +49,23 @@ def hold_in(delivery: Delivery) -> HoldReport:
         return HoldReport("asked", "somebody asked for it, and how is damaged")
 
 
+class Told(NamedTuple):
+    """What the store says about deliveries, by their numbers: the ends of children, and who has a key that changed."""
+
+    ends: dict[int, ChildEnd | None]
+    keys: dict[int, EffectRow | None]
+
+
+NOTHING: Final = Told({}, {})
+
+
+def told_of(store: Store, deliveries: Sequence[Delivery], recent: RecentEnds) -> Told:
+    """Read what has to be known to take deliveries."""
+    ends = {one.number: believable_end(store, one, recent) for one in deliveries if one.kind == "child"}
+    keys = {one.number: store.effect(one.name) for one in deliveries if one.kind == "key"}
+    return Told(ends, keys) if ends or keys else NOTHING
+
+
 class Inbox:
     """Takes deliveries into the history of one run."""
 
@@ -55,18 +73,21 @@ class Inbox:
         self._driver = driver
         self._taken: set[int] = set()
         self._ends: dict[int, ChildEnd | None] = {}
+        self._keys: dict[int, EffectRow | None] = {}
 
     async def pull(self) -> None:
         """Take what has arrived, and do what was due before."""
         self._driver.ring()
 
-    def take(self, deliveries: Sequence[Delivery], *, fire: bool = True) -> None:
+    def take(self, deliveries: Sequence[Delivery], told: Told = NOTHING, *, fire: bool = True) -> None:
         """Take deliveries into the history. A timer that was due before one arrived comes first.
 
         Without `fire` the code has ended and only the cancels matter: nothing is due. Nothing comes to rest here: what
         is due by now comes first, and a run that remembers facts would leave memory before.
         """
         driver = self._driver
+        self._ends.update(told.ends)
+        self._keys.update(told.keys)
         for delivery in deliveries:
             if delivery.number in self._taken or delivery.kind not in _TAKE:  # one for a newer release is left to that
                 continue
@@ -75,8 +96,6 @@ class Inbox:
                 driver.deadlines.fire(driver, min(delivery.at, driver.app.clock.now()))
             if driver.is_over:
                 return
-            if delivery.kind == "child":  # read before it counts as taken: the store may fail
-                self._ends[delivery.number] = believable_end(driver.app.store, delivery, driver.app.recent_ends)
             self._taken.add(delivery.number)
             driver.journal.and_more().consumed.append(delivery.number)
             crash_point("delivery.taken")
@@ -122,7 +141,7 @@ class Inbox:
 
     def _key(self, delivery: Delivery) -> None:
         self._driver.saver.save(waited_for=False)
-        self._driver.attempts.keys.woken(int(delivery.id))
+        self._driver.attempts.keys.woken(int(delivery.id), self._keys.pop(delivery.number))
 
     def _hold(self, delivery: Delivery) -> None:
         self._driver.put_on_hold(hold_in(delivery))

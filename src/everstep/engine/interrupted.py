@@ -7,12 +7,13 @@ is no fault of theirs.
 
 import asyncio
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.clock import Alarm, microseconds, set_alarm
 from everstep.engine.stops import Stopped, pass_on
 from everstep.model.untrusted import logger
-from everstep.stores.protocol import Release, RunRow, Verdict
+from everstep.stores.protocol import Release, RunRow
 
 if TYPE_CHECKING:
     from everstep.engine.driver import Driver
@@ -56,30 +57,27 @@ class Interrupted:
         cause = self._causes[run] = f"{where} raised {said}"
         log.warning("Run %s was stopped and is unfinished: %s. It is taken up again in %g s.", run, cause, pause)
         until = app.clock.now() + microseconds(pause)
-        is_cancel = isinstance(stop, asyncio.CancelledError)
-        if not is_cancel:
-            self._give_back(row)
+        release = Release(run, row.epoch, "queued", died=True)
+        take_up = functools.partial(self._take_up, run)
+        again: Callable[[], object] = take_up
+        if isinstance(
+            stop, asyncio.CancelledError
+        ):  # the application may be about to end: count it only after the pause
+            again = functools.partial(app.returns.give_back, release, take_up)
+        else:
+            app.returns.give_back(release)  # submitted at once: what stops the process may leave no task a turn
         if not app.draining:
-            again = functools.partial(self._ring, row, is_counted=not is_cancel)
-            self._alarms[run] = set_alarm(app.clock, app.loop, until, again)
+            self._alarms[run] = set_alarm(app.clock, app.loop, until, functools.partial(self._ring, run, again))
         pass_on(stop, app.loop)
 
-    def _give_back(self, row: RunRow) -> "asyncio.Future[Verdict]":
-        """Count the stop. It is in the queue at once: what stops the process may leave no task a turn."""
-        future = self._app.committer.submit(Release(row.id, row.epoch, "queued", died=True))
-        future.add_done_callback(_note_failure)
-        return future
-
-    def _ring(self, row: RunRow, *, is_counted: bool) -> None:
-        self._alarms.pop(row.id, None)
+    def _ring(self, run: str, again: Callable[[], object]) -> None:
+        self._alarms.pop(run, None)
         if not self._app.draining:
-            self._app.spawn(self._take_up(row, is_counted=is_counted))
+            again()
 
-    async def _take_up(self, row: RunRow, *, is_counted: bool) -> None:
-        if not is_counted:
-            await self._give_back(row)
-        self._app.want(row.id)
-        await self._app.take_up_run(row.id)
+    def _take_up(self, run: str) -> None:
+        self._app.want(run)
+        self._app.spawn(self._app.take_up_run(run), run=run)
 
     def forget(self, run: str) -> None:
         """A run has ended, or is held."""
@@ -91,8 +89,3 @@ class Interrupted:
         for alarm in self._alarms.values():
             alarm.cancel()
         self._alarms.clear()
-
-
-def _note_failure(future: "asyncio.Future[Verdict]") -> None:
-    if not future.cancelled() and (error := future.exception()) is not None:
-        log.error("That a run was stopped cannot be written just now: %s", error)

@@ -57,7 +57,11 @@ class More:
         if unit.keys is not None:
             newer = self.keys or KeyChanges()
             self.keys = KeyChanges(
-                [*unit.keys.claims, *newer.claims], [*unit.keys.ends, *newer.ends], [*unit.keys.waits, *newer.waits]
+                [*unit.keys.claims, *newer.claims],
+                [*unit.keys.ends, *newer.ends],
+                [*unit.keys.waits, *newer.waits],
+                [*unit.keys.shares, *newer.shares],
+                [*unit.keys.undoing, *newer.undoing],
             )
 
 

@@ -20,7 +20,7 @@ async def free(app: "App", key: str, note: str, by: str) -> None:
 async def settle(app: "App", key: str, value: Any, note: str, by: str) -> None:
     """Give an outcome to a key that was left in doubt; whoever asks for it shares that."""
     payload = app.codec.encode(value, ANY, f"the outcome of {key!r}")
-    row = app.store.effect(key)
+    row = await app.read(app.store.effect, key)
     seal = app.store.chain.seal(payload, key, row.step, row.arguments) if row is not None else ""
     await _settle(app, SettleKey(key, app.clock.now(), packed(payload), seal, by, note))
 
@@ -31,7 +31,7 @@ async def _settle(app: "App", operation: SettleKey) -> None:
         app.pump.nudge()  # whoever waits for it has that in its inbox
         return
     assert isinstance(verdict, Refused)
-    row = app.store.effect(operation.key)
+    row = await app.read(app.store.effect, operation.key)
     if row is None or row.state == "free":
         raise Misuse(f"Nobody has the key {operation.key!r} in {app.store.url}. `everstep effects` lists the keys.")
     raise KeyConflict(_why_not(row), row.key, row.run)
@@ -40,9 +40,10 @@ async def _settle(app: "App", operation: SettleKey) -> None:
 def _why_not(row: EffectRow) -> str:
     if row.state == "done":
         return f"The key {row.key!r} has an outcome, of {row.step} in run {row.run}. Free it first, if it is wrong."
+    state = "being undone" if row.state == "undoing" else "under way"
     return (
-        f"The key {row.key!r} is under way: {row.step} of run {row.run} has it and may still settle it. Decide about "
-        f"that run first: `everstep show {row.run}`."
+        f"The key {row.key!r} is {state}: {row.step} of run {row.run} has it, and that run may still settle it. Decide "
+        f"about the run first: `everstep show {row.run}`."
     )
 
 

@@ -7,7 +7,9 @@ the key tells it through its inbox. What became of a step is read from the histo
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from everstep.engine.commands import StepCall
 from everstep.engine.due import KEY, Attempts
@@ -19,11 +21,25 @@ from everstep.model import events as ev
 from everstep.model.chains import ChainKeys
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import shared_key
-from everstep.stores.keys import EffectRow, KeyClaim, KeyEnd, KeyWait, owner_of
+from everstep.stores.brief import Busy, briefly
+from everstep.stores.keys import (
+    EffectRow,
+    KeyClaim,
+    KeyEnd,
+    KeyShare,
+    KeyUndoing,
+    KeyWait,
+    is_of_earlier_generation,
+    owner_of,
+)
 
 if TYPE_CHECKING:
     from everstep.engine.attempts import StepAttempts
     from everstep.engine.driver import Driver
+
+
+NOT_KNOWN: Final = "not known"
+"""Stands for a worker that cannot be read from a history, so that nothing proves that it has ended."""
 
 
 class Keys:
@@ -37,6 +53,8 @@ class Keys:
         self._known = known
         self._claims: dict[int, KeyClaim] = {}
         """The newest claim of each step that was begun here or before, by its call."""
+        self._sharing: dict[int, tuple[StepCall, Attempts]] = {}
+        """The steps that were given another one's outcome, which may not be durable yet."""
 
     # -- beginning -------------------------------------------------------------------------------------------------
     def begin(self, call: StepCall) -> None:
@@ -54,10 +72,7 @@ class Keys:
 
     def _go(self, call: StepCall, because: str) -> None:
         """Begin an attempt if the key is free or the step's own; else do what its owner's state says."""
-        try:
-            row = self._row(call)
-        except StoreError:
-            row = None  # it cannot be read just now; the store looks again when it is claimed
+        row = self._row_if_readable(call)  # if it cannot be read just now, the store looks when it is claimed
         if self._may_be_ours(call, row):
             self._claim(call, row, because)
             return
@@ -67,23 +82,36 @@ class Keys:
 
     def _row(self, call: StepCall) -> EffectRow | None:
         assert call.keyed is not None
-        return self._driver.app.store.effect(call.keyed.key)
+        return briefly(self._driver.app.store.effect, call.keyed.key)
+
+    def _row_if_readable(self, call: StepCall) -> EffectRow | None:
+        try:
+            return self._row(call)
+        except (Busy, StoreError):
+            return None
 
     def _may_be_ours(self, call: StepCall, row: EffectRow | None) -> bool:
         assert call.keyed is not None
         if any(claim.key == call.keyed.key and number != call.call for number, claim in self._claims.items()):
             return False  # another step of this run has it, or is about to
-        return row is None or row.state == "free" or (row.state == "under-way" and self._is_mine(call, row))
+        is_mine = row is not None and (self._is_mine(call, row) or self._is_inherited(call, row))
+        return row is None or row.state == "free" or (row.state == "under-way" and is_mine)
 
     def is_anothers(self, call: StepCall) -> bool:
         """Whether another step has a step's key just now, or has done what it is for."""
         try:
             return not self._may_be_ours(call, self._row(call))
-        except StoreError:
+        except (Busy, StoreError):
             return False  # it cannot be read just now
 
     def _is_mine(self, call: StepCall, row: EffectRow) -> bool:
         return owner_of(row) == (self._driver.run, self._driver.journal.generation, call.call)
+
+    def _is_inherited(self, call: StepCall, row: EffectRow) -> bool:
+        """Whether this step began in an earlier generation of the run, which ended without having settled it."""
+        is_same = (row.step, row.arguments) == (call.target.name, call.arguments.digest)
+        owner = (self._driver.run, self._driver.journal.generation, call.call)
+        return is_same and is_of_earlier_generation(row, owner)
 
     def _claim(self, call: StepCall, row: EffectRow | None, because: str) -> None:
         """Record that the step begins, and claim its key in the same transaction."""
@@ -98,11 +126,22 @@ class Keys:
         body = call.body()
         body.attempt, body.because = attempts.attempt, because
         body.key, body.round = call.keyed.key, attempts.round
+        if row is not None and row.state == "under-way" and self._is_inherited(call, row):
+            attempts.by = body.by = self._beginner(row)
+            attempts.inherited = True
         self._present(call, attempts.round)
         seq = self._attempts.record_start(call, body)
         claim = self._claims[call.call] = claim_of(call, seq, attempts.round)
         driver.journal.key_changes().claims.append(claim)
         self._attempts.start_when_allowed(call, seq)
+
+    def _beginner(self, row: EffectRow) -> str:
+        """Return the worker that began a step in an earlier generation, whose history may be damaged."""
+        try:
+            (event,) = self._driver.app.store.events(row.run, row.generation, only=[row.seq])
+            return ev.decode_body("step_started", event.body).by or NOT_KNOWN
+        except (StoreError, ValueError, msgspec.MsgspecError):
+            return NOT_KNOWN
 
     def _present(self, call: StepCall, round: int) -> None:
         assert call.keyed is not None
@@ -118,8 +157,8 @@ class Keys:
         rows: dict[str, EffectRow | None] = {}
         for claim in claims:
             try:
-                rows[claim.key] = driver.app.store.effect(claim.key)
-            except StoreError:
+                rows[claim.key] = briefly(driver.app.store.effect, claim.key)
+            except (Busy, StoreError):
                 rows[claim.key] = None  # whoever has it: the step waits, and the store says when it need not
             begun: ev.StepStarted = ev.decode_body("step_started", recorded[claim.seq].body)
             changed[claim.seq] = ("key_taken", _instead_of(begun, rows[claim.key]))
@@ -180,11 +219,32 @@ class Keys:
             driver.put_on_hold(key_damaged_report(call, row, damage))
             return
         crash_point("key.shared")
-        self._leave(call)
+        self._sharing[call.call] = (call, self._leave(call))
         raw, ref = driver.journal.pack(payload)
         body = ev.StepShared(call.call, raw, ref, row.run, row.generation, row.seq, row.by)
         body.secret = call.is_secret or row.secret
-        driver.deliver("step_shared", call.step, body)
+        driver.journal.key_changes().shares.append(KeyShare(row.key, call.call, row.digest))
+        # The code sees it when it is durable: until then its owner may begin to undo it.
+        driver.deliver("step_shared", call.step, body, expensive=True)
+
+    def unshared(self, shares: Sequence[KeyShare]) -> None:
+        """These outcomes were being undone, or gone, when they should be taken over: the steps wait after all."""
+        driver = self._driver
+        calls = {share.call for share in shares}
+        changed: dict[int, tuple[str, ev.Body]] = {}
+        for event in driver.journal.unsaved:
+            if event.kind == "step_shared" and (number := ev.decode_body(event.kind, event.body).call) in calls:
+                call, attempts = self._sharing[number]
+                changed[event.seq] = ("key_taken", self._taken(call, self._row_if_readable(call), again=True))
+                attempts.due = KEY
+                if number in driver.execution.steps:
+                    self._known[number] = attempts
+        changes = driver.journal.key_changes()
+        changes.shares = [share for share in changes.shares if share.call not in calls]
+        driver.saver.rewrite(changed)
+        driver.forget_unapplied(changed.keys())
+        for number in sorted(calls & driver.execution.steps.keys()):
+            self._wait(driver.execution.steps[number])
 
     def _conflict(self, call: StepCall, row: EffectRow) -> None:
         what = "another step" if row.step != call.target.name else "other arguments"
@@ -206,8 +266,8 @@ class Keys:
         return self._known.pop(call.call)
 
     # -- going on --------------------------------------------------------------------------------------------------
-    def woken(self, number: int) -> None:
-        """A key that a step waits for has changed. Or it had, and this is news no more."""
+    def woken(self, number: int, row: EffectRow | None) -> None:
+        """A key that a step waits for has changed; `row` says who has it now. Or it had, and this is news no more."""
         call = self.waiting.get(number)
         if call is None:
             return
@@ -215,11 +275,6 @@ class Keys:
             self._wait(call)  # nothing begins here any more: whoever goes on is told again
             return
         crash_point("key.woken")
-        try:
-            row = self._row(call)
-        except StoreError:
-            self._wait(call)  # it is told again
-            return
         if self._may_be_ours(call, row):
             del self.waiting[number]
             self._claim(call, row, "freed")
@@ -259,8 +314,10 @@ class Keys:
         claim = self._claims.pop(call.call, None)
         if claim is None or self._driver.is_over:
             return
-        end = _ended(self._driver.app.store.chain, claim, payload)
-        self._driver.journal.key_changes().ends.append(end)
+        changes = self._driver.journal.key_changes()
+        changes.ends.append(_ended(self._driver.app.store.chain, claim, payload))
+        if payload is not None and call.target.compensate is not None and self._driver.execution.rollback is not None:
+            changes.undoing.append(KeyUndoing(claim.key, call.call, "begun"))
 
     def forget(self, number: int) -> None:
         """The code no longer waits for a step. It may be repeated, so anybody else may do it."""
@@ -296,6 +353,8 @@ def _ended(chain: ChainKeys, claim: KeyClaim, payload: bytes | None) -> KeyEnd:
 def shared_outcome(chain: ChainKeys, row: EffectRow) -> bytes:
     """Return the outcome that is kept under a key, verified: it belongs to this step with these arguments."""
     what = f"The outcome under the key {row.key!r}"
+    if row.outcome is None and row.secret:
+        raise Damaged(f"{what} is secret, and was left out when run {row.run} was exported.")
     if row.outcome is None:
         raise Damaged(f"{what} is missing.")
     payload = unpacked(row.outcome, f"outcome under the key {row.key!r}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from everstep.engine.books import Books
     from everstep.engine.budgets import Budgets
     from everstep.engine.checkpoints import Checkpoint, Checkpoints
-    from everstep.engine.children import Children
+    from everstep.engine.children import Children, RecentEnds
     from everstep.engine.commands import Command, Difference, EndRun, StepCall
     from everstep.engine.crossing import Kept, KeptOutcome
     from everstep.engine.doubts import Doubts
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from everstep.engine.handles import Run
     from everstep.engine.history import Recorded
     from everstep.engine.holding import HoldReport
-    from everstep.engine.inbox import Inbox
+    from everstep.engine.inbox import Inbox, Told
     from everstep.engine.journal import Journal
     from everstep.engine.keys import Keys
     from everstep.engine.loop import WorkflowLoop
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from everstep.errors import Damaged
     from everstep.model import events as ev
     from everstep.model.carried import Carried, CarriedStep
-    from everstep.stores.protocol import RunRow, Store
+    from everstep.stores.beside import EntryRow
+    from everstep.stores.protocol import Delivery, RunRow, Store
 
 
 # -- starting, otherwise than as a new run of this app -------------------------------------------------------------
@@ -80,6 +81,13 @@ def inbox_of(driver: "Driver") -> "Inbox":
     return Inbox(driver)
 
 
+def told_of(store: "Store", deliveries: "Sequence[Delivery]", recent: "RecentEnds") -> "Told":
+    """See `inbox`."""
+    from everstep.engine.inbox import told_of
+
+    return told_of(store, deliveries, recent)
+
+
 def children_of(driver: "Driver") -> "Children":
     """Return what looks after a run's children."""
     from everstep.engine.children import Children
@@ -106,6 +114,13 @@ def streams_of(driver: "Driver") -> "Streams":
     from everstep.engine.streaming import Streams
 
     return Streams(driver)
+
+
+def newest_entries(store: "Store", run: str, generation: int) -> "dict[str, EntryRow]":
+    """See `streaming`."""
+    from everstep.engine.streaming import newest_entries
+
+    return newest_entries(store, run, generation)
 
 
 def charging_of(driver: "Driver") -> "Charging":
@@ -236,6 +251,13 @@ def begin_compensation(driver: "Driver", started: "ev.CompensationStarted") -> N
     from everstep.engine.compensating import begin
 
     begin(driver, started)
+
+
+def note_undoing(driver: "Driver") -> None:
+    """See `compensating`: also for what an earlier release has begun to undo."""
+    from everstep.engine.compensating import note_undoing
+
+    note_undoing(driver, driver.execution.saga.completed)
 
 
 def note_compensated(journal: "Journal", call: int, key: str, carried: "CarriedStep | None" = None) -> None:

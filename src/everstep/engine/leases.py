@@ -9,8 +9,8 @@ Time in which the watcher itself did not look counts for little: machine, contai
 and the other with it.
 """
 
-import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from everstep.engine.about import read_about
@@ -37,10 +37,11 @@ so whoever was paused together with it cannot come to a whole lease."""
 class Watch:
     """The other workers of a store, as one of them sees them."""
 
-    def __init__(self, store: "Store", clock: Clock) -> None:
+    def __init__(self, clock: Clock, lease: float) -> None:
         self.next_at = 0
         """When to look again, in ticks."""
-        self._store = store
+        self._alone_micros = microseconds(lease) // ABSENCE_SHARE
+        """Pause between two looks of a worker without neighbours: as between two renewals of its own lease."""
         self._ticks = ticks_of(clock)
         self._real = clock.ticks if isinstance(clock, StoreClock) else machine_ticks
         """How time passes for this process. The ticks of a test's clock may leap while everything is awake."""
@@ -48,23 +49,23 @@ class Watch:
         self._silent: dict[str, tuple[int, int]] = {}
         """Of each worker the lease that was read, and for how many microseconds it has been the same."""
 
-    def look(self, rows: "Sequence[WorkerRow]") -> list[str]:
-        """Compare workers with what was last read of them, mark leases that have lapsed, and return whose they are."""
+    def look(self, rows: "Sequence[WorkerRow]") -> "list[WorkerRow]":
+        """Compare workers with what was last read of them, and return those whose leases have lapsed."""
         ticks, real = self._ticks(), self._real()
         passed, absent = ticks - self._looked[0], real - self._looked[1]
         self._looked = ticks, real
         silent: dict[str, tuple[int, int]] = {}
-        lapsed: list[str] = []
+        lapsed: list[WorkerRow] = []
         pauses: list[int] = []
         for row in rows:
             lease = microseconds(max(1.0, read_about(row).lease))
             micros = self._silence_of(row, lease, passed, absent)
             silent[row.id] = row.lease_until, micros
             pauses.append(min(lease // LOOKS, max(0, lease - micros) + 1))
-            if micros > lease and self._store.lapse(row.id, row.lease_until):
-                lapsed.append(row.id)
+            if micros > lease:
+                lapsed.append(row)
         self._silent = silent
-        self.next_at = ticks + min(pauses, default=0)
+        self.next_at = ticks + min(pauses, default=self._alone_micros)
         return lapsed
 
     def _silence_of(self, row: "WorkerRow", lease: int, passed: int, absent: int) -> int:
@@ -80,7 +81,7 @@ def outwait(store: "Store", clock: Clock, owner: str) -> bool:
     For what is over in a moment, such as a command: a stopped worker must not keep a run from it for ever. The clock
     only says whether it is worth watching: a lease that should last is not waited for.
     """
-    watch, first = Watch(store, clock), 0
+    watch, first = Watch(clock, PAUSE_SECONDS), 0
     while True:
         rows = [row for row in store.workers() if row.id == owner]
         if not rows or not rows[0].has_lease:
@@ -88,12 +89,13 @@ def outwait(store: "Store", clock: Clock, owner: str) -> bool:
         first = first or rows[0].lease_until
         if rows[0].lease_until != first or first > store.now() or not isinstance(clock, StoreClock):
             return False  # (the clock of a test does not go on while somebody waits)
-        watch.look(rows)
+        for row in watch.look(rows):
+            store.lapse(row.id, row.lease_until)
         time.sleep(PAUSE_SECONDS)
 
 
 async def wait_for_lapse(app: "Driving", owner: str | None) -> None:
     """Bury the dead. If a run's owner is stopped, as it seems, watch it for as long as its lease lasts."""
-    app.store.bury_dead(app.clock.now())
+    await app.read(app.store.bury_dead, app.clock.now())
     if owner is not None and owner != app.worker:
-        await asyncio.to_thread(outwait, app.store, app.clock, owner)
+        await app.elsewhere.call(partial(outwait, app.store, app.clock, owner))

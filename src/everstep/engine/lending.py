@@ -200,7 +200,7 @@ class Lending:
         try:
             return await self._attend(workflow, given, place, tags, lender)
         except IdConflict as conflict:
-            row = self._app.store.run(place)
+            row = await self._app.read(self._app.store.run, place)
             if row is None or row.workflow != workflow.name or row.tags.get(CALL) == tags[CALL]:
                 raise IdConflict(
                     f"{workflow.name.removeprefix(STEP_PREFIX)} is called with other arguments than before at the same "

@@ -189,7 +189,7 @@ class Limits:
         app = self._app
         while name in self._waiting and not app.draining:
             self._drop_unwanted(name)
-            room, next_at = self._room(name)
+            room, next_at = await app.read(self._room, name)
             # An earlier attempt at the same step may still act, and has the slot; or that is on its way back.
             waiting = self._waiting.get(name, ())
             busy = self._held.keys() | self._owed | self._asked

@@ -15,7 +15,7 @@ import sys
 from asyncio.events import _get_running_loop, _set_running_loop
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, Token, copy_context
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
@@ -46,6 +46,53 @@ _identity: Final = object.__hash__
 
 class SpinningWorkflow(Exception):
     """Workflow code did not come to rest."""
+
+
+class Generators:
+    """Async generators that code has begun, held so that the garbage collector closes none of them.
+
+    As a block, it is told of those that are begun in it, also by tasks that are started in it. `close` then closes
+    those that were left, at a moment that is the same in every replay.
+    """
+
+    def __init__(self) -> None:
+        self._begun: list[Any] = []
+        self._swept = 0
+        self._tokens: list[Token[Generators | None]] = []
+
+    def hold(self, generator: Any) -> None:
+        """A generator begins."""
+        self._begun.append(generator)
+        if len(self._begun) > 2 * self._swept + 100:
+            self._begun = self.still_open()
+            self._swept = len(self._begun)
+
+    def still_open(self) -> list[Any]:
+        """Return those that have not come to their end, in the order in which they began."""
+        return [one for one in self._begun if one.ag_frame is not None]
+
+    def __enter__(self) -> "Generators":
+        self._tokens.append(_BLOCK.set(self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _BLOCK.reset(self._tokens.pop())
+
+    async def close(self, of: tuple[str, ...]) -> None:
+        """Close those of some packages that no code is in, the outermost first. An error goes to the log."""
+        loop = asyncio.get_running_loop()
+        for generator in self.still_open():
+            frame = generator.ag_frame  # one that is closed may have closed others
+            if frame is None or generator.ag_running or not frame.f_globals.get("__name__", "").startswith(of):
+                continue
+            try:
+                await generator.aclose()
+            except Exception as error:  # noqa: BLE001  # as asyncio does with those that are dropped
+                loop.call_exception_handler({"message": "Closing an async generator failed", "exception": error})
+
+
+_BLOCK: "ContextVar[Generators | None]" = ContextVar("everstep_generators", default=None)
+"""The innermost block that wants to know of generators."""
 
 
 class WorkflowFuture(asyncio.Future[Any]):
@@ -140,8 +187,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     """What takes its code out of memory just now."""
     spun_at: Sequence[str] = ()
     """Where the code was when it did not come to rest."""
-    _asyncgens: list[Any] | tuple[()] = ()
-    _asyncgens_swept = 0
+    _asyncgens: Generators | None = None
 
     def __init__(self, executor: Executor) -> None:
         self.created = 0
@@ -319,11 +365,11 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     def hold_asyncgen(self, generator: Any) -> None:
         """Hold a generator that begins: when the garbage collector finds one is no part of the history."""
-        held = self._asyncgens = self._asyncgens or []
-        held.append(generator)
-        if len(held) > 2 * self._asyncgens_swept + 100:
-            held[:] = [one for one in held if one.ag_frame is not None]  # the others have ended
-            self._asyncgens_swept = len(held)
+        if self._asyncgens is None:
+            self._asyncgens = Generators()
+        self._asyncgens.hold(generator)
+        if (block := _BLOCK.get()) is not None:
+            block.hold(generator)
 
     @property
     def workflow_code(self) -> Any:
@@ -337,12 +383,12 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
     @property
     def has_asyncgens(self) -> bool:
         """Whether any generator was begun."""
-        return bool(self._asyncgens)
+        return self._asyncgens is not None
 
     def take_asyncgens(self) -> list[Any]:
         """Return the generators that are still open, and hold them no longer."""
-        taken, self._asyncgens = self._asyncgens, ()
-        return [one for one in taken if one.ag_frame is not None]
+        taken, self._asyncgens = self._asyncgens, None
+        return taken.still_open() if taken is not None else []
 
 
 class _AsyncgenHooks:

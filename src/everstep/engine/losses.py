@@ -79,14 +79,14 @@ class Losses:
         """Claim the run and hold it. While somebody else drives it, ask them to."""
         app, tail = self._app, self.open[run]
         try:
-            if self._was_held(tail):
+            if await app.read(self._was_held, tail):
                 self.open.pop(run, None)
                 app.pump.nudge()  # it may be free to go on by now
                 return
             await app.become_worker()
             verdict = await app.committer.submit(Claim(run, app.worker, app.clock.now(), UNFINISHED))
             if isinstance(verdict, Claimed):
-                await app.hold_claimed(verdict.row, self._report(verdict.row, tail))
+                await app.hold_claimed(verdict.row, await app.read(self._report, verdict.row, tail))
             elif isinstance(verdict, NotClaimed):
                 await self._ask_owner(verdict.row, tail)
         except Damaged as error:
@@ -106,10 +106,10 @@ class Losses:
         if row is None or row.status in ENDED:
             self.open.pop(tail.run, None)
             return
-        alive = {worker.id for worker in app.store.workers() if worker.has_lease}
+        alive = {worker.id for worker in await app.read(app.store.workers) if worker.has_lease}
         if row.owner in alive and tail.run not in self._posted:
             self._posted.add(tail.run)
-            report = msgspec.json.encode(self._report(row, tail))
+            report = msgspec.json.encode(await app.read(self._report, row, tail))
             await app.committer.submit(Post(tail.run, "hold", value=report, at=app.clock.now()))
 
     def _report(self, row: RunRow, tail: LostTail) -> HoldReport:

@@ -39,7 +39,8 @@ async def forget_markers(app: "Driving", database: Database[Any], older_than: fl
         return count
 
     runs = await asyncio.to_thread(in_transaction, database, app.store, listed)
-    return sum([await asyncio.to_thread(forgotten, run) for run in runs if _may_be_forgotten(app, run)])
+    forgettable = [run for run in runs if await app.read(_may_be_forgotten, app, run)]
+    return sum([await asyncio.to_thread(forgotten, run) for run in forgettable])
 
 
 def _may_be_forgotten(app: "Driving", run: str) -> bool:

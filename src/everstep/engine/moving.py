@@ -3,27 +3,38 @@
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, Literal
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
 import msgspec
 
+from everstep.engine import moving_saved
 from everstep.engine.exporting import (
+    FORMAT,
     Header,
     Mode,
     Writing,
     check_sound,
+    note_of,
     read_families,
     read_header,
+    read_others,
     unfinished_of,
 )
+from everstep.engine.history import refuse_deleted
 from everstep.engine.holding import HoldReport
 from everstep.engine.leases import wait_for_lapse
+from everstep.engine.leaving_out import lacking, secretive, without
+from everstep.engine.restoring import may_lack, restores_in
 from everstep.engine.resume import hold_unit
 from everstep.errors import IdConflict, Misuse, RunActive
 from everstep.model.ids import checked_run_id
+from everstep.model.own_files import name_new, part_file
 from everstep.model.status import ENDED, UNFINISHED
-from everstep.stores.moving import ImportRuns, RunDump
+from everstep.stores.moving import Arrival, ImportRuns, RunDump
 from everstep.stores.protocol import Accepted, Claim, Claimed, Release, RunFilter, RunRow
+from everstep.stores.saved import SavedItem, ThreadDump
+from everstep.stores.schedules import ScheduleRow
 
 if TYPE_CHECKING:
     from everstep.engine.app import App
@@ -42,6 +53,11 @@ class Exported(msgspec.Struct):
     mode: Mode
     unfinished: list[str]
     """Those that had not ended: held here now, or left to go on here."""
+    left_out: list[str] = []
+    """Those whose secrets are not in the file: they can be looked at where it is imported, and not go on."""
+    threads: list[str] = []
+    items: int = 0
+    schedules: list[str] = []
 
 
 class Imported(msgspec.Struct):
@@ -52,29 +68,52 @@ class Imported(msgspec.Struct):
     """Their ids are here already."""
     unfinished: list[str] = []
     """Those of `runs` that have not ended: they go on here."""
+    asking: list[str] = []
+    """Those of `unfinished` that ask before they do what must not happen twice: a backup was restored, here or in the
+    store that they come from, and they may have done it already."""
+    threads: list[str] = []
+    items: int = 0
+    schedules: list[str] = []
+    """Those that go on where they were exported are paused here."""
 
 
 # -- exporting ----------------------------------------------------------------------------------------------------
 async def export(
-    app: "App", runs: Sequence[str] | None, path: str, *, unfinished: Unfinished | None, by: str = ""
+    app: "App",
+    runs: Sequence[str] | None,
+    path: str,
+    *,
+    unfinished: Unfinished | None,
+    others: moving_saved.Others,
+    secrets: bool = False,
+    by: str = "",
 ) -> Exported:
-    """Write runs with their families into a file. None means all runs."""
+    """Write runs with their families into a file, and others. None means all runs."""
     refuse_existing(path)
-    families = _families(app, runs)
+    also = [] if runs is None else await app.read(moving_saved.runs_of, app, others)
+    families = await app.read(_families, app, None if runs is None else [*runs, *also])
     rows = [row for family in families for row in family]
     open_runs = [row for row in rows if row.status not in ENDED]
-    if open_runs and unfinished is None:
+    going_on = [row.id for row in open_runs] or others.going_on
+    if going_on and unfinished is None:
+        what = _named(going_on) if open_runs else f"The schedules {', '.join(going_on)}"
         raise Misuse(
-            f"{_named([row.id for row in open_runs])} have not ended. Say what becomes of them here: unfinished='hold' "
-            "(--hold) if they go on where the file is imported, or 'leave' (--leave) if they go on here and the file "
-            "is only a copy."
+            f"{what} have not ended. Say what becomes of them here: unfinished='hold' (--hold) if they go on where the "
+            "file is imported, or 'leave' (--leave) if they go on here and the file is only a copy."
         )
-    mode: Mode = (unfinished or "ended") if open_runs else "ended"
-    async with _claims(app, open_runs if mode == "hold" else []) as claimed:
-        _write_part(app, families, path, mode)
-        await _hold(app, claimed, path, by)
-    _name_file(path)
-    return Exported([row.id for row in rows], mode, [row.id for row in open_runs])
+    mode: Mode = (unfinished or "ended") if going_on else "ended"
+    held = open_runs if mode == "hold" else []
+    async with _claims(app, held) as claimed, moving_saved.taken(app, others.threads):
+        epochs = {row.id: row.epoch for row in claimed}
+        with part_file(path) as (part, stream):
+            writing = partial(_write, app, families, others, stream, mode, epochs, secrets=secrets)
+            done = await app.elsewhere.call(writing)
+            await _hold(app, claimed, path, by)
+            if mode == "hold":
+                await moving_saved.pause(app, others.schedules, f"exported to {os.path.basename(path)}", by)
+    _name_file(part, path)
+    done.runs, done.unfinished = [row.id for row in rows], [row.id for row in open_runs]
+    return done
 
 
 def _families(app: "App", runs: Sequence[str] | None) -> list[list[RunRow]]:
@@ -104,7 +143,7 @@ def _family(app: "App", row: RunRow, seen: set[str]) -> list[RunRow]:
     found = [row.id]
     for id in found:
         one = app.store.run(id) if id not in seen else None
-        if one is None:
+        if one is None or (one.status in ENDED and app.store.is_being_deleted(id)):
             continue
         seen.add(id)
         family.append(one)
@@ -151,7 +190,7 @@ async def _hold(app: "App", claimed: Sequence[RunRow], path: str, by: str) -> No
                 "cancel": "end what is here as cancelled, without its code; what was imported elsewhere is not touched",
             },
         )
-        verdict = await app.committer.submit(hold_unit(app, row, report))
+        verdict = await app.committer.submit(await app.read(hold_unit, app, row, report))
         if not isinstance(verdict, Accepted):
             raise RunActive(f"The run {row.id} was taken over by somebody else just now. There is no file.")
 
@@ -162,28 +201,70 @@ def refuse_existing(path: str) -> None:
         raise Misuse(f"{path} exists; nothing is ever overwritten. Name another file.")
 
 
-def _write_part(app: "App", families: Sequence[Sequence[RunRow]], path: str, mode: Mode) -> None:
-    """Write the whole file beside its name, onto the disk."""
-    with open(os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-        number = sum(map(len, families))
-        writing = Writing(stream, Header(mode=mode, at=app.clock.now(), entropy=app.store.entropy, runs=number))
-        for family in families:
-            dumps = [dump for row in family if (dump := app.store.dump(row.id)) is not None]
-            check_sound(dumps, app.store.chain)
-            if mode == "hold":
-                _refuse_keys_under_way(dumps, "exported")
-            writing.family(dumps)
-        writing.end()
+def _write(
+    app: "App",
+    families: Sequence[Sequence[RunRow]],
+    others: moving_saved.Others,
+    stream: BinaryIO,
+    mode: Mode,
+    claimed: dict[str, int],
+    *,
+    secrets: bool,
+) -> Exported:
+    """Write the whole file beside its name, onto the disk. `claimed`: the epochs of unfinished runs that are held."""
+    life = app.store.life()
+    done = Exported([], mode, [], threads=others.threads, schedules=[row.name for row in others.schedules])
+    header = Header(mode=mode, at=app.clock.now(), entropy=app.store.entropy, runs=sum(map(len, families)))
+    may_be_doubted = restores_in(life) or any(app.store.arrival(row.id) for family in families for row in family)
+    header.format = FORMAT if others.is_anything or may_be_doubted else 1
+    writing = Writing(stream, header)
+    for family in families:
+        dumps = [dump for row in family if (dump := app.store.dump(row.id)) is not None]
+        _refuse_what_has_changed(app, family, dumps, mode, claimed)
+        check_sound(dumps, app.store.chain)
+        if mode == "hold":
+            _refuse_keys_under_way(dumps, "exported")
+        for dump in dumps:
+            is_doubted = may_lack(app.store, life, dump.row.id, dump.row.generation, note_of(dump))
+            dump.arrivals = [_arrival(dump, doubted=True)] if is_doubted else []
+        secret = [] if secrets else secretive(dumps)
+        if secret and mode == "hold" and unfinished_of(dumps):
+            raise Misuse(
+                f"{_named(secret)} have secret outcomes. They, or runs that depend on them, go on where the file is "
+                "imported, and need them there. Say secrets=True (--with-secrets), and guard the file as you guard the "
+                "store. Nothing was exported."
+            )
+        done.left_out += secret
+        writing.family(without(dumps) if secret else dumps)
+    done.items = moving_saved.write(app, others, writing)
+    writing.end()
+    return done
 
 
-def _name_file(path: str) -> None:
+def _refuse_what_has_changed(
+    app: "App", family: Sequence[RunRow], dumps: Sequence[RunDump], mode: Mode, claimed: dict[str, int]
+) -> None:
+    """Raise if a run was deleted since its status was read, or begun again: then it would go on here and elsewhere."""
+    for row in family:
+        refuse_deleted(app.store, row)
+    for row in (dump.row for dump in dumps):
+        if mode != "leave" and row.status not in ENDED and claimed.get(row.id) != row.epoch:
+            raise RunActive(f"The run {row.id} was begun again just now ({row.status}). Export it again.")
+
+
+def _arrival(dump: RunDump, *, doubted: bool) -> Arrival:
+    return Arrival(dump.row.id, dump.row.generation, dump.row.head_seq, int(doubted))
+
+
+def _name_file(part: str, path: str) -> None:
     """Only now is there a file of this name: whoever has it knows that nothing in it is driven here any more."""
-    os.replace(f"{path}.part", path)
-    descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        name_new(part, path)
+    except FileExistsError:
+        raise Misuse(
+            f"{path} was made by somebody else meanwhile, and nothing is ever overwritten. The export is complete: it "
+            f"is {part}. Give it another name."
+        ) from None
 
 
 # -- importing ----------------------------------------------------------------------------------------------------
@@ -193,13 +274,18 @@ async def import_file(app: "App", path: str, *, skip_existing: bool = False, cop
     with open(path, "rb") as stream:  # noqa: ASYNC230  # read twice, family by family; the app waits for its disk
         header = read_header(stream)
         for family in read_families(stream):
+            _refuse_without_secrets(family)
             check_sound(family, app.store.chain)
-            _refuse(app, header, family, skip_existing=skip_existing, copies=copies)
+            await app.read(_refuse, app, header, family, skip_existing=skip_existing, copies=copies)
+        await app.read(moving_saved.check, app, stream, skip_existing=skip_existing)
         for family in read_families(stream):
-            new = [dump for dump in family if app.store.run(dump.row.id) is None]
+            there = {row.id for row in await app.read(app.store.rows, [dump.row.id for dump in family])}
+            new = [dump for dump in family if dump.row.id not in there]
             done.skipped += [dump.row.id for dump in family if dump not in new]
             if not new:
                 continue
+            for dump in new:
+                dump.arrivals = [_arrival(dump, doubted=bool(dump.arrivals))]
             verdict = await app.committer.submit(ImportRuns(new))
             if not isinstance(verdict, Accepted):
                 raise IdConflict(
@@ -208,8 +294,27 @@ async def import_file(app: "App", path: str, *, skip_existing: bool = False, cop
                 )
             done.runs += [dump.row.id for dump in new]
             done.unfinished += unfinished_of(new)
+            was_restored = restores_in(app.life or await app.read(app.store.life)) > 0
+            done.asking += unfinished_of([dump for dump in new if was_restored or dump.arrivals[0].doubted])
+        await _import_others(app, header, stream, done, copies=copies)
     app.pump.nudge()
     return done
+
+
+async def _import_others(app: "App", header: Header, stream: BinaryIO, done: Imported, *, copies: bool) -> None:
+    for one in read_others(stream):
+        if moving_saved.is_here(app, one):
+            continue
+        await moving_saved.put(app, one, header.mode, copies=copies)
+        match one:
+            case ThreadDump():
+                done.threads.append(one.thread)
+            case SavedItem():
+                done.items += 1
+            case ScheduleRow():
+                done.schedules.append(one.name)
+    if done.schedules:
+        app.scheduler.look_closely()
 
 
 def _refuse(app: "App", header: Header, family: Sequence[RunDump], *, skip_existing: bool, copies: bool) -> None:
@@ -226,9 +331,25 @@ def _refuse(app: "App", header: Header, family: Sequence[RunDump], *, skip_exist
             f"{_named(unfinished)} were left to go on where they were exported, so here everything would be done "
             "twice. Export them with --hold, or say copies=True (--copies) if that is meant. Nothing was imported."
         )
+    for dump in family:
+        if dump.arrivals and note_of(dump).life == app.store.life():
+            raise Misuse(
+                f"The run {dump.row.id} comes from a backup of this very store, and has not been asked yet whether it "
+                "lacks anything. Let a worker take it up there, then export it. Nothing was imported."
+            )
     if header.entropy == app.store.entropy:
         return
     _refuse_keys_under_way([dump for dump in family if dump.row.id not in existing], "imported")
+
+
+def _refuse_without_secrets(family: Sequence[RunDump]) -> None:
+    """A run that lacks outcomes would have to compute them again, so it does not go on, and nothing that needs it."""
+    unfinished, lack = unfinished_of(family), lacking(family)
+    if unfinished and lack:
+        raise Misuse(
+            f"{_named(unfinished)} have not ended, and the secrets of {', '.join(lack[:NAMED_MAX])} were left out of "
+            "the file: they cannot go on. Export them again with secrets=True (--with-secrets). Nothing was imported."
+        )
 
 
 def _refuse_keys_under_way(dumps: Sequence[RunDump], verb: str) -> None:

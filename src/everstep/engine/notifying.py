@@ -69,6 +69,7 @@ class Notifier:
         self._alarm: Alarm | None = None
         self._alarm_at = 0
         self._is_closed = False
+        self._looks_again = False
         for one in _listed(on_hold):
             self._add(one)
 
@@ -116,35 +117,38 @@ class Notifier:
             else:
                 if inspect.isawaitable(awaited):
                     self._app.spawn(_finished(awaited))
-        self._look_again()
+        self.look()
 
     # -- the outbox ------------------------------------------------------------------------------------------------
     def look(self) -> None:
-        """Send what is due, as far as there is room, and set the alarm for what is due next."""
-        if not self._webhooks or self._is_closed or not self._app.worker:
-            return
-        try:
-            for webhook in self._webhooks.values():
-                self._look_for(webhook)
-            self._set_alarm()
-        except StoreError as error:
-            log.error("Notifications cannot be read just now: %s", error)  # the pump looks again
+        """Send what is due soon, as far as there is room, and set the alarm for what is due next."""
+        if self._webhooks and not self._is_closed and self._app.worker:
+            self._looks_again = True
+            self._app.background.keep("notifications", self._look)
 
-    def _look_for(self, webhook: "Webhook") -> None:
+    async def _look(self) -> None:
+        while self._looks_again and not self._is_closed:
+            self._looks_again = False
+            for webhook in self._webhooks.values():
+                await self._look_for(webhook)
+            await self._set_alarm()
+
+    async def _look_for(self, webhook: "Webhook") -> None:
         busy = sum(target == webhook.name for target, _ in self._under_way.values())
         room = AT_ONCE_MAX - busy - self._stuck[webhook.name]
         if room <= 0:
             return  # whoever ends looks for the next
         at = self._app.clock.now()
-        rows = self._app.store.due_notifications(target=webhook.name, at=at, limit=room + busy)
+        limit = room + busy
+        rows = await self._app.read(self._app.store.due_notifications, target=webhook.name, at=at, limit=limit)
         for row in [row for row in rows if row.id not in self._under_way][:room]:
             # Not through the loop's factory: it must not begin before it is known here.
             task = asyncio.Task(self._deliver(webhook, row), loop=self._app.loop, context=self._app.context.copy())
             self._under_way[row.id] = (webhook.name, task)
 
-    def _set_alarm(self) -> None:
-        store, now = self._app.store, self._app.clock.now()
-        times = [store.next_notification(target=target) for target in self._webhooks]
+    async def _set_alarm(self) -> None:
+        app, now = self._app, self._app.clock.now()
+        times = [await app.read(app.store.next_notification, target=target) for target in self._webhooks]
         next_at = min((at for at in times if at is not None and at > now), default=0)
         if next_at == self._alarm_at:
             return
@@ -157,10 +161,7 @@ class Notifier:
 
     def _ring(self) -> None:
         self._alarm, self._alarm_at = None, 0
-        self._look_again()
-
-    def _look_again(self) -> None:
-        self._app.background.attempt("notifications", self.look)  # the pump looks again if this fails
+        self.look()
 
     # -- one notification ------------------------------------------------------------------------------------------
     async def _deliver(self, webhook: "Webhook", row: NotificationRow) -> None:
@@ -170,19 +171,19 @@ class Notifier:
         except (StoreError, Misuse) as error:  # the store failed, or the app was closed: a claim ends by itself
             log.warning("A notification for %s is left to be sent again: %s", webhook.name, error)
             del self._under_way[row.id]
-            self._app.loop.call_later(STORE_SECONDS, self._look_again)  # not at once: the disk may be full
+            self._app.loop.call_later(STORE_SECONDS, self.look)  # not at once: the disk may be full
         except asyncio.CancelledError:
             del self._under_way[row.id]
             if not self._is_closed:  # else the application cancelled all its tasks: what is due is still due
-                self._app.loop.call_later(STORE_SECONDS, self._look_again)
+                self._app.loop.call_later(STORE_SECONDS, self.look)
             raise
         except Exception as error:  # noqa: BLE001  # it is tried again, and others are sent
             del self._under_way[row.id]
-            self._app.loop.call_later(self._app.background.failed(SENDING, error), self._look_again)
+            self._app.loop.call_later(self._app.background.failed(SENDING, error), self.look)
         else:
             del self._under_way[row.id]
             self._app.background.works(SENDING)
-            self._look_again()
+            self.look()
 
     async def _try(self, webhook: "Webhook", row: NotificationRow, attempt: int) -> None:
         app = self._app
@@ -192,7 +193,8 @@ class Notifier:
         if not isinstance(await app.committer.submit(take), Accepted):
             return  # another worker has it, or the hold was resolved
         crash_point("notification.taken")
-        hold = next((one for one in app.store.holds(run=row.run) if one.id == row.hold), None)
+        holds = await app.read(app.store.holds, run=row.run)
+        hold = next((one for one in holds if one.id == row.hold), None)
         if hold is None:
             return  # it was resolved just now, and this dropped with it
         from everstep.engine.telling import hold_message
@@ -216,7 +218,7 @@ class Notifier:
         def done(answer: Any, error: BaseException | None) -> None:
             if future.cancelled():
                 self._stuck[webhook.name] -= 1
-                self._look_again()
+                self.look()
             else:
                 future.set_result(answer if error is None else Answer(0, described(error)))
 
@@ -254,8 +256,12 @@ class Notifier:
     async def close(self, *, send: bool) -> None:
         """Send what is due, for a few seconds, if the store allows it; then leave the rest to other workers."""
         end = self._app.loop.time() + (CLOSING_SECONDS if send else 0.0)
-        if send:
-            self.look()
+        if send and self._webhooks and self._app.worker:
+            self._looks_again = True
+            try:
+                await self._look()
+            except StoreError as error:
+                log.error("Notifications cannot be read just now: %s", error)
         while self._under_way and (seconds := end - self._app.loop.time()) > 0:
             await asyncio.wait(self._tasks(), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         self._is_closed = True

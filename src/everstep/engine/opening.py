@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple, ov
 
 from everstep.codec import Codec
 from everstep.engine.app import App
+from everstep.engine.elsewhere import Elsewhere
 from everstep.engine.workflow import OnExisting
 from everstep.errors import Misuse
 from everstep.model.ids import checked_name
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from everstep.engine.webhooks import Webhook
     from everstep.model.chains import ChainKeyOption
     from everstep.model.retention import Retention
+    from everstep.stores.protocol import Store
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -68,12 +70,20 @@ class Opening:
         self._app: App | None = None
         self._blocking: BlockingApp | None = None
 
-    def _make(self) -> App:
-        store = open_store(self._url, durability=self._durability, chain_key=self._chain_key)
-        return App(store, **self._options)
+    def _open_store(self) -> "Store":
+        return open_store(self._url, durability=self._durability, chain_key=self._chain_key)
+
+    async def make(self) -> App:
+        """Open the store, on a thread, and return an app that is not open yet."""
+        store = await opened_elsewhere(self._open_store)
+        try:
+            return App(store, **self._options)
+        except BaseException:
+            store.close()
+            raise
 
     async def __aenter__(self) -> App:
-        self._app = self._make()
+        self._app = await self.make()
         return await self._app.open()
 
     async def __aexit__(
@@ -87,7 +97,7 @@ class Opening:
 
         if asyncio._get_running_loop() is not None:
             raise Misuse("`with everstep.open()` blocks, and an event loop is running here: write `async with`.")
-        self._blocking = BlockingApp(self._make)
+        self._blocking = BlockingApp(self.make)
         return self._blocking
 
     def __exit__(
@@ -95,6 +105,22 @@ class Opening:
     ) -> None:
         assert self._blocking is not None
         self._blocking.close()
+
+
+async def opened_elsewhere(open_one: "Callable[[], Store]") -> "Store":
+    """Open a store on a thread: another process may have it locked, or its server may not answer."""
+    elsewhere = Elsewhere(asyncio.get_running_loop())
+    opening = elsewhere.call(open_one)
+
+    def close(opened: "asyncio.Future[Store]") -> None:
+        if not opened.cancelled() and opened.exception() is None:
+            elsewhere.call(opened.result().close)
+
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(close)
+        raise
 
 
 def _checked_retention(retention: "Retention | float | timedelta | None") -> "Retention | None":
@@ -138,6 +164,7 @@ def open(
     retention: "Retention | float | timedelta | None" = None,
     queues: Sequence[str] | None = None,
     patience: float = 60.0,
+    gone_after: float | None = None,
     **testing: Any,
 ) -> Opening:
     """Open a store and return an app for it: `async with everstep.open() as app:`, or `with` in blocking code.
@@ -159,6 +186,9 @@ def open(
     queues: the queues whose runs this app drives, such as `["default", "mail"]`. Default: all.
     patience: seconds. When anything in the background has failed for this time without a success, the app takes up no
         more runs of others until it succeeds.
+    gone_after: seconds after which a worker elsewhere that gives no sign of life counts as gone, so that the probes of
+        its `once` steps decide without a person. The risk: one that was only cut off may still act then, and an effect
+        happens twice. Default: never. See docs/operating/gone.md.
     """
     checked_choice("durability", durability, ("power", "process"))
     checked_flag("recover", recover)
@@ -172,7 +202,9 @@ def open(
     _check_on_hold(on_hold)
     kept = _checked_retention(retention)
     options = {"recover": recover, "lease": lease, "codec": codec, "on_hold": on_hold, "retention": kept, **testing}
-    options |= {"queues": _checked_queues(queues), "patience": patience}
+    if gone_after is not None:
+        checked_seconds("gone_after", gone_after, above=True)
+    options |= {"queues": _checked_queues(queues), "patience": patience, "gone_after": gone_after}
     return Opening(url, durability, options, chain_key)
 
 

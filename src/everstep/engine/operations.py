@@ -11,9 +11,9 @@ import msgspec
 
 from everstep.codec import ANY, is_same
 from everstep.engine.copies import refuse_copied
-from everstep.engine.crossing import crossed_by, refuse_crossing
+from everstep.engine.crossing import crossed_by, lost_child, refuse_crossing
 from everstep.engine.diagnosis import diagnose
-from everstep.engine.history import Recorded, load_verified, refuse_without_key
+from everstep.engine.history import Recorded, load_verified, refuse_deleted, refuse_without_key
 from everstep.engine.holding import asked_report, cannot_accept, damaged_report
 from everstep.engine.inbox import ROLLBACK
 from everstep.engine.leases import wait_for_lapse
@@ -28,15 +28,16 @@ from everstep.engine.resume import (
     resolve_unit,
     standing_after,
 )
-from everstep.engine.rollback import Account, refuse_retry, refuse_rollback
-from everstep.engine.starting import new_entropy
+from everstep.engine.rollback import Account, note_rollback, refuse_retry, refuse_rollback
 from everstep.engine.telling import consequence_of, report_of
 from everstep.errors import Damaged, HoldConflict, IdConflict, Misuse, RunActive, RunEnded, UnknownRun
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
+from everstep.model.digests import derived_key
 from everstep.model.ids import checked_delivery_id, checked_name, checked_run_id
 from everstep.model.options import checked_seconds
 from everstep.model.status import ENDED, Status
+from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import (
     Accepted,
     Claim,
@@ -77,7 +78,8 @@ def signal_post(app: "App", run: str, name: str, value: Any, id: str | None) -> 
 
 
 async def _post(app: "App", post: Post, verb: str) -> bool:
-    is_new = told_of_post(app, post, await app.committer.submit(post), verb)
+    verdict = await app.committer.submit(post)
+    is_new = await app.read(told_of_post, app, post, verdict, verb)
     crash_point("delivery.posted")
     app.wake(post.run)
     return is_new
@@ -114,7 +116,7 @@ def _what_became_of(app: "App", post: Post, status: Status) -> str:
 
 async def cancel(app: "App", run: str, reason: str, *, grace: float, now: bool, by: str) -> None:
     """Ask a run to stop. A held run, or with `now` one that nobody drives, ends right here, without its code."""
-    row = existing_row(app, run)
+    row = await app.read(existing_row, app, run)
     checked_seconds("grace", grace)
     if row.status == "held":
         await resolve(app, run, "cancel", hold=None, value=None, note=reason, by=by)
@@ -133,10 +135,11 @@ async def _end_here(app: "App", row: RunRow, reason: str, by: str) -> bool:
         claimed = await _claim(app, row.id, ("queued", "running", "waiting"))
         if claimed is None:
             return False  # somebody drives it: the inbox reaches them
-        if any(one.kind == "cancel" and one.name == ROLLBACK for one in app.store.inbox(row.id)):
+        inbox = await app.read(app.store.inbox, row.id)
+        if any(one.kind == "cancel" and one.name == ROLLBACK for one in inbox):
             await app.returns.give_back(Release(row.id, claimed.epoch, claimed.status))
             return False  # that came first, and whoever takes the run up sees both in their order
-        if _is_unsettled(app, claimed):
+        if await app.read(_is_unsettled, app, claimed):
             await app.returns.give_back(Release(row.id, claimed.epoch, claimed.status))
             return False  # whoever takes the run up settles that before it ends
         return await end_claimed(app, claimed, ev.CancelRequested(reason=reason, by=by, now=True))
@@ -151,11 +154,12 @@ def _is_unsettled(app: "App", row: RunRow) -> bool:
 
 async def end_claimed(app: "Driving", row: RunRow, request: ev.CancelRequested) -> bool:
     """End a claimed run as cancelled, without its code. Cancels in its inbox are answered by that as well."""
-    consumed = [one.number for one in app.store.inbox(row.id) if one.kind == "cancel"]
+    consumed = [one.number for one in await app.read(app.store.inbox, row.id) if one.kind == "cancel"]
     try:
-        unit = cancelled_unit(app, row, request, consumed)
+        unit = await app.read(cancelled_unit, app, row, request, consumed)
     except Damaged as error:
-        unit = hold_unit(app, row, damaged_report(error, diagnose(app.store, row)))
+        report = damaged_report(error, await app.read(diagnose, app.store, row))
+        unit = await app.read(hold_unit, app, row, report)
         if isinstance(await app.committer.submit(unit), Accepted):
             app.held(unit.hold)
         raise
@@ -171,29 +175,47 @@ async def end_claimed(app: "Driving", row: RunRow, request: ev.CancelRequested) 
 
 async def retry(app: "App", run: str, by: str, *, across_once: bool = False) -> None:
     """Let a failed run go on from what failed. If that was a child run, the child is retried first."""
-    row = existing_row(app, run)
+    row = await app.read(existing_row, app, run)
     if row.status != "failed":
         raise RunActive(f"The run {run} is {row.status}; only a failed run can be retried.")
-    history = load_verified(app.store, row)
+    history = await app.read(load_verified, app.store, row)
     refuse_retry(run, Account(history))
     voids, call, child = _what_failed(history)
     refuse_copied(run, history[0].body, voids)
-    crossed = crossed_by(app.store, run, history, voids)
+    relied: set[str] = set()
+    crossed = await app.read(crossed_by, app.store, run, history, voids, relied)
+    crossed += await app.read(lost_child, app.store, history, child)
     refuse_crossing(run, crossed, across_once=across_once)
     if child:
-        child_row = app.store.run(child)
+        child_row = await app.read(app.store.run, child)
         if child_row is not None and child_row.status == "failed":
             await retry(app, child, by, across_once=across_once)
     claimed = await _claim(app, run, ("failed",))
     if claimed is None:
         raise RunActive(f"The run {run} was retried by somebody else just now.")
-    journal, history = journal_of(app, claimed)
-    body = ev.RunRetried(voids, new_entropy(app.randomness), call, by, [one.seq for one in crossed if one.run == run])
+    journal, history = await app.read(journal_of, app, claimed)
+    entropy = _entropy_of_retry(history[0].body, journal.seq + 1)
+    body = ev.RunRetried(voids, entropy, call, by, [one.seq for one in crossed if one.run == run])
     journal.record("run_retried", "", body, journal.at)
     change = RowChange("queued", journal.at, budget=standing_after(history, journal))
     unit = bare_unit(claimed, journal, change)
     unit.redeliver = True
-    _expect_accepted(await app.committer.submit(unit), run)
+    unit.keys = KeyChanges(relies=sorted(relied)) if relied else None
+    verdict = await app.committer.submit(unit)
+    if isinstance(verdict, Refused) and verdict.why == "key":  # one was forgotten since it was looked at
+        await app.returns.give_back(Release(run, claimed.epoch, claimed.status))
+        await retry(app, run, by, across_once=across_once)
+        return
+    _expect_accepted(verdict, run)
+
+
+def _entropy_of_retry(started: ev.RunStarted, seq: int) -> str:
+    """Return what the keys of a retry's new calls hang on.
+
+    Not chance: should the retry be lost, because a backup is restored, the next one there has the same keys again.
+    """
+    own = started.forked.entropy if started.forked is not None else started.entropy
+    return derived_key(own, f"#retry {seq}")
 
 
 def _what_failed(history: Sequence[Recorded]) -> tuple[int, int, str]:
@@ -214,13 +236,14 @@ def _what_failed(history: Sequence[Recorded]) -> tuple[int, int, str]:
         if end.body.call and event.kind == "step_failed" and event.body.call == end.body.call:
             return event.seq, end.body.call, ""
         if end.body.call and event.kind == "child_ended" and event.body.call == end.body.call:
-            return event.seq, end.body.call, event.body.run
+            is_anothers = event.body.status == "refused"  # its id belonged to another run: it was never started
+            return event.seq, end.body.call, "" if is_anothers else event.body.run
     return end.seq, 0, ""
 
 
 async def hold(app: "App", run: str, note: str, by: str) -> None:
     """Put a run on hold: here if nobody drives it, else through its driver's inbox."""
-    row = existing_row(app, run)
+    row = await app.read(existing_row, app, run)
     report = asked_report(note, by)
     if row.status == "held":
         raise HoldConflict(f"The run {run} is held already.")
@@ -228,14 +251,14 @@ async def hold(app: "App", run: str, note: str, by: str) -> None:
     if driver is not None:
         driver.put_on_hold(report)
         await app.committer.drained()
-        row = existing_row(app, run)
+        row = await app.read(existing_row, app, run)
         if row.status in ENDED:
             raise RunEnded(f"The run {run} has ended ({row.status}), so it cannot be held.", row.status)
         return
     with app.setting_aside(run):
         claimed = await _claim(app, run, ("queued", "running", "waiting"))
         if claimed is not None:
-            unit = hold_unit(app, claimed, report)
+            unit = await app.read(hold_unit, app, claimed, report)
             _expect_accepted(await app.committer.submit(unit), run)
             app.held(unit.hold)
             return
@@ -244,7 +267,7 @@ async def hold(app: "App", run: str, note: str, by: str) -> None:
 
 async def rollback(app: "App", run: str, note: str, *, by: str, uncompensated: bool) -> None:
     """Let what a run did be undone. An unfinished run stops for that; an ended one is taken up once more."""
-    row = existing_row(app, run)
+    row = await app.read(existing_row, app, run)
     if row.status == "held":
         how = {"uncompensated": uncompensated, "by_verb": True}
         await resolve(app, run, "rollback", hold=None, value=None, note=note, by=by, **how)
@@ -253,7 +276,8 @@ async def rollback(app: "App", run: str, note: str, *, by: str, uncompensated: b
     if row.status in ENDED:
         await _roll_back_ended(app, row, request)
         return
-    refuse_rollback(app.store, row, Account(load_verified(app.store, row)), allowed=uncompensated)
+    account = Account(await app.read(load_verified, app.store, row))
+    await app.read(refuse_rollback, app.store, row, account, allowed=uncompensated)
     post = Post(run, "cancel", ROLLBACK, value=ev.encode_body(request), at=app.clock.now())
     try:
         await _post(app, post, "rolled back")
@@ -266,12 +290,13 @@ async def _roll_back_ended(app: "App", row: RunRow, request: ev.RollbackRequeste
     if claimed is None:
         raise RunActive(f"The run {row.id} was taken up by somebody else just now; look again.")
     try:
-        journal, history = journal_of(app, claimed)
-        refuse_rollback(app.store, claimed, Account(history), allowed=request.uncompensated)
+        journal, history = await app.read(journal_of, app, claimed)
+        await app.read(refuse_rollback, app.store, claimed, Account(history), allowed=request.uncompensated)
     except BaseException:
         await app.returns.give_back(Release(row.id, claimed.epoch, claimed.status))
         raise
     crash_point("rollback.claimed")
+    note_rollback(journal, Account(history))
     journal.record("rollback_requested", "", request, journal.at)
     change = RowChange("queued", journal.at, budget=standing_after(history, journal))
     _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, change)), row.id)
@@ -290,8 +315,8 @@ async def resolve(
     by_verb: bool = False,
 ) -> None:
     """Write down what a person decided, and let the run go on (or end)."""
-    existing_row(app, run)
-    chosen = _one_hold(app, run, hold)
+    await app.read(existing_row, app, run)
+    chosen = await app.read(_one_hold, app, run, hold)
     if resolution not in chosen.resolutions and not (by_verb and resolution in _by_verb(chosen)):
         hint = f" For {resolution!r} there is `everstep {resolution} {run}`." if resolution in _by_verb(chosen) else ""
         if resolution == "accept" and (unfinished := report_of(chosen).get("unfinished")):
@@ -309,7 +334,8 @@ async def resolve(
     if claimed is None:
         raise HoldConflict(f"Hold {chosen.id} was resolved by somebody else just now.")
     try:
-        unit = resolve_unit(app, claimed, chosen, resolution, payload, note=note, by=by, uncompensated=uncompensated)
+        facts = {"note": note, "by": by, "uncompensated": uncompensated}
+        unit = await app.read(resolve_unit, app, claimed, chosen, resolution, payload, **facts)
     except (Damaged, Misuse):
         await app.returns.give_back(Release(run, claimed.epoch, "held"))
         raise
@@ -364,16 +390,20 @@ def existing_row(app: "App", run: str) -> RunRow:
     row = app.store.run(checked_run_id(run))
     if row is None:
         raise unknown_run(app, run)
+    refuse_deleted(app.store, row)
     return row
 
 
 async def _claim(app: "App", run: str, statuses: tuple[Status, ...]) -> RunRow | None:
-    row = existing_row(app, run)
-    refuse_without_key(app.store, row)  # a claim that leads nowhere would only stop others
+    row = await app.read(existing_row, app, run)
+    await app.read(refuse_without_key, app.store, row)  # a claim that leads nowhere would only stop others
     await app.become_worker()
     await wait_for_lapse(app, row.owner)
     verdict = await app.committer.submit(Claim(run, app.worker, app.clock.now(), statuses))
-    return verdict.row if isinstance(verdict, Claimed) else None
+    if isinstance(verdict, Claimed):
+        return verdict.row
+    refuse_deleted(app.store, row)
+    return None
 
 
 def _expect_accepted(verdict: Any, run: str) -> None:

@@ -11,6 +11,7 @@ from everstep.engine.agreement import refuse_unreadable
 from everstep.engine.by_name import NamedWorkflow, new_run_id
 from everstep.engine.clock import microseconds
 from everstep.engine.handles import Run
+from everstep.engine.history import refuse_deleted
 from everstep.engine.operations import signal_post, told_of_post
 from everstep.engine.starting import Origin, new_run, refuse_start_options
 from everstep.engine.workflow import Workflow
@@ -51,7 +52,7 @@ def unowned_run(
         priority=priority,
         queue=queue,
         wake_at=at + microseconds(delay) if delay > 0 else None,
-        origin=Origin(app.store.chain.writing, app.store.restores()),
+        origin=Origin(app.store.chain.writing, app.store.life()),
         budget=allotment_of(target.budget),
     )
     return new, arguments
@@ -82,6 +83,7 @@ def start_in(
     if isinstance(verdict, Failed):
         raise verdict.error
     if isinstance(verdict, Existing):
+        refuse_deleted(app.store, verdict.row)
         attach(verdict.row, target, arguments, policy)
     crash_point("outbox.written")
     return Run(app, new.row.id, target.signature.result)
@@ -101,8 +103,9 @@ async def start_named(app: "App", target: NamedWorkflow, args: Sequence[Any], po
     """Start a run of which only the workflow's name is known. The start is durable on return."""
     checked_choice("on_existing", policy, ("attach", "fail"))
     app.refuse_when_failed()
-    new, arguments = unowned_run(app, target, args, **options)
+    new, arguments = await app.read(unowned_run, app, target, args, **options)
     verdict = await app.committer.submit(StartRun(new))
     if isinstance(verdict, Existing):
+        refuse_deleted(app.store, verdict.row)
         attach(verdict.row, target, arguments, policy)
     return Run(app, new.row.id, target.signature.result)

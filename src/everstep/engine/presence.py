@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from everstep.engine.about import About, read_about
+from everstep.engine.acting import is_declared_gone
 from everstep.engine.background import on_a_thread
 from everstep.engine.clock import microseconds, read_again
 from everstep.engine.workflow import DECLARED
-from everstep.errors import Misuse
+from everstep.errors import Misuse, WorkerGone
 from everstep.model.digests import digest_of
 from everstep.model.untrusted import logger
 from everstep.stores.processes import worker_name
@@ -73,14 +74,32 @@ class Presence:
                 return ["", ""]
         return self._prints[name]
 
-    def enter(self) -> str:
-        """Enter this process among the workers under a new name, and return that."""
+    def enter(self) -> tuple[str, str]:
+        """Enter this process among the workers under a new name. Returns that, and the store's life.
+
+        On a thread: it looks at files, and another process may be writing for a while.
+        """
         app, host = self._app, socket.gethostname()
         worker = worker_name(host, app.randomness.getrandbits(32))
         read_again(app.clock)
         until = app.clock.now() + microseconds(app.lease)
+        self.refuse_if_gone()
         app.store.register_worker(worker, os.getpid(), host, until, app.notifier.targets, self.about())
-        return worker
+        try:
+            return worker, app.store.life()  # now that it is a worker, no restore can be marked any more
+        except BaseException:
+            app.store.leave(worker)
+            raise
+
+    def refuse_if_gone(self) -> None:
+        """Raise `WorkerGone` if somebody has said that this worker, or its host since the app was opened, is gone."""
+        if (said := is_declared_gone(self._app, socket.gethostname())) is not None:
+            by = f" by {said.by}" if said.by else ""
+            raise WorkerGone(
+                f"The {said.kind} {said.name} was declared gone{by}: {said.note}. This process lives, and what it had "
+                "begun may have been done again elsewhere. It takes up no run and begins nothing more. Stop it; a new "
+                "process may start."
+            )
 
     async def renew(self, at: int) -> bool:
         """Prolong the lease, say how things are, and read the store's clock; False if this worker had been buried.
@@ -128,7 +147,9 @@ class Presence:
         That is said in this worker's row first, so that no two leave a run to each other.
         """
         app = self._app
-        if reason != "diverged" or not app.recover or not self.has_other(row.workflow, row.queue, row.id):
+        if reason != "diverged" or not app.recover:
+            return False
+        if not await app.read(self.has_other, row.workflow, row.queue, row.id):
             return False
         log.warning("Run %s does not match the code of %s here; it is left for another worker.", row.id, row.workflow)
         self.left[row.id] = None
@@ -137,13 +158,13 @@ class Presence:
         await app.returns.give_back(Release(row.id, row.epoch, row.status))
         return True
 
-    def look_again(self) -> None:
+    async def look_again(self) -> None:
         """Runs that were left for another worker are looked at again when there is no such worker any more."""
         for run in list(self.left):
-            row = self._app.store.run(run)
+            row = await self._app.read(self._app.store.run, run)
             if row is None or row.status not in ("queued", "running", "waiting"):
                 self._forget(run)
-            elif not self.has_other(row.workflow, row.queue, run):
+            elif not await self._app.read(self.has_other, row.workflow, row.queue, run):
                 self._forget(run)
                 self._app.pump.nudge()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from everstep.engine.clock import microseconds, ticks_of
 from everstep.engine.leases import NEIGHBOURS, Watch
 from everstep.engine.resume import DEATHS_MAX, is_delayed, is_supported
-from everstep.errors import StoreError
+from everstep.errors import StoreError, WorkerGone
 from everstep.model.status import ENDED
 from everstep.model.untrusted import logger
 from everstep.stores.protocol import RunRow
@@ -46,7 +46,7 @@ class Pump:
         """Whether a look was wanted and has not succeeded yet; the same for those who wait for runs elsewhere."""
         self._next_renewal = 0
         self._renewed_ticks = self._ticks()
-        self._watch = Watch(app.store, app.clock)
+        self._watch = Watch(app.clock, app.lease)
         self.renewed_at = app.clock.now()
         self._next_wake: int | None = None
         self._diverged_tried = False
@@ -132,26 +132,28 @@ class Pump:
 
     async def _turn(self) -> None:
         app = self.app
+        if app.is_gone:
+            return
         at, ticks = app.clock.now(), self._ticks()
         nudged, self._nudged = self._nudged, False
-        do = app.background.attempt
+        do, wait = app.background.attempt, app.background.attempt_async
         do("resting runs", app.resting.evict_oldest)
         do("lost tails", app.look_for_losses)
         sweep = ticks >= self._next_sweep
         if ticks >= self._next_renewal and app.worker:
-            await app.background.attempt_async("renewals", self._renew, at, ticks)
+            await wait("renewals", self._renew, at, ticks)
         if sweep:
             self._next_sweep = ticks + microseconds(SWEEP_SECONDS)
             if app.recover or app.wanted:
-                nudged = bool(do("dead workers", self._bury, at)) or nudged
+                nudged = bool(await wait("dead workers", self._bury, at)) or nudged
             if app.worker and ticks >= self._watch.next_at:
-                nudged = bool(do("leases of others", self._let_lapse)) or nudged
+                nudged = bool(await wait("leases of others", self._let_lapse)) or nudged
             if app.presence.left:
-                do("runs left to others", app.presence.look_again)
+                await wait("runs left to others", app.presence.look_again)
             if self._check_watcher is not None:
                 do("watcher of the database", self._check_watcher)
         self._owes_look = nudged = nudged or self._owes_look
-        changed = await app.background.attempt_async(LOOKING, self._look_if_needed, at, ticks, sweep)
+        changed = await wait(LOOKING, self._look_if_needed, at, ticks, sweep)
         if changed or nudged or sweep:
             do("notifications", app.notifier.look)
             if app.has_limits:
@@ -168,7 +170,7 @@ class Pump:
         """Look for runs, if there may be any. Returns whether another process has written something."""
         app = self.app
         app.background.why_not_claiming()
-        changed = app.store.changed()
+        changed = await app.read(app.store.changed)
         self._owes_look = self._owes_look or changed
         wake = self._next_wake is not None and at >= self._next_wake
         expects = app.recover or app.wanted or app.queueing.has_own
@@ -197,6 +199,8 @@ class Pump:
         is_known = await app.presence.renew(at)
         self._next_renewal = ticks + microseconds(app.lease / 3)  # not before: a renewal that failed is tried again
         self.renewed_at, self._renewed_ticks = at, ticks
+        if not is_known and await self._stops_as_gone():
+            return
         if not is_known:
             log.warning("This worker was given up for dead; it lets go of its runs.")
             for driver in list(app.drivers.values()):
@@ -204,39 +208,56 @@ class Pump:
             app.worker = ""
             app.background.keep("becoming a worker", app.become_worker)
         elif lapsed:
-            self._let_go_of_lost_runs()
+            await self._let_go_of_lost_runs()
 
-    def _let_go_of_lost_runs(self) -> None:
+    async def _stops_as_gone(self) -> bool:
+        """Stop for good if this worker was declared gone, and tell whether it was. Its runs are others' by now."""
+        try:
+            await self.app.read(self.app.presence.refuse_if_gone)
+        except WorkerGone as error:
+            self.app.fail(error)
+            self.app.worker = ""
+            for driver in list(self.app.drivers.values()):
+                self.app.let_go(driver, error)
+            return True
+        return False
+
+    async def _let_go_of_lost_runs(self) -> None:
         """While the lease had lapsed, another worker may have taken over runs that only wait here."""
         for driver in list(self.app.drivers.values()):
-            row = self.app.store.run(driver.run)
+            row = await self.app.read(self.app.store.run, driver.run)
+            if self.app.drivers.get(driver.run) is not driver:
+                continue
             if row is not None and row.epoch != driver.row.epoch:  # one that is not there yet is about to be
                 self.app.let_go(driver)
         self.nudge()
 
-    def _bury(self, at: int) -> bool:
-        buried = self.app.store.bury_dead(at)
+    async def _bury(self, at: int) -> bool:
+        buried = await self.app.read(self.app.store.bury_dead, at)
         for dead in buried:
             log.info("Worker %s is gone; its runs are free.", dead)
         return bool(buried)
 
-    def _let_lapse(self) -> bool:
-        lapsed = self._watch.look(self.app.store.neighbours(self.app.worker, NEIGHBOURS))
-        for silent in lapsed:
-            log.info("Worker %s has not renewed its lease; its runs are free.", silent)
-        return bool(lapsed)
+    async def _let_lapse(self) -> bool:
+        neighbours = await self.app.read(self.app.store.neighbours, self.app.worker, NEIGHBOURS)
+        lapsed = False
+        for silent in self._watch.look(neighbours):
+            if await self.app.read(self.app.store.lapse, silent.id, silent.lease_until):
+                log.info("Worker %s has not renewed its lease; its runs are free.", silent.id)
+                lapsed = True
+        return lapsed
 
     async def _look(self, at: int) -> None:
         """Take up what wants a driver, as far as there is room."""
         app = self.app
-        for run in app.store.pending(app.worker):
+        for run in await app.read(app.store.pending, app.worker):
             app.wake_driver(run)
         if app.wanted:
             await self._take_wanted(at)
         await self._retry_diverged()
         room = self._room()
         found = await self._take_more(at, room)
-        self._next_wake = app.store.next_wake(worker=app.worker, everyone=app.recover)
+        self._next_wake = await app.read(app.store.next_wake, worker=app.worker, everyone=app.recover)
         if self._next_wake is not None and self._next_wake <= at and room > 0 and not found:
             self._next_wake = at + microseconds(SWEEP_SECONDS)  # one that this worker cannot take up
         self._expect_queues()
@@ -257,7 +278,8 @@ class Pump:
             served = app.queueing.served
             claims = not app.background.not_claiming
             everyone = app.recover and claims
-            due = app.store.due(at=at, workflows=names, worker=app.worker, everyone=everyone, limit=room, queues=served)
+            wanted = {"workflows": names, "worker": app.worker, "everyone": everyone, "limit": room, "queues": served}
+            due = await app.read(app.store.due, at=at, **wanted)
             await self._take_due(due)
             queues = claims and (app.recover or app.queueing.has_own)
             more = await app.queueing.take(at, room - len(due)) if queues else False
@@ -271,10 +293,11 @@ class Pump:
     async def _take_wanted(self, at: int) -> None:
         """Take up runs that belong here as soon as nobody else drives them."""
         app = self.app
-        alive = {worker.id for worker in app.store.workers() if worker.has_lease and worker.id != app.worker}
+        workers = await app.read(app.store.workers)
+        alive = {worker.id for worker in workers if worker.has_lease and worker.id != app.worker}
         outcomes: list[bool | BaseException] = []
         for run in list(app.wanted):
-            row = app.store.run(run)
+            row = await app.read(app.store.run, run)
             if row is None or row.status in ENDED or row.status == "held":
                 app.wanted.discard(run)
                 app.watchers.look_again(run)
@@ -295,14 +318,15 @@ class Pump:
             return
         suspects: list[str] = []
         others: list[str] = []
-        alive = {None, *(worker.id for worker in app.store.workers())}
-        rows = {row.id: row for row in app.store.rows([run for run in due if run not in app.drivers])}
+        alive = {None, *(worker.id for worker in await app.read(app.store.workers))}
+        elsewhere = [run for run in due if run not in app.drivers]
+        rows = {row.id: row for row in await app.read(app.store.rows, elsewhere)}
         for run in due:
             if run in app.drivers:
                 app.wake_driver(run)
                 continue
             row = rows.get(run)
-            if row is None or self._is_left_alone(row):
+            if row is None or await self._is_left_alone(row):
                 continue
             if row.deaths + (row.owner not in alive) >= DEATHS_MAX - 1:  # its owner's death counts when it is claimed
                 suspects.append(run)
@@ -314,7 +338,7 @@ class Pump:
             self._suspect = suspects[0]
             await app.take_up_run(self._suspect)
 
-    def _is_left_alone(self, row: RunRow) -> bool:
+    async def _is_left_alone(self, row: RunRow) -> bool:
         """Whether a run is not for this worker, or not yet: of a newer release, or delayed and nobody stops it."""
         app = self.app
         if not is_supported(row):
@@ -323,7 +347,8 @@ class Pump:
                 log.warning("Run %s is of a newer release (semantics %d): left alone.", row.id, row.semantics)
             return True
         if row.owner == app.worker and is_delayed(row, app.clock.now()):
-            return not any(delivery.kind in ("cancel", "hold") for delivery in app.store.inbox(row.id))
+            inbox = await app.read(app.store.inbox, row.id)
+            return not any(delivery.kind in ("cancel", "hold") for delivery in inbox)
         return False
 
     def _runs_alone(self) -> bool:
@@ -337,7 +362,7 @@ class Pump:
         if self._diverged_tried or not app.recover:
             return
         self._diverged_tried = True
-        for run in app.store.diverged(app.workflows(), 1000):
+        for run in await app.read(app.store.diverged, app.workflows(), 1000):
             try:
                 await app.retry_diverged(run)
             except StoreError:

@@ -50,35 +50,36 @@ class Queueing:
         """Whether any run of this app waits in a queue."""
         return bool(self._own)
 
-    def _wanted(self) -> Sequence[str] | None:
+    async def _wanted(self) -> Sequence[str] | None:
         """Return the queues to look at; None for all."""
         if self._app.recover:
             return self.served
         for queue, runs in list(self._own.items()):
             while runs:
                 first = next(iter(runs))
-                row = self._app.store.run(first)
+                row = await self._app.read(self._app.store.run, first)
                 if row is not None and row.status == "queued" and row.owner is None:
                     break
-                del runs[first]
+                runs.pop(first, None)
             if not runs:
-                del self._own[queue]
+                self._own.pop(queue, None)
         return tuple(self._own)
 
     async def take(self, at: int, room: int) -> bool:
         """Begin runs that wait, as far as there is room, here and in their queues. Tells whether there may be more."""
         app, self.next_at = self._app, None
-        queues = self._wanted()
+        queues = await self._wanted()
         if queues is not None and not queues:
             return False
         found = False
-        for queue in app.store.queue_room(at=at, worker=app.worker, queues=queues):
+        for queue in await app.read(app.store.queue_room, at=at, worker=app.worker, queues=queues):
             if queue.next_at is not None:
                 self.next_at = min(queue.next_at, self.next_at or queue.next_at)
             limit = min(room, queue.room)
             if limit <= 0:
                 continue
-            runs = app.store.queued(queue.name, at=at, workflows=app.workflows(), limit=limit)
+            wanted = {"at": at, "workflows": app.workflows(), "limit": limit}
+            runs = await app.read(app.store.queued, queue.name, **wanted)
             runs = [run for run in runs if run not in app.untakeable]
             taken = sum(await asyncio.gather(*(app.take_up_run(run) for run in runs)))
             room -= taken
@@ -122,11 +123,11 @@ async def change(app: "App", kind: QueueKind, name: str, changes: dict[str, Any]
         raise Misuse(
             f"Runs of the queue {DEFAULT_QUEUE!r} do not wait. Give their workflow or `start` another `queue=`."
         )
-    known = row_of(app, kind, name)
+    known = await app.read(row_of, app, kind, name)
     if changes or known is None:
         await app.committer.submit(ChangeQueue(kind, name, changes, app.clock.now()))
         app.pump.nudge()
-    row = row_of(app, kind, name)
+    row = await app.read(row_of, app, kind, name)
     assert row is not None
     return row
 

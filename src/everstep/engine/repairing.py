@@ -12,7 +12,7 @@ import msgspec
 
 from everstep.engine.agreement import created_at, preview_text, published_by
 from everstep.engine.diagnosis import Diagnosis, UnseenStep, diagnose, open_steps, steps_in
-from everstep.engine.history import Recorded, public_events
+from everstep.engine.history import Recorded, public_events, refuse_deleted
 from everstep.engine.journal import Journal, restore_payload
 from everstep.engine.leases import wait_for_lapse
 from everstep.engine.telling import report_of
@@ -63,13 +63,14 @@ class Repair(msgspec.Struct):
 
 async def repair(app: "App", run: str, *, note: str, by: str, dry_run: bool = False) -> Repair:
     """Put a damaged run right, and say what can no longer be seen. A sound one is left alone."""
-    row = app.store.run(checked_run_id(run))
+    row = await app.read(app.store.run, checked_run_id(run))
     if row is None:
         from everstep.engine.operations import unknown_run
 
         raise unknown_run(app, run)
-    found = diagnose(app.store, row)
-    note_lost_tail(found, damaged_hold(app.store.holds(run=run)))
+    await app.read(refuse_deleted, app.store, row)
+    found = await app.read(diagnose, app.store, row)
+    note_lost_tail(found, damaged_hold(await app.read(app.store.holds, run=run)))
     report = _report(found, run)
     if not found.problem:
         return report
@@ -82,7 +83,7 @@ async def repair(app: "App", run: str, *, note: str, by: str, dry_run: bool = Fa
     if run in app.drivers:
         raise RunActive(f"The run {run} is being driven by this process; it is held when its damage is found.")
     await app.become_worker()
-    operation = _operation(app, row, found, note=note, by=by)
+    operation = await app.read(_operation, app, row, found, note=note, by=by)
     report.status = operation.row.status
     if dry_run:
         return report

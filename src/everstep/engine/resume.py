@@ -5,18 +5,20 @@ Whatever does not agree puts the run on hold, and nothing else is changed.
 
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from everstep.engine import later
+from everstep.engine.acting import whereabouts
 from everstep.engine.clock import microseconds
 from everstep.engine.driver import Driver
 from everstep.engine.execution import Execution
-from everstep.engine.history import Recorded, load_verified, without_collections
+from everstep.engine.history import Recorded, load_verified, refs_of, without_collections
 from everstep.engine.journal import Journal, restore_payload
 from everstep.engine.loop import SpinningWorkflow
 from everstep.engine.replayed import Replayed, first_run
+from everstep.engine.restoring import may_lack, newest_note
 from everstep.errors import Damaged, HoldConflict, NotDecodable, NotReadable
 from everstep.model import events as ev
 from everstep.model.budgets import Limits
@@ -24,11 +26,13 @@ from everstep.model.events import EventRow
 from everstep.model.semantics import SUPPORTED
 from everstep.model.status import Status, may_become
 from everstep.model.untrusted import logger
+from everstep.stores.brief import Busy, briefly
 from everstep.stores.protocol import Append, HoldRow, Post, RowChange, RunRow, Store
 from everstep.stores.queues import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
     from everstep.engine.checkpoints import Checkpoint
+    from everstep.engine.driving import Driving
     from everstep.engine.holding import HoldReport
     from everstep.engine.past import Past
     from everstep.engine.rollback import Account
@@ -37,8 +41,17 @@ if TYPE_CHECKING:
 
 log = logger("everstep.run")
 
+STREAMED: Final = frozenset({"stream_appended", "stream_noted"})
 DEATHS_MAX = 3
 """A run whose drivers died this often in a row without progress, the last time alone, is held as poisoned."""
+
+
+class NotReadYet(Exception):
+    """A replay needs a payload that the store does not give at once."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(digest)
+        self.digest = digest
 
 
 class Payloads:
@@ -53,6 +66,19 @@ class Payloads:
 
     def __call__(self, digest: str) -> bytes:
         return self._undurable.get(digest) or restore_payload(self._store.payload(self._run, digest), digest)
+
+
+class ReplayPayloads(Payloads):
+    """The same for a replay, which the store must not keep waiting: `NotReadYet` is raised instead."""
+
+    def __init__(self, store: Store, run: str, fetched: Mapping[str, bytes]) -> None:
+        super().__init__(store, run, fetched)
+
+    def __call__(self, digest: str) -> bytes:
+        try:
+            return briefly(super().__call__, digest)
+        except Busy:
+            raise NotReadYet(digest) from None
 
 
 def begin(app: "Surrounding", row: RunRow, workflow: "Workflow", started: Recorded) -> "Driver | HoldReport":
@@ -73,11 +99,12 @@ def begin(app: "Surrounding", row: RunRow, workflow: "Workflow", started: Record
         return _spins(replayed)
     driver = Driver(app, row, replayed, journal, started.at + microseconds(body.delay))
     driver.allotment = body.budget
+    driver.stream_heads = {}
     return driver
 
 
-def take_up(
-    app: "Surrounding", row: RunRow, workflow: "Workflow", whole: Sequence[EventRow] = ()
+async def take_up(
+    app: "Driving", row: RunRow, workflow: "Workflow", whole: Sequence[EventRow] = ()
 ) -> "Driver | HoldReport":
     """Bring a claimed run to the point from which it goes on; or say why a person must look at it.
 
@@ -88,10 +115,10 @@ def take_up(
     from everstep.engine.past import load_past  # a program that starts runs and takes none up does without
 
     try:
-        past = load_past(app.store, row, whole)
-        replayed = replay(app.store, app.codec, row, workflow, past.events, past.checkpoint)
+        past = await app.read(load_past, app.store, row, whole)
+        replayed = await replay_history(app, row, workflow, past.events, past.checkpoint)
     except Damaged as error:
-        return later.damaged_report(error, app.store, row)
+        return await app.read(later.damaged_report, error, app.store, row)
     except NotDecodable as error:
         return later.undecodable_report(error)
     if replayed.spins:
@@ -106,9 +133,17 @@ def take_up(
     driver.damaged_checkpoints = past.damaged
     driver.allotment = past.events[0].body.budget
     if first := replayed.first_checkpoint:
-        driver.first_checkpoint = (first, app.store.events(row.id, row.generation, first, first)[0].digest)
-    if app.restores > _restores_noted(past):
-        driver.note_restored(app.restores)
+        (event,) = await app.read(app.store.events, row.id, row.generation, first, first)
+        driver.first_checkpoint = (first, event.digest)
+    if replayed.attempts:
+        begun_by = {attempts.by for attempts in replayed.attempts.values()} - {""}
+        others = begun_by | replayed.execution.unseen_workers
+        driver.whereabouts = await app.read(whereabouts, app.store, others)
+    if STREAMED & past.kinds or past.checkpoint is not None or replayed.attempts:  # else it probably has none
+        driver.stream_heads = await app.read(later.newest_entries, app.store, row.id, row.generation)
+    note = newest_note(past.events if _has_notes(past) else past.events[:1], past.checkpoint)
+    if await app.read(may_lack, app.store, app.life, row.id, row.generation, note):
+        driver.note_restored(app.life)
     return driver
 
 
@@ -117,28 +152,45 @@ def _spins(replayed: Replayed) -> "HoldReport":
     return later.stuck_report(replayed.execution, SpinningWorkflow())
 
 
-def _restores_noted(past: "Past") -> int:
-    """Return how many restores of its store a run knows of."""
-    is_noted = past.checkpoint is not None or "run_restored" in past.kinds
-    for event in reversed(past.events if is_noted else ()):
-        if event.kind == "run_restored":
-            return int(event.body.number)
-        if past.checkpoint is not None and event.seq == past.checkpoint.seq:
-            return past.checkpoint.part.restores
-    return int(past.events[0].body.restored)
+def _has_notes(past: "Past") -> bool:
+    """Tell whether a history may say anything of restored backups beside its first event."""
+    return past.checkpoint is not None or "run_restored" in past.kinds
 
 
-def would_go_on(app: "Surrounding", row: RunRow, workflow: "Workflow") -> bool:
+async def would_go_on(app: "Driving", row: RunRow, workflow: "Workflow") -> bool:
     """Tell whether the code as it is now matches a run's history. Changes nothing."""
     from everstep.engine.past import load_past  # a program that starts runs and takes none up does without
 
     try:
-        past = load_past(app.store, row)
-        replayed = replay(app.store, app.codec, row, workflow, past.events, past.checkpoint, quiet=True)
+        past = await app.read(load_past, app.store, row)
+        replayed = await replay_history(app, row, workflow, past.events, past.checkpoint, quiet=True)
     except (Damaged, NotDecodable, NotReadable):
         return False
     replayed.execution.evict()
     return not replayed.differences
+
+
+async def replay_history(
+    app: "Driving",
+    row: RunRow,
+    workflow: "Workflow",
+    history: list[Recorded],
+    checkpoint: "Checkpoint | None" = None,
+    *,
+    quiet: bool = False,
+) -> Replayed:
+    """Replay a run's code. If the store is slow, its payloads are read on a thread, and the code is replayed again."""
+    fetched: dict[str, bytes] = {}
+    while True:
+        try:
+            return replay(app.store, app.codec, row, workflow, history, checkpoint, quiet=quiet, fetched=fetched)
+        except NotReadYet as missing:
+            wanted = {missing.digest, *(ref for event in history for ref in refs_of(event.body))} - fetched.keys()
+            fetched |= await app.elsewhere.call(partial(_fetch, app.store, row.id, wanted))
+
+
+def _fetch(store: Store, run: str, digests: Set[str]) -> dict[str, bytes]:
+    return {digest: restore_payload(store.payload(run, digest), digest) for digest in digests}
 
 
 def replay(
@@ -150,15 +202,18 @@ def replay(
     checkpoint: "Checkpoint | None" = None,
     *,
     quiet: bool = False,
+    fetched: Mapping[str, bytes] | None = None,
 ) -> Replayed:
     """Replay a run's code against its history; with a checkpoint, against the parts of it that `load_past` returns.
+
+    fetched: payloads that were read before. With it the store is not waited for: `NotReadYet` is raised instead.
 
     To look up the line of each call takes as long as the rest of it, and only a report on a difference needs them all:
     then the code is replayed once more.
     """
 
     def new_execution() -> Execution:
-        lookup = Payloads(store, row.id, {})
+        lookup = Payloads(store, row.id, {}) if fetched is None else ReplayPayloads(store, row.id, fetched)
         execution = Execution(workflow, run=row.id, generation=row.generation, codec=codec, lookup=lookup)
         if history[0].body.budget is not None:
             execution.books = later.books_of(history[0].body, history[0].at)
@@ -300,24 +355,17 @@ def resolve_unit(
         outcome = ev.StepCompleted(int(facts["call"]), raw, ref, int(facts["attempts"]), early=True, adopted=True)
         outcome.secret = _is_secret(history, outcome.call)
         outcome.skipped = resolution == "skip"
-        undone = next((one.body.compensates for one in reversed(history) if _is_start_of(one, outcome.call)), 0)
-        if undone and not outcome.skipped:
-            from everstep.model.carried import carried_step
-
-            carried = carried_step(history[0].body.carried, undone)
-            started = next((one for one in history if _is_start_of(one, undone)), None)
-            later.note_compensated(
-                journal, undone, carried.key if carried else started.body.key if started else "", carried
-            )
+        _change_keys(app, journal, history, outcome.call, payload if resolution == "done" else None)
         journal.record("step_completed", hold.step, outcome, journal.at)
-        _end_key(app, journal, history, outcome.call, payload if resolution == "done" else None)
     elif resolution == "cancel":
         _record_cancelled(row.id, journal, history)
         status = "cancelled"
     elif resolution == "rollback":
-        from everstep.engine.rollback import Account, refuse_what_is_left
+        from everstep.engine.rollback import Account, note_rollback, refuse_what_is_left
 
-        refuse_what_is_left(app.store, row, Account(history), allowed=uncompensated)
+        account = Account(history)
+        refuse_what_is_left(app.store, row, account, allowed=uncompensated)
+        note_rollback(journal, account)
         request = ev.RollbackRequested(by=by, note=note, uncompensated=uncompensated, early=True)
         journal.record("rollback_requested", "", request, journal.at)
     resolved = msgspec.structs.replace(hold, resolved_at=journal.at, resolution=resolution, by=by, note=note)
@@ -340,21 +388,28 @@ def _refuse_unfinished(hold: HoldRow, facts: Mapping[str, Any], history: Sequenc
         raise HoldConflict(f"'accept' does not resolve hold {hold.id} ({hold.reason}). {cannot_accept(unfinished)}")
 
 
-def _end_key(
+def _change_keys(
     app: "Surrounding", journal: Journal, history: Sequence[Recorded], call: int, payload: bytes | None
 ) -> None:
-    """If a step that a person settled has a key: what was done is shared from now on; what was skipped frees it."""
-    for event in reversed(history):
-        if event.kind == "step_started" and event.body.call == call:
-            if event.body.key:
-                from everstep.engine.keys import key_end
+    """If a step that a person settled has a key: what was done is shared from now on; what was skipped frees it.
 
-                journal.key_changes().ends.append(key_end(app.store.chain, event, payload))
-            return
+    If it undoes a step with a key: what is undone frees that one, and what is skipped leaves it as it was.
+    """
+    started = next((one for one in reversed(history) if one.kind == "step_started" and one.body.call == call), None)
+    if started is None:
+        return
+    from everstep.engine.rollback import Account, change_key
 
+    account = Account(history)
+    if started.body.key:
+        from everstep.engine.keys import key_end
 
-def _is_start_of(event: Recorded, call: int) -> bool:
-    return event.kind == "step_started" and event.body.call == call
+        journal.key_changes().ends.append(key_end(app.store.chain, started, payload))
+        if payload is not None and started.body.compensate and account.is_undone:
+            change_key(journal, call, started.body.key, "begun", None)
+    if started.body.compensates in account.keyed:
+        key, carried = account.keyed[started.body.compensates]
+        change_key(journal, started.body.compensates, key, "undone" if payload is not None else "kept", carried)
 
 
 def _is_secret(history: Sequence[Recorded], call: int) -> bool:
@@ -377,7 +432,11 @@ def cancelled_unit(
 def _record_cancelled(run: str, journal: Journal, history: Sequence[Recorded]) -> None:
     """Children that should not outlive the run are asked to stop, in the same transaction."""
     from everstep.engine.children import outlives_not
+    from everstep.engine.rollback import Account, note_no_rollback
 
+    account = Account(history)
+    if account.is_undone:
+        note_no_rollback(journal, account)
     ended = {event.body.call for event in history if event.kind == "child_ended"}
     request = ev.encode_body(ev.CancelRequested(reason=f"its parent {run} was cancelled", by=run))
     for event in history:

@@ -182,8 +182,10 @@ class Saver:
     def _tell(self, unit: Append) -> None:
         """Tell whoever has to know that this is durable."""
         driver = self._driver
+        unapplied = driver.unapplied_refs() if unit.payloads else ()
         for digest, _ in unit.payloads:
-            driver.journal.undurable.pop(digest, None)
+            if digest not in unapplied:  # else it would be read back when the code is given it
+                driver.journal.undurable.pop(digest, None)
         if unit.keys is not None:
             driver.app.keys_changed(unit.keys)
         if unit.beside is not None:
@@ -207,11 +209,15 @@ class Saver:
         self._driver.take_back_end()
 
     def _take_back_claims(self, unit: Append, calls: tuple[int, ...]) -> None:
-        """Other steps have keys that this unit claims: those steps do not begin, and the rest of it stands."""
+        """Keys that this unit claims are other steps', or outcomes that it shares are being undone: the rest stands."""
         crash_point("key.refused")
         self._take_back(unit, len(unit.events))
-        claims = unit.keys.claims if unit.keys is not None else []
-        self._driver.attempts.keys.lost([claim for claim in claims if claim.call in calls])
+        assert unit.keys is not None
+        keys = self._driver.attempts.keys
+        if shares := [share for share in unit.keys.shares if share.call in calls]:
+            keys.unshared(shares)
+        if claims := [claim for claim in unit.keys.claims if claim.call in calls]:
+            keys.lost(claims)
         if not self._driver.stopped:
             self.save(waited_for=bool(self._waiters))
 

@@ -57,7 +57,10 @@ class ScheduleVerbs:
 
         times = {"every": every, "offset": offset, "jitter": jitter}
         options = {"overlap": overlap, "catch_up": catch_up, "catch_up_max": catch_up_max, "priority": priority}
-        where = {"queue": checked_name(queue, "queue") if queue else "", "tags": checked_tags(tags) or {}}
+        where = {
+            "queue": checked_name(queue, "queue") if queue not in (None, "") else "",
+            "tags": checked_tags(tags) or {},
+        }
         checked_whole("priority", priority, least=-(2**31), most=2**31)
         checked_whole("catch_up_max", catch_up_max, least=1)
         checked_text("cron", cron)
@@ -74,4 +77,4 @@ class ScheduleVerbs:
         """Return all schedules, by their names."""
         from everstep.engine.schedules import scheduled
 
-        return [scheduled(row) for row in self.store.schedules()]
+        return [scheduled(row) for row in await self.read(self.store.schedules)]

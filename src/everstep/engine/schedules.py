@@ -14,9 +14,10 @@ import msgspec
 from everstep.engine.agreement import preview_text
 from everstep.engine.by_name import NamedWorkflow, target_of
 from everstep.engine.clock import microseconds
+from everstep.engine.restoring import restores_in
 from everstep.engine.scheduling import changed_row, definition_of, state_of
 from everstep.errors import Misuse, UnknownSchedule
-from everstep.model.options import LONGEST_SECONDS, checked_seconds
+from everstep.model.options import LONGEST_SECONDS, check_texts, checked_seconds, refused
 from everstep.model.schedules import (
     BACKFILL_MAX,
     CatchUp,
@@ -29,7 +30,7 @@ from everstep.model.schedules import (
     tick_text,
     ticks_after,
 )
-from everstep.model.untrusted import text_of
+from everstep.model.untrusted import attempted, is_a, text_of
 from everstep.stores.protocol import Accepted
 from everstep.stores.schedules import ChangeSchedule, ScheduleRow
 
@@ -95,13 +96,14 @@ class Schedule:
 
     async def show(self) -> Scheduled:
         """Return the schedule as it is now. Raises `UnknownSchedule` if there is none."""
-        return scheduled(existing_schedule(self._app, self.name))
+        return scheduled(await self._app.read(existing_schedule, self._app, self.name))
 
     async def pause(self, note: str = "", *, by: str = "") -> None:
         """Start no more runs by time, until it is resumed. Those under way go on; a tick that waits is dropped.
 
         note, by: why, and who says so; both are shown.
         """
+        check_texts(note=note, by=by)
 
         def pause(definition: Definition, state: State, at: int) -> None:
             state.skipped += state.buffered is not None
@@ -152,7 +154,7 @@ class Schedule:
     async def delete(self) -> None:
         """Delete the schedule. Its runs stay, and those under way go on."""
         for _ in range(RACES_MAX):
-            row = existing_schedule(self._app, self.name)
+            row = await self._app.read(existing_schedule, self._app, self.name)
             verdict = await self._app.committer.submit(ChangeSchedule(row.name, row.revision, None))
             if isinstance(verdict, Accepted):
                 return
@@ -177,10 +179,9 @@ def _ticks_between(definition: Definition, first: int, last: int) -> list[int]:
 
 def moment_of(moment: Moment, what: str) -> int:
     """Return a time in microseconds, from a datetime or an ISO text. It must say its time zone."""
-    try:
-        given = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
-    except ValueError:
-        raise Misuse(f"{what}={moment!r} is not a time such as 2026-11-16T09:00:00+01:00.") from None
+    given = attempted(datetime.fromisoformat, moment) if is_a(moment, str) else moment
+    if not isinstance(given, datetime):
+        raise refused(what, moment, "that is not a time such as 2026-11-16T09:00:00+01:00")
     if given.tzinfo is None:
         raise Misuse(f"{what}={given.isoformat()} does not say its time zone: add Z for UTC, or +01:00.")
     return (given - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
@@ -219,7 +220,7 @@ def scheduled(row: ScheduleRow) -> Scheduled:
     del facts["digest"]
     facts["arguments"] = preview_text(bytes(definition.arguments))
     standing = msgspec.structs.asdict(state)
-    for name in ("tick", "stopped_at", "restores"):
+    for name in ("tick", "stopped_at", "restores", "life"):
         del standing[name]
     return Scheduled(
         name=row.name,
@@ -236,7 +237,7 @@ def scheduled(row: ScheduleRow) -> Scheduled:
 async def change(app: "Driving", name: str, how: Changing) -> None:
     """Change a schedule, whoever else changes it at the same time."""
     for _ in range(RACES_MAX):
-        row, at = existing_schedule(app, name), app.clock.now()
+        row, at = await app.read(existing_schedule, app, name), app.clock.now()
         definition, state = definition_of(row), state_of(row)
         how(definition, state, at)
         verdict = await app.committer.submit(
@@ -260,16 +261,17 @@ async def define(
 ) -> Schedule:
     """Create a schedule, or change what it starts and when. The same once more changes nothing."""
     target = target_of(workflow)
-    schedule = Schedule(app, name or target.id_prefix)
+    schedule = Schedule(app, name if name not in (None, "") else target.id_prefix)
     definition = _definition(app, target, args, cron, zone, times, options)
     for _ in range(RACES_MAX):
         at = app.clock.now()
         checked(definition, at)
-        rows = app.store.schedules(name=schedule.name)
+        rows = await app.read(app.store.schedules, name=schedule.name)
         if rows and rows[0].definition == msgspec.json.encode(definition):
             return schedule
         row = rows[0] if rows else ScheduleRow(name=schedule.name, workflow=target.name)
-        state = state_of(row) if rows else State(restores=app.store.restores())
+        life = await app.read(app.store.life)
+        state = state_of(row) if rows else State(restores=restores_in(life), life=life)
         state.tick, state.buffered = next_tick(definition, at), None
         new = changed_row(row, definition, state, at)
         if isinstance(await app.committer.submit(ChangeSchedule(row.name, row.revision, new)), Accepted):

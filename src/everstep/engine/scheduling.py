@@ -7,12 +7,14 @@ It costs nothing to wait: an alarm is set for the next tick. A change by another
 else is, by the pump.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from everstep.codec import Arguments
 from everstep.engine.clock import Alarm, microseconds, set_alarm
+from everstep.engine.restoring import restores_in
 from everstep.engine.starting import Origin, new_run
 from everstep.engine.workflow import DECLARED
 from everstep.errors import Damaged, StoreError
@@ -98,8 +100,10 @@ class Scheduler:
 
     def look(self) -> None:
         """Somebody has written something: look soon, unless it was not about schedules."""
-        if self._is_at_work() and not self._has_nothing_new():
-            self.look_closely()
+        if self._is_at_work():
+            app = self._app
+            ask = partial(app.store.next_schedule, workflows=app.workflows())
+            app.read_then("", self._look_if_new, lambda error: self.look_closely(), ask)
 
     def look_closely(self) -> None:
         """Something may be due: look soon. Whoever looks already looks once more."""
@@ -112,14 +116,11 @@ class Scheduler:
         app = self._app
         return bool(app.recover and app.worker) and not (self._is_closed or app.draining)
 
-    def _has_nothing_new(self) -> bool:
-        """Whether one quick question shows that nothing has changed: whatever starts or waits moves the next time."""
-        app = self._app
-        try:
-            next_at = app.store.next_schedule(workflows=app.workflows())
-        except StoreError:
-            return False  # whoever looks more closely says so
-        return next_at == self._next_at and not self.awaited and (next_at is None or next_at > app.clock.now())
+    def _look_if_new(self, next_at: int | None) -> None:
+        """Look, unless a quick question has shown that nothing changed: what starts or waits moves the next time."""
+        is_due = next_at is not None and next_at <= self._app.clock.now()
+        if next_at != self._next_at or self.awaited or is_due:
+            self.look_closely()
 
     def close(self) -> None:
         """Start nothing more."""
@@ -132,20 +133,21 @@ class Scheduler:
         app = self._app
         while self._is_at_work():
             self._looks_again = False
-            rows = app.store.due_schedules(at=app.clock.now(), workflows=app.workflows(), limit=ROWS)
+            wanted = {"at": app.clock.now(), "workflows": app.workflows(), "limit": ROWS}
+            rows = await app.read(app.store.due_schedules, **wanted)
             self.awaited = frozenset(run for row in rows if row.waits for run in _active(row))
             done = [await self._look_after(row) for row in rows]
             if not (any(done) or self._looks_again):
                 break
         if not app.draining:
-            self._next_at = app.store.next_schedule(workflows=app.workflows())
+            self._next_at = await app.read(app.store.next_schedule, workflows=app.workflows())
             self._set_alarm(self._next_at)
 
     async def _look_after(self, row: ScheduleRow) -> bool:
         """Do what is due for one schedule. Returns whether anything was done, so that there may be more."""
         app = self._app
         try:
-            change = self._change(row)
+            change = await app.read(self._change, row)
         except Exception as error:  # whatever it is, it concerns this schedule only, unless the store failed
             if isinstance(error, StoreError) and not isinstance(error, Damaged):
                 raise
@@ -176,7 +178,7 @@ class Scheduler:
         request = ev.CancelRequested(reason="its next tick has come", by=f"schedule {row.name}", grace=GRACE_SECONDS)
         value = ev.encode_body(request)
         posts = [Post(run, "cancel", "", f"schedule:{row.name}", value, at) for run in decision.cancels]
-        decision.state.restores = app.restores
+        decision.state.life, decision.state.restores = app.life, restores_in(app.life)
         return ChangeSchedule(row.name, row.revision, changed_row(row, definition, decision.state, at), starts, posts)
 
     def _run_of(
@@ -194,9 +196,15 @@ class Scheduler:
             tags={**definition.tags, "schedule": row.name, "tick": tick_text(tick)},
             priority=definition.priority,
             queue=definition.queue or None,
-            origin=Origin(app.store.chain.writing, app.restores, unseen=app.restores > state.restores),
+            origin=Origin(app.store.chain.writing, app.life, unseen=self._may_have_fired(state)),
             budget=allotment_of(workflow.budget),
         )
+
+    def _may_have_fired(self, state: State) -> bool:
+        """Tell whether ticks that come now may have come before, in a time that is lost."""
+        if state.life:
+            return state.life != self._app.life
+        return restores_in(self._app.life) > state.restores  # an earlier release only counted
 
     def _is_under_way(self, run: str) -> bool:
         row = self._app.store.run(run)

@@ -11,6 +11,7 @@ from everstep.codec import Arguments
 from everstep.engine.agreement import preview_text
 from everstep.engine.clock import SECOND
 from everstep.engine.journal import INLINE_BYTES_MAX, store_payload
+from everstep.engine.restoring import restores_in
 from everstep.engine.workflow import Workflow
 from everstep.model.budgets import Allotment
 from everstep.model.chains import ChainKey
@@ -40,8 +41,8 @@ class Origin(msgspec.Struct):
 
     chain: ChainKey
     """What its digests are made with."""
-    restored: int = 0
-    """How often the store was restored from a backup so far."""
+    life: str
+    """The store's present life."""
     unseen: bool = False
     """It may have been started before, by a parent that no longer knows."""
     entropy: str = ""
@@ -67,7 +68,8 @@ def _started(
         arguments_ref=ref,
         timeout=workflow.timeout,
         digest=arguments.digest,
-        restored=origin.restored,
+        restored=restores_in(origin.life),
+        life=origin.life,
         chain=origin.chain.id,
         unseen=origin.unseen,
     )

@@ -7,6 +7,7 @@ what it appended is written before the outcome, and a note in the history says h
 
 import asyncio
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from everstep.engine.commands import Command
@@ -17,10 +18,12 @@ from everstep.model.crash_points import crash_point
 from everstep.model.digests import entry_digest, stream_start
 from everstep.model.untrusted import logger
 from everstep.stores.beside import EntryRow
+from everstep.stores.brief import Busy, briefly
 
 if TYPE_CHECKING:
     from everstep.engine.bodies import Attempt
     from everstep.engine.driver import Driver
+    from everstep.stores.protocol import Store
 
 log = logger("everstep.run")
 
@@ -85,10 +88,10 @@ class Streams:
 
     def __init__(self, driver: "Driver") -> None:
         self._driver = driver
-        self._heads: dict[str, _Head] = {}
+        self._heads: dict[str, _Head] = _heads(driver)
         self._gathered: list[_Gathered] = []
         self._bytes = 0
-        self._counts: dict[str, int] = _counts(driver)
+        self._counts = {name: head.position for name, head in self._heads.items()}
         """How many entries each stream has, with those that are not written yet."""
         self._timer: asyncio.TimerHandle | None = None
         self._lock = threading.Lock()
@@ -200,7 +203,7 @@ class Streams:
         if head is None:
             driver = self._driver
             place = (driver.run, driver.journal.generation, name)
-            newest = driver.app.store.stream_head(*place)
+            newest = driver.app.store.stream_head(*place) if driver.stream_heads is None else None
             head = _Head(newest.position, newest.digest) if newest else _Head(0, stream_start(*place))
             self._heads[name] = head
         return head
@@ -231,12 +234,23 @@ class Streams:
             self._timer.cancel()
 
 
-def _counts(driver: "Driver") -> dict[str, int]:
-    """Return how many entries each stream has; of a store that cannot be read just now, what is known: nothing."""
-    try:
-        return dict(driver.app.store.streams(driver.run, driver.journal.generation))
-    except StoreError:
-        return {}
+def newest_entries(store: "Store", run: str, generation: int) -> dict[str, EntryRow]:
+    """Return the newest entry of each stream of a run."""
+    found = [store.stream_head(run, generation, name) for name, _ in store.streams(run, generation)]
+    return {entry.name: entry for entry in found if entry is not None}
+
+
+def _heads(driver: "Driver") -> dict[str, _Head]:
+    """Return how far each stream of a run has come. If that cannot be read just now, it is asked for one by one."""
+    app = driver.app
+    if driver.stream_heads is None:
+        is_loop = threading.get_ident() == app.thread
+        read = partial(newest_entries, app.store, driver.run, driver.journal.generation)
+        try:
+            driver.stream_heads = briefly(read) if is_loop else read()
+        except (Busy, StoreError):
+            return {}
+    return {name: _Head(entry.position, entry.digest) for name, entry in driver.stream_heads.items()}
 
 
 def check_size(name: str, payload: bytes) -> None:

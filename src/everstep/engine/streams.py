@@ -10,10 +10,10 @@ import msgspec
 from everstep.codec import ANY
 from everstep.effects.body import StepBody
 from everstep.effects.surroundings import CURRENT, persons_line
-from everstep.engine.history import Recorded, key_of
+from everstep.engine.history import Recorded, key_of, refuse_deleted
 from everstep.engine.journal import unpacked
 from everstep.engine.streaming import AppendEntry, check_size
-from everstep.errors import Damaged, Misuse, UnknownRun
+from everstep.errors import Damaged, Misuse, SecretsLeftOut, UnknownRun
 from everstep.model import events as ev
 from everstep.model.digests import entry_digest, stream_start
 from everstep.model.ids import checked_name, checked_run_id
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 PAGE: Final = 500
 """So many entries are read at once."""
+HISTORY_POSITIONS: Final = 1_000_000_000
+"""Positions that each history of a run has for one stream: those of its next generation begin behind them."""
 
 
 class Stream:
@@ -70,17 +72,20 @@ class Entry(NamedTuple):
     """An entry of a stream."""
 
     position: int
-    """Its place in the stream, from 1."""
+    """Its place in the stream, from 1. Later entries have greater ones, also after a `continue_as` or a restart, where
+    they begin anew at the next 1,000,000,001."""
     value: Any
     step: str = ""
     """The step whose body wrote it; nothing if workflow code did."""
     attempt: int = 0
     first: bool = False
-    """Whether its attempt begins here: whatever you have of the same step is from an earlier attempt. Drop it."""
+    """Whether its attempt begins here: what you have of the same step and generation is from an earlier attempt."""
     secret: bool = False
     """Whether a secret step wrote it: then do not show it."""
     at: int = 0
     """When it was appended, in microseconds since 1970."""
+    generation: int = 1
+    """The history of the run that it belongs to: `continue_as` and a restart begin the next one."""
 
     def __repr__(self) -> str:
         value = HIDDEN if self.secret else text_of(self.value, by=repr)
@@ -92,21 +97,25 @@ async def read_stream(app: "App", run: str, name: str, after: int) -> AsyncItera
     """Give the entries of a stream as they become durable, verified, until the run has ended."""
     checked_name(name, "stream")
     row = await app.read(_row, app, run)
-    reader = Reader(app.store, row, name, after)
+    reader = await app.read(_reader_after, app.store, row, name, after)
     nudged = False
     while True:
         app.refuse_when_failed()
         row = await app.read(_row, app, run)  # before the entries: what is there when it ends is read
-        for entry in (page := await app.read(reader.page)):
+        try:
+            page = await app.read(reader.page)
+        except Damaged:
+            await app.read(_row, app, run)  # it may be that it is being deleted
+            raise
+        for entry in page:
             yield _entry(app, entry)
         if page:
             continue
-        if row.generation != reader.generation and await app.read(_was_continued, app, run, reader.generation):
-            reader = await app.read(
-                Reader, app.store, msgspec.structs.replace(row, generation=reader.generation + 1), name
-            )
+        if row.generation > reader.generation:  # this history has ended, and all of it is read
+            reader = await app.read(_next_reader, app.store, row, name, reader)
             continue
-        if row.status in ENDED or row.generation != reader.generation:
+        if row.status in ENDED:
+            await app.read(_row, app, run)  # what is being deleted has no end that could be trusted
             return
         if not nudged:
             nudged = True
@@ -115,18 +124,38 @@ async def read_stream(app: "App", run: str, name: str, after: int) -> AsyncItera
         await app.watchers.watch(run)
 
 
-def _was_continued(app: "App", run: str, generation: int) -> bool:
-    """Tell whether the code itself went on with a fresh history after this generation: then so does its reader."""
-    started = app.store.events(run, generation + 1, only=[1])
-    return bool(started) and ev.decode_body("run_started", started[0].body).carried is not None
-
-
 def entries_now(app: "App", run: str, name: str, after: int = 0) -> Iterator[Entry]:
     """Give the entries that a stream has now, verified."""
-    reader = Reader(app.store, _row(app, run), checked_name(name, "stream"), after)
-    while page := reader.page():
-        for row in page:
-            yield _entry(app, row)
+    row = _row(app, run)
+    reader = _reader_after(app.store, row, checked_name(name, "stream"), after)
+    while True:
+        for entry in reader.entries():
+            yield _entry(app, entry)
+        if row.generation <= reader.generation:
+            return
+        reader = _next_reader(app.store, row, name, reader)
+
+
+def _reader_after(store: Store, row: RunRow, name: str, after: int) -> "Reader":
+    """Return what reads behind a position; from the beginning, it begins with the history that began the others."""
+    generation, place = after // HISTORY_POSITIONS + 1, after % HISTORY_POSITIONS
+    if after == 0:
+        generation = row.generation
+        while generation > 1 and _was_continued(store, row.id, generation - 1):
+            generation -= 1
+    elif generation > row.generation:
+        raise Misuse(f"The stream {name!r} of run {row.id} has no entry {after}, so none behind it.")
+    return Reader(store, msgspec.structs.replace(row, generation=generation), name, place)
+
+
+def _next_reader(store: Store, row: RunRow, name: str, reader: "Reader") -> "Reader":
+    return Reader(store, msgspec.structs.replace(row, generation=reader.generation + 1), name)
+
+
+def _was_continued(store: Store, run: str, generation: int) -> bool:
+    """Tell whether the code itself went on with a fresh history after this generation; else the run was restarted."""
+    started = store.events(run, generation + 1, only=[1])
+    return bool(started) and ev.decode_body("run_started", started[0].body).carried is not None
 
 
 def stream_of(blocking: "BlockingApp", run: str, name: str) -> list[Entry]:
@@ -140,19 +169,27 @@ def stream_of(blocking: "BlockingApp", run: str, name: str) -> list[Entry]:
 
 
 def _entry(app: "App", row: EntryRow) -> Entry:
+    if row.secret and not row.value:
+        raise SecretsLeftOut(
+            f"Entry {row.position} of stream {row.name!r} of run {row.run} is secret, and was left out when the run "
+            "was exported. Export it again with secrets=True (--with-secrets)."
+        )
     value = app.codec.decode(unpacked(row.value, f"entry {row.position} of stream {row.name}"))
-    return Entry(row.position, value, row.step, row.attempt, bool(row.first), bool(row.secret), row.at)
+    position = (row.generation - 1) * HISTORY_POSITIONS + row.position
+    who = (row.step, row.attempt, bool(row.first), bool(row.secret))
+    return Entry(position, value, *who, row.at, row.generation)
 
 
 def _row(app: "App", run: str) -> RunRow:
     row = app.store.run(checked_run_id(run))
     if row is None:
         raise UnknownRun(f"There is no run {run!r} in {app.store.url}. `everstep ls` lists the runs there.")
+    refuse_deleted(app.store, row)
     return row
 
 
 class Reader:
-    """Reads one stream from a position on, and believes nothing that does not match its digest."""
+    """Reads a stream of one history from a place on, and believes nothing that does not match its digest."""
 
     def __init__(self, store: Store, row: RunRow, name: str, after: int = 0) -> None:
         self.generation = row.generation
@@ -179,7 +216,8 @@ class Reader:
         for row in rows:
             if row.position != self._position + 1:
                 raise Damaged(f"Entry {self._position + 1} of stream {self._name!r} of run {self._run} is missing.")
-            if entry_digest(self._digest, *row[3:11], key=self._key) != row.digest:
+            is_left_out = row.secret and not row.value
+            if not is_left_out and entry_digest(self._digest, *row[3:11], key=self._key) != row.digest:
                 raise Damaged(
                     f"Entry {row.position} of stream {self._name!r} of run {self._run} does not match its digest."
                 )

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextvars import Context
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from everstep.codec import Codec
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from everstep.engine.stumbling import Stumbling
     from everstep.engine.threads import Threads
     from everstep.engine.watchers import Watchers
+    from everstep.errors import StoreError
     from everstep.stores.keys import KeyChanges
     from everstep.stores.protocol import Store
+
+V = TypeVar("V")
 
 
 class Surrounding(Protocol):
@@ -42,9 +45,11 @@ class Surrounding(Protocol):
     first_turns: "FirstTurns"
     randomness: random.Random
     worker: str
-    restores: int
+    life: str
     drivers: dict[str, "Driver"]
     draining: bool
+    gone_after: float | None
+    """Seconds after which a silent worker elsewhere counts as gone, if that was set."""
     notifier: "Notifier"
     resting: "Resting"
     stumbling: "Stumbling"
@@ -65,6 +70,9 @@ class Surrounding(Protocol):
     def look_for_losses(self) -> set[str]:
         """Have the runs held that have lost their tails, and return their ids."""
 
+    def note_gone(self, worker: str) -> None:
+        """Keep that a worker counts as gone, because `gone_after` is over."""
+
     def adopt(self, run: str) -> None:
         """Drive a child run that has just become durable."""
 
@@ -76,6 +84,20 @@ class Surrounding(Protocol):
 
     def take_next(self, driver: "Driver") -> None:
         """The run goes on with a fresh history."""
+
+    async def read(self, method: Callable[..., V], /, *args: Any, **named: Any) -> V:
+        """Ask the store: right here if it answers at once, else on a thread."""
+
+    def read_then(
+        self,
+        run: str,
+        then: Callable[[V], Any],
+        failed: "Callable[[StoreError], Any]",
+        method: Callable[..., V],
+        /,
+        *args: Any,
+    ) -> None:
+        """Ask the store, and call back with the answer: now, or when it has come."""
 
     def hold_unstorable(self, driver: "Driver", error: BaseException) -> None:
         """The store refuses the newest events of this run."""

@@ -30,6 +30,7 @@ from everstep.stores.queues import QueueRow
 
 if TYPE_CHECKING:
     from everstep.engine.collecting import Collected
+    from everstep.engine.gone import Gone
     from everstep.engine.moving import Exported, Imported, Unfinished
     from everstep.engine.repairing import Repair
     from everstep.model.retention import Retention
@@ -61,7 +62,7 @@ class TendingVerbs:
         check_texts(by=by)
         check_flags(across_once=across_once)
         await operations.retry(self, run, by, across_once=across_once)
-        self._want_if_declared(run)
+        await self._want_if_declared(run)
         return Run(self, run)
 
     async def rollback(
@@ -78,7 +79,7 @@ class TendingVerbs:
         check_texts(note=note, by=by)
         check_flags(allow_uncompensated=allow_uncompensated)
         await operations.rollback(self, run, note, by=by, uncompensated=allow_uncompensated)
-        self._want_if_declared(run)
+        await self._want_if_declared(run)
         return Run(self, run)
 
     async def fork(
@@ -117,7 +118,7 @@ class TendingVerbs:
             raise refused("allow_effects", allow_effects, wanted_text)
         wanted = forking.Wanted(run, at, generation, args, outcome, id, allow_effects, by, note)
         forked = await forking.fork(self, wanted)
-        self._want_if_declared(forked)
+        await self._want_if_declared(forked)
         return Run(self, forked)
 
     async def hold(self: Any, run: str, note: str = "", *, by: str = "") -> None:
@@ -131,7 +132,7 @@ class TendingVerbs:
         """Return holds, open ones only by default."""
         check_flags(open_only=open_only)
         run = None if run is None else checked_run_id(run)
-        found: list[HoldRow] = self.store.holds(run=run, open_only=open_only)
+        found: list[HoldRow] = await self.read(self.store.holds, run=run, open_only=open_only)
         return found
 
     async def resolve(
@@ -157,7 +158,7 @@ class TendingVerbs:
         check_optional_texts(hold=hold)
         await operations.resolve(self, run, resolution, hold=hold, value=value, note=note, by=by)
         if resolution != "cancel":
-            self._want_if_declared(run)
+            await self._want_if_declared(run)
         return Run(self, run)
 
     async def forget_markers(self: Any, database: Any, *, older_than: float = 30 * 86400.0) -> int:
@@ -182,9 +183,10 @@ class TendingVerbs:
         limit: int = 100,
         offset: int = 0,
     ) -> Sequence[EffectRow]:
-        """Return the keys of effects (`key=`), those that changed last first. State: `under-way`, `done` or `free`.
+        """Return the keys of effects (`key=`), those that changed last first.
 
-        Of a step with `secret=True` the outcome is left out.
+        state: `under-way`, `done`, `undoing` (its run is compensating it) or `free`. Of a step with `secret=True` the
+        outcome is left out.
         """
         if state is not None:
             checked_choice("state", state, STATES)
@@ -233,7 +235,8 @@ class TendingVerbs:
         """Delete what is old enough, in short transactions, so that nobody who writes has to wait. See `Retention`.
 
         older_than: runs that ended so many seconds ago. A run goes with its children, and only when all of them have
-            ended so long ago; none goes that is held, or has a key in doubt.
+            ended so long ago; none goes that is held, has a key in doubt, or that another run may need which has not
+            ended, or has failed.
         keep: the newest so many runs of each workflow stay.
         keys_older_than: keys of actions that have not changed for so long. Without it they all stay.
         dry_run: only say what would be deleted.
@@ -291,22 +294,68 @@ class TendingVerbs:
         """
         return await queueing.change(self, "limit", name, queueing.changes_of(concurrency=concurrency, rate=rate))
 
+    async def worker_gone(self: Any, worker: str, *, note: str, by: str = "") -> "Gone":
+        """Say that a worker cannot act any more, which nothing proves: its machine is off, its container removed.
+
+        Its `once` steps in doubt are settled by their probes from now on; runs that are held for it go on by
+        themselves. Who said so, when and why is kept. Raises `WorkerAlive` while it has a lease. If it lives all the
+        same, what it is doing just now may happen twice.
+        """
+        from everstep.engine.gone import declare
+
+        check_texts(worker=worker, note=note, by=by)
+        return await declare(self, "worker", worker, note=note, by=by)
+
+    async def host_gone(self: Any, host: str, *, note: str, by: str = "") -> "Gone":
+        """The same of all that was begun on a host until now. What starts there later is not meant."""
+        from everstep.engine.gone import declare
+
+        check_texts(host=host, note=note, by=by)
+        return await declare(self, "host", host, note=note, by=by)
+
     async def export(
-        self: Any, runs: Sequence[str] | None, path: str, *, unfinished: "Unfinished | None" = None, by: str = ""
+        self: Any,
+        runs: Sequence[str] | None,
+        path: str,
+        *,
+        unfinished: "Unfinished | None" = None,
+        secrets: bool = False,
+        threads: Sequence[str] = (),
+        items: bool = False,
+        schedules: Sequence[str] = (),
+        by: str = "",
     ) -> "Exported":
-        """Write runs into a new file, each with its family: parents, children, and whom they wait for. None: all runs.
+        """Write runs into a new file, each with its family: parents, children, and whom they wait for.
+
+        runs: their ids. None: all runs of the store, and all threads, items and schedules.
 
         unfinished: what becomes of those that have not ended. `hold`: they are held here, and go on where the file is
             imported. `leave`: they go on here, and the file is a copy. It must be said if there are any.
+        secrets: whether what is secret is in the file, too. Without it a run can be looked at where the file is
+            imported, and not go on; one that has to is refused.
+        threads: threads of LangGraph, by their ids, with the runs of the steps in their nodes.
+        items: whether the items of LangGraph's store are in the file.
+        schedules: by their names. With `hold` they are paused here; with `leave` they are paused where the file is
+            imported.
         """
-        from everstep.engine import moving
+        from everstep.engine import moving, moving_saved
 
         if runs is not None and not is_a(runs, list, tuple, set, frozenset):
             raise refused("runs", runs, "it is a list of ids of runs, or None for all")
         if unfinished is not None:
             checked_choice("unfinished", unfinished, ("hold", "leave"))
         check_texts(by=by)
-        return await moving.export(self, runs, checked_path("path", path), unfinished=unfinished, by=by)
+        check_flags(secrets=secrets, items=items)
+        for name, given in (("threads", threads), ("schedules", schedules)):
+            if not is_a(given, list, tuple, set, frozenset):
+                raise refused(name, given, "it is a list of names")
+        where = checked_path("path", path)
+        if runs is None:
+            others = moving_saved.everything(self)
+        else:
+            others = moving_saved.named(self, list(threads), items, list(schedules))
+        options: Any = {"unfinished": unfinished, "secrets": secrets, "by": by}
+        return await moving.export(self, runs, where, others=others, **options)
 
     async def import_(self: Any, path: str, *, skip_existing: bool = False, copies: bool = False) -> "Imported":
         """Put the runs of a file into this store; unfinished ones go on here. All of it is verified first.
@@ -319,7 +368,7 @@ class TendingVerbs:
         check_flags(skip_existing=skip_existing, copies=copies)
         done = await moving.import_file(self, checked_path("path", path), skip_existing=skip_existing, copies=copies)
         for run in done.unfinished:
-            self._want_if_declared(run)
+            await self._want_if_declared(run)
         return done
 
     async def repair(self: Any, run: str, *, note: str = "", by: str = "", dry_run: bool = False) -> "Repair":
@@ -336,10 +385,10 @@ class TendingVerbs:
         check_flags(dry_run=dry_run)
         report = await repairing.repair(self, run, note=note, by=by, dry_run=dry_run)
         if report.status == "queued" and not dry_run:
-            self._want_if_declared(run)
+            await self._want_if_declared(run)
         return report
 
-    def _want_if_declared(self: Any, run: str) -> None:
-        row = self.store.run(run)
+    async def _want_if_declared(self: Any, run: str) -> None:
+        row = await self.read(self.store.run, run)
         if row is not None and row.workflow in DECLARED.names():
             self.adopt(run)

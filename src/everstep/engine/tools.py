@@ -69,18 +69,25 @@ class Tool(Step):
         return bool(self.approval(*args, **kwargs)) if callable(self.approval) else self.approval
 
     async def approved(self, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Ask a person if that is wanted, and do it. Raises `Refused`, or `TimeoutError` if nobody answered in time."""
+        """Ask a person if that is wanted, and do it."""
         source = persons_line(sys._getframe(1))
-        if self.needs_approval(args, kwargs):
-            shown, secret = self.shown(args, kwargs), self.secret
-            try:
-                given = await ask(
-                    execution, self.name, shown, Any, self.approval_timeout, source, secret=secret, whole=True
-                )
-            except TimeoutError:
-                raise TimeoutError(f"nobody approved it within {self.approval_timeout:g} s") from None
-            refuse(given)
+        await self.ask_person(execution, args, kwargs, source)
         return await execution.issue_step(self, args, kwargs, source)
+
+    async def ask_person(
+        self, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any], source: str
+    ) -> None:
+        """Ask a person if that is wanted. Raises `Refused`, or `TimeoutError` if nobody answered in time."""
+        if not self.needs_approval(args, kwargs):
+            return
+        shown, secret = self.shown(args, kwargs), self.secret
+        try:
+            given = await ask(
+                execution, self.name, shown, Any, self.approval_timeout, source, secret=secret, whole=True
+            )
+        except TimeoutError:
+            raise TimeoutError(f"nobody approved it within {self.approval_timeout:g} s") from None
+        refuse(given)
 
     def shown(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, as the person sees them who approves. What is handed through is not shown."""

@@ -57,6 +57,7 @@ import everstep.engine.limits
 import everstep.engine.losses
 import everstep.engine.markers
 import everstep.engine.moving
+import everstep.engine.moving_saved
 import everstep.engine.narrowing
 import everstep.engine.operations
 import everstep.engine.outbox
@@ -68,9 +69,11 @@ import everstep.engine.requests
 import everstep.engine.restoring
 import everstep.engine.rollback
 import everstep.engine.saga
+import everstep.engine.saved
 import everstep.engine.schedules
 import everstep.engine.scheduling
 import everstep.engine.spending
+import everstep.engine.stalls
 import everstep.engine.streaming
 import everstep.engine.streams
 import everstep.engine.surrounding

@@ -11,6 +11,7 @@ goes on from that step, and the others are not done again.
 import asyncio
 import sys
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -20,7 +21,7 @@ from everstep.engine.execution import Execution, current_execution
 from everstep.errors import GraphStuck
 from everstep.graph.commands import MoveGraph, StartGraph
 from everstep.graph.definition import START, Edge
-from everstep.graph.nodes import Approval, Node, start_visit
+from everstep.graph.nodes import Approval, Node, asks_first, start_visit
 from everstep.graph.schedule import NO_FAN, Progress, Taken, Visit, advance
 from everstep.graph.state import Changes
 from everstep.model import events as ev
@@ -49,6 +50,10 @@ class Drive:
         self.under_way: dict[Visit, asyncio.Future[Any]] = {}
         self._given: dict[Visit, Any] = {}
         """The states that they began with."""
+        self._allowed: set[Visit] = set()
+        """Those that a person has allowed, and that are at work."""
+        self._for_a_place: deque[tuple[Visit, asyncio.Future[None]]] = deque()
+        """Those that a person has allowed, and that wait until fewer are at work."""
         self._to_begin: deque[Visit] = deque()
         self._quiet = 0
         """How often nothing was under way since the last checkpoint."""
@@ -58,6 +63,7 @@ class Drive:
         followed = execution.followed
         self._moves = followed.moves if followed is not None else {}
         self.form = graph.form_for(followed.started if followed is not None else None)
+        self.definition = self.form.definition
 
     async def go(self, state: Any) -> Any:
         """Go on until nothing is left to do."""
@@ -65,6 +71,8 @@ class Drive:
             self.graph.shape.check(state, self.graph.name)
         execution = self.execution
         execution.require_live()
+        if not self.definition.is_in_order and not execution.patched("graph.asking-takes-no-place"):
+            self.definition = self.definition.without_asking()
         execution.issue(StartGraph(execution.next_call(), self.form.started, self.form.changed))
         self.form.started.call = execution._calls
         self.state = state
@@ -103,12 +111,37 @@ class Drive:
     def _begin(self, visit: Visit) -> None:
         node = self.form.node(visit.node)
         arguments = self._arguments(node, visit)
-        future = start_visit(self.execution, node, visit.text, arguments)
+        future = start_visit(self.execution, node, visit.text, arguments, lambda: self._place(visit))
         self.under_way[visit] = future
         # What a person was shown is compared with what is there later: no reducer may have changed it in its place.
         self._given[visit] = arguments[0] if isinstance(node.work, Approval) else self.state
         self._changes.begin(visit.text)
         future.add_done_callback(lambda _: self._note_finished(visit))
+
+    async def _place(self, visit: Visit) -> None:
+        """Wait until one more may be at work: a person has allowed this one."""
+        if not self._has_place(visit):
+            place = self.execution.loop.create_future()
+            self._for_a_place.append((visit, place))
+            await place
+        self._allowed.add(visit)
+
+    def _has_place(self, visit: Visit, finished: Visit | None = None) -> bool:
+        most, nodes = self.definition.max_concurrency, self.definition.nodes
+        if most is None or not nodes[visit.node].asks:
+            return True
+        others = [one for one in self.progress.running.values() if one != finished and not nodes[one.node].asks]
+        return len(others) + len(self._allowed) < most
+
+    def _give_places(self, finished: Visit | None) -> None:
+        """A visit has finished: those that were allowed have its place before those that have not begun."""
+        if finished is not None:
+            self._allowed.discard(finished)
+        while self._for_a_place and self._has_place(self._for_a_place[0][0], finished):
+            visit, place = self._for_a_place.popleft()
+            if not place.done():
+                self._allowed.add(visit)
+                place.set_result(None)
 
     def _arguments(self, node: Node, visit: Visit) -> tuple[Any, ...]:
         if node.takes == 0:
@@ -174,9 +207,10 @@ class Drive:
         self.state = graph.shape.updated(self.state, changes, replaced)
 
     async def _let_others_finish(self) -> None:
-        """Steps and children come to their end; workflow code, which may wait for long, is cancelled."""
+        """Let steps and children end. Workflow code and nodes that ask a person are not awaited: they may take long."""
         for visit, future in self.under_way.items():
-            if self.form.node(visit.node).kind in ("code", "approval"):
+            node = self.form.node(visit.node)
+            if node.kind in ("code", "approval") or (asks_first(node.work) and visit not in self._allowed):
                 future.cancel()
         await self._all_done()
 
@@ -202,8 +236,9 @@ class Drive:
             taken, lists, payload = self._recorded(recorded)
         else:
             taken, lists, payload = self._decided(visit.node if visit is not None else START, after)
-        first, queued = self.progress.items, len(self.progress.queued)
-        self.progress, begun = advance(self.form.definition, self.progress, visit, taken)
+        self._give_places(visit)
+        first, before = self.progress.items, self.progress.queued
+        self.progress, begun = advance(self.definition, self.progress, visit, taken, self._at_work())
         for item in (item for one in lists for item in one):
             first += 1
             self.items[first] = item
@@ -212,7 +247,7 @@ class Drive:
             after,
             [[one.source, one.target, *([str(one.items)] if one.items != NO_FAN else [])] for one in taken],
             [one.text for one in begun],
-            [one.text for one in self.progress.queued[max(0, queued - len(begun)) :]],
+            [one.text for one in self._newly_queued(before, len(begun))],
             list(self.progress.waiting),
             msgspec.Raw(payload) if payload else ev.NO_PAYLOAD,
             source=self.form.node(visit.node).source if visit is not None else self.form.started.source,
@@ -220,6 +255,16 @@ class Drive:
         self.execution.require_live()
         self.execution.issue(MoveGraph(moved))
         self._to_begin.extend(begun)
+
+    def _at_work(self) -> int:
+        return sum(1 for visit in self._allowed if self.definition.nodes[visit.node].asks)
+
+    def _newly_queued(self, before: Sequence[Visit], begun: int) -> Sequence[Visit]:
+        queued = self.progress.queued
+        if self.definition.is_in_order:
+            return queued[max(0, len(before) - begun) :]
+        known = {visit.text for visit in before}
+        return [visit for visit in queued if visit.text not in known]
 
     def _recorded(self, moved: ev.GraphMoved) -> tuple[list[Taken], list[list[Any]], bytes]:
         """Return the edges that the history says were taken. What their conditions would say now does not matter."""

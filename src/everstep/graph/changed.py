@@ -27,10 +27,19 @@ class Changed:
         for node, facts in now.nodes.items():
             before = recorded.nodes.get(self.names.get(node, node))
             if before is not None and before != facts:
-                self.other.append(f"{node} was {_said(before)} and is {_said(facts)}")
+                self.other.append(f"{node} {_differs(before, facts)}")
         edges = [[self.names.get(one, one) for one in edge[:2]] + edge[2:] for edge in now.edges]
-        self.other += [f"the edge {_edge(edge)} is gone" for edge in recorded.edges if edge not in edges]
-        self.other += [f"the edge {_edge(edge)} is new" for edge in edges if edge not in recorded.edges]
+        self._compare_edges({_ends(edge): _how(edge) for edge in edges}, recorded)
+
+    def _compare_edges(self, now: Mapping[str, str], recorded: ev.GraphStarted) -> None:
+        before = {_ends(edge): _how(edge) for edge in recorded.edges}
+        self.other += [f"the edge {edge} is gone" for edge in before if edge not in now]
+        self.other += [f"the edge {edge} is new" for edge in now if edge not in before]
+        self.other += [
+            f"the edge {edge} was taken {before[edge]} and is taken {how}"
+            for edge, how in now.items()
+            if before.get(edge, how) != how
+        ]
 
     def __bool__(self) -> bool:
         return bool(self.gone or self.new or self.other)
@@ -58,10 +67,21 @@ def _followed(node: str, known: Mapping[str, object], renames: Renames) -> str |
     return node if node in known else None
 
 
-def _said(facts: Mapping[str, str]) -> str:
-    return " ".join(facts.values()) or "plain"
+def _differs(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return how the facts of a node differ. One that joins `all` branches, as most do, has no fact about it."""
+    was, is_now = (f"{facts['kind']} {facts.get('effect', '')}".strip() for facts in (before, now))
+    had, has = (facts.get("join", "all") for facts in (before, now))
+    said = [f"was {was} and is {is_now}"] if was != is_now else []
+    return " and ".join([*said, *([f"had join={had} and has join={has}"] if had != has else [])])
 
 
-def _edge(edge: Sequence[str]) -> str:
-    source, target, how = (*edge, "", "")[:3]
-    return f"{source} → {target}{f' ({how})' if how else ''}"
+def _ends(edge: Sequence[str]) -> str:
+    return f"{edge[0]} → {edge[1]}"
+
+
+def _how(edge: Sequence[str]) -> str:
+    """Return how an edge is taken, in words."""
+    how = edge[2].split() if len(edge) > 2 else []
+    each = "for each item" if "each" in how else ""
+    when = "under a condition" if "if" in how else ""
+    return " ".join(word for word in (each, when) if word) or "always"

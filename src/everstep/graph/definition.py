@@ -34,6 +34,8 @@ class NodeRule(msgspec.Struct, frozen=True):
     join: Join = "all"
     limit: int = 1000
     """How many times it may be reached; all items of one fan-out count once."""
+    asks: bool = False
+    """Whether a person must approve it first. Until then it takes no place of `max_concurrency`."""
 
 
 class Definition:
@@ -110,6 +112,16 @@ class Definition:
     def firsts(self) -> tuple[str, ...]:
         """The nodes with `join="any"`."""
         return tuple(node for node, rule in self.nodes.items() if rule.join == "any")
+
+    @cached_property
+    def is_in_order(self) -> bool:
+        """Whether visits begin in the order in which they were reached. One that asks a person first passes others."""
+        return self.max_concurrency is None or not any(rule.asks for rule in self.nodes.values())
+
+    def without_asking(self) -> "Definition":
+        """Return it as releases saw it in which an approval took a place."""
+        rules = {node: msgspec.structs.replace(rule, asks=False) for node, rule in self.nodes.items()}
+        return Definition(rules, self.edges, name=self.name, max_concurrency=self.max_concurrency)
 
     # -- what is wrong with it ----------------------------------------------------------------------------------------
     def _check_ends(self) -> None:

@@ -17,7 +17,7 @@ from everstep.graph.body import drive
 from everstep.graph.definition import END, JOINS, START, Definition, Edge, Join, NodeRule
 from everstep.graph.form import Form
 from everstep.graph.nested import Nested
-from everstep.graph.nodes import Approval, Node, NodeKind, arguments_taken, step_node, widen
+from everstep.graph.nodes import Approval, Node, NodeKind, arguments_taken, asks_first, step_node, widen
 from everstep.graph.state import Reducer, Shape
 from everstep.model import events as ev
 from everstep.model.budgets import Budget
@@ -53,7 +53,8 @@ class Graph(Workflow, Generic[S]):
     state: what its runs begin with, hand from node to node, and return: a dataclass, a TypedDict, a msgspec or pydantic
         model, or `dict` (default).
     reduce: for fields that several nodes add to at the same time: a function of the old value and the node's.
-    max_concurrency: how many nodes may be under way at the same time (default: all that can).
+    max_concurrency: how many nodes may be at work at the same time (default: all that can). One that waits for a
+        person's approval takes no place.
     limit: how often a node may be reached, so that a cycle comes to an end (default 1000).
     The other options are those of `@everstep.workflow`.
     """
@@ -170,7 +171,11 @@ class Graph(Workflow, Generic[S]):
         if not callable(work):
             raise Misuse(f"A node is a function, a step or a graph, not a {type(work).__name__}.")
         _check_node_options(work, limit=limit, retry=retry, timeout=timeout, budget=budget)
-        name = checked_name(name_of(work) if name is None else name, "node")
+        if name is None:
+            name = name_of(work)
+            if (before := declared_name(work).rpartition(".")[2]) != name and isinstance(work, Step):
+                self.renames.append((f"{before} is the step {name}", {before: name}))  # what older releases called it
+        name = checked_name(name, "node")
         kind: NodeKind = "graph" if isinstance(work, Workflow) else "code"
         if isinstance(work, Step) or effect is not None:
             work, kind = step_node(work, name, effect, retry, timeout), "step"
@@ -183,7 +188,7 @@ class Graph(Workflow, Generic[S]):
                 name=name,
                 kind=kind,
                 work=work,
-                rule=NodeRule(checked_choice("join", join, JOINS), limit or self.limit),  # type: ignore[arg-type]
+                rule=NodeRule(checked_choice("join", join, JOINS), limit or self.limit, asks_first(work)),  # type: ignore[arg-type]
                 retry=retry,
                 timeout=timeout,
                 budget=budget,
@@ -236,7 +241,7 @@ class Graph(Workflow, Generic[S]):
                 name=checked_name(name, "node"),
                 kind="approval",
                 work=Approval(what=what or name, about=about, into=into, answer=answer, expired=expired),
-                rule=NodeRule(checked_choice("join", join, JOINS), self.limit),  # type: ignore[arg-type]
+                rule=NodeRule(checked_choice("join", join, JOINS), self.limit, asks=True),  # type: ignore[arg-type]
                 timeout=timeout,
                 source=where_is(_callers_frame()),
             )
@@ -402,7 +407,9 @@ def _over(over: str | Callable[[Any], Iterable[Any]]) -> Callable[[Any], Iterabl
 
 
 def name_of(work: Any) -> str:
-    """Return what a node is called if nobody says it."""
+    """Return what a node is called if the graph does not say it: as its step is, if that was given a name."""
+    if isinstance(work, Step) and work.name != declared_name(work):
+        return work.name
     name = work.name if isinstance(work, Workflow) else declared_name(work)
     return str(name).rpartition(".")[2]
 

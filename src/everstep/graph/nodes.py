@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from everstep.model.budgets import Budget
 
 NodeKind = Literal["step", "code", "graph", "approval"]
+Place = Callable[[], Awaitable[None]]
+"""Waits until there is a place for one more node at work."""
 
 
 class Approval(msgspec.Struct, kw_only=True):
@@ -85,6 +87,11 @@ def step_node(work: Any, name: str, effect: Any, retry: Retry | None, timeout: f
     return made
 
 
+def asks_first(work: Any) -> bool:
+    """Tell whether a person must approve a node's work before it is done: it is a tool with `approval=`."""
+    return isinstance(work, Step) and bool(getattr(work, "approval", False))
+
+
 def widen(step: Step, types: "Types") -> None:
     """Let a node's step take and return whatever the graph knows, also where its function is not annotated."""
     known = step.signature
@@ -107,8 +114,12 @@ def arguments_taken(name: str, work: Any, *, has_item: bool) -> int:
     return min(1, signature.most)
 
 
-def start_visit(execution: Execution, node: Node, text: str, args: tuple[Any, ...]) -> "asyncio.Future[Any]":
-    """Begin a visit, and return the future of what it returns."""
+def start_visit(
+    execution: Execution, node: Node, text: str, args: tuple[Any, ...], place: Place
+) -> "asyncio.Future[Any]":
+    """Begin a visit, and return the future of what it returns. One that was allowed waits for a `place` first."""
+    if asks_first(node.work) and execution.patched(f"graph.{text}-asks-first"):  # in older releases it did not
+        return execution.loop.create_task(_guarded(execution, node, args, place), name=text)
     if node.kind == "step" and node.budget is None:
         return execution.issue_step(node.work, args, {}, node.source)
     if node.kind == "approval":
@@ -118,8 +129,11 @@ def start_visit(execution: Execution, node: Node, text: str, args: tuple[Any, ..
     return execution.loop.create_task(_guarded(execution, node, args), name=text)
 
 
-async def _guarded(execution: Execution, node: Node, args: tuple[Any, ...]) -> Any:
-    """Do a node's work within its budget, its time and its attempts."""
+async def _guarded(execution: Execution, node: Node, args: tuple[Any, ...], place: Place | None = None) -> Any:
+    """Do a node's work within its budget, its time and its attempts, after a person has allowed it if one must."""
+    if place is not None:
+        await node.work.ask_person(execution, args, {}, node.source)
+        await place()
     if node.budget is None:
         return await _tried(execution, node, args)
     from everstep.engine.narrowing import Part

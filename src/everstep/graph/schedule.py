@@ -70,17 +70,21 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def advance(
-    definition: Definition, progress: Progress, finished: Visit | None, taken: Iterable[Taken]
+    definition: Definition, progress: Progress, finished: Visit | None, taken: Iterable[Taken], allowed: int = 0
 ) -> tuple[Progress, list[Visit]]:
-    """Return how far the graph is when a visit has finished and these edges were taken, and the visits that begin."""
-    return _Advance(definition, progress).go(finished, taken)
+    """Return how far the graph is when a visit has finished and these edges were taken, and the visits that begin.
+
+    allowed: how many of those that asked a person first were allowed, and are at work.
+    """
+    return _Advance(definition, progress, allowed).go(finished, taken)
 
 
 class _Advance:
     """One step of a schedule, on copies."""
 
-    def __init__(self, definition: Definition, progress: Progress) -> None:
+    def __init__(self, definition: Definition, progress: Progress, allowed: int) -> None:
         self.definition = definition
+        self.allowed = allowed
         self.visits = dict(progress.visits)
         self.rounds = dict(progress.rounds)
         self.running = dict(progress.running)
@@ -158,7 +162,17 @@ class _Advance:
 
     def _begin(self) -> list[Visit]:
         most = self.definition.max_concurrency
-        room = len(self.queued) if most is None else max(0, most - len(self.running))
-        begun, self.queued = self.queued[:room], self.queued[room:]
+        at_work = self.allowed + sum(1 for visit in self.running.values() if not self._asks(visit))
+        room = len(self.queued) if most is None else max(0, most - at_work)
+        if self.definition.is_in_order:
+            begun, self.queued = self.queued[:room], self.queued[room:]
+        else:
+            working = [visit for visit in self.queued if not self._asks(visit)]
+            stay = {visit.text for visit in working[room:]}
+            begun = [visit for visit in self.queued if visit.text not in stay]
+            self.queued = working[room:]
         self.running |= {visit.text: visit for visit in begun}
         return begun
+
+    def _asks(self, visit: Visit) -> bool:
+        return self.definition.nodes[visit.node].asks

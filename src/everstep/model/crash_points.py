@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from everstep.errors import Misuse
+from everstep.model.own_files import append_to
 
 TABLE: Final[dict[str, str]] = {
     "store.commit.before": "a transaction of the committer is about to begin",
@@ -90,6 +91,7 @@ TABLE: Final[dict[str, str]] = {
     "outbox.written": "a start or a signal is written in a caller's transaction, which is still open",
     "schedule.due": "a tick has come, and neither its run nor that it was started is written",
     "schedule.fired": "the run of a tick is durable, with the schedule that says so, and nobody drives it yet",
+    "gc.judged": "families were found old enough by reading, and none of them is claimed for its deletion",
     "run.fork": "a fork is about to be written, and nothing of it is in the store",
     "run.forked": "a fork is durable, and neither its driver nor whoever wanted it knows",
     "run.end": "a run's code has ended and its end is not recorded",
@@ -111,8 +113,7 @@ class _Armed:
         self._name, self._count, self._signal = _parsed(at) if at else ("", 0, signal.SIGKILL)
         self._passed = 0
         self._lock = threading.Lock()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        self._counter = os.open(count_path, flags, 0o600) if count_path else None
+        self._counter = append_to(count_path) if count_path else None
 
     def __call__(self, name: str) -> None:
         if name not in POINTS:

@@ -247,7 +247,8 @@ class StepDoubted(Body):
     `because` is `crash` (cut off), `error` (it raised something that does not say), `left` (it said that it has not
     happened while something that it had started still ran), `outcome` (it did happen, and what it returned cannot be
     stored), `repaired` or `restored` (it may have been begun in a part of the history that is
-    lost; its body has not been started since). An `atomic` step is in doubt only when its database cannot be asked
+    lost; its body has not been started since), `earlier` (it has a key, and an earlier generation of the run, which was
+    restarted, had begun it). An `atomic` step is in doubt only when its database cannot be asked
     (`error`), has failed while it was written to (`commit`), or is another one by now (`database`).
     """
 

@@ -27,6 +27,8 @@ class RunStarted(Body):
     """The digest of the arguments, which a `start` with this run's id compares."""
     restored: int = 0
     """How often the store had been restored from a backup when the run was started."""
+    life: str = ""
+    """The life of the store then: another one after each restored backup, and no other store's."""
     chain: str = ""
     """The id of the chain key that the run's digests are made with, if they are."""
     unseen: bool = False
@@ -152,11 +154,13 @@ class RunRepaired(Body):
 class RunRestored(Body):
     """The store was restored from a backup, so what the run did after the backup is forgotten here.
 
-    From here on a step that must not happen twice is in doubt when the code asks for it, until a person accepts that
-    nothing is missing. `number` counts the restores of the store.
+    Or so it was with the store that the run was imported or forked from. From here on a step that must not happen twice
+    is in doubt when the code asks for it, until a person accepts that nothing is missing. `number` counts the restores
+    of the store, and `life` is its life since.
     """
 
     number: int = 0
+    life: str = ""
 
 
 class RunContinued(Body):

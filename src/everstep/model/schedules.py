@@ -91,6 +91,8 @@ class State(msgspec.Struct, kw_only=True, omit_defaults=True):
     by: str = ""
     restores: int = 0
     """How often the store had been restored from a backup when this was written."""
+    life: str = ""
+    """The store's life when this was written."""
 
 
 class Decision(msgspec.Struct):

@@ -1,12 +1,14 @@
 """Keys of effects: who has one, what an append may do about them, and the rules, which are the same in every store.
 
-A key is in one of three states. `under-way`: the step that has it was begun and is not settled. `done`: it has an
-outcome, which every other step with the key and the same arguments shares. `free`: the action was done and undone (or
-freed by hand), so that it may be done again, in the next round; a key that was never done is not kept at all.
+A key is in one of four states. `under-way`: the step that has it was begun and is not settled. `done`: it has an
+outcome, which every other step with the key and the same arguments shares. `undoing`: its run has begun to undo what
+was done, so the outcome is shared no more, and the action may not be done again yet. `free`: the action was done and
+undone (or freed by hand), so that it may be done again, in the next round; a key that was never done is not kept.
 
 A step gets its key in the transaction of its `step_started`, and loses it or gives it an outcome in the transaction of
-its own outcome. Whoever waits for a key is entered in the transaction of its `key_taken`, and told through its inbox
-(kind `key`) in the transaction that changes the key. So neither side can miss the other, whoever crashes.
+its own outcome. An outcome is shared only in a transaction in which the key is still done. Whoever waits for a key is
+entered in the transaction of its `key_taken`, and told through its inbox (kind `key`) in the transaction that changes
+the key. So neither side can miss the other, whoever crashes.
 """
 
 from collections.abc import Sequence
@@ -14,9 +16,11 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
-EffectState = Literal["under-way", "done", "free"]
+EffectState = Literal["under-way", "done", "undoing", "free"]
 
-STATES: Final[tuple[EffectState, ...]] = ("under-way", "done", "free")
+STATES: Final[tuple[EffectState, ...]] = ("under-way", "done", "undoing", "free")
+UNSETTLED: Final[tuple[EffectState, ...]] = ("under-way", "undoing")
+"""The states that end: whoever asks for such a key waits, and it is never forgotten."""
 
 
 class EffectRow(msgspec.Struct, kw_only=True, gc=False):
@@ -63,38 +67,74 @@ class KeyClaim(msgspec.Struct, gc=False):
 class KeyEnd(msgspec.Struct, gc=False):
     """A step that has its key is settled: with an outcome, which is shared from now on, or without: the key is free.
 
-    `undone`: it had been done and was compensated. From a step that no longer has the key this changes nothing, except
-    that an outcome is kept if nobody else has the key: what was done is done.
+    From a step that no longer has the key this changes nothing, except that an outcome is kept if nobody else has the
+    key: what was done is done.
     """
 
     claim: KeyClaim
     outcome: bytes | None = None
     digest: str = ""
-    undone: bool = False
+
+
+class KeyShare(msgspec.Struct, gc=False):
+    """A step that takes over the outcome of its key, with this digest. The key must be done, with just that one."""
+
+    key: str
+    call: int
+    digest: str
+
+
+class KeyUndoing(msgspec.Struct, gc=False):
+    """A step that was done is undone: that has `begun`, it is `undone`, or the step is `kept` as it is after all.
+
+    From a step that no longer has the key this changes nothing.
+    """
+
+    key: str
+    call: int
+    """As `compensation_started` names it; below zero, a step of an older generation."""
+    then: Literal["begun", "undone", "kept"]
+    own_call: int = 0
+    """With a step of an older generation: its number there, and that generation."""
     generation: int = 0
-    """The older generation of the run whose step it is; 0 for the one that says so."""
 
 
 class KeyWait(msgspec.Struct, gc=False):
-    """A step that waits until its key changes. If it is not under way, the step is told at once."""
+    """A step that waits until its key changes. If it is neither under way nor undoing, the step is told at once."""
 
     key: str
     call: int
 
 
 class KeyChanges(msgspec.Struct, gc=False):
-    """What one append does about keys: claims, then ends, then waits."""
+    """What one append does about keys: claims, then ends, then what is undone, then waits.
+
+    `relies`: keys that the run counts on from now on, because it goes back over what was done under them. They are not
+    forgotten while it may go on. If one is gone already, the append is refused.
+    """
 
     claims: list[KeyClaim] = []
     ends: list[KeyEnd] = []
     waits: list[KeyWait] = []
+    shares: list[KeyShare] = []
+    undoing: list[KeyUndoing] = []
+    relies: list[str] = []
+
+    def changed(self) -> set[str]:
+        """Return the keys whose waiters may be told."""
+        return {end.claim.key for end in self.ends} | {one.key for one in self.undoing if one.then != "begun"}
+
+    def named(self) -> set[str]:
+        """Return all keys that this is about."""
+        keys = {end.claim.key for end in self.ends} | {one.key for one in self.claims} | {one.key for one in self.waits}
+        return keys | {one.key for one in self.shares} | {one.key for one in self.undoing} | set(self.relies)
 
 
 class SettleKey(msgspec.Struct, gc=False):
     """Decide about a key by hand: give it an outcome, or without one free it.
 
-    `Refused("key")` while its owner may still settle it (a run that has not ended), and for an outcome when it has one.
-    `Refused("missing")` if nobody has it.
+    `Refused("key")` while its owner may still settle or undo it (a run that has not ended), and for an outcome when it
+    has one. `Refused("missing")` if nobody has it.
     """
 
     key: str
@@ -106,7 +146,10 @@ class SettleKey(msgspec.Struct, gc=False):
 
 
 class ForgetKeys(msgspec.Struct, gc=False):
-    """Delete keys that are done or free and have not changed since `before`, the oldest first. Verdict: `Forgotten`."""
+    """Delete keys that are done or free and have not changed since `before`, the oldest first. Verdict: `Forgotten`.
+
+    Not those that a run counts on which has not ended, or has failed: see `KeyChanges.relies` and `Needs`.
+    """
 
     before: int
     limit: int = 1000
@@ -159,12 +202,22 @@ def owner_of(row: EffectRow) -> Owner:
 
 
 def may_claim(row: EffectRow | None, claim: KeyClaim, owner: Owner) -> bool:
-    """Tell whether a step may take a key: nobody has it, or it has it already. Its round must be the key's."""
+    """Tell whether a step may take a key: nobody has it, or it has it already. Its round must be the key's.
+
+    The same step of a later generation of its run takes it over: nobody else will ever settle it.
+    """
     if row is None:
         return claim.round == 0
     if row.state == "free":
         return claim.round == row.round
-    return row.state == "under-way" and owner_of(row) == owner
+    is_same = (row.step, row.arguments) == (claim.step, claim.arguments)
+    is_inherited = is_same and is_of_earlier_generation(row, owner)
+    return row.state == "under-way" and (owner_of(row) == owner or is_inherited)
+
+
+def is_of_earlier_generation(row: EffectRow, owner: Owner) -> bool:
+    """Tell whether a step of an earlier generation of the same run has a key, or had it last."""
+    return row.run == owner[0] and row.generation < owner[1]
 
 
 def claimed_row(claim: KeyClaim, owner: Owner, there: EffectRow | None, at: int) -> EffectRow:
@@ -192,7 +245,7 @@ def ends_key(row: EffectRow | None, end: KeyEnd, owner: Owner) -> bool:
     """Tell whether an end changes a key."""
     if row is None or row.state == "free":
         return end.outcome is not None
-    return owner_of(row) == owner and row.state == ("done" if end.undone else "under-way")
+    return owner_of(row) == owner and row.state == "under-way"
 
 
 def ended_row(row: EffectRow | None, end: KeyEnd, owner: Owner, at: int) -> EffectRow | None:
@@ -204,11 +257,43 @@ def ended_row(row: EffectRow | None, end: KeyEnd, owner: Owner, at: int) -> Effe
     return freed_row(row, at)
 
 
+def may_share(row: EffectRow | None, share: KeyShare) -> bool:
+    """Tell whether the outcome of a key may be taken over."""
+    return row is not None and row.state == "done" and row.digest == share.digest
+
+
+def undoing_row(
+    row: EffectRow | None, undoing: KeyUndoing, run: str, generation: int, at: int
+) -> tuple[bool, EffectRow | None]:
+    """Return whether undoing a step changes its key, and the key's row after it; None if nothing of it is kept.
+
+    While it is being undone its owner is the generation that does so: only that one can tell how it ends.
+    """
+    own = (undoing.generation or generation, undoing.own_call or undoing.call)
+    is_own = row is not None and row.run == run and (row.generation, row.call) in (own, (generation, undoing.call))
+    if row is None or not is_own or row.state not in _BEFORE[undoing.then]:
+        return False, row
+    place = (generation, undoing.call) if undoing.then == "begun" else own
+    row = msgspec.structs.replace(row, generation=place[0], call=place[1], changed_at=at)
+    if undoing.then == "undone":
+        return True, freed_row(row, at)
+    return True, msgspec.structs.replace(row, state="undoing" if undoing.then == "begun" else "done")
+
+
+_BEFORE: Final = {"begun": ("done",), "undone": ("done", "undoing"), "kept": ("undoing",)}
+"""The states in which undoing changes a key."""
+
+
+def was_done(row: EffectRow) -> bool:
+    """Tell whether the action of a key has happened, also if it is being undone."""
+    return row.state in ("done", "undoing")
+
+
 def freed_row(row: EffectRow, at: int) -> EffectRow | None:
     """Return a key's row after it was freed; None if nothing of it is kept, for it was never done."""
-    if row.state != "done" and row.round == 0:
+    if not was_done(row) and row.round == 0:
         return None
-    after = row.round + (row.state == "done")
+    after = row.round + was_done(row)
     return msgspec.structs.replace(row, state="free", round=after, changed_at=at, outcome=None, digest="")
 
 
@@ -217,9 +302,7 @@ def settled_by_hand(row: EffectRow, settle: SettleKey) -> EffectRow:
     if settle.outcome is not None:
         after = msgspec.structs.replace(row, state="done", outcome=settle.outcome, digest=settle.digest)
     else:
-        after = msgspec.structs.replace(
-            row, state="free", round=row.round + (row.state == "done"), outcome=None, digest=""
-        )
+        after = msgspec.structs.replace(row, state="free", round=row.round + was_done(row), outcome=None, digest="")
     return msgspec.structs.replace(after, changed_at=settle.at, by=settle.by, note=settle.note)
 
 
@@ -227,7 +310,7 @@ def may_settle(row: EffectRow | None, settle: SettleKey, *, owner_is_active: boo
     """Return why a person may not decide about a key now; "" if they may."""
     if row is None or row.state == "free":
         return "missing"
-    if row.state == "under-way":
+    if row.state in UNSETTLED:
         return "key" if owner_is_active else ""
     return "key" if settle.outcome is not None else ""
 

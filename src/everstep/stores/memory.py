@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
-from everstep.model.status import ENDED
+from everstep.model.status import ENDED, UNFINISHED
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import Beside
 from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, SettleKey, may_settle, newest_first
@@ -20,7 +20,7 @@ from everstep.stores.memory_keys import MemoryKeys
 from everstep.stores.memory_moving import MemoryMoving
 from everstep.stores.memory_repairs import MemoryRepairs
 from everstep.stores.memory_work import MemoryWork
-from everstep.stores.moving import DeletePart, ImportRuns, RunDump
+from everstep.stores.moving import Arrival, ClaimFamily, DeletePart, ImportRuns, RunDump
 from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     LAST,
@@ -34,6 +34,7 @@ from everstep.stores.protocol import (
     Failed,
     HoldRow,
     MarkRestored,
+    Needs,
     NewRun,
     NotClaimed,
     NotPosted,
@@ -67,6 +68,8 @@ class MemoryStore(MemoryWork):
     def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
         super().__init__(clock or (lambda: time.time_ns() // 1000))
         self.entropy = os.urandom(16).hex()
+        self._life = self.entropy[:16]
+        self._arrivals: dict[str, Arrival] = {}
         self._keys = MemoryKeys(self._tell_of_key)
         self._repairs = MemoryRepairs(self)
         self._moving = MemoryMoving(self)
@@ -105,7 +108,7 @@ class MemoryStore(MemoryWork):
         try:
             match operation:
                 case StartRun():
-                    return self._start(operation.new)
+                    return self._start(operation.new, operation.needs)
                 case RestartRun():
                     return self._restart(operation)
                 case Append():
@@ -123,13 +126,15 @@ class MemoryStore(MemoryWork):
                 case SettleKey():
                     return self._settle_key(operation)
                 case ForgetKeys():
-                    return Forgotten(self._keys.forget(operation))
+                    return Forgotten(self._keys.forget(operation, self._moving.may_go_on))
                 case RepairRun():
                     return self._repairs.repair(operation)
                 case MarkRestored():
                     return self._repairs.mark_restored(operation)
                 case ImportRuns():
                     return self._moving.accept(operation)
+                case ClaimFamily():
+                    return self._moving.claim(operation)
                 case DeletePart():
                     return self._moving.delete(operation)
                 case ChangeSchedule():
@@ -141,11 +146,16 @@ class MemoryStore(MemoryWork):
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this operation only
             return Failed(error)
 
-    def _start(self, new: NewRun) -> Verdict:
+    def _start(self, new: NewRun, needs: Needs | None = None) -> Verdict:
         check_events(new)
         if new.row.id in self._runs:
             return Existing(self._runs[new.row.id])
+        if needs is not None and any(one not in self._runs or self._moving.is_begun(one) for one in needs.runs):
+            return Refused("missing")
+        if needs is not None and any(key not in self._keys.rows for key in needs.keys):
+            return Refused("key")
         self._create(new)
+        self._keys.relied |= {(key, new.row.id) for key in needs.keys} if needs is not None else set()
         return Accepted()
 
     def _change_schedule(self, change: ChangeSchedule) -> Verdict:
@@ -183,6 +193,7 @@ class MemoryStore(MemoryWork):
         if operation.hold is not None:
             self._hold(operation.hold)
         new.row.epoch = row.epoch  # Epochs never go down, whatever the new row says.
+        self._keys.end_run(row.id, row.generation, new.row.updated_at)
         self._leave_inbox(row.id)
         # What the old generation followed must not be taken for news about the new one's calls.
         self._followers = {entry for entry in self._followers if entry[1] != row.id}
@@ -264,6 +275,8 @@ class MemoryStore(MemoryWork):
             return Refused("inbox")
         if operation.keys is not None and (calls := self._keys.lost(operation.keys, row.id, row.generation)):
             return Refused("key", calls)
+        if operation.keys is not None and any(key not in self._keys.rows for key in operation.keys.relies):
+            return Refused("key")
         return None
 
     def _move(self, row: RunRow, operation: Append, ended: bool) -> None:
@@ -380,6 +393,9 @@ class MemoryStore(MemoryWork):
         row = self._runs.get(operation.run)
         if row is None or row.status not in operation.statuses:
             return NotClaimed(row)
+        may_have_ended = not UNFINISHED.issuperset(operation.statuses)
+        if may_have_ended and self._moving.is_begun(row.id) != operation.deleting:
+            return NotClaimed(row)
         if row.owner != operation.worker and not self._is_free(row):
             return NotClaimed(row)
         if operation.queued and not self._queues.may_claim(operation, row):
@@ -397,8 +413,8 @@ class MemoryStore(MemoryWork):
             return Refused("missing")
         if row.epoch != operation.epoch:
             return Refused("fenced")
+        row.deaths += operation.died and row.owner is not None
         row.owner, row.status = None, row.status if row.status in ENDED else operation.status
-        row.deaths += operation.died
         return Accepted()
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -480,9 +496,31 @@ class MemoryStore(MemoryWork):
             begun = sorted((at, run, generation) for run, (at, generation) in self._moving.begun.items())
             return [(run, generation) for _, run, generation in begun]
 
+    def is_being_deleted(self, run: str) -> bool:
+        """Tell whether the deletion of a run has begun."""
+        with self._lock:
+            return self._moving.is_begun(run)
+
+    def is_needed(self, runs: Sequence[str]) -> bool:
+        """Tell whether a run that is not among these may still need one of them."""
+        with self._lock:
+            return self._moving.is_needed(set(runs))
+
     def restores(self) -> int:
         """Return how often this store was restored from a backup."""
         return self._repairs.restores
+
+    def life(self) -> str:
+        """Return the store's present life: another one after each restored backup, and no other store's."""
+        return f"{self._life}.{self._repairs.restores}"
+
+    def begin_life(self) -> None:
+        """Tell histories that are written from here on from those before."""
+        self._life = os.urandom(8).hex()
+
+    def arrival(self, run: str) -> Arrival | None:
+        """Return whether, and with which events, a run was imported."""
+        return self._arrivals.get(run)
 
     def inbox(self, run: str) -> list[Delivery]:
         """Return the pending deliveries, in the order of their numbers."""
@@ -513,7 +551,7 @@ class MemoryStore(MemoryWork):
     def old_keys(self, before: int) -> int:
         """Return how many keys are done or free and have not changed since."""
         with self._lock:
-            return len(self._keys.old(before))
+            return len(self._keys.old(before, self._moving.may_go_on))
 
     def waiters(self, key: str) -> list[tuple[str, int]]:
         """Return who waits for a key: runs and their calls."""

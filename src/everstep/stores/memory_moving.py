@@ -1,12 +1,15 @@
 """How the in-memory store deletes ended runs part by part, and how runs are moved out of it and into it."""
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Set
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
+from everstep.model.forked import TAG
+from everstep.model.ids import STEP_PREFIX
 from everstep.model.status import ENDED
 from everstep.stores.beside import Beside
-from everstep.stores.moving import Deleted, DeletePart, ImportRuns, RunDump, arrived, numbered
+from everstep.stores.keys import UNSETTLED
+from everstep.stores.moving import ClaimFamily, Deleted, DeletePart, ImportRuns, RunDump, arrived, numbered
 from everstep.stores.protocol import Accepted, Refused, Verdict
 
 if TYPE_CHECKING:
@@ -20,6 +23,54 @@ class MemoryMoving:
         self.begun: dict[str, tuple[int, int]] = {}
         """Run to when its deletion began, and its generation then."""
         self._store = store
+
+    # -- deleting -------------------------------------------------------------------------------------------------
+    def is_begun(self, run: str) -> bool:
+        """Tell whether the deletion of a run has begun."""
+        row = self._store._runs.get(run)
+        return row is not None and run in self.begun and self.begun[run][1] == row.generation
+
+    def claim(self, family: ClaimFamily) -> Verdict:
+        """Claim a family for its deletion, or refuse it and change nothing."""
+        runs = self._store._runs
+        if not all(self._is_as_judged(run, epoch, family.before) for run, epoch in family.epochs.items()):
+            return Refused("fenced")
+        if self.is_needed(set(family.epochs)):
+            return Refused("taken")
+        for run in family.epochs:
+            runs[run].epoch, runs[run].owner = runs[run].epoch + 1, family.worker
+            self.begun[run] = (family.at, runs[run].generation)
+        return Accepted()
+
+    def _is_as_judged(self, run: str, epoch: int, before: int) -> bool:
+        store, row = self._store, self._store._runs.get(run)
+        if row is None or row.epoch != epoch or row.status not in ENDED or (row.ended_at or 0) >= before:
+            return False
+        if not store._is_free(row) or store.holds(run=run):
+            return False
+        if any(one.run == run and one.state not in ("done", "free") for one in store._keys.rows.values()):
+            return False
+        is_step = row.workflow.startswith(STEP_PREFIX) and "thread" in row.tags
+        return not is_step or not store.saved.states(row.tags["thread"], limit=1)
+
+    def is_needed(self, family: Set[str]) -> bool:
+        """Tell whether a run that is not in a family needs one of it. See `Store.is_needed`."""
+        store = self._store
+        for row in store._runs.values():
+            if row.id in family and row.parent in store._runs and row.parent not in family:
+                return True
+            if row.id not in family and row.parent in family:
+                return True
+        users = {one.run for one in store._signals.values() if one.kind == "child" and one.name in family}
+        return any(self.may_go_on(run) for run in (users | self._forks_of(users | family)) - family)
+
+    def may_go_on(self, run: str) -> bool:
+        """Tell whether there is a run that has not ended, or has failed and so may be retried."""
+        row = self._store._runs.get(run)
+        return row is not None and row.status not in ("completed", "cancelled")
+
+    def _forks_of(self, runs: Set[str]) -> set[str]:
+        return {row.id for row in self._store._runs.values() if row.tags.get(TAG, "").rpartition("@")[0] in runs}
 
     def delete(self, part: DeletePart) -> Verdict:
         """Delete a part of an ended run, or refuse it and change nothing."""
@@ -53,6 +104,7 @@ class MemoryMoving:
                 del table[key]
         store._signals = {number: one for number, one in store._signals.items() if one.run != run}
         store._followers = {one for one in store._followers if run not in one[:2]}
+        store._keys.relied = {one for one in store._keys.relied if one[1] != run}
         store._holds = {id: one for id, one in store._holds.items() if one.run != run}
         store._notifications.forget(run)
         store._repairs.rows = [row for row in store._repairs.rows if row.run != run]
@@ -60,6 +112,7 @@ class MemoryMoving:
             del store._answers[place]
         for stream in [stream for stream in store._streams if stream[0] == run]:
             del store._streams[stream]
+        store._arrivals.pop(run, None)
         return (
             len(whole.entries)
             + len(whole.payloads)
@@ -98,6 +151,7 @@ class MemoryMoving:
                     for position in sorted(entries)
                     if id == run
                 ],
+                arrivals=[one for id, one in store._arrivals.items() if id == run],
             )
         )
 
@@ -116,7 +170,7 @@ class MemoryMoving:
         taken = any(dump.row.id in store._runs for dump in dumps)
         if taken or any(hold.id in store._holds for dump in dumps for hold in dump.holds):
             return Refused("taken")
-        if any(one.key in store._keys.rows for dump in dumps for one in dump.effects if one.state == "under-way"):
+        if any(one.key in store._keys.rows for dump in dumps for one in dump.effects if one.state in UNSETTLED):
             return Refused("key")
         for dump in dumps:
             self._put(dump)
@@ -145,3 +199,4 @@ class MemoryMoving:
             store._keys.rows.setdefault(effect.key, effect)
         store._keys.waiters |= {(key, row.id, call) for key, call in dump.waits}
         store._repairs.rows += dump.archive
+        store._arrivals |= {one.run: one for one in dump.arrivals}

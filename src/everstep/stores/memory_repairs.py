@@ -77,10 +77,11 @@ class MemoryRepairs:
                     self._archive(operation, "checkpoint", generation, seq, CHECKPOINT_COLUMNS, row)
 
     def mark_restored(self, operation: MarkRestored) -> Verdict:
-        """Raise the number of restores by one."""
+        """Raise the number of restores by one, and begin another life."""
         if self.restores != operation.expected or self._store._workers:
             return Refused("fenced")
         self.restores += 1
+        self._store.begin_life()
         return Accepted()
 
     def _archive(

@@ -84,6 +84,8 @@ class MemorySaved:
             self._writes = {key: write for key, write in self._writes.items() if key[0] != thread}
             if thread in self._owners and self._owners[thread].owner is None:
                 del self._owners[thread]
+        if change.born:
+            self._owners.setdefault(thread, ThreadOwner(None, 1, change.at, change.born))
         for forgotten in change.forgotten:
             self._states.pop((thread, *forgotten), None)
             self._writes = {key: write for key, write in self._writes.items() if key[:3] != (thread, *forgotten)}

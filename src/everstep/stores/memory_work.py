@@ -16,7 +16,7 @@ from everstep.stores.memory_schedules import MemorySchedules
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import CheckpointRow, Delivery, HoldRow, RunRow, WorkerRow
 from everstep.stores.queues import DEFAULT_QUEUE, QueueCount, QueueRoom, QueueRow, SlotRow
-from everstep.stores.rows import LostTail
+from everstep.stores.rows import GoneKind, GoneRow, LostTail
 
 
 class MemoryWork(MemoryBeside, MemorySchedules):
@@ -42,6 +42,7 @@ class MemoryWork(MemoryBeside, MemorySchedules):
         self._workers: dict[str, WorkerRow] = {}
         self._dead: set[str] = set()
         self._ended: set[str] = set()
+        self._gone: list[GoneRow] = []
         self._queues = MemoryQueues(self._runs, self._workers)
         self._saved = MemorySaved(self._lock, self._workers)
 
@@ -258,9 +259,29 @@ class MemoryWork(MemoryBeside, MemorySchedules):
             self._workers.pop(worker, None)
             self._ended.add(worker)
 
+    def declare_gone(self, gone: GoneRow, workers: Sequence[str]) -> None:
+        """Note that a worker or host is gone, and fence these workers."""
+        with self._lock:
+            for row in self._runs.values():
+                if row.owner in workers:
+                    row.epoch, row.owner = row.epoch + 1, None
+                    row.status = "queued" if row.status == "running" else row.status
+            for worker in workers:
+                self._workers.pop(worker, None)
+            self._gone.append(gone)
+
+    def gone(self, kind: GoneKind | None = None, name: str | None = None) -> list[GoneRow]:
+        """Return what was declared gone, the newest first."""
+        found = [row for row in self._gone if kind in (None, row.kind) and name in (None, row.name)]
+        return sorted(found, key=lambda row: (-row.at, row.kind, row.name))
+
+    def owners(self) -> list[str]:
+        """Return the workers that have runs, whether or not they are there."""
+        return sorted({row.owner for row in self._runs.values() if row.owner is not None})
+
     def has_ended(self, worker: str) -> bool:
         """Tell whether a worker provably cannot act any more."""
-        return worker in self._ended or worker in self._dead
+        return worker in self._ended or worker in self._dead or bool(self.gone("worker", worker))
 
     def hand_over_lock(self, worker: str) -> Callable[[], None]:
         """Return a function that does nothing: this store ends with its process."""

@@ -23,6 +23,16 @@ class MarkerRow(NamedTuple):
     at: int
 
 
+class Arrival(NamedTuple):
+    """A run that was imported. What its events up to this one say about restored backups is about other stores."""
+
+    run: str
+    generation: int
+    seq: int
+    doubted: int
+    """Whether the store that it came from was restored from a backup, and the run had not taken note of that."""
+
+
 class RunDump(msgspec.Struct):
     """Everything that a store has of one run, read in one transaction. Notifications are left out."""
 
@@ -44,17 +54,34 @@ class RunDump(msgspec.Struct):
     answers: list[AnswerRow] = []
     entries: list[EntryRow] = []
     """Of all streams."""
+    arrivals: list[Arrival] = []
+    """One at most. In a file: that its run is doubted. In an import: what the store keeps of that."""
 
 
 class ImportRuns(msgspec.Struct, gc=False):
     """Put runs of another store here, all or none. Nobody owns them and their epochs are raised by one.
 
     `Refused("taken")` if a run with one of the ids is here, or a hold, or a marker; `Refused("key")` if a key that one
-    of the runs is at work on is here. A key that is done or free is left as it is here. What was `running` is `queued`.
-    A delivery keeps its number if that is free here; those that are pending stay in their order.
+    of the runs is at work on, or is undoing, is here. A key that is done or free is left as it is here. What was
+    `running` is `queued`. A delivery keeps its number if that is free here; those that are pending stay in their order.
     """
 
     dumps: Sequence[RunDump]
+
+
+class ClaimFamily(msgspec.Struct, gc=False):
+    """Claim a family of ended runs for its deletion, all of them or none: from then on nobody else can claim them.
+
+    What was judged before by reading is judged again here. `Refused("fenced")` unless each run has the epoch with
+    which it is named, ended before `before`, is owned by nobody alive, and has no open hold, no key under way, and no
+    thread of a framework in which it may be asked for again. `Refused("taken")` while another run needs one of them:
+    see `Store.is_needed`. `Accepted`: `worker` owns them, their epochs are raised by one, and `deletions` lists them.
+    """
+
+    epochs: dict[str, int]
+    worker: str
+    at: int
+    before: int
 
 
 class DeletePart(msgspec.Struct, gc=False):

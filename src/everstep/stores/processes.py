@@ -53,15 +53,24 @@ def machine_code() -> str:
     return digest_of(f"{socket.gethostname()} {place}".encode()).hex()[:10]
 
 
+HOST_CHARACTERS_MAX: Final = 40
+"""How much of a host's name is in the names of its workers."""
+
+
 def worker_name(host: str, bits: int) -> str:
     """Return a new name for this process among the workers: host, pid, machine, start time, and 32 random bits."""
-    return f"{host[:40]}-{os.getpid()}-{machine_code()}-{start_time(os.getpid()):x}.{bits:08x}"
+    return f"{host[:HOST_CHARACTERS_MAX]}-{os.getpid()}-{machine_code()}-{start_time(os.getpid()):x}.{bits:08x}"
 
 
 def is_of_this_process(worker: str) -> bool:
     """Tell whether a worker is, or was, this process."""
     pid, where, started = _place(worker)
     return (pid, where) == (os.getpid(), machine_code()) and started in (0, start_time(pid))
+
+
+def is_of_this_machine(worker: str) -> bool:
+    """Tell whether a worker is, or was, a process whose number means something here."""
+    return _place(worker)[1] == machine_code()
 
 
 def worker_has_ended(worker: str) -> bool:

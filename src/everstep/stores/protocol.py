@@ -24,13 +24,15 @@ from everstep.model.status import Status
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import AnswerRow, ApprovalStore, Beside, EntryRow
 from everstep.stores.keys import ForgetKeys, Forgotten, KeyChanges, KeyStore, SettleKey
-from everstep.stores.moving import Deleted, DeletePart, ImportRuns, RunDump
+from everstep.stores.moving import Arrival, ClaimFamily, Deleted, DeletePart, ImportRuns, RunDump
 from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.queues import ChangeQueue, FreeSlot, NoSlot, QueueStore, TakeSlot
 from everstep.stores.rows import (
     CheckpointRow,
     ClaimedPast,
     Delivery,
+    GoneKind,
+    GoneRow,
     HoldRow,
     LostTail,
     NewRun,
@@ -52,18 +54,29 @@ LAST: Final = 2**63 - 1
 """Greater than the number of any event."""
 
 
+class Needs(msgspec.Struct, gc=False):
+    """What a fork counts on: the run that it comes from, runs that it would follow, keys that it would share."""
+
+    runs: Sequence[str]
+    keys: Sequence[str] = ()
+
+
 class StartRun(msgspec.Struct, gc=False):
-    """Create a run. Verdict: `Accepted`, or `Existing` with the row that is there already; then nothing was changed."""
+    """Create a run. Verdict: `Accepted`, or `Existing` with the row that is there already; then nothing was changed.
+
+    With `needs`: `Refused("missing")` if one of the runs is gone or being deleted, `Refused("key")` if a key is gone.
+    """
 
     new: NewRun
+    needs: Needs | None = None
 
 
 class RestartRun(msgspec.Struct, gc=False):
     """Begin a new generation of an ended run that was claimed at `epoch`; the old history stays readable.
 
-    Inbox rows that are not consumed become `left`; signals and cancels give their ids back. Verdict: `Accepted` or
-    `Refused`. With `hold`, the resolution of the hold of a run whose history cannot be repaired, the run may be held
-    instead.
+    Inbox rows that are not consumed become `left`; signals and cancels give their ids back; keys are given back as by
+    the end of a run. Verdict: `Accepted` or `Refused`. With `hold`, the resolution of the hold of a run whose history
+    cannot be repaired, the run may be held instead.
     """
 
     epoch: int
@@ -84,8 +97,9 @@ class Append(msgspec.Struct, gc=False):
     JSON `{"status": …, "outcome": <the outcome's payload or null>}`, with `"budget": <the row's>` if it has one. An
     append that ends the run also tells all followers, marks pending inbox rows `undelivered`, sets `ended_at`, and
     gives the lease back. `payloads` are stored once per run by digest. `keys`: with a claim of a key that another step
-    has, the append is `Refused("key")`, naming the calls that did not get theirs. An end settles a key and tells
-    whoever waits for it; so does an append that ends the run, for its steps under way that may be repeated.
+    has, or a share of an outcome that is shared no more, the append is `Refused("key")`, naming the calls that did not
+    get theirs. An end settles a key and tells whoever waits for it. So does the end of undoing it, and an append that
+    ends the run does so for its steps under way that may be repeated.
     What `starts`, `posts` and ends deliver to a run that has ended already is kept as `undelivered`: nobody hears a
     verdict on it, so it stays visible. What they deliver to a run that is not there is dropped.
     """
@@ -145,6 +159,8 @@ class Claim(msgspec.Struct, gc=False):
     is taken then. Otherwise `NotClaimed`, and nothing is changed."""
     queues: Sequence[str] | None = None
     """With `queued`: only if the run belongs to one of these, or to `default`."""
+    deleting: bool = False
+    """Whether a run is meant that is being deleted, to go on with that. Without it such a run is `NotClaimed`."""
 
 
 class Release(msgspec.Struct, gc=False):
@@ -154,7 +170,7 @@ class Release(msgspec.Struct, gc=False):
     epoch: int
     status: Status
     died: bool = False
-    """Whether this counts as the death of its owner: `deaths` becomes `deaths + 1`."""
+    """Whether this counts as the death of its owner, if it has one: `deaths` becomes `deaths + 1`."""
 
 
 class RepairRun(msgspec.Struct, gc=False):
@@ -190,7 +206,8 @@ class MarkRestored(msgspec.Struct, gc=False):
     expected: int
 
 
-_OfRuns: TypeAlias = StartRun | RestartRun | Append | Post | Claim | Release | RepairRun | ImportRuns | DeletePart
+_OfWhole: TypeAlias = ImportRuns | ClaimFamily | DeletePart
+_OfRuns: TypeAlias = StartRun | RestartRun | Append | Post | Claim | Release | RepairRun | _OfWhole
 _OfOthers: TypeAlias = SettleKey | ForgetKeys | TakeNotification | SettleNotification | ChangeSchedule | MarkRestored
 _OfOurs: TypeAlias = _OfRuns | _OfOthers | ChangeQueue | TakeSlot | FreeSlot
 if TYPE_CHECKING:  # what frameworks save is loaded when the first of them saves something
@@ -214,7 +231,7 @@ class Refused(msgspec.Struct, frozen=True):
 
     why: Literal["fenced", "head", "inbox", "missing", "key", "taken"]
     calls: tuple[int, ...] = ()
-    """With `key`: the calls whose keys others have."""
+    """With `key`: the calls whose keys, or outcomes, are not theirs to have."""
 
 
 class Posted(msgspec.Struct, frozen=True):
@@ -259,7 +276,8 @@ else:
 
 class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
     """What the engine needs of a database. Methods may be called from any thread, one at a time per method family:
-    `commit` only from the committer; the reading methods from anywhere (they use a connection of their own).
+    `commit` only from the committer; the reading methods from anywhere (they use a connection of their own). On the
+    thread of an application's loop they are called within `briefly` (see brief.py).
     """
 
     url: str
@@ -288,8 +306,9 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         What concerns other runs may go into a second transaction. Nobody hears of any before all are durable.
         `meanwhile`: another thread of this process has work to do, so Python is best not needed until it is done.
         Raises `StoreFull` (nothing was done), `StoreFailed` (unknown; nothing may be assumed), `Busy` when not
-        `patient` and another process is writing just now (nothing was done). Any other failure of the transaction is
-        resolved inside: the store reads back what was done, then tries the operations singly.
+        `patient` and it would have to wait, for another process or for a server that does not answer: then the caller
+        comes again, patiently, with the same operations. Any other failure of the transaction is resolved inside: the
+        store reads back what was done, then tries the operations singly.
         """
         ...
 
@@ -384,8 +403,32 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         """Return runs whose deletion has begun and not ended, with the last generation that it is about."""
         ...
 
+    def is_being_deleted(self, run: str) -> bool:
+        """Tell whether the deletion of a run has begun."""
+        ...
+
+    def is_needed(self, runs: Sequence[str]) -> bool:
+        """Tell whether a run that is not among these may still need one of them, so that none of them may be deleted.
+
+        Their parents and children do. So does a run that may go on (it has not ended, or has failed and so may be
+        retried) if it has one of them as a child, whoever started that, or was forked from one of them, or from a run
+        that has one of them as a child.
+        """
+        ...
+
     def restores(self) -> int:
         """Return how often this store was restored from a backup."""
+        ...
+
+    def life(self) -> str:
+        """Return the store's present life: another one after each restored backup, and no other store's.
+
+        It ends with a dot and the number of restores.
+        """
+        ...
+
+    def arrival(self, run: str) -> Arrival | None:
+        """Return whether, and with which events, a run was imported."""
         ...
 
     def lost_tails(self) -> Sequence[LostTail]:
@@ -501,8 +544,23 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
     def has_ended(self, worker: str) -> bool:
         """Tell whether a worker provably cannot act any more: it left, or the kernel says that its process is gone.
 
-        That a worker has no row, no lease or no session proves nothing.
+        Or somebody has said so: see `declare_gone`. That a worker has no row, no lease or no session proves nothing.
         """
+        ...
+
+    def declare_gone(self, gone: GoneRow, workers: Sequence[str]) -> None:
+        """Note that a worker or host is gone, and fence these workers: their runs are free, with epochs of their own.
+
+        A worker that was declared gone counts as ended (`has_ended`), and its lease is not prolonged any more.
+        """
+        ...
+
+    def gone(self, kind: GoneKind | None = None, name: str | None = None) -> list[GoneRow]:
+        """Return what was declared gone, all or of one worker or host, the newest first."""
+        ...
+
+    def owners(self) -> list[str]:
+        """Return the workers that have runs, whether or not they are there."""
         ...
 
     def hand_over_lock(self, worker: str) -> Callable[[], None]:
@@ -513,10 +571,6 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class Busy(Exception):
-    """Another process is writing just now. Only for the committer, which then tries again on its own thread."""
 
 
 def child_value(status: str, outcome: bytes | None, budget: bytes | None = None) -> bytes:

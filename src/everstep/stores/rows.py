@@ -214,6 +214,19 @@ class WorkerRow(msgspec.Struct):
         return self.lease_until > 0
 
 
+GoneKind = Literal["worker", "host"]
+
+
+class GoneRow(NamedTuple):
+    """What somebody has said: that a worker, or everything that had begun on a host until then, is gone for good."""
+
+    kind: GoneKind
+    name: str
+    at: int
+    by: str
+    note: str
+
+
 ENDED_KEPT_MICROSECONDS: Final = 90 * 86_400 * 1_000_000
 """How long it is remembered that a worker has provably ended. After that a person settles its steps in doubt."""
 

@@ -6,8 +6,9 @@ grows at its end, and a state names the last part that is its own. Nothing refer
 writes may arrive before their state. Whoever runs a thread takes it first, and is fenced by its epoch, as with runs.
 """
 
+import re
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -62,6 +63,37 @@ class SavedItem(NamedTuple):
     """For how long it lives from each change on, and if wanted from each look at it."""
 
 
+END: Final = "."
+"""What is written behind each label of a namespace."""
+ESCAPE: Final = "\x1b"
+"""In a label `.` is written as this and `1`, and this itself, where a `0` or `1` follows it, as this and `0`."""
+
+
+def namespace_of(labels: Sequence[str]) -> str:
+    """Return the namespace of an item as it is stored: no two have the same text."""
+    written = (re.sub(f"{ESCAPE}(?=[01])", f"{ESCAPE}0", label).replace(END, f"{ESCAPE}1") for label in labels)
+    return "".join(label + END for label in written)
+
+
+def labels_of(stored: str) -> list[str]:
+    """Return the labels that `namespace_of` was given."""
+    labels = stored.split(END)[:-1]
+    if ESCAPE not in stored:
+        return labels
+    return [re.sub(f"{ESCAPE}([01])", lambda found: END if found[1] == "1" else ESCAPE, label) for label in labels]
+
+
+class ThreadDump(msgspec.Struct):
+    """All that a store has of one thread."""
+
+    thread: str
+    born: int = 0
+    """When it was first taken: the places of the steps in its nodes derive from it."""
+    states: list[SavedState] = []
+    parts: list[SavedPart] = []
+    writes: list[SavedWrite] = []
+
+
 class ThreadOwner(NamedTuple):
     """Who runs a thread, or did last."""
 
@@ -97,6 +129,8 @@ class ChangeThread(msgspec.Struct, gc=False):
     """Series of parts, by namespace, channel and series, that go."""
     everything: bool = False
     """Whether all that the thread has goes first."""
+    born: int = 0
+    """When it was first taken, if it comes from another store."""
 
 
 class TakeThread(msgspec.Struct, gc=False):

@@ -19,6 +19,7 @@ import msgspec
 from everstep.effects.body import StepBody
 from everstep.effects.surroundings import CURRENT
 from everstep.model import crash_points
+from everstep.model.own_files import append_to
 
 LINE: Final = "line"
 REST: Final = "rest"
@@ -98,7 +99,7 @@ class Passing:
 
     def __init__(self, at: str, notes: str, own_file: str) -> None:
         self._at = at
-        self._notes = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._notes = append_to(notes)
         self._passed: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._own_file = own_file

@@ -34,6 +34,7 @@ from everstep.engine.workflow import DECLARED
 from everstep.errors import Error, Misuse
 from everstep.model.events import decode_body
 from everstep.model.exchange_events import APPROVAL
+from everstep.model.own_files import replace
 from everstep.model.status import ENDED
 from everstep.stores.opening import open_store
 from everstep.stores.protocol import Post, RunFilter
@@ -340,5 +341,5 @@ def become(ask: Ask) -> int:
     except Error as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 2
-    Path(ask.notes).with_name(DIFFERENCES if ask.replay else LAST_LINES).write_text(json.dumps(end))
+    replace(Path(ask.notes).with_name(DIFFERENCES if ask.replay else LAST_LINES), json.dumps(end).encode())
     return 0

@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
+from everstep.model.own_files import append_to
 from everstep.testing import nursery
 from everstep.testing.crash_child import Ask, become
 
@@ -60,7 +61,7 @@ def serve(address: str, *ahead: str) -> None:
 def be_child(asked: bytes) -> NoReturn:
     """Do what was asked, with the output in a file."""
     ask = msgspec.json.decode(asked, type=Ask)
-    output = os.open(os.path.join(os.path.dirname(ask.notes), OUTPUT), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    output = append_to(os.path.join(os.path.dirname(ask.notes), OUTPUT))
     nothing = os.open(os.devnull, os.O_RDONLY)
     for stream, file in ((0, nothing), (1, output), (2, output)):
         os.dup2(file, stream)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from everstep.errors import StoreError
-from everstep.stores.protocol import Busy, Store
+from everstep.stores.brief import Busy
+from everstep.stores.protocol import Store
 
 METHODS: Final = (
     "archived",
@@ -24,6 +25,7 @@ METHODS: Final = (
     "connect",
     "counts",
     "answer",
+    "arrival",
     "diverged",
     "due",
     "due_notifications",
@@ -38,6 +40,7 @@ METHODS: Final = (
     "lapse",
     "neighbours",
     "leave",
+    "life",
     "next_notification",
     "next_schedule",
     "next_wake",

@@ -31,6 +31,7 @@ from everstep.errors import Misuse, NotDecodable, UnknownRun
 from everstep.model.digests import digest_of
 from everstep.model.event_base import NO_PAYLOAD
 from everstep.model.events import decode_body, encode_body
+from everstep.model.own_files import replace
 from everstep.stores.protocol import Store
 
 __all__ = ["GoldenDiffers", "replay_golden", "save_history"]
@@ -94,7 +95,7 @@ def save_history(app: Any, run: str, path: str | Path, *, payloads: bool = False
     golden = _Golden(FORMAT, row.workflow, run, row.generation, payloads, lines, kept)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(_written(golden))
+    replace(target, _written(golden))
     return target
 
 

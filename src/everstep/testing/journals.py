@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from everstep.model.own_files import append_to
 from everstep.stores.protocol import Accepted, Append, Claim, Claimed, Operation, Store, Verdict
 
 State = Literal["asked", "acknowledged", "refused"]
@@ -19,7 +20,7 @@ class ClientJournal:
     """A file of JSON lines, each with `verb`, `run`, `state` and further facts."""
 
     def __init__(self, path: str | Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._file = append_to(path)
 
     def note(self, verb: str, run: str, state: State, **facts: Any) -> None:
         """Write down one question or answer."""

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import socket
+import stat
 import sys
 import threading
 import time
@@ -36,9 +37,10 @@ class LedgerBook:
         self._lock = threading.Lock()
         self._under_way = 0
         self._idle = threading.Condition(self._lock)
-        for line in path.read_bytes().splitlines() if path.exists() else []:
-            self._remember(json.loads(line))
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._file = _opened(path)
+        with open(self._file, "rb", closefd=False) as stream:
+            for line in stream:
+                self._remember(json.loads(line))
 
     def _remember(self, entry: dict[str, Any]) -> None:
         name = (entry["effect"], entry["key"])
@@ -102,6 +104,15 @@ class LedgerBook:
         """Wait until no request is under way: one whose sender was killed may still be at work."""
         with self._idle:
             self._idle.wait_for(lambda: self._under_way == 0, timeout=30)
+
+
+def _opened(path: Path) -> int:
+    """Return a descriptor of a file of ours. (This program is alone, so it cannot ask `everstep.model.own_files`.)"""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
+        raise PermissionError(f"{path} is not an ordinary file of yours with one name. Nothing was written.")
+    return descriptor
 
 
 def digest_of(arguments: Any) -> str:

@@ -70,7 +70,10 @@ def _own_rows(judge: HistoryJudge) -> Iterator[Violation]:
     for row in judge.history.keys:
         mine = calls.get((row.call, row.key), [])
         wrong = ""
-        if not mine:
+        if row.state == "undoing":
+            if row.call > 0 and not any(call.was_done for call in mine):  # else an older generation has done it
+                wrong = f"the key {row.key!r} is being undone in the table, and was not done in the history"
+        elif not mine:
             wrong = f"the table says that call {row.call} had the key {row.key!r}"
         elif row.state == "under-way":
             under_way.add((row.call, row.key))

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from everstep.engine.app import App
+from everstep.engine.background import on_a_thread
 from everstep.engine.blocking_app import BlockingApp
 from everstep.engine.handles import Run
 from everstep.errors import RunActive
@@ -31,7 +32,11 @@ class SkippingApp(BlockingApp):
     def __init__(self, url: str, clock: FakeClock) -> None:
         self.clock = clock
         """Move it with `app.clock.advance(seconds)`."""
-        super().__init__(lambda: App(open_store(url), clock=clock))
+
+        async def make() -> App:
+            return App(await on_a_thread(open_store, url), clock=clock)
+
+        super().__init__(make)
 
     def wait(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Wait as `BlockingApp` does; time is skipped while it is a result that is waited for."""

@@ -5,7 +5,7 @@ it is told otherwise.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -37,7 +37,7 @@ def address_of(text: str) -> tuple[str, int]:
     return host.strip("[]") or LOCAL, int(port)
 
 
-async def answer_on(address: tuple[str, int], how: Callable[[], Health]) -> asyncio.Server:
+async def answer_on(address: tuple[str, int], how: Callable[[], Awaitable[Health]]) -> asyncio.Server:
     """Answer questions on a port from now on."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -46,7 +46,7 @@ async def answer_on(address: tuple[str, int], how: Callable[[], Health]) -> asyn
                 words = (await reader.readline()).split()
                 while (await reader.readline()).strip():
                     pass
-                writer.write(_response(words, how))
+                writer.write(await _response(words, how))
                 await writer.drain()
         except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError):
             pass  # whoever asked has gone, or does not speak HTTP
@@ -60,14 +60,14 @@ async def answer_on(address: tuple[str, int], how: Callable[[], Health]) -> asyn
         raise Misuse(f"--health: nobody can listen on {place} ({error.strerror or error}).") from error
 
 
-def _response(words: list[bytes], how: Callable[[], Health]) -> bytes:
+async def _response(words: list[bytes], how: Callable[[], Awaitable[Health]]) -> bytes:
     method, path = (words[0], words[1].partition(b"?")[0]) if len(words) >= 2 else (b"", b"")
     status = 404
     facts: dict[str, Any] = {"error": "there are /healthz and /readyz"}
     if method not in (b"GET", b"HEAD"):
         status, facts = 405, {"error": "only GET"}
     elif path in (b"/healthz", b"/readyz"):
-        health = how()
+        health = await how()
         good = health.healthy if path == b"/healthz" else health.ready
         status, facts = 200 if good else 503, {"ok": good, **health.facts}
     body = msgspec.json.encode(facts) + b"\n"

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -10,11 +10,13 @@ import everstep.engine.whole  # noqa: F401  # a worker lives long: see there
 from everstep.engine.app import App
 from everstep.engine.clock import microseconds
 from everstep.engine.driver import Driver
+from everstep.engine.stalls import Stalls
 from everstep.engine.webhooks import Webhook
 from everstep.model.untrusted import logger, text_of
 from everstep.stores.protocol import HoldRow, Store
 from everstep.worker.health import Health, answer_on
 from everstep.worker.stopping import stopping_on_signals
+from everstep.worker.waiting import open_when_there, waiting_health
 
 log = logger("everstep.worker")
 
@@ -31,7 +33,7 @@ class News(msgspec.Struct, kw_only=True):
     """Something that a worker did, for its log."""
 
     what: str
-    """`took up`, `let go`, `held`, `saturated`, `has room`, `stopping`, `stopped`, or how a run ended."""
+    """`waiting`, `took up`, `let go`, `held`, `saturated`, `has room`, `stopping`, `stopped`, or how a run ended."""
     run: str = ""
     workflow: str = ""
     detail: str = ""
@@ -48,9 +50,13 @@ class WorkerApp(App):
         self._tell = tell
         self._last_commit_at: int | None = None
         self._say_at = 0
+        self._stalls = Stalls(self)
 
     def _tell_hold(self, hold: HoldRow) -> None:
-        row = self.store.run(hold.run)
+        self.spawn(self._say_held(hold))
+
+    async def _say_held(self, hold: HoldRow) -> None:
+        row = await self.read(self.store.run, hold.run)
         detail = f"{hold.reason}: {hold.summary}"
         self._tell(News(what="held", run=hold.run, workflow=row.workflow if row is not None else "", detail=detail))
 
@@ -89,6 +95,19 @@ class WorkerApp(App):
     def _load(self) -> tuple[int, int]:
         return len(self.drivers), self.presence.running()
 
+    async def open(self) -> Self:
+        """Begin, and watch whether the loop turns."""
+        await super().open()
+        self._stalls.begin()
+        return self
+
+    async def close(self, drain: float = 0.0) -> None:
+        """Stop: see `App.close`."""
+        try:
+            await super().close(drain)
+        finally:
+            self._stalls.close()
+
     async def watch(self) -> None:
         """Take note of commits, and tell when there is no room for more runs, and when there is again."""
         commits, saturated, said = -1, False, self._load()
@@ -110,31 +129,49 @@ class WorkerApp(App):
 
 
 async def serve(
-    app: WorkerApp, tell: Tell, *, drain: float, health: tuple[str, int] | None = None, pipe: int | None = None
+    make: Callable[[Store], WorkerApp],
+    open_one: Callable[[], Store],
+    tell: Tell,
+    *,
+    drain: float,
+    health: tuple[str, int] | None = None,
+    pipe: int | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT: then start nothing new, wait `drain` seconds for bodies, and give the runs back.
 
-    A second signal ends the process at once. Returns the exit status: 0 after the signal that was wanted.
+    A second signal ends the process at once. Returns the exit status: 0 after the signal that was wanted. While the
+    store's server cannot be reached, it is waited for.
 
     health: where to answer how this worker is. pipe: its end is such a signal as well; the supervisor is gone then.
     """
-    server = await answer_on(health, app.health) if health is not None else None
+    app: WorkerApp | None = None
+
+    async def how() -> Health:
+        return app.health() if app is not None else waiting_health()
+
+    server = await answer_on(health, how) if health is not None else None
     with stopping_on_signals() as stop:
-        await app.open()
-        app.background.keep(WATCH, app.watch, endless=True)
         if pipe is not None:
             asyncio.get_running_loop().add_reader(pipe, stop.asked.set)
-        await stop.asked.wait()
+        store = await open_when_there(open_one, lambda what, detail: tell(News(what=what, detail=detail)), stop.asked)
+        if store is not None:
+            app = await make(store).open()
+            await _serve(app, tell, stop.asked, drain)
         if pipe is not None:
             asyncio.get_running_loop().remove_reader(pipe)
-        under_way = sum(1 for driver in app.drivers.values() if driver.status == "running")
-        detail = f"{len(app.drivers)} runs are here, {under_way} of them at work"
-        if under_way:
-            detail += f"; steps under way may take up to {drain:g} s. A second signal stops at once"
-        tell(News(what="stopping", detail=detail))
-        given_back = sorted(app.drivers)
-        await app.close(drain)
-        tell(News(what="stopped", detail=f"{len(given_back)} runs were given back"))
     if server is not None:
         server.close()
     return 0
+
+
+async def _serve(app: WorkerApp, tell: Tell, stop: asyncio.Event, drain: float) -> None:
+    app.background.keep(WATCH, app.watch, endless=True)
+    await stop.wait()
+    under_way = sum(1 for driver in app.drivers.values() if driver.status == "running")
+    detail = f"{len(app.drivers)} runs are here, {under_way} of them at work"
+    if under_way:
+        detail += f"; steps under way may take up to {drain:g} s. A second signal stops at once"
+    tell(News(what="stopping", detail=detail))
+    given_back = sorted(app.drivers)
+    await app.close(drain)
+    tell(News(what="stopped", detail=f"{len(given_back)} runs were given back"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from everstep.cli.timeline import Timeline
+from everstep.model.own_files import append_to
 from everstep.model.status import ENDED
 from everstep.stores.opening import open_store
 from everstep.stores.protocol import RunRow
@@ -51,7 +52,7 @@ class Stage:
         """Start the program and return the number of its process."""
         environment = {**os.environ, "EVERSTEP_URL": self.url, "EVERSTEP_DEMO_LEDGER": self.ledger.url}
         environment |= {"EVERSTEP_DEMO_FOLDER": str(self.folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with open(self.folder / "output.txt", "ab") as output:
+        with open(append_to(self.folder / "output.txt"), "ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, str(self.program)], env=environment, stdout=output, stderr=output
             )

@@ -64,18 +64,19 @@ class Branches:
         self._known: OrderedDict[tuple[str, str], Standing] = OrderedDict()
         self._leaving: dict[tuple[str, str], Standing] = {}
         """Where graphs that run here are, if that is not where the checkpoint is that they go on from, by that."""
-        self._running: dict[str, list[Running]] = {}
-        """The graphs that run here, by thread."""
+        self._running: dict[str, Running] = {}
+        """The graph that runs each thread here, or did last."""
 
     def begin(self, thread: str, loop: Any, found: Loaded | None, *, is_addressed: bool) -> None:
         """A graph begins to run, from a checkpoint that it was told or from the newest."""
-        if any(there is loop for there, _ in self._here(thread)):
+        there = self._running.get(thread)
+        if there is not None and there.loop is loop:
             return  # it looks for the newest one as well
         standing = self._begins(thread, loop, found, is_addressed) if found is not None else Standing()
         with self._lock:
             if len(self._running) >= KNOWN_MAX:
-                self._running = {name: there for name, there in self._running.items() if any(one.loop for one in there)}
-            self._running[thread] = [*(one for _, one in self._here(thread)), Running(loop, standing)]
+                self._running = {name: there for name, there in self._running.items() if there.loop is not None}
+            self._running[thread] = Running(loop, standing)
 
     def _begins(self, thread: str, loop: Any, found: Loaded, is_addressed: bool) -> Standing:
         """Return where a graph is that goes on from a checkpoint."""
@@ -107,17 +108,10 @@ class Branches:
                 return True
         return False
 
-    def of_call(self, thread: str, configurable: dict[str, Any]) -> Standing:
+    def of_call(self, thread: str) -> Standing:
         """Return where the graph is that a node which is running belongs to."""
-        here = self._here(thread)
-        if len(here) > 1:
-            id = (configurable.get("checkpoint_map") or {}).get("")
-            here = [(loop, one) for loop, one in here if _is_at(loop, id)] or here
-        return here[-1][1].standing if here else Standing()
-
-    def _here(self, thread: str) -> list[tuple[Any, Running]]:
-        """Return the graphs that run a thread here, each with its loop, which then cannot go while it is looked at."""
-        return [(loop, one) for one in self._running.get(thread, ()) if (loop := one.loop) is not None]
+        there = self._running.get(thread)
+        return there.standing if there is not None and there.loop is not None else Standing()
 
     def of_state(self, thread: str, id: str, parent: str, source: str) -> Standing:
         """Return where a checkpoint is that is about to be saved."""
@@ -182,12 +176,6 @@ class Branches:
 
 def _standing_of(body: Body) -> Standing:
     return Standing(body.branch, body.skipped)
-
-
-def _is_at(loop: Any, id: Any) -> bool:
-    """Tell whether a graph is at a checkpoint. One that has just asked where it begins is at none yet."""
-    checkpoint = getattr(loop, "checkpoint", None)
-    return checkpoint is not None and checkpoint["id"] == id
 
 
 class Copied(NamedTuple):

@@ -13,6 +13,7 @@ from langgraph.store.base import (
     BaseStore,
     GetOp,
     IndexConfig,
+    InvalidNamespaceError,
     Item,
     ListNamespacesOp,
     MatchCondition,
@@ -25,7 +26,7 @@ from langgraph.store.base import (
 )
 from langgraph.store.base.embed import ensure_embeddings, get_text_at_path, tokenize_path
 
-from everstep.adapters import ChangeItems, SavedItem, ground_of
+from everstep.adapters import ChangeItems, SavedItem, ground_of, labels_of, namespace_of
 from everstep.errors import Damaged, Misuse
 from everstep.integrations.langgraph.serde import Allowed, StrictSerializer
 
@@ -92,6 +93,10 @@ class EverstepStore(BaseStore):
         if not self._shares:
             self._ground.close()
 
+    async def aclose(self) -> None:
+        """See `close`."""
+        await asyncio.to_thread(self.close)
+
     def __enter__(self) -> "EverstepStore":
         return self
 
@@ -99,6 +104,15 @@ class EverstepStore(BaseStore):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    async def __aenter__(self) -> "EverstepStore":
+        await self._ground.opened()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
     # -- operations -----------------------------------------------------------------------------------------------
     def batch(self, ops: Iterable[Op]) -> list[Result]:
@@ -115,7 +129,7 @@ class EverstepStore(BaseStore):
                 case ListNamespacesOp():
                     results.append(self._namespaces(op))
                 case PutOp():
-                    puts[_joined(op.namespace), op.key] = op
+                    puts[_joined(op.namespace), _checked(op.key)] = op
                     results.append(None)
                 case _:
                     raise Misuse(f"{type(op).__name__} is not an operation of a store.")
@@ -125,10 +139,7 @@ class EverstepStore(BaseStore):
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """See `batch`."""
-        given = list(ops)
-        if self._embeddings is not None:
-            return await asyncio.to_thread(self.batch, given)
-        return await self._ground.soon(self.batch, given)
+        return await self._ground.soon(self.batch, list(ops))
 
     def _write(self, puts: dict[tuple[str, str], PutOp], seen: Sequence[tuple[str, str, int]]) -> None:
         now, saved = self._ground.now(), self._ground.saved
@@ -148,7 +159,7 @@ class EverstepStore(BaseStore):
     # -- reading --------------------------------------------------------------------------------------------------
     def _get(self, op: GetOp, seen: list[tuple[str, str, int]]) -> Item | None:
         now = self._ground.now()
-        item = self._ground.saved.item(_joined(op.namespace), op.key, now)
+        item = self._ground.saved.item(_joined(op.namespace), _checked(op.key), now)
         if item is None:
             return None
         _note_seen(item, now, seen, wanted=op.refresh_ttl)
@@ -190,7 +201,7 @@ class EverstepStore(BaseStore):
         now, found, last = self._ground.now(), set[tuple[str, ...]](), ""
         while page := self._ground.saved.namespaces(now, last):
             last = page[-1]
-            names = [tuple(one.split(".")[:-1]) for one in page]
+            names = [tuple(labels_of(one)) for one in page]
             met = [one for one in names if all(_meets(one, condition) for condition in op.match_conditions or ())]
             found |= {one[: op.max_depth] for one in met}
         return sorted(found)[op.offset : op.offset + op.limit]
@@ -216,13 +227,24 @@ class EverstepStore(BaseStore):
 
 
 def _joined(namespace: tuple[str, ...]) -> str:
-    return "".join(f"{label}." for label in namespace)
+    """Return a namespace as it is stored: no two have the same text, and one below another begins with its text."""
+    for label in namespace:
+        if not isinstance(label, str):
+            raise InvalidNamespaceError(f"A label of a namespace is a text, not {type(label).__name__}.")
+    return namespace_of(namespace)
+
+
+def _checked(key: str) -> str:
+    """Return a key, if it is a text: a database would take 1 for "1"."""
+    if not isinstance(key, str):
+        raise Misuse(f"The key of an item is a text, not {type(key).__name__}.")
+    return key
 
 
 def _about(item: SavedItem) -> dict[str, Any]:
     created, updated = (datetime.fromtimestamp(at / SECOND, UTC) for at in (item.created_at, item.updated_at))
     return {
-        "namespace": tuple(item.namespace.split(".")[:-1]),
+        "namespace": tuple(labels_of(item.namespace)),
         "key": item.key,
         "created_at": created,
         "updated_at": updated,

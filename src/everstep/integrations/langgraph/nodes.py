@@ -8,6 +8,8 @@ superstep of each, and which call of that step it is in the node.
 
 import threading
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -115,12 +117,22 @@ def call_in_node(step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         from everstep.integrations.langgraph.tools import approve  # which needs this module
 
         number = CALLS.number(configurable, f"approval of {step.name}")
-        approve(step, args, kwargs, saver, config, f"approval {step.name} {number}")
+        ask = partial(approve, step, args, kwargs, saver, config, f"approval {step.name} {number}")
+        if step.is_async:
+            where = CALLS.number(configurable, step.name)
+            return _after(saver, ask, partial(recorded, saver, step, args, kwargs, config, where))
+        ask()
     return recorded(saver, step, args, kwargs, config, "")
 
 
+async def _after(saver: "EverstepSaver", ask: Callable[[], None], call: Callable[[], Any]) -> Any:
+    """Call an async step after a person was asked; the store is used on a thread."""
+    await saver.ground.soon(ask)
+    return await call()
+
+
 def recorded(
-    saver: "EverstepSaver", step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], config: Any, name: str
+    saver: "EverstepSaver", step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], config: Any, name: str | int
 ) -> Any:
     """Call a step at its place in a thread; with a name of its own for the call, that is its place in the node."""
     configurable, metadata = config["configurable"], config.get("metadata") or {}
@@ -136,7 +148,7 @@ def run_at(saver: "EverstepSaver", step: Any, config: Any, where: str | int) -> 
     configurable, metadata = config["configurable"], config.get("metadata") or {}
     thread = str(configurable["thread_id"])
     namespace = str(metadata.get("langgraph_checkpoint_ns", ""))
-    standing = saver.branches.of_call(thread, configurable)
+    standing = saver.branches.of_call(thread)
     begun = [saver.ground.born(thread), standing.branch]
     place = [thread, begun, saver.places.of(thread, namespace, metadata, standing), step.name, where]
     node, last = str(metadata.get("langgraph_node", "")), step.name.rpartition(".")[2]

@@ -1,13 +1,16 @@
 """The checkpointer: LangGraph's threads in an Everstep store."""
 
+import asyncio
 import sys
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import FrameType, TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
     BaseCheckpointSaver,
@@ -23,15 +26,17 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from everstep.adapters import CURRENT, SavedState, ground_of
-from everstep.errors import Damaged, Misuse
+from everstep.errors import Damaged, Misuse, ThreadActive
 from everstep.integrations.langgraph.branches import Branches
-from everstep.integrations.langgraph.nodes import Places
+from everstep.integrations.langgraph.nodes import SCRATCHPAD, Places
 from everstep.integrations.langgraph.serde import Allowed, StrictSerializer
 from everstep.integrations.langgraph.states import body_of
-from everstep.integrations.langgraph.threads import Loaded, Threads, log
+from everstep.integrations.langgraph.threads import HIDDEN, Loaded, Threads, log
 
 FRAMES_MAX: Final = 4
 """So far up the loop of a graph is looked for."""
+CHANGES: Final = ("bulk_update_state", "abulk_update_state")
+"""LangGraph's functions by which a person changes a state."""
 RANDOM_BITS: Final = 32
 KEEP_EACH: Final = 20
 """With `keep`: at least so many checkpoints come before old ones go."""
@@ -74,6 +79,10 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         """Close the store, if it was opened here."""
         self.ground.close()
 
+    async def aclose(self) -> None:
+        """See `close`."""
+        await asyncio.to_thread(self.close)
+
     def __enter__(self) -> "EverstepSaver":
         return self
 
@@ -83,12 +92,13 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         self.close()
 
     async def __aenter__(self) -> "EverstepSaver":
+        await self.ground.opened()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        await self.aclose()
 
     def get_next_version(self, current: int | str | None, channel: None) -> int | str:
         """Return a version after another: no two forks of a thread have the same.
@@ -111,6 +121,22 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Save a checkpoint. It is durable on return."""
+        self._refuse_change(config, sys._getframe(1))
+        return self._put(config, checkpoint, metadata, new_versions)
+
+    def _refuse_change(self, config: RunnableConfig, frame: FrameType | None) -> None:
+        """Refuse what a person changes beside a graph that runs. A node may do so: it is part of that."""
+        thread = _thread_of(config)[0]
+        if self.ground.is_run(thread) and _is_called_in(frame, *CHANGES) and not _is_in_node(thread):
+            self.ground.refuse_if_run(thread)
+
+    def _put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
         thread, namespace = _thread_of(config)
         saved: dict[str, Any] = {**checkpoint}
         values = saved.pop("channel_values")
@@ -150,45 +176,50 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
     # -- finding --------------------------------------------------------------------------------------------------
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return a checkpoint by its id, or the newest one that is sound."""
-        return self._get(config, _loop_of(sys._getframe(1)))
+        asking = _asking(sys._getframe(1))
+        if asking is not None and not asking.loop.is_nested:
+            _refuse_in_workflow()
+        return self._get(config, asking)
 
-    def _get(self, config: RunnableConfig, loop: Any) -> CheckpointTuple | None:
+    def _get(self, config: RunnableConfig, asking: "Asking | None") -> CheckpointTuple | None:
         thread, namespace = _thread_of(config)
-        if loop is not None and not loop.is_nested:
-            self._begin(thread, loop)
-        elif loop is not None:
+        if asking is not None and not asking.loop.is_nested:
+            self._begin(thread, asking)
+        elif asking is not None:
             self._note_place(config)
         id = get_checkpoint_id(config) or ""
         found = self.threads.find(thread, namespace, id)
-        if loop is not None and not loop.is_nested:
-            self.branches.begin(thread, loop, found, is_addressed=bool(id))
+        if asking is not None and not asking.loop.is_nested:
+            self.branches.begin(thread, asking.loop, found, is_addressed=bool(id))
         return self._tuple(thread, found) if found is not None else None
 
     def _note_place(self, config: RunnableConfig) -> None:
         """A graph begins to run in a node."""
-        thread, configurable = _thread_of(config)[0], config["configurable"]
-        self.places.note(thread, config, self.branches.of_call(thread, configurable))
+        thread = _thread_of(config)[0]
+        self.places.note(thread, config, self.branches.of_call(thread))
 
-    def _begin(self, thread: str, loop: Any) -> None:
+    def _begin(self, thread: str, asking: "Asking") -> None:
         """A graph begins to run: nobody else may run this thread until it has ended."""
-        if CURRENT.get() is not None:
-            raise Misuse(
-                "A graph that runs inside a workflow or a step needs no EverstepSaver: what it does is recorded in the "
-                "run. Compile it without a checkpointer, and await everstep.receive() in a node, not interrupt()."
-            )
-        ground = self.ground
-        ground.take(thread)
-        end = weakref.finalize(loop, ground.free, thread)
-        end.atexit = False
+        loop, ground = asking.loop, self.ground
+        if ground.is_run(thread, by=loop):
+            return  # it asks once more
+        right = ground.take(thread, loop, on=asking.on, may_be_left=asking.may_be_left)
+        gone = weakref.finalize(loop, ground.free_later, right)
+        gone.atexit = False
 
-        async def end_soon() -> None:
-            await ground.soon(end)
+        def end(kind: type[BaseException] | None, *_: Any) -> None:
+            gone.detach()
+            # A stream that was left is closed wherever the garbage is collected, also where locks are held.
+            (ground.free_later if kind is GeneratorExit else ground.free)(right)
 
-        push_async = getattr(loop.stack, "push_async_callback", None)
-        if push_async is not None:
-            push_async(end_soon)
+        async def end_soon(*_: Any) -> None:
+            gone.detach()
+            await ground.soon(ground.free, right)
+
+        if asking.on is not None:
+            loop.stack.push_async_exit(end_soon)
         else:
-            loop.stack.callback(end)
+            loop.stack.push(end)
 
     def _tuple(self, thread: str, found: Loaded, writes: Sequence[Any] | None = None) -> CheckpointTuple:
         row, load = found.row, self.serde.loads_typed
@@ -213,7 +244,7 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Give checkpoints, the newest first. The thread may be written to meanwhile."""
-        if config is not None and before is not None and _loop_of(sys._getframe(1)) is not None:
+        if config is not None and before is not None and _asking(sys._getframe(1)) is not None:
             self._note_place(config)  # in time travel a graph in a node asks for its checkpoint in this way
         if limit is not None and limit <= 0:
             return
@@ -266,20 +297,28 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         return {channel: _history(collected[channel], channel, seeds) for channel in channels}
 
     # -- forgetting and copying -----------------------------------------------------------------------------------
+    # What another process may not do while a graph runs, another call here may not either.
     def delete_thread(self, thread_id: str) -> None:
         """Delete all that a thread has."""
+        self.ground.refuse_if_run(str(thread_id))
         self.threads.forget_thread(str(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints that runs of LangGraph have made, with what was written in them."""
+        """Delete the checkpoints that runs of LangGraph have made, with what was written in them.
+
+        Those that delta channels of other checkpoints are made from are only hidden, and go with the last of these.
+        """
         states: dict[str, list[tuple[str, str]]] = {}
         for thread, namespace, id in self.ground.saved.of_origins([str(one) for one in run_ids]):
             states.setdefault(thread, []).append((namespace, id))
+        for thread in states:
+            self.ground.refuse_if_run(thread)
         for thread, gone in states.items():
-            self.threads.forget_states(thread, gone)
+            self._forget(thread, gone)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Let a thread have all that another one has."""
+        self.ground.refuse_if_run(str(target_thread_id))
         self.threads.copy(str(source_thread_id), str(target_thread_id))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
@@ -287,6 +326,7 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         if strategy not in ("keep_latest", "delete"):
             raise Misuse(f'strategy={strategy!r}: it is "keep_latest" or "delete".')
         for thread in map(str, thread_ids):
+            self.ground.refuse_if_run(thread)
             if strategy == "delete":
                 self.threads.forget_thread(thread)
             else:
@@ -295,14 +335,18 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
     def forget_threads(self, older_than: float) -> Sequence[str]:
         """Delete the threads that nobody has changed for so many seconds, and return their ids.
 
-        What their steps came to goes with the retention of runs (`everstep gc`), which leaves that of other threads.
+        Those that are run just now stay. What their steps came to goes with the retention of runs (`everstep gc`),
+        which leaves that of other threads.
         """
         until = self.ground.now() - round(older_than * 1_000_000)
-        gone: Sequence[str] = []
-        while found := self.ground.saved.threads(gone[-1] if gone else "", 100, until):
+        gone: list[str] = []
+        last = ""
+        while found := self.ground.saved.threads(last, 100, until):
             for thread in found:
-                self.threads.forget_thread(thread)
-            gone = [*gone, *found]
+                with suppress(ThreadActive):
+                    self.delete_thread(thread)
+                    gone.append(thread)
+            last = found[-1]
         return gone
 
     def _keep_newest(self, thread: str, count: int) -> None:
@@ -310,36 +354,45 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         rows: dict[str, list[SavedState]] = {}
         for row in self.threads.rows(thread, None):
             rows.setdefault(row.namespace, []).append(row)
-        gone: list[tuple[str, str]] = []
-        for namespace, there in rows.items():
-            kept: set[str] = set()
-            for row in there[:count]:
-                kept |= {row.id, *self._needed_by(thread, row)}
-            gone += [(namespace, row.id) for row in there if row.id not in kept]
-        if gone:
-            self.threads.forget_states(thread, gone)
+        self._forget(thread, [(row.namespace, row.id) for there in rows.values() for row in there[count:]])
 
-    def _needed_by(self, thread: str, row: SavedState) -> set[str]:
+    def _forget(self, thread: str, gone: Sequence[tuple[str, str]]) -> None:
+        """Forget states: those that others are made from are hidden, until they are not needed any more."""
+        rows = {(row.namespace, row.id): row for row in self.threads.rows(thread, None, hidden=True)}
+        unwanted = {place for place, row in rows.items() if row.origin == HIDDEN}.union(gone)
+        needed: set[tuple[str, str]] = set()
+        for place, row in rows.items():
+            if place not in unwanted:
+                needed |= self._needed_by(thread, row, rows)
+        hidden = [rows[place]._replace(origin=HIDDEN) for place in gone if place in needed]
+        self.threads.forget_states(thread, sorted(unwanted - needed), hidden)
+
+    def _needed_by(
+        self, thread: str, row: SavedState, rows: Mapping[tuple[str, str], SavedState]
+    ) -> set[tuple[str, str]]:
         """Return the states before one that its delta channels are made from."""
-        found = self.threads.load(thread, row)
-        counters = self.serde.loads_typed(found.body.metadata).get("counters_since_delta_snapshot") or {}
-        missing = {channel for channel in counters if channel not in found.body.refs}
-        needed: set[str] = set()
-        while missing and row.parent:
-            line = self.ground.saved.lineage(thread, row.namespace, row.parent)
-            for row in line:
-                needed.add(row.id)
-                missing -= self.threads.load(thread, row).body.refs.keys()
-                if not missing:
-                    return needed
-            if not line:
-                break
+        needed: set[tuple[str, str]] = set()
+        try:
+            body = body_of(thread, row)
+            metadata = self.serde.loads_typed(body.metadata)
+        except Damaged:
+            return needed
+        missing = set(metadata.get("counters_since_delta_snapshot") or {}) - body.refs.keys()
+        before = rows.get((row.namespace, row.parent))
+        while missing and before is not None:
+            needed.add((before.namespace, before.id))
+            with suppress(Damaged):
+                missing -= body_of(thread, before).refs.keys()
+            before = rows.get((before.namespace, before.parent))
         return needed
 
     # -- the same, in async code ----------------------------------------------------------------------------------
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
-        return await self.ground.soon(self._get, config, _loop_of(sys._getframe(1)))
+        asking = _asking(sys._getframe(1))
+        if asking is not None and not asking.loop.is_nested:
+            _refuse_in_workflow()
+        return await self.ground.soon(self._get, config, asking)
 
     async def alist(
         self,
@@ -350,7 +403,7 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """See `list`."""
-        if config is not None and before is not None and _loop_of(sys._getframe(1)) is not None:
+        if config is not None and before is not None and _asking(sys._getframe(1)) is not None:
             self._note_place(config)
         found = self.list(config, filter=filter, before=before, limit=limit)
         while (one := await self.ground.soon(next, found, None)) is not None:
@@ -364,7 +417,8 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """See `put`."""
-        return await self.ground.soon(self.put, config, checkpoint, metadata, new_versions)
+        self._refuse_change(config, sys._getframe(1))
+        return await self.ground.soon(self._put, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -400,6 +454,21 @@ def _thread_of(config: RunnableConfig) -> tuple[str, str]:
     return str(configurable["thread_id"]), configurable.get("checkpoint_ns", "")
 
 
+def _refuse_in_workflow() -> None:
+    if CURRENT.get() is not None:
+        raise Misuse(
+            "A graph that runs inside a workflow or a step needs no EverstepSaver: what it does is recorded in the "
+            "run. Compile it without a checkpointer, and await everstep.receive() in a node, not interrupt()."
+        )
+
+
+def _is_in_node(thread: str) -> bool:
+    """Tell whether this is called in a node of a graph that runs a thread."""
+    config = var_child_runnable_config.get()
+    configurable: Any = config.get("configurable") or {} if config is not None else {}
+    return SCRATCHPAD in configurable and str(configurable.get("thread_id")) == thread
+
+
 def _config(thread: str, namespace: str, id: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": id}}
 
@@ -411,8 +480,18 @@ def _history(writes: Sequence[PendingWrite], channel: str, seeds: Mapping[str, A
     return history
 
 
-def _loop_of(frame: FrameType | None) -> Any:
-    """Return the loop of a graph that is just beginning and asks for its checkpoint, or None.
+class Asking(NamedTuple):
+    """A graph that is just beginning and asks for its checkpoint."""
+
+    loop: Any
+    """LangGraph's own."""
+    on: asyncio.AbstractEventLoop | None
+    may_be_left: bool
+    """Whether it is streamed in async code: such a stream is closed only a moment after it was left."""
+
+
+def _asking(frame: FrameType | None) -> Asking | None:
+    """Return the graph that asks for its checkpoint, or None if somebody else does.
 
     LangGraph does not tell a saver where an invocation begins and ends. Its loop asks for the checkpoint when it is
     entered, and closes its stack when it is left.
@@ -423,6 +502,16 @@ def _loop_of(frame: FrameType | None) -> Any:
         if frame.f_code.co_name in ("__enter__", "__aenter__"):
             asking = frame.f_locals.get("self")
             if all(hasattr(asking, name) for name in ("stack", "checkpoint_config", "is_nested")):
-                return asking
+                on = asyncio._get_running_loop() if frame.f_code.co_name == "__aenter__" else None
+                return Asking(asking, on, on is not None and not _is_called_in(frame, "ainvoke"))
         frame = frame.f_back
     return None
+
+
+def _is_called_in(frame: FrameType | None, *names: str) -> bool:
+    """Tell whether one of these functions is among the next callers."""
+    for _ in range(FRAMES_MAX):
+        if frame is not None and frame.f_code.co_name in names:
+            return True
+        frame = frame.f_back if frame is not None else None
+    return False

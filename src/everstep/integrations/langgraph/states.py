@@ -6,121 +6,16 @@ MessagePack array are a header and then its elements, so those of the longer lis
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from threading import Lock
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import msgspec
+from everstep.adapters import Body, body_of
 
-from everstep.adapters import SavedPart, SavedState, SavedWrite, digest_of
-from everstep.errors import Damaged
+__all__ = ["Body", "body_of"]
+"""What others import from here although it stands elsewhere."""
 
 INLINE_BYTES_MAX: Final = 64
 """A value that is no larger is in the row of each state that has it."""
-WHOLE: Final = -1
-"""What stands for the number of elements of a value that is not a growing list."""
-
-
-class Ref(NamedTuple):
-    """Where the value of a channel is."""
-
-    version: Any
-    kind: str
-    inline: bytes | None = None
-    series: str = ""
-    number: int = 0
-    length: int = WHOLE
-    digest: bytes = b""
-
-
-class Body(NamedTuple):
-    """What is in the row of a state."""
-
-    checkpoint: tuple[str, bytes]
-    metadata: tuple[str, bytes]
-    refs: dict[str, Ref]
-    branch: str = ""
-    """In which branch of its thread it is: see `branches`."""
-    skipped: int = 0
-    """How many numbers of supersteps before it stand for copies of checkpoints."""
-    source: str = ""
-    """What LangGraph says that it came from: an input, a superstep, a change by a person, or another one."""
-
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode_body: Final = msgspec.msgpack.Decoder(Body).decode
-_decode_value: Final = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
-
-
-# -- rows and their digests ---------------------------------------------------------------------------------------
-def _digest(*parts: str | int | bytes) -> bytes:
-    return digest_of(_encode(parts))
-
-
-def state_row(thread: str, namespace: str, id: str, parent: str, origin: str, body: Body, at: int) -> SavedState:
-    """Return the row of a state."""
-    encoded = _encode(body)
-    return SavedState(namespace, id, parent, origin, encoded, _digest(thread, namespace, id, parent, encoded), at)
-
-
-def moved(thread: str, row: SavedState) -> SavedState:
-    """Return the same row for another thread."""
-    return row._replace(digest=_digest(thread, row.namespace, row.id, row.parent, row.body))
-
-
-def body_of(thread: str, row: SavedState) -> Body:
-    """Return what is in a row, if that is what was written."""
-    if _digest(thread, row.namespace, row.id, row.parent, row.body) != row.digest:
-        raise Damaged(f"The saved state {row.id} of thread {thread!r} does not match its digest.")
-    try:
-        return _decode_body(row.body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Damaged(f"The saved state {row.id} of thread {thread!r} cannot be read.") from error
-
-
-def write_row(
-    thread: str, namespace: str, state: str, call: str, place: int, path: str, channel: str, value: tuple[str, bytes]
-) -> SavedWrite:
-    """Return the row of a write."""
-    body = _encode(value)
-    digest = _digest(thread, namespace, state, call, place, path, channel, body)
-    return SavedWrite(namespace, state, call, place, path, channel, body, digest)
-
-
-def moved_write(thread: str, row: SavedWrite) -> SavedWrite:
-    """Return the same row for another thread."""
-    return row._replace(digest=_digest(thread, *row[:-1]))
-
-
-def value_of_write(thread: str, row: SavedWrite) -> tuple[str, bytes]:
-    """Return what was written, if it is what was written."""
-    if _digest(thread, *row[:-1]) != row.digest:
-        raise Damaged(
-            f"A write of call {row.call} in state {row.state} of thread {thread!r} does not match its digest."
-        )
-    return _decode_value(row.body)
-
-
-# -- values in parts ----------------------------------------------------------------------------------------------
-def first_digest(namespace: str, channel: str, series: str) -> bytes:
-    """Return what stands before the first part of a series."""
-    return _digest(namespace, channel, series)
-
-
-def next_digest(previous: bytes, value: bytes) -> bytes:
-    """Return the digest of a part: it covers all parts before it."""
-    return digest_of(previous + digest_of(value))
-
-
-def joined(namespace: str, channel: str, ref: Ref, parts: Sequence[SavedPart]) -> bytes:
-    """Return the bytes of a value that is in parts."""
-    digest = first_digest(namespace, channel, ref.series)
-    if len(parts) == ref.number + 1:
-        for part in parts:
-            digest = next_digest(digest, part.value)
-        if digest == ref.digest:
-            return b"".join(part.value for part in parts)
-    raise Damaged(f"The saved value of channel {channel!r} does not match its digest.")
 
 
 def is_array(data: bytes) -> bool:

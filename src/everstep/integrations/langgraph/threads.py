@@ -9,19 +9,17 @@ from typing import Any, Final
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from everstep.adapters import ChangeThread, Ground, SavedPart, SavedState, SavedWrite
-from everstep.errors import Damaged
-from everstep.integrations.langgraph.states import (
-    INLINE_BYTES_MAX,
+from everstep.adapters import (
     WHOLE,
     Body,
-    Recent,
+    ChangeThread,
+    Ground,
     Ref,
-    array,
+    SavedPart,
+    SavedState,
+    SavedWrite,
     body_of,
-    elements,
     first_digest,
-    is_array,
     joined,
     moved,
     moved_write,
@@ -30,6 +28,8 @@ from everstep.integrations.langgraph.states import (
     value_of_write,
     write_row,
 )
+from everstep.errors import Damaged
+from everstep.integrations.langgraph.states import INLINE_BYTES_MAX, Recent, array, elements, is_array
 
 log = logging.getLogger("everstep.langgraph")
 
@@ -37,6 +37,9 @@ PAGE: Final = 50
 LINGER_SECONDS: Final = 0.002
 RECENT_BYTES_MAX: Final = 64 * 2**20
 RECENT_REFS_BYTES_MAX: Final = 8 * 2**20
+
+HIDDEN: Final = "\0hidden"
+"""The origin of a state that was deleted while others were made from it: nobody finds it any more."""
 
 Place = tuple[str, str, str]
 """A state: its thread, namespace and id."""
@@ -211,7 +214,7 @@ class Threads:
         """Return a state by its id, or without one the newest that is sound."""
         if id:
             row = self.ground.saved.state(thread, namespace, id)
-            return self.load(thread, row) if row is not None else None
+            return self.load(thread, row) if row is not None and row.origin != HIDDEN else None
         for row in self.rows(thread, namespace, page=1):
             try:
                 return self.load(thread, row)
@@ -219,11 +222,16 @@ class Threads:
                 log.error("%s The state before it is used.", error)
         return None
 
-    def rows(self, thread: str, namespace: str | None, before: str = "", page: int = PAGE) -> Iterator[SavedState]:
-        """Give the states of a thread, the newest first. Others may write meanwhile."""
+    def rows(
+        self, thread: str, namespace: str | None, before: str = "", page: int = PAGE, *, hidden: bool = False
+    ) -> Iterator[SavedState]:
+        """Give the states of a thread, the newest first; also those that were deleted and are still needed, if wanted.
+
+        Others may write meanwhile.
+        """
         last = (before, "") if before else None
         while rows := self.ground.saved.states(thread, namespace, last, page):
-            yield from rows
+            yield from (row for row in rows if hidden or row.origin != HIDDEN)
             if len(rows) < page:
                 return
             last = rows[-1].id, rows[-1].namespace
@@ -262,11 +270,13 @@ class Threads:
         """Delete all that a thread has."""
         self.change(thread, everything=True)
 
-    def forget_states(self, thread: str, states: Sequence[tuple[str, str]]) -> None:
-        """Delete states with their writes, and the values that no other state has."""
+    def forget_states(self, thread: str, states: Sequence[tuple[str, str]], hidden: Sequence[SavedState] = ()) -> None:
+        """Delete states with their writes, and the values that no other state has; and hide others."""
+        if not states and not hidden:
+            return
         gone = set(states)
         needed: set[tuple[str, str, str]] = set()
-        for row in self.rows(thread, None):
+        for row in self.rows(thread, None, hidden=True):
             if (row.namespace, row.id) not in gone:
                 try:
                     refs = body_of(thread, row).refs
@@ -276,11 +286,11 @@ class Threads:
         unneeded = [series for series in self.ground.saved.series(thread) if series not in needed]
         for namespace, id in states:
             self._refs.drop((thread, namespace, id))
-        self.change(thread, forgotten=list(states), unneeded=unneeded)
+        self.change(thread, forgotten=list(states), unneeded=unneeded, states=hidden)
 
     def copy(self, source: str, target: str) -> None:
         """Let a thread have all that another one has, in the place of what it had."""
-        states = list(self.rows(source, None))
+        states = list(self.rows(source, None, hidden=True))
         for row in states:
             body_of(source, row)
         saved = self.ground.saved

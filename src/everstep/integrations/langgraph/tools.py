@@ -9,7 +9,7 @@ interrupted, for a person.
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Annotated, Any, Final
 
 from langchain_core.runnables.config import var_child_runnable_config
@@ -78,7 +78,7 @@ def _call(step: Any) -> Callable[..., Any]:
     def call(**kwargs: Any) -> Any:
         call_id = kwargs.pop(CALL_ID)
         begun = _begin(step, kwargs, call_id)
-        for _ in begun.saved():
+        while not begun.is_saved():
             time.sleep(PAUSE_SECONDS)
         begun.ask_person()
         while True:
@@ -94,9 +94,9 @@ def _async_call(step: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
     async def call(**kwargs: Any) -> Any:
         call_id = kwargs.pop(CALL_ID)
         begun = _begin(step, kwargs, call_id)
-        for _ in begun.saved():
+        while not await begun.soon(begun.is_saved):  # noqa: ASYNC110  # it becomes so in the store
             await asyncio.sleep(PAUSE_SECONDS)
-        begun.ask_person()
+        await begun.soon(begun.ask_person)
         while True:
             try:
                 return await begun.perform()
@@ -130,36 +130,45 @@ class ToolCall:
 
     def __init__(self, step: Any, kwargs: dict[str, Any], saver: Any, config: Any, call_id: str) -> None:
         self._step, self._kwargs, self._saver, self._config, self._id = step, kwargs, saver, config, call_id
+        self._until = time.monotonic() + SAVED_SECONDS_MAX
         if config["configurable"].get(DURABILITY) == "exit":
             arguments = digest_of(_stable_text(sorted(kwargs.items())).encode()).hex()
             number = CALLS.number(config["configurable"], f"{step.name} {arguments}")
             self._id = f"{arguments} {number}"
 
-    def saved(self) -> Iterator[None]:
-        """Give something as long as the checkpoint that asks for this call is not durable."""
+    async def soon(self, function: Callable[[], Any]) -> Any:
+        """Call what uses the store, on a thread."""
+        return await self._saver.ground.soon(function)
+
+    def is_saved(self) -> bool:
+        """Tell whether the checkpoint that asks for this call is durable."""
         configurable = self._config["configurable"]
         metadata = self._config.get("metadata") or {}
         namespace = graph_of(str(metadata.get("langgraph_checkpoint_ns", "")), metadata)
         id = (configurable.get("checkpoint_map") or {}).get(namespace)
         if configurable.get(DURABILITY) == "exit" or not id:
-            return
-        until = time.monotonic() + SAVED_SECONDS_MAX
-        reads = self._saver.ground.saved
-        while reads.state(str(configurable["thread_id"]), namespace, id) is None:
-            if time.monotonic() > until:
-                raise Misuse(
-                    f"The checkpoint {id} that asks for {self._step.name} was not saved in {SAVED_SECONDS_MAX:.0f} s."
-                )
-            yield
+            return True
+        if self._saver.ground.saved.state(str(configurable["thread_id"]), namespace, id) is not None:
+            return True
+        if time.monotonic() > self._until:
+            raise Misuse(
+                f"The checkpoint {id} that asks for {self._step.name} was not saved in {SAVED_SECONDS_MAX:.0f} s."
+            )
+        return False
 
     def ask_person(self) -> None:
         """Let a person approve just these arguments, if the tool wants that."""
         needs = getattr(self._step, "needs_approval", None)
         if needs is not None and needs((), self._kwargs):
             try:
-                approve(self._step, (), self._kwargs, self._saver, self._config, f"approval {self._id}")
+                approve(self._step, (), self._kwargs, self._saver, self._config, self._approval())
             except Refused as refused:
                 raise RefusedByPerson(str(refused)) from refused
+
+    def _approval(self) -> str:
+        """Return the name of the question. A model may give any id: none is the name of a step and a number."""
+        is_ours = self._config["configurable"].get(DURABILITY) == "exit"
+        return f"approval {self._id}" if is_ours or " " not in self._id else f"approval {self._id!r}"
 
     def perform(self) -> Any:
         """Do it, or return what it came to."""
@@ -172,9 +181,13 @@ class PlainCall(ToolCall):
     def __init__(self, step: Any, kwargs: dict[str, Any]) -> None:
         self._step, self._kwargs = step, kwargs
 
-    def saved(self) -> Iterator[None]:
+    async def soon(self, function: Callable[[], Any]) -> Any:
+        """Nothing here uses a store."""
+        return function()
+
+    def is_saved(self) -> bool:
         """Nothing is saved."""
-        return iter(())
+        return True
 
     def ask_person(self) -> None:
         """Nobody is asked outside of a graph; in a workflow the tool itself asks."""

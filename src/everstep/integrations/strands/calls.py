@@ -6,9 +6,11 @@ in a step's body, records what came of it, and emits the same events from the re
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from enum import Enum
 from typing import Any, Final
 
+from strands.agent._agent_as_tool import _AgentAsTool
 from strands.interrupt import Interrupt, InterruptException
 from strands.middleware.stages import ExecuteToolContext, InvokeModelContext
 from strands.models.model import Model
@@ -23,6 +25,7 @@ from strands.types.tools import AgentTool, ToolSpec, ToolUse
 
 import everstep
 from everstep.integrations.strands.standins import STEP
+from everstep.integrations.strands.states import Writes, noted, shared_state
 from everstep.testing import ledger
 
 for _error in (ContextWindowOverflowException, MaxTokensReachedException, ModelThrottledException):
@@ -111,15 +114,12 @@ class DurableModel(Model):
         return {"chunks": chunks, "model_state": storable(state) if model_state is not None else None}
 
 
-class DurableTool(AgentTool):
-    """A tool of which each call is a step. The call's id is part of its arguments, and so of its `everstep.key()`."""
+class _InItsPlace(AgentTool):
+    """What is called in the place of a tool."""
 
-    def __init__(self, tool: AgentTool, agent: Any, contract: dict[str, Any]) -> None:
+    def __init__(self, tool: AgentTool) -> None:
         super().__init__()
         self._tool = tool
-        self._agent = agent
-        self._raises = contract.get("effect") == "once" or "retry" in contract
-        self._step = everstep.step(self._do, name=name_of(tool.tool_name), **contract)
 
     @property
     def tool_name(self) -> str:
@@ -133,13 +133,62 @@ class DurableTool(AgentTool):
     def tool_type(self) -> str:
         return self._tool.tool_type
 
+
+class ClosedTool(_InItsPlace):
+    """A tool that is workflow code, such as an agent, and that is closed before its result is handed on.
+
+    Strands leaves a tool's generator at its last event, and the garbage collector closes it: in a run that is no moment
+    which a replay could find again. An agent that is left open has its lock taken, and never works again.
+    """
+
+    async def stream(
+        self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Give the tool's events."""
+        self._keep_to_the_history()
+        last = None
+        async with aclosing(self._tool.stream(tool_use, invocation_state, **kwargs)) as events:
+            async for event in events:
+                if isinstance(event, ToolInterruptEvent | ToolResultEvent):
+                    last = event
+                    break
+                yield event
+        if last is not None:
+            yield last
+
+    def _keep_to_the_history(self) -> None:
+        """In runs of the release that left agents open, an agent that was called before is taken still."""
+        if isinstance(self._tool, _AgentAsTool):
+            called = getattr(self._tool, "everstep_was_called", False)
+            if called and not everstep.patched("strands.agents-as-tools-are-closed"):
+                self._tool._lock.acquire(blocking=False)
+            self._tool.everstep_was_called = True  # type: ignore[attr-defined]
+
+
+class DurableTool(_InItsPlace):
+    """A tool of which each call is a step. The call's id is part of its arguments, and so of its `everstep.key()`."""
+
+    def __init__(self, tool: AgentTool, agent: Any, contract: dict[str, Any]) -> None:
+        super().__init__(tool)
+        self._agent = agent
+        self._raises = contract.get("effect") == "once" or "retry" in contract
+        self._step = everstep.step(self._do, name=name_of(tool.tool_name), **contract)
+
     async def stream(
         self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
         """Do it in a step, and emit what was recorded."""
-        live = (tool_use, invocation_state, kwargs)
-        done = await self._step(str(tool_use.get("toolUseId")), storable(tool_use.get("input")), live)
-        self._restore(done["state"])
+        state = shared_state(self._agent)
+        writes: Writes = {}
+        live = (tool_use, invocation_state, kwargs, writes)
+        try:
+            done = await self._step(str(tool_use.get("toolUseId")), storable(tool_use.get("input")), live)
+        except BaseException:
+            state.drop(writes)
+            raise
+        if done.get("state") is not None:
+            state.replace(done["state"])  # the release before recorded the whole state
+        state.settle(done.get("writes") or {})
         for data in done["streamed"]:
             yield ToolStreamEvent(tool_use, data)
         if done["interrupts"]:
@@ -148,19 +197,17 @@ class DurableTool(AgentTool):
             yield ToolResultEvent(done["result"])
 
     async def _do(self, id: str, input: Any, call: everstep.Live[Any]) -> dict[str, Any]:
-        tool_use, invocation_state, kwargs = call
-        before = self._state()
-        done: dict[str, Any] = {"result": None, "streamed": [], "interrupts": [], "state": None}
-        try:
-            async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
-                self._take(event, done)
-        except InterruptException as asked:
-            done["interrupts"] = [_question(asked.interrupt)]
+        tool_use, invocation_state, kwargs, writes = call
+        done: dict[str, Any] = {"result": None, "streamed": [], "interrupts": []}
+        with noted(self._agent, writes):
+            try:
+                async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
+                    self._take(event, done)
+            except InterruptException as asked:
+                done["interrupts"] = [_question(asked.interrupt)]
         if done["result"] is None and not done["interrupts"] and done["streamed"]:
             done["result"] = done["streamed"][-1]  # of a tool that is not Strands' own, the last value is the result
-        after = self._state()
-        if after != before:
-            done["state"] = storable(after)
+        done["writes"] = storable(writes)
         return done
 
     def _take(self, event: Any, done: dict[str, Any]) -> None:
@@ -174,18 +221,6 @@ class DurableTool(AgentTool):
             done["streamed"].append(storable(event.get("tool_stream_event", {}).get("data")))
         else:
             done["streamed"].append(storable(event))
-
-    def _state(self) -> dict[str, Any]:
-        return dict(self._agent.state.get())
-
-    def _restore(self, state: dict[str, Any] | None) -> None:
-        """Give the agent's state what the tool wrote to it: in a replay the tool does not run."""
-        if state is None:
-            return
-        for name in set(self._state()) - set(state):
-            self._agent.state.delete(name)
-        for name, value in state.items():
-            self._agent.state.set(name, value)
 
 
 def _question(interrupt: Interrupt) -> dict[str, Any]:
@@ -219,9 +254,10 @@ def tool_middleware(contracts: dict[str, dict[str, Any]]) -> Any:
 
     async def call_tool(context: ExecuteToolContext, go_on: Any) -> AsyncGenerator[Any, None]:
         tool = context.tool
-        if tool is not None and not is_control(tool):
+        if tool is not None:
             contract = contracts.get(tool.tool_name, {})
-            context = context.replace(tool=DurableTool(tool, context.agent, contract))
+            own = ClosedTool(tool) if is_control(tool) else DurableTool(tool, context.agent, contract)
+            context = context.replace(tool=own)
         async for event in go_on(context):
             yield event
 

@@ -14,7 +14,7 @@ import msgspec
 from strands.agent import Agent
 from strands.agent._agent_as_tool import _AgentAsTool
 from strands.agent._concurrency import _ConcurrencyController
-from strands.agent.state import AgentState
+from strands.agent.conversation_manager import SummarizingConversationManager
 from strands.hooks import HookOrder, HookRegistry
 from strands.hooks.events import BeforeNodeCallEvent
 from strands.interrupt import _InterruptState
@@ -30,6 +30,8 @@ from strands.tools.registry import ToolRegistry
 import everstep
 from everstep.errors import Misuse
 from everstep.integrations.strands.calls import DurableModel, Price, model_middleware, name_of, tool_middleware
+from everstep.integrations.strands.states import SharedState
+from everstep.integrations.strands.summaries import Summaries
 
 DEFAULT_NAME = "Strands Agents"
 
@@ -65,7 +67,7 @@ def _agent(agent: Agent, options: Options) -> Agent:
     name = _model_name(agent)
     own.model = DurableModel(agent.model, name, options.price, options.stream, options.model)
     own.messages = copy.deepcopy(agent.messages)
-    own.state = AgentState(agent.state.get())
+    own.state = SharedState(agent.state.get())
     own.event_loop_metrics = EventLoopMetrics()
     own.tool_caller = _ToolCaller(own)
     own.trace_span = None
@@ -80,6 +82,14 @@ def _agent(agent: Agent, options: Options) -> Agent:
     own.hooks = _hooks(agent.hooks, swapped, agent._session_manager)
     own.tool_registry = _tools(agent.tool_registry, options)
     own._middleware_registry = _middleware(agent, options)
+    if agent._aux_model is not None:
+        own._aux_model = DurableModel(agent._aux_model, f"{name}.aux", options.price, None, options.model)
+    if isinstance(own.conversation_manager, SummarizingConversationManager):
+        summarizer = own.conversation_manager.summarization_agent
+        summarizer = None if summarizer is None else _agent(summarizer, options)
+        summaries = Summaries(own.conversation_manager, summarizer, f"{name}.summary", options.model)
+        summaries.hook_into(own.hooks)
+        own._middleware_registry.add_middleware(InvokeModelStage, summaries.call_model)
     return own
 
 

@@ -11,10 +11,14 @@ from strands.multiagent.base import MultiAgentResult
 from strands.types.exceptions import EventLoopException
 
 import everstep
+from everstep.adapters import Generators
 from everstep.errors import Misuse
 from everstep.integrations.strands import standins
 from everstep.integrations.strands.calls import Price, storable
 from everstep.integrations.strands.copies import Options, own_copy
+
+OF_STRANDS = ("strands.", "everstep.integrations.strands.")
+"""The modules whose generators belong to a call. Those of hooks and tools belong to the application."""
 
 _DECLARED: "WeakValueDictionary[str, Durable]" = WeakValueDictionary()
 """What `durable(…, id=…)` has made in this process, by id: a run finds its agent here."""
@@ -31,6 +35,7 @@ class Durable:
         self._turn = 0
         self._before: dict[str, Any] | None = None
         self._own: Any = None
+        self._stream: _Stream | None = None
         self._is_of_a_run = standins.in_workflow()
         if id is not None:
             _DECLARED[id] = self
@@ -56,22 +61,38 @@ class Durable:
                 raise _outside()
             return await self._turn_async(prompt, options)
         own = self._inside()
-        result = await _unwrapped(own.invoke_async(prompt, **options))
+        result = await self._call(own, prompt, options)
         while interrupts := list(getattr(result, "interrupts", None) or ()):
             answers = await asyncio.gather(*(_asked(one) for one in interrupts))
             given = [
                 {"interruptResponse": {"interruptId": one.id, "response": answer}}
                 for one, answer in zip(interrupts, answers, strict=True)
             ]
-            result = await _unwrapped(own.invoke_async(given, **options))
+            result = await self._call(own, given, options)
         return result
 
-    async def stream_async(self, prompt: Any = None, **options: Any) -> AsyncIterator[Any]:
-        """Give the events of one call, from the record. An interrupt is the last event's, as in Strands."""
+    async def _call(self, own: Any, prompt: Any, options: dict[str, Any]) -> Any:
+        """Make one call, and leave nothing of it open: an agent that is left open has its lock taken."""
+        await self._close_stream()
+        with Generators() as begun:
+            try:
+                return await _unwrapped(own.invoke_async(prompt, **options))
+            finally:
+                await begun.close(OF_STRANDS)
+
+    def stream_async(self, prompt: Any = None, **options: Any) -> AsyncIterator[Any]:
+        """Give the events of one call, from the record. An interrupt is the last event's, as in Strands.
+
+        A stream that is left is closed when the agent is called again.
+        """
         if not standins.in_workflow():
             raise _outside()
-        async for event in self._inside().stream_async(prompt, **options):
-            yield event
+        return _Stream(self, prompt, options)
+
+    async def _close_stream(self) -> None:
+        if self._stream is not None and not self._stream.is_running:
+            left, self._stream = self._stream, None
+            await left.aclose()
 
     # -- outside of one ----------------------------------------------------------------------------------------------
     def __call__(self, prompt: Any = None, **options: Any) -> Any:
@@ -107,6 +128,46 @@ class Durable:
             for name, value in self._before["state"].items():
                 self._subject.state.set(name, value)
         return AgentResult.from_dict(result)
+
+
+class _Stream:
+    """The events of one call. It is no generator: when the garbage collector finds one, no replay could tell."""
+
+    def __init__(self, durable: Durable, prompt: Any, options: dict[str, Any]) -> None:
+        self._durable = durable
+        self._call = (prompt, options)
+        self._events: Any = None
+        self._begun = Generators()
+        self._is_closed = False
+        self.is_running = False
+
+    def __aiter__(self) -> "_Stream":
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._is_closed:
+            raise Misuse("This stream was left: its agent has been called again since. Read a stream to its end first.")
+        if self._events is None:
+            await self._durable._close_stream()
+            prompt, options = self._call
+            self._events = self._durable._inside().stream_async(prompt, **options)
+            if self._durable._stream is None:  # else that one is being read: Strands refuses this one
+                self._durable._stream = self
+        self.is_running = True
+        try:
+            with self._begun:
+                return await anext(self._events)
+        except BaseException:
+            await self._begun.close(OF_STRANDS)
+            raise
+        finally:
+            self.is_running = False
+
+    async def aclose(self) -> None:
+        """Leave it: what it has begun is closed."""
+        self._is_closed = True
+        with self._begun:
+            await self._begun.close(OF_STRANDS)
 
 
 @everstep.workflow(name="strands_turn")

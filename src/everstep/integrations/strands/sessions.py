@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from strands.session.repository_session_manager import RepositorySessionManager
 from strands.session.session_repository import SessionRepository
+from strands.types.agent import LocalAgent
+from strands.types.content import Message
 from strands.types.exceptions import SessionException
 from strands.types.session import Session, SessionAgent, SessionMessage
 
@@ -89,10 +91,22 @@ def _word(text: str) -> str:
     return word if len(word) <= WORD_LENGTH_MAX else f"{word[:40]}++{digest_of(text.encode()).hex()[:40]}"
 
 
+class _IsThere(SessionException):
+    """A session or an agent is entered already."""
+
+
+class _Taken(SessionException):
+    """The number of a message belongs to another message."""
+
+
 class EverstepRepository(SessionRepository):
     """Strands' sessions in an Everstep store. It can be used from any thread."""
 
     def __init__(self, url: str | None = None, **options: Any) -> None:
+        self._up_to_date: set[str] = set()
+        """The sessions in which all is written that was asked for before this process came."""
+        self._looked_at: set[tuple[str, str]] = set()
+        """The sessions and agents whose messages were read before the first one was written here."""
         self._opening = everstep.open(url, **options)
         self._app = self._opening.__enter__()
 
@@ -105,9 +119,13 @@ class EverstepRepository(SessionRepository):
     # -- sessions ----------------------------------------------------------------------------------------------------
     def create_session(self, session: Session, **kwargs: Any) -> Session:
         """Begin a session."""
+        is_there = _IsThere(f"There is a session {session.session_id} already.")
         if "session" in self._published(session.session_id):
-            raise SessionException(f"There is a session {session.session_id} already.")
-        self._write(session.session_id, "session", session.to_dict())
+            raise is_there
+        try:
+            self._write(session.session_id, "session", session.to_dict(), id="session")
+        except everstep.errors.IdConflict:
+            raise is_there from None
         return session
 
     def read_session(self, session_id: str, **kwargs: Any) -> Session | None:
@@ -118,7 +136,14 @@ class EverstepRepository(SessionRepository):
     # -- agents ------------------------------------------------------------------------------------------------------
     def create_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
         """Enter an agent."""
-        self._write(session_id, f"agent:{_word(session_agent.agent_id)}", session_agent.to_dict())
+        is_there = _IsThere(f"The session {session_id} has an agent {session_agent.agent_id} already.")
+        name = f"agent:{_word(session_agent.agent_id)}"
+        if name in self._published(session_id):
+            raise is_there
+        try:
+            self._write(session_id, name, session_agent.to_dict(), id=name)
+        except everstep.errors.IdConflict:
+            raise is_there from None
 
     def read_agent(self, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:
         """Return an agent, if it is entered."""
@@ -131,12 +156,32 @@ class EverstepRepository(SessionRepository):
         if before is None:
             raise SessionException(f"The session {session_id} has no agent {session_agent.agent_id}.")
         session_agent.created_at = before.created_at
-        self.create_agent(session_id, session_agent)
+        self._write(session_id, f"agent:{_word(session_agent.agent_id)}", session_agent.to_dict())
 
     # -- messages ----------------------------------------------------------------------------------------------------
     def create_message(self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any) -> None:
-        """Append a message."""
-        self._write(session_id, f"messages:{_word(agent_id)}", session_message.to_dict(), append=True)
+        """Append a message. Its number must be free; the same message once more is the same write."""
+        name, number = f"messages:{_word(agent_id)}", session_message.message_id
+        if (session_id, agent_id) not in self._looked_at:
+            if self._refuse_other(session_id, agent_id, session_message):
+                return
+            self._looked_at.add((session_id, agent_id))
+        try:
+            self._write(session_id, name, session_message.to_dict(), append=True, id=f"{name}:{number}")
+        except everstep.errors.IdConflict:
+            self._up_to_date.discard(session_id)  # the other one may be written only now
+            self._refuse_other(session_id, agent_id, session_message)
+
+    def _refuse_other(self, session_id: str, agent_id: str, session_message: SessionMessage) -> bool:
+        """Tell whether a message is there already, and refuse it if its number is that of another one."""
+        there = self.read_message(session_id, agent_id, session_message.message_id)
+        if there is not None and storable(there.message) != storable(session_message.message):
+            raise _Taken(
+                f"The session {session_id} has another message {session_message.message_id} of the agent {agent_id}: "
+                "another process has written to the session since this one opened it. Nothing of this call was "
+                "written. Open the session again, with a new manager and a new agent, and repeat the call."
+            )
+        return there is not None
 
     def read_message(self, session_id: str, agent_id: str, message_id: int, **kwargs: Any) -> SessionMessage | None:
         """Return a message, if there is one."""
@@ -148,7 +193,7 @@ class EverstepRepository(SessionRepository):
         if before is None:
             raise SessionException(f"The session {session_id} has no message {session_message.message_id}.")
         session_message.created_at = before.created_at
-        self.create_message(session_id, agent_id, session_message)
+        self._write(session_id, f"messages:{_word(agent_id)}", session_message.to_dict(), append=True)
 
     def list_messages(
         self, session_id: str, agent_id: str, limit: int | None = None, offset: int = 0, **kwargs: Any
@@ -175,10 +220,26 @@ class EverstepRepository(SessionRepository):
     def _run(self, session_id: str) -> Any:
         return self._app.start(strands_session, id=_run_of(session_id))
 
-    def _write(self, session_id: str, name: str, value: Any, *, append: bool = False) -> None:
-        self._run(session_id).ask("write", {"name": name, "value": storable(value), "append": append})
+    def _write(self, session_id: str, name: str, value: Any, *, append: bool = False, id: str | None = None) -> None:
+        """Let the run write. An id belongs to one write: the same is not done again, and another one is a conflict."""
+        self._run(session_id).ask("write", {"name": name, "value": storable(value), "append": append}, id=id)
+
+    def _bring_up_to_date(self, session_id: str) -> None:
+        """Wait for what an earlier process asked for: it was acknowledged, and the process may have ended before it.
+
+        Requests are written in their order, so one more is waited for.
+        """
+        if session_id in self._up_to_date:
+            return
+        self._up_to_date.add(session_id)
+        try:
+            self._app.get(_run_of(session_id)).status()
+        except everstep.errors.UnknownRun:
+            return
+        self._write(session_id, "opened", True)
 
     def _published(self, session_id: str) -> dict[str, Any]:
+        self._bring_up_to_date(session_id)
         try:
             found: dict[str, Any] = self._app.get(_run_of(session_id)).published()
         except everstep.errors.UnknownRun:
@@ -186,6 +247,7 @@ class EverstepRepository(SessionRepository):
         return found
 
     def _messages(self, session_id: str, agent_id: str) -> dict[int, SessionMessage]:
+        self._bring_up_to_date(session_id)
         found: dict[int, SessionMessage] = {}
         for value in _whole(stream_of(self._app, _run_of(session_id), f"messages:{_word(agent_id)}")):
             message = SessionMessage.from_dict(value)
@@ -205,7 +267,38 @@ class EverstepSessionManager(RepositorySessionManager):
 
     def __init__(self, session_id: str, *, url: str | None = None, **options: Any) -> None:
         self._repository = EverstepRepository(url, **options)
-        super().__init__(session_id=session_id, session_repository=self._repository)
+        self._behind: dict[str, _Taken] = {}
+        """By the ids of agents that another process has gone on with: what was said about it."""
+        try:
+            super().__init__(session_id=session_id, session_repository=self._repository)
+        except _IsThere:  # another process was quicker
+            super().__init__(session_id=session_id, session_repository=self._repository)
+
+    def initialize(self, agent: LocalAgent, **kwargs: Any) -> None:
+        """Enter an agent, or give it what the session has of it."""
+        try:
+            super().initialize(agent, **kwargs)
+        except _IsThere:  # another process was quicker: its agent is the one to go on with
+            del self._latest_agent_message[agent.agent_id]
+            self._is_new_session = False
+            super().initialize(agent, **kwargs)
+
+    def append_message(self, message: Message, agent: LocalAgent, **kwargs: Any) -> None:
+        """Append a message. An agent that another process has gone on with is refused, again and again."""
+        before = self._latest_agent_message[agent.agent_id]
+        try:
+            super().append_message(message, agent, **kwargs)
+        except BaseException as error:
+            self._latest_agent_message[agent.agent_id] = before  # else the next one would have a number that is free
+            if isinstance(error, _Taken):
+                self._behind[agent.agent_id] = error
+            raise
+
+    def sync_agent(self, agent: LocalAgent, **kwargs: Any) -> None:
+        """Write an agent's state. Not over that of another process that has gone on with the agent."""
+        if (error := self._behind.get(agent.agent_id)) is not None:
+            raise _Taken(str(error))
+        super().sync_agent(agent, **kwargs)
 
     def close(self) -> None:
         """Give the session back."""

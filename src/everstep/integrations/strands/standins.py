@@ -21,6 +21,9 @@ STEP: Final[Any] = type(everstep.step(lambda: None, name="nothing"))
 POLL_SECONDS: Final = 0.1
 """How long a graph waits before it looks again whether its nodes are done. They tell it anyway, when they are."""
 
+CANCEL_POLL_SECONDS: Final = 0.05
+"""How long an agent that another one calls waits before it looks again whether that one was cancelled."""
+
 
 def in_workflow() -> bool:
     """Tell whether workflow code is running here, and not the body of a step."""
@@ -71,6 +74,13 @@ async def _wait_for(awaitable: Awaitable[Any], timeout: float | None) -> Any:  #
     return await asyncio.wait_for(awaitable, timeout)
 
 
+async def _sleep(seconds: float, result: Any = None) -> Any:  # as asyncio has it
+    """A called agent looks for a cancel whenever it goes on anyway: in a run it need not wake for that."""
+    if seconds == CANCEL_POLL_SECONDS and in_workflow() and everstep.patched("strands.cancels-are-not-polled"):
+        await asyncio.get_running_loop().create_future()
+    return await asyncio.sleep(seconds, result)
+
+
 _PLACES: Final = {
     "time": (
         "strands.event_loop.streaming",
@@ -80,7 +90,7 @@ _PLACES: Final = {
         "strands.tools.executors._executor",
     ),
     "uuid": ("strands.event_loop.event_loop", "strands.telemetry.metrics", "strands.types.content"),
-    "asyncio": ("strands.multiagent.graph", "strands.tools.decorator"),
+    "asyncio": ("strands.agent.agent", "strands.multiagent.graph", "strands.tools.decorator"),
 }
 
 
@@ -90,7 +100,7 @@ def install() -> None:
     stand_ins = {
         "time": _StandIn(time, time=_time, monotonic=_monotonic),
         "uuid": _StandIn(uuid, uuid4=_uuid4),
-        "asyncio": _StandIn(asyncio, to_thread=_to_thread, wait_for=_wait_for),
+        "asyncio": _StandIn(asyncio, sleep=_sleep, to_thread=_to_thread, wait_for=_wait_for),
     }
     for name, places in _PLACES.items():
         for place in places:

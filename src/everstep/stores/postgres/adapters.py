@@ -1,6 +1,8 @@
 """How values go to PostgreSQL and come back.
 
-Texts are escaped (see stores/sql/nul.py). What is written all the time goes another way (see direct.py).
+Texts are escaped (see stores/sql/nul.py), and in UTF-8, as each session or transaction of the store says: what psycopg
+takes for the encoding may be that of a pooler's next transaction. What is written all the time goes another way (see
+direct.py).
 Numbers and truth values are always 8 bytes: a statement is then prepared once, whatever its values.
 """
 
@@ -20,17 +22,17 @@ class TextDumper(StrBinaryDumper):
 
     def dump(self, obj: str) -> Any:
         """Return the bytes of a text."""
-        return super().dump(escaped(obj))
+        return escaped(obj).encode()
 
 
 class _BinaryText(TextBinaryLoader):
     def load(self, data: Any) -> Any:
-        return unescaped(super().load(data))  # type: ignore[arg-type]  # the client's encoding is UTF-8
+        return unescaped(bytes(data).decode())
 
 
 class _PlainText(TextLoader):
     def load(self, data: Any) -> Any:
-        return unescaped(super().load(data))  # type: ignore[arg-type]
+        return unescaped(bytes(data).decode())
 
 
 def adapt(context: "psycopg.Connection[Any] | psycopg.RawCursor[Any]") -> None:

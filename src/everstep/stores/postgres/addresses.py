@@ -22,13 +22,15 @@ class Address(NamedTuple):
     """Whether a pooler stands in between that gives each transaction another session."""
     shown: str
     """The URL for people."""
+    owner: str = ""
+    """The role that the tables belong to, if it is one that could not be trusted otherwise."""
 
 
 def address_of(url: str) -> Address:
-    """Take a URL apart: `postgresql://…?schema=…&pooler=on`, and anything else that libpq knows."""
+    """Take a URL apart: `postgresql://…?schema=…&pooler=on&owner=…`, and anything else that libpq knows."""
     whole, _, query = url.partition("?")
     asked = parse_qsl(query, keep_blank_values=True)
-    ours = {name: value for name, value in asked if name in ("schema", "pooler")}
+    ours = {name: value for name, value in asked if name in ("schema", "pooler", "owner")}
     rest = [(name, value) for name, value in asked if name not in ours]
     schema = ours.get("schema", DEFAULT_SCHEMA)
     if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
@@ -38,7 +40,8 @@ def address_of(url: str) -> Address:
         raise Misuse(f"pooler={ours['pooler']}: it is on (for one in transaction mode, as PgBouncer's) or off.")
     seen = [(name, value) for name, value in rest if name not in ("password", "sslpassword")]
     seen += [("schema", schema)] if schema != DEFAULT_SCHEMA else []
-    return Address(_joined(whole, rest), schema, pooler, _joined(_PASSWORD.sub(r"\1@", whole), seen))
+    shown = _joined(_PASSWORD.sub(r"\1@", whole), seen)
+    return Address(_joined(whole, rest), schema, pooler, shown, ours.get("owner", ""))
 
 
 def _joined(whole: str, query: list[tuple[str, str]]) -> str:

@@ -19,14 +19,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import psycopg
 
 from everstep.errors import Damaged, Misuse, StoreError
 from everstep.model.crash_points import crash_point
-from everstep.model.status import ENDED
+from everstep.model.status import ENDED, UNFINISHED
+from everstep.stores.brief import QUICK_SECONDS, Busy, briefly, refuse_when_brief
 from everstep.stores.postgres.addresses import Address
 from everstep.stores.postgres.connections import (
     PAUSE_SECONDS_MIN,
@@ -36,6 +37,8 @@ from everstep.stores.postgres.connections import (
     Patience,
     PatienceWithSetbacks,
     Setback,
+    Slow,
+    begin,
     close_quietly,
     connect,
     outage_of,
@@ -43,13 +46,12 @@ from everstep.stores.postgres.connections import (
     translated,
 )
 from everstep.stores.postgres.heads import Heads
-from everstep.stores.postgres.news import is_news
+from everstep.stores.postgres.news import is_news, puts_back
 from everstep.stores.postgres.threads import do_changes, only_add
 from everstep.stores.postgres.transaction import PostgresStatements, Transaction, UnitFails
 from everstep.stores.protocol import (
     Accepted,
     Append,
-    Busy,
     Claim,
     Claimed,
     Failed,
@@ -67,8 +69,6 @@ from everstep.stores.sql.sqlstates import GIVE_WAY
 
 R = TypeVar("R")
 
-BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
-"""Behind a pooler a role's own settings are in force: what matters is said in each transaction."""
 DEADLOCKS_MAX: Final = 20
 """How often in a row a transaction that gave way to another one is tried again at once, without a pause."""
 TOGETHER_MAX: Final = 2
@@ -86,11 +86,18 @@ WAIT_SECONDS: Final = 2.0
 """So long other transactions than commits wait for the connection."""
 
 
+class Tell(Protocol):
+    """Lets others know of something; `returns`: of runs that were put back."""
+
+    def __call__(self, *, returns: bool = False) -> None: ...
+
+
 class Work:
     """A batch on its way: what is decided, and what may have been committed although nobody has heard so."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = list(operations)
+        self.began = time.monotonic()
         self.verdicts: dict[int, Verdict] = {}
         self.is_doubtful = False
         """Whether units of it may have been written by a session that was lost."""
@@ -117,7 +124,7 @@ class Writer:
         places: int,
         durability: Durability,
         patience: Patience,
-        tell: Callable[[], None],
+        tell: Tell,
     ) -> None:
         self.patience = patience
         self._address = address
@@ -138,22 +145,35 @@ class Writer:
         """Do a batch. See `Store.commit`."""
         if not operations:
             return []
-        began = time.monotonic()
+        if patient:
+            began = time.monotonic()
+            verdicts = self._commit(operations, patient=True)
+            self.patience.is_slow = self.patience.is_slow and time.monotonic() - began > QUICK_SECONDS
+            return verdicts
+        if self.patience.is_slow:
+            raise Busy
+        return briefly(self._commit, operations, patient=False)
+
+    def _commit(self, operations: Sequence[Operation], *, patient: bool) -> list[Verdict]:
         if not self._lock.acquire(blocking=patient):
             raise Busy
         try:
             work, compared = self._work_for(operations), self.heads.comparisons
             self._finish(work, patient)
+            is_late = time.monotonic() - work.began > SLOW_SECONDS
+            if is_late and not patient:
+                self._unfinished = work
+                raise Busy  # what has to be asked next may take long
             verdicts = [work.verdicts[place] for place in range(len(work.operations))]
             refused = self.heads.note(work.operations, verdicts)
             if refused or self.heads.comparisons != compared:
                 verdicts = self._compared(work.operations, verdicts)
-            if time.monotonic() - began > SLOW_SECONDS:
+            if is_late:
                 verdicts = self._rechecked(work.operations, verdicts)
         finally:
             self._lock.release()
         if any(map(is_news, work.operations, verdicts)):
-            self._tell()
+            self._tell(returns=any(map(puts_back, work.operations)))
         return verdicts
 
     def _compared(self, operations: Sequence[Operation], verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -164,7 +184,7 @@ class Writer:
         appends = {operation.run for operation in operations if isinstance(operation, Append)}
         try:
             lost = self.heads.compare(self._statements, sorted(appends))
-        except psycopg.Error:
+        except (psycopg.Error, Slow):
             self.heads.forget_server()
             self._drop()  # all are compared when there is a connection again
             lost = set()
@@ -237,7 +257,10 @@ class Writer:
         if not patient:
             # The caller comes again, patiently, with the same operations.
             self._unfinished = work
-            self._patience_with(outage).note(outage)
+            if isinstance(outage, Slow):
+                self.patience.is_slow = True
+            else:
+                self._patience_with(outage).note(outage)
             raise Busy from outage
         self._wait(outage)
 
@@ -380,6 +403,7 @@ class Writer:
         It does not wait out an outage, nor for a commit that does. But what fails for a reason that says nothing about
         it is done again: `do` must be such that doing it twice is the same as once.
         """
+        refuse_when_brief()
         if not self._lock.acquire(timeout=WAIT_SECONDS):
             raise translated(Outage("a commit is waiting for it"), self._address.shown)
         try:
@@ -469,7 +493,7 @@ class Writer:
         return self._connection
 
     def _begin(self) -> None:
-        self._open_connection().execute(BEGIN)
+        begin(self._open_connection())
 
     def _end(self) -> None:
         self._open_connection().execute("COMMIT")
@@ -542,6 +566,7 @@ def _simple_claims(batch: Batch) -> list[Claim]:
     everything = (*batch.appends, *batch.starts, *(one for _, one in batch.others))
     mentioned = Counter(run for one in everything for run in runs_mentioned(one))
     claims = [one for _, one in batch.others if isinstance(one, Claim) and mentioned[one.run] == 1 and one.queued]
+    claims = [one for one in claims if UNFINISHED.issuperset(one.statuses)]  # an ended run may be being deleted
     return [one for one in claims if (one.worker, one.statuses) == (claims[0].worker, claims[0].statuses)]
 
 

@@ -4,27 +4,36 @@ A lost connection is not a failure: the server was restarted, or a cable was pul
 it lasts, and then asks what of its last transaction was done. Whoever reads waits for a moment and is then told.
 """
 
+import contextlib
+import math
 import os
+import select
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Literal, TypeVar
 
 import psycopg
-from psycopg import errors
+from psycopg import errors, pq
+from psycopg.abc import PQGen
+from psycopg.waiting import Ready, Wait
 
 from everstep.errors import Damaged, Misuse, StoreError, StoreFailed, StoreFull, StoreReadOnly, StoreUnusable
 from everstep.model.untrusted import logger
+from everstep.stores.brief import waits_until
 from everstep.stores.postgres.adapters import adapt
-from everstep.stores.postgres.addresses import Address
+from everstep.stores.postgres.addresses import DEFAULT_SCHEMA, Address
+from everstep.stores.postgres.queries import statements
 from everstep.stores.sql.sqlstates import Ground, ground_of
 
 log = logger("everstep.store")
 
 Durability = Literal["power", "process"]
-Connection = psycopg.Connection[Any]
+R = TypeVar("R")
 
 CONNECT_SECONDS: Final = 10
+PING_SECONDS: Final = 3
+"""How long it is tried to find out why a connection could not be made."""
 PAUSE_SECONDS_MIN: Final = 0.02
 PAUSE_SECONDS_MAX: Final = 0.5
 REMINDER_SECONDS: Final = 30.0
@@ -32,19 +41,41 @@ REMINDER_SECONDS: Final = 30.0
 
 VERSION_MIN: Final = 140000
 
-PLANS: Final = "-c jit=off -c enable_seqscan=off -c plan_cache_mode=force_generic_plan"
+BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE NOT DEFERRABLE"
+BEGIN_TO_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY NOT DEFERRABLE"
+
+
+def as_options(settings: Mapping[str, str]) -> str:
+    """Return settings as libpq's `options` have them."""
+    return " ".join(f"-c {name}=" + value.replace("\\", "\\\\").replace(" ", "\\ ") for name, value in settings.items())
+
+
+_PLANS: Final = {"jit": "off", "enable_seqscan": "off", "plan_cache_mode": "force_generic_plan"}
+_PLANS_OF_WRITER: Final = {**_PLANS, "enable_mergejoin": "off"}
+PLANS: Final = as_options(_PLANS)
 """Everything is found by an index. A plan that was made while a table was small stays right when it has grown, and is
 made once: however large a store is, what a worker asks all the time takes the same."""
-PLANS_OF_WRITER: Final = f"{PLANS} -c enable_mergejoin=off"
-RULES: Final = (
-    "-c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off "
-    "-c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0 "
-    "-c array_nulls=on"
-)
+PLANS_OF_WRITER: Final = as_options(_PLANS_OF_WRITER)
+RULES: Final = {
+    "search_path": "pg_catalog, pg_temp",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "standard_conforming_strings": "on",
+    "transform_null_equals": "off",
+    "array_nulls": "on",
+    "row_security": "off",
+}
 """What a role or a database may have set otherwise, and must not be otherwise here.
 
-How values are shown (DateStyle, TimeZone, bytea_output …) and what a literal means are left to the role: no statement
-of a store depends on them, and those of atomic steps may. `session_replication_role` only a superuser may set.
+With this `search_path` an operator, a type or a function is the server's own, whatever others have put into schemas
+that the role would look into. `row_security` is off so that a policy which hides rows from this role is an error: a row
+that is not seen must not be taken for one that is not there. How values are shown (DateStyle, TimeZone, bytea_output …)
+is left to the role: no statement of a store depends on it. `session_replication_role` only a superuser may set.
 """
 VERSION_17: Final = 170000
 SINCE_17: Final = "transaction_timeout"
@@ -58,12 +89,75 @@ KEEPALIVE: Final = {
     "tcp_user_timeout": "10000",
 }
 """So that a server which is gone is noticed in a quarter of a minute, whatever the network says."""
+LOOKS_AT_POOLER: Final = 3
+UNSAID_POOLER: Final = "unsupported startup parameter"
+"""What PgBouncer says to the settings of a session, unless it was told to pass over them."""
 
+_has_poll: Final = hasattr(select, "poll")
 _open_connections: "weakref.WeakSet[Connection]" = weakref.WeakSet()
 
 
 class Outage(Exception):
     """The server cannot be reached just now, or the connection was lost."""
+
+
+class Slow(Outage):
+    """The server has not answered for as long as the loop of an application waits. It may answer yet."""
+
+
+def wait_for_socket(fileno: int, *, reading: bool = True, writing: bool = False) -> tuple[bool, bool]:
+    """Wait until a socket can be read or written, and tell which. Raises `Slow` when a loop has waited long enough."""
+    until = waits_until()
+    left = None if until is None else max(0.0, until - time.monotonic())
+    if _has_poll:
+        poll = select.poll()
+        poll.register(fileno, (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0))
+        found = poll.poll(None if left is None else math.ceil(left * 1000))
+        if found:
+            event = found[0][1]
+            return bool(event & ~select.POLLOUT), bool(event & select.POLLOUT)
+    else:
+        readable, writable, _ = select.select([fileno] if reading else [], [fileno] if writing else [], [], left)
+        if readable or writable:
+            return bool(readable), bool(writable)
+    raise Slow("it has not answered yet")
+
+
+class Connection(psycopg.Connection[Any]):
+    """A connection of a store, whose answers the loop of an application waits for only briefly."""
+
+    said: dict[str, str] | None = None
+    """The settings that each transaction says for itself: behind a pooler a session is anybody's. None if the session
+    has them."""
+    unanswered: "PQGen[Any] | None" = None
+    """What a loop has asked, and did not wait for."""
+
+    def wait(self, gen: "PQGen[R]", *args: Any, **named: Any) -> R:
+        """Wait for an answer; on a thread that waits only briefly, raise `Slow` in time."""
+        if waits_until() is None:
+            return super().wait(gen, *args, **named)
+        try:
+            wanted = next(gen)
+            while True:
+                can_read, can_write = wait_for_socket(
+                    self.pgconn.socket, reading=bool(wanted & Wait.R), writing=bool(wanted & Wait.W)
+                )
+                wanted = gen.send(Ready((Ready.R if can_read else 0) | (Ready.W if can_write else 0)))
+        except StopIteration as done:
+            answer: R = done.value
+            return answer
+        except Slow:
+            self.unanswered = gen
+            raise
+
+    def take_answer(self) -> None:
+        """Wait for what was asked and not waited for, so that the connection is of use again."""
+        gen, self.unanswered = self.unanswered, None
+        if gen is not None:
+            try:
+                super().wait(gen)
+            except psycopg.Error:
+                pass  # whoever asked it asks again, and is told
 
 
 class Setback(Outage):
@@ -75,25 +169,122 @@ class Setback(Outage):
     """
 
 
-def connect(address: Address, name: str, *, durability: Durability, writing: bool = False) -> Connection:
-    """Open a connection with the settings of every connection. Raises `Outage`."""
+def connect(
+    address: Address, name: str, *, durability: Durability, writing: bool = False, own_path: bool = True
+) -> Connection:
+    """Open a connection with the settings of every connection. Raises `Outage`.
+
+    Without `own_path` names are looked for as the role has it: for statements of a user's.
+    """
+    settings = {**RULES, **(_PLANS_OF_WRITER if writing else _PLANS)}
+    settings["synchronous_commit"] = "on" if durability == "power" else "off"
+    if not own_path:
+        del settings["search_path"]
+    parameters = _parameters(address, name, writing)
+    if not address.pooler:
+        given = psycopg.conninfo.conninfo_to_dict(address.server)
+        parameters["options"] = f"{given.get('options', '')} {as_options(settings)}".strip()
+    connection = _connected(address, parameters)
+    adapt(connection)
+    connection.prepared_max = 400
+    settings |= {"client_encoding": "UTF8", SINCE_17: "0"}
+    if address.pooler:
+        connection.prepare_threshold = None
+        connection.said = _of_transaction(settings)
+    else:
+        _make_sure(connection, address, settings)
+    _open_connections.add(connection)
+    return connection
+
+
+def _of_transaction(settings: dict[str, str]) -> dict[str, str]:
+    """Return the settings that a transaction says after its BEGIN, which says the rest."""
+    return {name: value for name, value in settings.items() if not name.startswith("default_")}
+
+
+def _parameters(address: Address, name: str, writing: bool) -> dict[str, Any]:
     given = psycopg.conninfo.conninfo_to_dict(address.server)
     wishes: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, **KEEPALIVE}
     if writing or "," in str(given.get("host", "")):  # of several hosts one may be a standby that lags behind
-        wishes["target_session_attrs"] = "read-write"
-    settings = {key: value for key, value in wishes.items() if key not in given}
-    settings |= {"application_name": name, "client_encoding": "UTF8"}
-    if not address.pooler:
-        commit = "on" if durability == "power" else "off"
-        plans = PLANS_OF_WRITER if writing else PLANS
-        settings["options"] = f"{given.get('options', '')} {plans} {RULES} -c synchronous_commit={commit}".strip()
-    connection = _connected(address, settings)
-    connection.prepared_max = 400
-    if address.pooler:
-        connection.prepare_threshold = None
-    adapt(connection)
-    _open_connections.add(connection)
-    return connection
+        wishes["target_session_attrs"] = "primary"  # be a session read-only: its transactions say that they write
+    parameters = {key: value for key, value in wishes.items() if key not in given}
+    return {**parameters, "application_name": name, "client_encoding": "UTF8"}
+
+
+def _make_sure(connection: Connection, address: Address, settings: dict[str, str]) -> None:
+    """Make sure that the settings are in force: a pooler may have dropped what the connection began with.
+
+    Then each transaction says them. A session that a pooler may give to others is never changed.
+    """
+    both = (list(settings), list(settings.values()))
+    try:
+        if connection.execute(statements(address.schema)["settings_missing"], both).fetchall():
+            connection.said = _of_transaction(settings)
+            # A statement would be prepared before its transaction, where the role's timeouts are in force.
+            connection.prepare_threshold = None
+    except psycopg.Error as error:
+        outage = outage_of(error, connection)
+        close_quietly(connection)
+        raise outage or Outage(_one_line(error)) from error
+    except BaseException:
+        close_quietly(connection)
+        raise
+
+
+def said_by(connection: Any) -> tuple[list[str], list[str]] | None:
+    """Return the names and values that each transaction on a connection says; None if its session has them."""
+    said: dict[str, str] | None = getattr(connection, "said", None)
+    return None if said is None else (list(said), list(said.values()))
+
+
+def begin(connection: Connection, how: str = BEGIN) -> None:
+    """Begin a transaction that says for itself what it depends on."""
+    connection.execute(how)
+    if said := said_by(connection):
+        connection.execute(statements(DEFAULT_SCHEMA)["say_for_transaction"], said)  # it names no table
+
+
+@contextlib.contextmanager
+def transaction(connection: Connection) -> Iterator[None]:
+    """Within the block there is such a transaction; an error rolls it back."""
+    begin(connection)
+    try:
+        yield
+    except BaseException:
+        if not connection.closed:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def refuse_unsaid_pooler(connection: Connection, address: Address) -> None:
+    """Raise `StoreUnusable` if transactions go to changing sessions and the URL does not say so.
+
+    A pooler tells its clients process numbers of its own, so most addresses cost one question. Behind one in session
+    mode each connection keeps its session; in transaction mode another's transaction takes it away, unless others have
+    just come between, so that is tried a few times.
+    """
+    if address.pooler or (before := _session_of(connection, address)) == connection.info.backend_pid:
+        return
+    for _ in range(LOOKS_AT_POOLER):
+        with _connect(address, _parameters(address, "everstep looks", False)) as other, other.transaction():
+            _session_of(other, address)
+            if _session_of(connection, address) != before:
+                raise StoreUnusable(unsaid_pooler(address))
+
+
+def unsaid_pooler(address: Address) -> str:
+    """Return what to say about such a pooler."""
+    return (
+        f"Between here and {address.shown} is a pooler that gives each transaction another session. "
+        "Say so in the URL, and Everstep keeps nothing in a session: …?pooler=on. Nothing was changed."
+    )
+
+
+def _session_of(connection: Connection, address: Address) -> int:
+    row = connection.execute(statements(address.schema)["session"], prepare=False).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def _connected(address: Address, settings: dict[str, Any]) -> Connection:
@@ -119,9 +310,20 @@ def _connected(address: Address, settings: dict[str, Any]) -> Connection:
 
 def _connect(address: Address, settings: dict[str, Any]) -> Connection:
     try:
-        return psycopg.connect(address.server, autocommit=True, cursor_factory=psycopg.RawCursor, **settings)
+        return Connection.connect(address.server, autocommit=True, cursor_factory=psycopg.RawCursor, **settings)
     except psycopg.OperationalError as error:
         raise Outage(_one_line(error)) from error
+
+
+def is_away(address: Address) -> bool:
+    """Tell whether no server answers, or one that is starting or stopping: not one that refuses just this client.
+
+    libpq decides that by the SQLSTATE of the refusal, which it tells nobody else.
+    """
+    given = psycopg.conninfo.conninfo_to_dict(address.server)
+    wishes: dict[str, Any] = {"connect_timeout": PING_SECONDS, **given}
+    asked = psycopg.conninfo.make_conninfo(**wishes)
+    return pq.PGconn.ping(asked.encode()) in (pq.Ping.REJECT, pq.Ping.NO_RESPONSE)
 
 
 def ground(error: Exception, connection: Connection | None, schema: str = "") -> Ground:
@@ -214,6 +416,8 @@ class Patience:
     def __init__(self, where: str) -> None:
         self.is_over = False
         """Whether the store was closed: then nobody waits."""
+        self.is_slow = False
+        """Whether the last answer took longer than a loop waits: then none is waited for on a loop."""
         self.is_watched = False
         """Whether a thread is trying to reach the server all the time, and says when it does."""
         self.ask_watcher: Callable[[], None] = lambda: None

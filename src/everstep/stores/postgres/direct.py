@@ -5,7 +5,6 @@ Several are sent at once: then they are one transaction, which commits when the 
 Nothing else is different: they are sent, waited for and answered on the same connection, and errors are psycopg's.
 """
 
-import select
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,8 +13,10 @@ from typing import Any, Final
 import psycopg
 from psycopg import errors, pq
 
+from everstep.stores.postgres.addresses import DEFAULT_SCHEMA
 from everstep.stores.postgres.arrays import OID_OF_ARRAY, OID_OF_ELEMENT, array_bytes
-from everstep.stores.postgres.connections import Connection
+from everstep.stores.postgres.connections import BEGIN, Connection, said_by, wait_for_socket
+from everstep.stores.postgres.queries import statements
 from everstep.stores.sql.nul import escaped, unescaped
 from everstep.stores.sql.rows import Row
 
@@ -46,12 +47,13 @@ class Direct:
 
     def changed(self, connection: Connection, values: Sequence[Any]) -> int:
         """Do the statement, and return how many rows it has changed. No other thread may use the connection then."""
+        if said_by(connection) is not None:
+            return done_together(connection, [(self, values)])[0].command_tuples or 0
         written = self.written(values)
-        pgconn = connection.pgconn
         with _LostIsLost():
             self.prepare(connection)
             self.send(connection, written)
-            return _answer(pgconn).command_tuples or 0
+            return _answer(connection.pgconn).command_tuples or 0
 
     def written(self, values: Sequence[Any]) -> list[bytes | None]:
         """Return the parameters as they are sent."""
@@ -72,8 +74,24 @@ class Direct:
             connection.pgconn.send_query_prepared(self._name, written, self._formats, BINARY)
 
 
+_BEGIN: Final = Direct("begin", BEGIN, "")
+_SAY: Final = Direct("say", statements(DEFAULT_SCHEMA)["say_for_transaction"], "TT")
+_COMMIT: Final = Direct("commit", "COMMIT", "")
+
+
 def done_together(connection: Connection, asked: Sequence[tuple[Direct, Sequence[Any]]]) -> list[pq.abc.PGresult]:
-    """Do statements in one transaction and one round trip, and return their results. The first error is raised."""
+    """Do statements in one transaction and one round trip, and return their results. The first error is raised.
+
+    Behind a pooler the transaction says its own settings, unless it is open already.
+    """
+    pgconn = connection.pgconn
+    if (said := said_by(connection)) and pgconn.transaction_status == pq.TransactionStatus.IDLE:
+        return _done_in_order(connection, [(_BEGIN, ()), (_SAY, said), *asked, (_COMMIT, ())])[2:-1]
+    return _done_in_order(connection, asked)
+
+
+def _done_in_order(connection: Connection, asked: Sequence[tuple[Direct, Sequence[Any]]]) -> list[pq.abc.PGresult]:
+    """Do statements in one round trip."""
     written = [statement.written(values) for statement, values in asked]
     pgconn = connection.pgconn
     with _LostIsLost():
@@ -141,7 +159,7 @@ def _answer(pgconn: pq.abc.PGconn) -> pq.abc.PGresult:
 
 def _send_all(pgconn: pq.abc.PGconn) -> None:
     while pgconn.flush():
-        _wait(pgconn.socket, writing=True)
+        wait_for_socket(pgconn.socket, writing=True)
         pgconn.consume_input()
 
 
@@ -157,19 +175,6 @@ def _result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult:
 
 def _next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
     while pgconn.is_busy():
-        _wait(pgconn.socket)
+        wait_for_socket(pgconn.socket)
         pgconn.consume_input()
     return pgconn.get_result()
-
-
-if hasattr(select, "poll"):
-
-    def _wait(fileno: int, *, writing: bool = False) -> None:
-        poll = select.poll()
-        poll.register(fileno, select.POLLIN | select.POLLOUT if writing else select.POLLIN)
-        poll.poll()
-
-else:
-
-    def _wait(fileno: int, *, writing: bool = False) -> None:
-        select.select([fileno], [fileno] if writing else [], [])

@@ -2,7 +2,7 @@
 
 -- name: server_process
 -- Another one may be a copy that lacks the last moment; this one, as long as it runs, lacks nothing.
-SELECT pg_postmaster_start_time();
+SELECT (extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::bigint;
 
 -- name: epochs
 -- Whether runs are still driven by whoever has just written to them.
@@ -12,7 +12,7 @@ SELECT id, epoch FROM everstep.runs WHERE id = ANY ($1::text[]);
 -- Runs whose history does not have an event that was seen durable: run, generation, number, digest, time. Unless the
 -- history was put right since by somebody who knew that something was lost.
 SELECT seen.run, runs.generation, runs.head_seq, runs.updated_at, runs.status,
-    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+    (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint
 FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bytea[], $5::bigint[])
     AS seen (run, generation, seq, digest, at)
 LEFT JOIN everstep.runs ON runs.id = seen.run

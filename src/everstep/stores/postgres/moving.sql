@@ -5,6 +5,28 @@
 SELECT status, epoch, generation, EXISTS (SELECT 1 FROM everstep.holds WHERE run = $1 AND resolved_at IS NULL)
 FROM everstep.runs WHERE id = $1;
 
+-- name: as_judged
+-- How many of these runs ($1) have the epochs ($2) with which they were judged, ended before $3, and have nothing that
+-- speaks against their deletion. $4 begins the names of workflows that are single steps.
+SELECT pg_catalog.count(*) FROM unnest($1::text[], $2::bigint[]) AS judged (run, epoch) JOIN everstep.runs ON runs.id = judged.run
+WHERE runs.epoch = judged.epoch AND runs.status IN ('completed', 'failed', 'cancelled') AND runs.ended_at < $3
+    AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = runs.owner AND workers.lease_until > 0)
+    AND NOT EXISTS (SELECT 1 FROM everstep.holds WHERE holds.run = runs.id AND holds.resolved_at IS NULL)
+    AND NOT EXISTS (SELECT 1 FROM everstep.effects WHERE effects.run = runs.id AND effects.state NOT IN ('done', 'free'))
+    AND NOT (pg_catalog.left(runs.workflow, pg_catalog.length($4::text)) = $4::text AND EXISTS (
+        SELECT 1 FROM everstep.tagged JOIN everstep.saved_states ON saved_states.thread = tagged.value
+        WHERE tagged.run = runs.id AND tagged.name = 'thread'));
+
+-- name: claim_family
+-- All of them are as they were judged.
+UPDATE everstep.runs SET epoch = epoch + 1, owner = $2 WHERE id = ANY ($1::text[]);
+
+-- name: note_deletions
+-- From now on nobody else claims them. What a deletion before has left here is about an older generation.
+INSERT INTO everstep.deletions (run, generation, at) SELECT id, generation, $2::bigint FROM everstep.runs
+WHERE id = ANY ($1::text[])
+ON CONFLICT (run) DO UPDATE SET generation = excluded.generation, at = excluded.at;
+
 -- name: delete_events
 -- A part of them, found by the key: a transaction stays short however many there are.
 DELETE FROM everstep.events WHERE ctid = ANY (ARRAY(SELECT ctid FROM everstep.events WHERE run = $1 LIMIT $2));
@@ -57,9 +79,17 @@ DELETE FROM everstep.followers WHERE follower = $1;
 -- A run that has ended asks no more.
 DELETE FROM everstep.everstep_markers WHERE run = $1;
 
+-- name: delete_relied
+-- It counts on nothing any more.
+DELETE FROM everstep.relied WHERE run = $1;
+
 -- name: delete_deletion
 -- Nothing of it is left to delete.
 DELETE FROM everstep.deletions WHERE run = $1;
+
+-- name: delete_arrival
+-- Another run may be given its id.
+DELETE FROM everstep.arrivals WHERE run = $1;
 
 -- name: delete_run
 -- The last of it, with its tags.
@@ -127,13 +157,13 @@ SELECT key, run, step, attempt, outcome, at FROM everstep.everstep_markers WHERE
 
 -- name: are_taken
 -- Whether any of these ids of runs, of holds, or keys of markers is here.
-SELECT EXISTS (SELECT 1 FROM unnest($1::text[]) AS wanted (value) JOIN everstep.runs ON runs.id = wanted.value)
-    OR EXISTS (SELECT 1 FROM unnest($2::text[]) AS wanted (value) JOIN everstep.holds ON holds.id = wanted.value)
-    OR EXISTS (SELECT 1 FROM unnest($3::text[]) AS wanted (value) JOIN everstep.everstep_markers ON everstep_markers.key = wanted.value);
+SELECT EXISTS (SELECT 1 FROM pg_catalog.unnest($1::text[]) AS wanted (value) JOIN everstep.runs ON runs.id = wanted.value)
+    OR EXISTS (SELECT 1 FROM pg_catalog.unnest($2::text[]) AS wanted (value) JOIN everstep.holds ON holds.id = wanted.value)
+    OR EXISTS (SELECT 1 FROM pg_catalog.unnest($3::text[]) AS wanted (value) JOIN everstep.everstep_markers ON everstep_markers.key = wanted.value);
 
 -- name: are_keys_taken
 -- Whether anybody here has, or had, one of these keys.
-SELECT EXISTS (SELECT 1 FROM unnest($1::text[]) AS wanted (value) JOIN everstep.effects ON effects.key = wanted.value);
+SELECT EXISTS (SELECT 1 FROM pg_catalog.unnest($1::text[]) AS wanted (value) JOIN everstep.effects ON effects.key = wanted.value);
 
 -- name: put_run
 -- Nobody has this id: that was asked in the same transaction.
@@ -162,9 +192,9 @@ INSERT INTO everstep.checkpoints (run, generation, seq, previous, engine, state,
 -- Under its number, for histories know it, or with NULL under the next one, which is greater than all. (The table is
 -- locked against other deliveries, so that nobody takes a number meanwhile.)
 WITH kept AS MATERIALIZED (
-    SELECT coalesce($1::bigint, nextval('everstep.signals_number_seq')) AS number
+    SELECT coalesce($1::bigint, pg_catalog.nextval('everstep.signals_number_seq')) AS number
 ), moved AS MATERIALIZED (
-    SELECT setval('everstep.signals_number_seq', kept.number) FROM kept, everstep.signals_number_seq AS numbers
+    SELECT pg_catalog.setval('everstep.signals_number_seq', kept.number) FROM kept, everstep.signals_number_seq AS numbers
     WHERE kept.number > numbers.last_value OR NOT numbers.is_called
 )
 INSERT INTO everstep.signals (number, run, kind, name, id, value, at, state)
@@ -209,3 +239,7 @@ INSERT INTO everstep.archive (run, generation, what, seq, row, why, at) VALUES (
 -- name: put_marker
 -- Of an atomic step that wrote to the store that the run was in.
 INSERT INTO everstep.everstep_markers (key, run, step, attempt, outcome, at) VALUES ($1, $2, $3, $4, $5, $6);
+
+-- name: put_arrival
+-- With which events it came.
+INSERT INTO everstep.arrivals (run, generation, seq, doubted) VALUES ($1, $2, $3, $4);

@@ -5,9 +5,22 @@ The common append, a step of a run that goes on here, is no news, so that a busy
 
 from everstep.model.status import ENDED
 from everstep.stores.keys import ForgetKeys
-from everstep.stores.moving import DeletePart
+from everstep.stores.moving import ClaimFamily, DeletePart, ImportRuns
 from everstep.stores.notifications import SettleNotification, TakeNotification
-from everstep.stores.protocol import Append, Claim, Failed, NotPosted, Operation, Refused, StartRun, Verdict
+from everstep.stores.protocol import (
+    Append,
+    Claim,
+    Failed,
+    MarkRestored,
+    NotPosted,
+    Operation,
+    Refused,
+    Release,
+    RepairRun,
+    RestartRun,
+    StartRun,
+    Verdict,
+)
 from everstep.stores.queues import TakeSlot
 from everstep.stores.saved import ChangeItems, ChangeThread, FreeThread, TakeThread
 
@@ -21,7 +34,9 @@ def is_news(operation: Operation, verdict: Verdict) -> bool:
             return _is_news_of_run(operation)
         case StartRun():
             return operation.new.row.owner is None
-        case Claim() | ForgetKeys() | DeletePart() | TakeNotification() | SettleNotification() | TakeSlot():
+        case Claim() | ForgetKeys() | ClaimFamily() | DeletePart():
+            return False
+        case TakeNotification() | SettleNotification() | TakeSlot():
             return False
         case ChangeThread() | TakeThread() | FreeThread() | ChangeItems():
             return False
@@ -35,3 +50,16 @@ def _is_news_of_run(append: Append) -> bool:
     if append.starts or append.posts or append.hold is not None or append.renewal is not None:
         return True
     return append.beside is not None or row.published is not None
+
+
+def puts_back(operation: Operation) -> bool:
+    """Tell whether runs may be free after an operation that come before others which wait: looks begin at the front."""
+    match operation:
+        case Append():
+            return operation.redeliver or (operation.release and operation.row.status in ("queued", "running"))
+        case StartRun():
+            row = operation.new.row
+            return row.owner is None and row.created_at < row.updated_at
+        case Release() | RestartRun() | RepairRun() | ImportRuns() | MarkRestored():
+            return True
+    return False

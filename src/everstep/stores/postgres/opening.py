@@ -12,9 +12,13 @@ from everstep.errors import StoreReadOnly, StoreUnusable
 from everstep.model.crash_points import crash_point
 from everstep.stores.opening import is_compatible, works_with
 from everstep.stores.postgres.addresses import Address, address_of
-from everstep.stores.postgres.connections import VERSION_MIN, Connection, Outage, connect, refused
+from everstep.stores.postgres.connections import RULES, VERSION_MIN, Connection, Outage, connect, refused, transaction
 from everstep.stores.postgres.queries import HERE, sql_text, statements
+from everstep.stores.postgres.transaction import PostgresStatements
 
+OF_SCRIPT: Final = {name: RULES[name] for name in ("search_path", "standard_conforming_strings")}
+"""What a script says for itself: who runs it has a session of their own."""
+_TABLE: Final = re.compile(r'\bTABLE (?:IF NOT EXISTS )?"\w+"\.(\w+)')
 _MIGRATION: Final = re.compile(r"(\d{4})_\w+\.sql")
 
 
@@ -43,15 +47,15 @@ def places_of(schema: str) -> int:
 
 def version_of(connection: Connection, address: Address) -> int:
     """Return the version of the schema, 0 if there is no store. Raises `StoreUnusable` for a newer one."""
-    known = statements(address.schema)
-    if not connection.execute(known["has_meta"], (address.schema,)).fetchall():
-        if connection.execute(known["has_tables"], (address.schema,)).fetchall():
+    ask = PostgresStatements(address.schema, connection).all
+    if not ask("has_meta", address.schema):
+        if ask("has_tables", address.schema):
             raise StoreUnusable(
                 f"The schema {address.schema} in {address.shown} has tables of something else. Nothing was changed. "
                 "Name another one: …?schema=name"
             )
         return 0
-    versions = connection.execute(known["schema_version"]).fetchall()
+    versions = ask("schema_version")
     version: int = versions[0][0] if versions else 0
     newest = len(migrations(address.schema))
     if version > newest and (version > newest + 1 or _works_with(connection, address, version) > newest):
@@ -62,8 +66,21 @@ def version_of(connection: Connection, address: Address) -> int:
     return version
 
 
+def refuse_strangers(connection: Connection, address: Address) -> None:
+    """Raise `StoreUnusable` if the schema or a table of the store was made by a role that nothing speaks for."""
+    tables = sorted({name for text in migrations(address.schema) for name in _TABLE.findall(text)})
+    found = PostgresStatements(address.schema, connection).all("owned_by_strangers", address.schema, tables)
+    if strangers := [owner for (owner,) in found if owner != address.owner]:
+        raise StoreUnusable(
+            f"The schema {address.schema} in {address.shown}, or a table of the store in it, belongs to the role "
+            f"{', '.join(strangers)}, and not to this role, one that it is a member of, or the owner of the database. "
+            "Who owns a table can have anything done in the name of those who write to it. Nothing was changed. If the "
+            f"store is meant to be theirs, say so in the URL: …?owner={strangers[0]}"
+        )
+
+
 def _works_with(connection: Connection, address: Address, version: int) -> int:
-    rows = connection.execute(statements(address.schema)["works_with"]).fetchall()
+    rows = PostgresStatements(address.schema, connection).all("works_with")
     return int(rows[0][0]) if rows else version
 
 
@@ -71,9 +88,9 @@ def _refuse_while_others_work(connection: Connection, address: Address, version:
     """Raise `StoreUnusable` if a migration would break workers of older releases that are at work."""
     if version == 0 or is_compatible(migrations(address.schema)[version]):
         return
-    known = statements(address.schema)
-    connection.execute(known["lock_worker_rows"])
-    if workers := connection.execute(known["workers_at_work"], (places_of(address.schema),)).fetchall():
+    known = PostgresStatements(address.schema, connection)
+    known.run("lock_worker_rows")
+    if workers := known.all("workers_at_work", places_of(address.schema)):
         listed = ", ".join(f"{id} (process {pid} on {host})" for id, pid, host in workers)
         raise StoreUnusable(
             f"{address.shown} has version {version} of the schema, and workers of an older release are at work which "
@@ -87,6 +104,7 @@ def stored_version(url: str) -> int:
     try:
         with connect(address, "everstep looks", durability="power") as connection:
             check_server(connection, address)
+            refuse_strangers(connection, address)
             return version_of(connection, address)
     except Outage as outage:
         raise StoreUnusable(f"{address.shown} cannot be reached: {outage}.") from outage
@@ -101,7 +119,8 @@ def migrate(connection: Connection, address: Address, *, create: bool, may_migra
     transaction: whoever comes second finds the work done.
     """
     is_new = False
-    known = statements(address.schema)
+    known = PostgresStatements(address.schema, connection)
+    refuse_strangers(connection, address)
     newest = len(migrations(address.schema))
     while (version := version_of(connection, address)) < newest:
         if not version and not create:
@@ -113,19 +132,22 @@ def migrate(connection: Connection, address: Address, *, create: bool, may_migra
             )
         crash_point("store.migrate.before")
         try:
-            with connection.transaction():
+            with transaction(connection):
                 connection.execute("SET LOCAL synchronous_commit TO on")  # whatever else may be lost
-                connection.execute(known["lock_schema"], (address.schema,))
+                known.all("lock_schema", address.schema)
                 if version_of(connection, address) == version:
                     _refuse_while_others_work(connection, address, version)
-                    if not connection.execute(known["has_schema"], (address.schema,)).fetchall():
-                        connection.execute(known["create_schema"])
+                    is_ours = not known.all("has_schema", address.schema)
+                    if is_ours:
+                        known.run("create_schema")
                     connection.execute(migrations(address.schema)[version])
-                    connection.execute(known["set_schema_version"], (version + 1,))
+                    if is_ours:
+                        connection.execute(sql_text(address.schema, "private.sql"))
+                    known.run("set_schema_version", version + 1)
                     needed = works_with(migrations(address.schema), version + 1)
-                    connection.execute(known["forget_works_with"])
+                    known.run("forget_works_with")
                     if needed <= version:
-                        connection.execute(known["set_works_with"], (needed,))
+                        known.run("set_works_with", needed)
                     is_new = is_new or version == 0
                 crash_point("store.migrate.written")
         except psycopg.errors.InsufficientPrivilege as error:
@@ -140,7 +162,9 @@ def migrate(connection: Connection, address: Address, *, create: bool, may_migra
 def script(schema: str, version: int = 0) -> str:
     """Return what brings a store from a version to this release's, for a person with the right to do it."""
     known = statements(schema)
-    parts = ["BEGIN;", f"{known['create_schema']};"] if version == 0 else ["BEGIN;"]
+    parts = ["BEGIN;", *(f"SET LOCAL {name} TO {value};" for name, value in OF_SCRIPT.items())]
+    if version == 0:
+        parts.append(f"{known['create_schema']};")
     for number, text in enumerate(migrations(schema)[version:], version + 1):
         parts += [text.rstrip(), known["set_schema_version"].replace("$1", str(number)) + ";"]
         needed = works_with(migrations(schema), number)

@@ -47,10 +47,12 @@ def write_in(schema: str, places: int, entropy: str, connection: Any, operations
         )
     transaction = Transaction(schema, places, _Borrowed(connection))  # type: ignore[arg-type]
     with connection.transaction():  # a savepoint: what fails in the middle leaves nothing of it behind
+        before = transaction.take_names()
         _check_database(transaction, entropy)
         transaction.prepare(operations)
         verdicts = [transaction.one(operation) for operation in operations]
         transaction.tell(f"everstep_{schema}")
+        transaction.give_names_back(before)
         return verdicts
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Final
 
 _NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
-_SCHEMA: Final = re.compile(r"\beverstep(?=\.)|(?<=SCHEMA IF NOT EXISTS )everstep\b")
+_SCHEMA: Final = re.compile(r"\beverstep(?=\.)|(?<=SCHEMA IF NOT EXISTS )everstep\b|(?<=SCHEMA )everstep\b")
 
 HERE: Final = os.path.dirname(__file__)
 

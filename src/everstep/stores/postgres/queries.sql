@@ -2,12 +2,39 @@
 --
 -- The tables stand in the schema `everstep`; for a store in another one its name is put in the place of this.
 -- Values are always parameters. A list is one parameter, an array; rows for a batch are one array for each column.
+--
+-- Functions and tables have their schema. Operators and types are found in `pg_catalog` alone, because each session, or
+-- behind a pooler each transaction, says so first (see connections.py). `unnest` of several arrays is syntax: its name
+-- stays bare, and it is always the server's own.
+
+-- ----------------------------------------------------------------------------------------------------- settings
+-- These are said before names are found as above, so here operators and types have their schema as well.
+
+-- name: settings_missing
+-- Those that a session should have and has not. One that the server does not know is not missed.
+SELECT wanted.name FROM unnest($1::pg_catalog.text[], $2::pg_catalog.text[]) AS wanted (name, value)
+WHERE pg_catalog.current_setting(wanted.name, true) OPERATOR(pg_catalog.<>) wanted.value;
+
+-- name: say_for_transaction
+-- The first statement of each transaction behind a pooler.
+SELECT pg_catalog.set_config(wanted.name, wanted.value, true)
+FROM unnest($1::pg_catalog.text[], $2::pg_catalog.text[]) AS wanted (name, value)
+WHERE pg_catalog.current_setting(wanted.name, true) IS NOT NULL;
+
+-- name: take_names
+-- In a caller's own transaction: returns what is to be given back.
+SELECT pg_catalog.current_setting('search_path'), pg_catalog.current_setting('client_encoding'),
+    pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
+    pg_catalog.set_config('client_encoding', 'UTF8', true);
+
+-- name: give_names_back
+SELECT pg_catalog.set_config('search_path', $1, true), pg_catalog.set_config('client_encoding', $2, true);
 
 -- ------------------------------------------------------------------------------------------------------- schema
 
 -- name: has_schema
 -- Whether the schema is there: making it needs a right, even if it is.
-SELECT 1 FROM pg_namespace WHERE nspname = $1;
+SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1;
 
 -- name: create_schema
 -- In the transaction of the first migration.
@@ -15,20 +42,31 @@ CREATE SCHEMA IF NOT EXISTS everstep;
 
 -- name: session
 -- The server's process that answers.
-SELECT pg_backend_pid();
+SELECT pg_catalog.pg_backend_pid();
 
 -- name: has_meta
 -- Whether there is a store in it.
-SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = $1 AND relname = 'meta';
+SELECT 1 FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = $1 AND relname = 'meta';
 
 -- name: has_tables
 -- Whether there is anything else in it.
-SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+SELECT 1 FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON pg_namespace.oid = relnamespace
 WHERE nspname = $1 AND relkind = 'r' AND relname <> 'everstep_markers' LIMIT 1;
+
+-- name: owned_by_strangers
+-- Roles that own the schema, or one of these tables in it, and could let anything be done by those who write there.
+-- Not: this role and those that it is a member of, the owner of the database and its members, superusers.
+SELECT DISTINCT owner.rolname::text FROM pg_catalog.pg_namespace AS place
+    LEFT JOIN pg_catalog.pg_class AS relation ON relation.relnamespace = place.oid AND relation.relname::text = ANY ($2::text[])
+    JOIN pg_catalog.pg_roles AS owner ON owner.oid = place.nspowner OR owner.oid = relation.relowner
+    JOIN pg_catalog.pg_database AS here ON here.datname = pg_catalog.current_database()
+WHERE place.nspname = $1 AND NOT owner.rolsuper AND owner.rolname <> 'pg_database_owner'
+    AND NOT pg_catalog.pg_has_role(owner.oid, 'MEMBER') AND NOT pg_catalog.pg_has_role(owner.oid, here.datdba, 'MEMBER')
+ORDER BY 1;
 
 -- name: lock_schema
 -- Whoever migrates goes alone, until the transaction ends.
-SELECT pg_advisory_xact_lock(hashtextextended('everstep migration of ' || $1::text, 0));
+SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('everstep migration of ' || $1::text, 0));
 
 -- name: schema_version
 -- Only asked of a store.
@@ -51,10 +89,17 @@ INSERT INTO everstep.meta (name, value) VALUES ('works_with', $1::bigint::text);
 LOCK TABLE everstep.workers IN SHARE ROW EXCLUSIVE MODE;
 
 -- name: workers_at_work
--- Those whose lock somebody has; of those that could never have one, those with a lease.
+-- Those whose lock is held; of those that could never have one, those with a lease. A lock counts only if a role has it
+-- that may change the table of workers: anybody who can connect to the database can take any lock.
 SELECT id, pid, host FROM everstep.workers
 WHERE CASE WHEN has_lock = 0 THEN lease_until > 0
-    ELSE NOT pg_try_advisory_xact_lock_shared($1::int, place::int) END
+    ELSE NOT pg_catalog.pg_try_advisory_xact_lock_shared($1::int, place::int) AND EXISTS (
+        SELECT 1 FROM pg_catalog.pg_locks AS held JOIN pg_catalog.pg_stat_activity AS session ON session.pid = held.pid
+        WHERE held.locktype = 'advisory' AND held.classid = $1::bigint::oid AND held.objid = place::oid AND held.objsubid = 2
+            AND held.granted AND held.mode = 'ExclusiveLock'
+            AND held.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+            AND pg_catalog.has_table_privilege(session.usesysid, 'everstep.workers', 'UPDATE')
+    ) END
 ORDER BY id;
 
 -- name: set_schema_version
@@ -95,7 +140,7 @@ WITH new AS MATERIALIZED (
     FROM new
     WHERE runs.id = new.run AND runs.generation = new.generation AND runs.epoch = new.epoch
         AND runs.head_seq = new.expected_seq AND runs.head_digest = new.expected_digest
-        AND (new.fresh = 0 OR runs.xmin = pg_current_xact_id()::xid)
+        AND (new.fresh = 0 OR runs.xmin = pg_catalog.pg_current_xact_id()::xid)
         AND (new.ended_at IS NULL OR (
             (SELECT 1 FROM everstep.followers WHERE followers.run = new.run LIMIT 1) IS NULL
             AND (SELECT 1 FROM everstep.signals WHERE signals.run = new.run AND signals.state = 'pending' LIMIT 1) IS NULL
@@ -165,7 +210,7 @@ SELECT id FROM made;
 WITH accepted AS MATERIALIZED (
     SELECT runs.id FROM unnest($1::text[], $2::bigint[], $3::bytea[]) AS new (run, epoch, head_digest)
     JOIN everstep.runs ON runs.id = new.run AND runs.epoch = new.epoch AND runs.head_digest = new.head_digest
-        AND runs.xmin = pg_current_xact_id()::xid
+        AND runs.xmin = pg_catalog.pg_current_xact_id()::xid
 ), consumed AS (
     UPDATE everstep.signals SET state = 'consumed'
     FROM accepted, unnest($4::text[], $5::bigint[]) AS taken (run, number)
@@ -192,12 +237,12 @@ ON CONFLICT DO NOTHING;
 -- name: drop_checkpoints_of
 -- As `drop_checkpoints`, if the append of the same transaction was accepted.
 DELETE FROM everstep.checkpoints WHERE run = $1 AND generation = $2 AND seq < (
-    SELECT min(seq) FROM (
+    SELECT pg_catalog.min(seq) FROM (
         SELECT seq FROM everstep.checkpoints WHERE run = $1 AND generation = $2 ORDER BY seq DESC LIMIT $3
     ) AS newest
 ) AND EXISTS (
     SELECT 1 FROM everstep.runs
-    WHERE id = $1 AND epoch = $4 AND head_digest = $5 AND runs.xmin = pg_current_xact_id()::xid
+    WHERE id = $1 AND epoch = $4 AND head_digest = $5 AND runs.xmin = pg_catalog.pg_current_xact_id()::xid
 );
 
 -- name: concerned
@@ -215,8 +260,8 @@ SELECT key FROM everstep.effects WHERE run = ANY ($1::text[]) AND state = 'under
 
 -- name: lock_keys
 -- A key may have no row yet, so it is not a row that is locked. In a fixed order, as runs are. $2 is the schema.
-SELECT pg_advisory_xact_lock(hash) FROM (
-    SELECT DISTINCT hashtextextended($2::text || '/' || key, 0) AS hash FROM unnest($1::text[]) AS wanted (key) ORDER BY 1
+SELECT pg_catalog.pg_advisory_xact_lock(hash) FROM (
+    SELECT DISTINCT pg_catalog.hashtextextended($2::text || '/' || key, 0) AS hash FROM pg_catalog.unnest($1::text[]) AS wanted (key) ORDER BY 1
 ) AS hashes;
 
 -- name: is_hold_taken
@@ -229,18 +274,18 @@ LOCK TABLE everstep.signals IN SHARE ROW EXCLUSIVE MODE;
 
 -- name: lock_workers
 -- Workers enter one after the other.
-SELECT pg_advisory_xact_lock($1::int, 0);
+SELECT pg_catalog.pg_advisory_xact_lock($1::int, 0);
 
 -- name: end_other_sessions
 -- What an earlier session of this writer may still be doing is ended, and waited for, before anybody asks whether it
 -- was done.
-SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
-WHERE application_name = $1 AND pid <> pg_backend_pid() AND usename = current_user;
+SELECT pg_catalog.pg_terminate_backend(pid, 10000) FROM pg_catalog.pg_stat_activity
+WHERE application_name = $1 AND pid <> pg_catalog.pg_backend_pid() AND usename = current_user;
 
 -- name: lock_writer
 -- Behind a pooler nobody's session can be ended: each transaction of a writer that may be doubted holds this, so whoever
 -- gets it after a lost reply knows that the transaction is over.
-SELECT pg_advisory_xact_lock($1::bigint);
+SELECT pg_catalog.pg_advisory_xact_lock($1::bigint);
 
 -- name: untag
 -- Before a run's row gets other tags.
@@ -281,7 +326,7 @@ ON CONFLICT DO NOTHING;
 -- name: drop_checkpoints
 -- All but the newest few. Recovery would use the newest; the others are there in case that it is damaged.
 DELETE FROM everstep.checkpoints WHERE run = $1 AND generation = $2 AND seq < (
-    SELECT min(seq) FROM (
+    SELECT pg_catalog.min(seq) FROM (
         SELECT seq FROM everstep.checkpoints WHERE run = $1 AND generation = $2 ORDER BY seq DESC LIMIT $3
     ) AS newest
 );
@@ -315,13 +360,13 @@ FROM everstep.streams WHERE run = $1 AND generation = $2 AND name = $3 ORDER BY 
 -- name: streams
 -- The streams of a run, and how far each has come. From name to name: a stream may have a million entries.
 WITH RECURSIVE names (name) AS (
-    SELECT min(name) FROM everstep.streams WHERE run = $1 AND generation = $2
+    SELECT pg_catalog.min(name) FROM everstep.streams WHERE run = $1 AND generation = $2
     UNION ALL
-    SELECT (SELECT min(name) FROM everstep.streams WHERE run = $1 AND generation = $2 AND name > names.name)
+    SELECT (SELECT pg_catalog.min(name) FROM everstep.streams WHERE run = $1 AND generation = $2 AND name > names.name)
     FROM names WHERE names.name IS NOT NULL
 )
 SELECT name,
-    (SELECT max(position) FROM everstep.streams WHERE run = $1 AND generation = $2 AND name = names.name)
+    (SELECT pg_catalog.max(position) FROM everstep.streams WHERE run = $1 AND generation = $2 AND name = names.name)
 FROM names WHERE name IS NOT NULL ORDER BY name;
 
 -- name: entries_to_archive
@@ -433,6 +478,11 @@ WHERE coalesce((SELECT value FROM everstep.meta WHERE name = 'restores'), '0')::
     AND NOT EXISTS (SELECT 1 FROM everstep.workers)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value RETURNING value;
 
+-- name: begin_life
+-- From here on histories of the time before can be told from those that come.
+INSERT INTO everstep.meta (name, value) VALUES ('life', pg_catalog.left(pg_catalog.replace(pg_catalog.gen_random_uuid()::text, '-', ''), 16))
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
 -- name: latest_time
 -- Read once, when a store is opened.
 SELECT coalesce((SELECT value FROM everstep.meta WHERE name = 'latest_time'), '0')::bigint;
@@ -459,9 +509,52 @@ ORDER BY 1;
 -- Runs of which a part was deleted and a part is there.
 SELECT run, generation FROM everstep.deletions ORDER BY at, run;
 
+-- name: is_being_deleted
+-- Unless it was begun anew since, by a release that did not look.
+SELECT 1 FROM everstep.deletions JOIN everstep.runs ON runs.id = deletions.run AND runs.generation = deletions.generation
+WHERE deletions.run = $1;
+
+-- name: is_needed
+-- Whether a run that is not in this family ($1) needs one of it: a parent or a child; a run that may go on and has one
+-- as its child (it was told of its end), or was forked from one, or from a run that has one as its child. The tag of a
+-- fork ($2) is the other run's id, `@` and more; `A` comes next after `@`.
+WITH family AS MATERIALIZED (SELECT run FROM pg_catalog.unnest($1::text[]) AS family (run)),
+users AS MATERIALIZED (
+    SELECT DISTINCT signals.run FROM family JOIN everstep.signals ON signals.name = family.run AND signals.kind = 'child'
+),
+needing AS (
+    SELECT run FROM users
+    UNION ALL
+    SELECT tagged.run FROM (SELECT run FROM family UNION SELECT run FROM users) AS source
+        JOIN everstep.tagged ON tagged.name = $2
+            AND tagged.value > (source.run || '@') COLLATE "C" AND tagged.value < (source.run || 'A') COLLATE "C"
+)
+SELECT EXISTS (
+        SELECT 1 FROM needing JOIN everstep.runs ON runs.id = needing.run
+        WHERE runs.status NOT IN ('completed', 'cancelled') AND runs.id <> ALL ($1::text[])
+    )
+    OR EXISTS (
+        SELECT 1 FROM family JOIN everstep.runs ON runs.parent = family.run WHERE runs.id <> ALL ($1::text[])
+    )
+    OR EXISTS (
+        SELECT 1 FROM family JOIN everstep.runs ON runs.id = family.run
+            JOIN everstep.runs AS parents ON parents.id = runs.parent
+        WHERE parents.id <> ALL ($1::text[])
+    );
+
 -- name: restores
 -- How often the store was restored from a backup.
 SELECT coalesce((SELECT value FROM everstep.meta WHERE name = 'restores'), '0')::bigint;
+
+-- name: life
+-- What it is the life of: random bits that are drawn with each restore, and how many restores there were. (An earlier
+-- release only counts.)
+SELECT coalesce((SELECT value FROM everstep.meta WHERE name = 'life'), pg_catalog.left((SELECT value FROM everstep.meta WHERE name = 'entropy'), 16))
+    || '.' || coalesce((SELECT value FROM everstep.meta WHERE name = 'restores'), '0');
+
+-- name: arrival
+-- Whether, and with which events, a run was imported.
+SELECT run, generation, seq, doubted FROM everstep.arrivals WHERE run = $1;
 
 -- name: archived
 -- The oldest first.
@@ -469,7 +562,7 @@ SELECT run, generation, what, seq, row, why, at FROM everstep.archive WHERE run 
 
 -- name: archived_at
 -- Read back after an unknown commit: a repair always archives the row.
-SELECT count(*) FROM everstep.archive WHERE run = $1 AND what = 'run' AND at = $2;
+SELECT pg_catalog.count(*) FROM everstep.archive WHERE run = $1 AND what = 'run' AND at = $2;
 
 -- name: rows_of_runs
 -- Many at once, for starts of runs that exist.
@@ -613,20 +706,30 @@ FROM everstep.effects WHERE run = $1 AND generation = $2 AND state = 'under-way'
 SELECT key, state, run, generation, call, seq, step, effect, arguments, round, begun_at, changed_at, by, note, digest,
     outcome, secret
 FROM everstep.effects
-WHERE starts_with(key, $1::text) AND ($2::text IS NULL OR run = $2) AND ($3::text IS NULL OR step = $3)
+WHERE pg_catalog.starts_with(key, $1::text) AND ($2::text IS NULL OR run = $2) AND ($3::text IS NULL OR step = $3)
     AND ($4::text IS NULL OR state = $4)
 ORDER BY changed_at DESC, key LIMIT $5 OFFSET $6;
 
--- name: forget_effects
--- The oldest first. What is under way is never forgotten.
-DELETE FROM everstep.effects WHERE key IN (
-    SELECT key FROM everstep.effects
-    WHERE changed_at < $1 AND state <> 'under-way' ORDER BY changed_at, key LIMIT $2
-) AND changed_at < $1 AND state <> 'under-way';
+-- name: old_effects
+-- The oldest first. What is under way or being undone is never forgotten, nor what a run that may go on counts on.
+SELECT key FROM everstep.effects
+WHERE changed_at < $1 AND state IN ('done', 'free')
+    AND NOT EXISTS (
+        SELECT 1 FROM everstep.relied JOIN everstep.runs ON runs.id = relied.run
+        WHERE relied.key = effects.key AND runs.status NOT IN ('completed', 'cancelled'))
+ORDER BY changed_at, key LIMIT $2;
 
--- name: old_keys
--- How many keys could be forgotten.
-SELECT count(*) FROM everstep.effects WHERE changed_at < $1 AND state <> 'under-way';
+-- name: forget_effects
+-- Keys that were found by `old_effects`, and are locked.
+DELETE FROM everstep.effects WHERE key = ANY ($1::text[]);
+
+-- name: rely_on_key
+-- It is kept while the run may go on.
+INSERT INTO everstep.relied (key, run) VALUES ($1, $2) ON CONFLICT DO NOTHING;
+
+-- name: forget_relied
+-- Whoever has counted on these keys does so no more.
+DELETE FROM everstep.relied WHERE key = ANY ($1::text[]);
 
 -- name: wait_for_key
 -- Whoever waits is told when the key changes, once.
@@ -693,7 +796,7 @@ WHERE holds.run = $1 AND (holds.resolved_at IS NULL OR $2::bigint = 0) ORDER BY 
 -- Runs whose code did not match: a worker with other code may look whether its own does.
 SELECT holds.run FROM everstep.holds JOIN everstep.runs ON runs.id = holds.run
 WHERE holds.resolved_at IS NULL AND holds.reason = 'diverged' AND runs.workflow = ANY ($1::text[])
-GROUP BY holds.run ORDER BY min(holds.created_at), min(holds.id) LIMIT $2;
+GROUP BY holds.run ORDER BY pg_catalog.min(holds.created_at), pg_catalog.min(holds.id) LIMIT $2;
 
 -- name: add_notifications
 -- In one transaction with the hold that they tell of: a crash right after it loses none.
@@ -744,7 +847,7 @@ ORDER BY next_at, id LIMIT $3;
 
 -- name: next_notification
 -- The first entry of the index.
-SELECT min(next_at) FROM everstep.notifications WHERE state = 'pending' AND target = $1;
+SELECT pg_catalog.min(next_at) FROM everstep.notifications WHERE state = 'pending' AND target = $1;
 
 -- name: notifications_undelivered
 -- For people: few, whatever was delivered before.
@@ -795,7 +898,7 @@ WITH claimed AS (
         owner = $2,
         deaths = deaths + CASE WHEN owner IS NOT NULL AND owner <> $2 AND status IN ('running', 'queued')
             AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner) THEN 1 ELSE 0 END
-    FROM unnest($1::text[]) AS new (run)
+    FROM pg_catalog.unnest($1::text[]) AS new (run)
     WHERE runs.id = new.run AND queue = 'default' AND status = ANY ($3::text[])
         AND (owner IS NULL OR owner = $2
             OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner AND workers.lease_until > 0))
@@ -815,7 +918,7 @@ WHERE id = ANY ($1::text[]) AND queue = 'default' AND NOT EXISTS (SELECT 1 FROM 
 -- plan that was made while there were few might walk all events to have one.
 SELECT events.run, seq, kind, step, at, body, digest
 FROM everstep.runs JOIN everstep.events ON events.run = runs.id AND events.generation = runs.generation
-WHERE runs.id = ANY ($1::text[]) AND head_seq <= $2 AND runs.xmin = pg_current_xact_id()::xid;
+WHERE runs.id = ANY ($1::text[]) AND head_seq <= $2 AND runs.xmin = pg_catalog.pg_current_xact_id()::xid;
 
 -- name: inboxes
 -- What is pending for runs, in no order. They are locked, so that nobody delivers meanwhile.
@@ -824,9 +927,9 @@ WHERE run = ANY ($1::text[]) AND state = 'pending';
 
 -- name: release
 -- Without history: only who drives it, and its status. An ended run stays as it ended.
--- $4: 1 if this counts as the death of its owner, else 0.
+-- $4: 1 if this counts as the death of its owner, else 0. A run that has no owner was given back before.
 UPDATE everstep.runs SET owner = NULL, status = CASE WHEN ended_at IS NULL THEN $3 ELSE status END,
-    deaths = deaths + $4::bigint
+    deaths = deaths + CASE WHEN owner IS NULL THEN 0 ELSE $4::bigint END
 WHERE id = $1 AND epoch = $2;
 
 -- name: lease_of_run
@@ -839,44 +942,74 @@ SELECT run, kind, name, id, value, at FROM everstep.signals WHERE number = $1;
 
 -- name: settings
 -- What the server promises, as this session sees it.
-SELECT name, setting FROM pg_settings
+SELECT name, setting FROM pg_catalog.pg_settings
 WHERE name IN (
     'server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'max_connections', 'synchronous_standby_names'
 )
-UNION ALL SELECT 'standbys', count(*)::text FROM pg_stat_replication WHERE application_name <> 'pg_basebackup';
+UNION ALL SELECT 'standbys', pg_catalog.count(*)::text FROM pg_catalog.pg_stat_replication WHERE application_name <> 'pg_basebackup';
+
+-- name: pins
+-- What keeps the past of the database visible for longer than $1 seconds, so that nothing dead can be removed: transactions,
+-- prepared ones, replication slots, and standbys with `hot_standby_feedback`. As what it is, what names it, its role, its
+-- application, its state, seconds (NULL where the server does not say so) and transactions that have begun since. Without
+-- a time, $2 of those count.
+SELECT * FROM (
+    SELECT CASE WHEN backend_type = 'walsender' THEN 'standby' ELSE 'session' END, pid::text, coalesce(usename::text, ''),
+        coalesce(application_name, ''), coalesce(state, ''),
+        extract(epoch FROM pg_catalog.clock_timestamp() - xact_start)::bigint AS seconds,
+        greatest(pg_catalog.age(backend_xmin), pg_catalog.age(backend_xid))::bigint AS transactions
+    FROM pg_catalog.pg_stat_activity
+    WHERE pid <> pg_catalog.pg_backend_pid() AND (datname = pg_catalog.current_database() OR backend_type = 'walsender')
+        AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND backend_type <> 'autovacuum worker'
+    UNION ALL
+    SELECT 'prepared', gid, owner::text, '', '', extract(epoch FROM pg_catalog.clock_timestamp() - prepared)::bigint, pg_catalog.age(transaction)::bigint
+    FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database()
+    UNION ALL
+    SELECT 'slot', slot_name::text, '', coalesce(plugin::text, ''), CASE WHEN active THEN 'active' ELSE 'inactive' END, NULL,
+        pg_catalog.age(xmin)::bigint
+    FROM pg_catalog.pg_replication_slots WHERE xmin IS NOT NULL
+) AS pin
+WHERE coalesce(seconds >= $1, transactions >= $2) ORDER BY transactions DESC;
 
 -- name: server_time
 -- The store's clock, in microseconds.
-SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint;
 
 -- name: take_place
 -- A worker's liveness lock, on the session that lasts as long as its process. $1 stands for the store, $2 is the place.
-SELECT pg_try_advisory_lock($1::int, $2::int);
+SELECT pg_catalog.pg_try_advisory_lock($1::int, $2::int);
 
 -- name: free_place
 -- It leaves.
-SELECT pg_advisory_unlock($1::int, $2::int);
+SELECT pg_catalog.pg_advisory_unlock($1::int, $2::int);
 
 -- name: end_last_session
 -- End the session that has the lock of a place and the name of the one that asks: its last one. Names have random bits,
 -- so nobody else has it; the same role may end it.
-SELECT pg_terminate_backend(held.pid) FROM pg_locks AS held JOIN pg_stat_activity AS session ON session.pid = held.pid
+SELECT pg_catalog.pg_terminate_backend(held.pid) FROM pg_catalog.pg_locks AS held JOIN pg_catalog.pg_stat_activity AS session ON session.pid = held.pid
 WHERE held.locktype = 'advisory' AND held.classid = $1::bigint::oid AND held.objid = $2::bigint::oid AND held.objsubid = 2
-    AND held.granted AND held.mode = 'ExclusiveLock' AND held.pid <> pg_backend_pid()
-    AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND held.granted AND held.mode = 'ExclusiveLock' AND held.pid <> pg_catalog.pg_backend_pid()
+    AND held.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
     AND session.application_name = $3;
 
 -- name: silent_workers
 -- Workers whose lock nobody has, and those whose lease is marked as lapsed. A restart of the server frees all locks, so none is
 -- missed before everybody has had a while to take them again. (A lock that could be had is let go with the transaction.)
+-- Who has a lock is asked only when the lease has lapsed: it may be somebody who is no worker.
 -- Of one that could never have a lock nobody knows; an hour after its lease, by the server's clock, its row goes. $3: how many are looked
 -- at, those with the next places after $4 and then from the beginning; NULL for all.
 SELECT id, place, is_lockless, is_lapsed, pid, machine FROM (
     SELECT id, place, pid, machine,
         CASE WHEN has_lock = 0 THEN lease_until <= 0
-                AND -lease_until <= extract(epoch FROM clock_timestamp() - interval '1 hour') * 1000000
-            ELSE clock_timestamp() - pg_postmaster_start_time() >= make_interval(secs => $2::bigint / 1000000.0)
-                AND pg_try_advisory_xact_lock_shared($1::int, place::int)
+                AND -lease_until <= extract(epoch FROM pg_catalog.clock_timestamp() - interval '1 hour') * 1000000
+            ELSE pg_catalog.clock_timestamp() - pg_catalog.pg_postmaster_start_time() >= pg_catalog.make_interval(secs => $2::bigint / 1000000.0)
+                AND (pg_catalog.pg_try_advisory_xact_lock_shared($1::int, place::int) OR (lease_until <= 0 AND NOT EXISTS (
+                    SELECT 1 FROM pg_catalog.pg_locks AS held JOIN pg_catalog.pg_stat_activity AS session ON session.pid = held.pid
+                    WHERE held.locktype = 'advisory' AND held.classid = $1::bigint::oid AND held.objid = place::oid AND held.objsubid = 2
+                        AND held.granted AND held.mode = 'ExclusiveLock'
+                        AND held.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+                        AND pg_catalog.has_table_privilege(session.usesysid, 'everstep.workers', 'UPDATE')
+                )))
         END AS is_lockless,
         lease_until <= 0 AS is_lapsed
     FROM (
@@ -889,28 +1022,38 @@ SELECT id, place, is_lockless, is_lapsed, pid, machine FROM (
 WHERE is_lockless OR is_lapsed ORDER BY place;
 
 -- name: is_place_free
--- Asked again by whoever buries, now that nobody can enter.
-SELECT pg_try_advisory_xact_lock_shared($1::int, $2::int);
+-- Asked again by whoever buries, now that nobody can enter. One that no worker has is free.
+SELECT pg_catalog.pg_try_advisory_xact_lock_shared($1::int, $2::int) OR NOT EXISTS (
+    SELECT 1 FROM pg_catalog.pg_locks AS held JOIN pg_catalog.pg_stat_activity AS session ON session.pid = held.pid
+    WHERE held.locktype = 'advisory' AND held.classid = $1::bigint::oid AND held.objid = $2::bigint::oid AND held.objsubid = 2
+        AND held.granted AND held.mode = 'ExclusiveLock'
+        AND held.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+        AND pg_catalog.has_table_privilege(session.usesysid, 'everstep.workers', 'UPDATE')
+);
 
 -- name: is_place_taken
 -- The same without touching the lock, for somebody who is about to take it.
 SELECT EXISTS (
-    SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = $1::bigint::oid AND objid = $2::bigint::oid
-        AND objsubid = 2 AND granted AND mode = 'ExclusiveLock'
-        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    SELECT 1 FROM pg_catalog.pg_locks AS held JOIN pg_catalog.pg_stat_activity AS session ON session.pid = held.pid
+    WHERE held.locktype = 'advisory' AND held.classid = $1::bigint::oid AND held.objid = $2::bigint::oid AND held.objsubid = 2
+        AND held.granted AND held.mode = 'ExclusiveLock'
+        AND held.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+        AND pg_catalog.has_table_privilege(session.usesysid, 'everstep.workers', 'UPDATE')
 );
 
 -- name: any_place_taken
--- Whether anybody has a liveness lock of this store, whether or not there is a row for it, or a lease without a lock.
+-- Whether any worker has a liveness lock of this store, whether or not there is a row for it, or a lease without a lock.
 SELECT EXISTS (
-    SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = $1::bigint::oid AND objsubid = 2 AND objid <> 0
-        AND granted AND mode = 'ExclusiveLock'
-        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    SELECT 1 FROM pg_catalog.pg_locks AS held JOIN pg_catalog.pg_stat_activity AS session ON session.pid = held.pid
+    WHERE held.locktype = 'advisory' AND held.classid = $1::bigint::oid AND held.objid <> 0 AND held.objsubid = 2
+        AND held.granted AND held.mode = 'ExclusiveLock'
+        AND held.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+        AND pg_catalog.has_table_privilege(session.usesysid, 'everstep.workers', 'UPDATE')
 ) OR EXISTS (SELECT 1 FROM everstep.workers WHERE has_lock = 0 AND lease_until > 0);
 
 -- name: tell
 -- Others hear that something has changed. Nothing depends on it: whoever misses it looks a little later.
-SELECT pg_notify($1, '');
+SELECT pg_catalog.pg_notify($1, $2);
 
 -- name: workers
 -- Few rows: one for each living worker.
@@ -948,8 +1091,8 @@ WITH noted AS (
     ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE meta.value::bigint < excluded.value::bigint
 )
 UPDATE everstep.workers SET
-    lease_until = $1::bigint + CASE WHEN abs(lease_until) = $1::bigint THEN 1 ELSE 0 END, about = coalesce($4::bytea, about)
-WHERE id = $2 RETURNING (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+    lease_until = $1::bigint + CASE WHEN pg_catalog.abs(lease_until) = $1::bigint THEN 1 ELSE 0 END, about = coalesce($4::bytea, about)
+WHERE id = $2 RETURNING (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint;
 
 -- name: lapse
 -- Only if the worker has not renewed its lease since $2 was read.
@@ -965,7 +1108,33 @@ DELETE FROM everstep.ended_workers WHERE at < $1;
 
 -- name: is_ended_worker
 -- Asked before a step that must not happen twice is repeated.
-SELECT 1 FROM everstep.ended_workers WHERE id = $1;
+SELECT 1 FROM everstep.ended_workers WHERE id = $1
+UNION ALL SELECT 1 FROM everstep.gone_workers WHERE kind = 'worker' AND name = $1 LIMIT 1;
+
+-- name: declare_gone
+-- Somebody takes the responsibility that nothing which it began acts any more.
+INSERT INTO everstep.gone_workers (kind, name, at, by, note) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING;
+
+-- name: gone
+-- For people, and for a worker that asks about itself.
+SELECT kind, name, at, by, note FROM everstep.gone_workers
+WHERE ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR name = $2) ORDER BY at DESC, kind, name;
+
+-- name: owners
+-- From one to the next in the index.
+WITH RECURSIVE owners (id) AS (
+    SELECT pg_catalog.min(owner) FROM everstep.runs WHERE owner IS NOT NULL
+    UNION ALL
+    SELECT (SELECT pg_catalog.min(owner) FROM everstep.runs WHERE owner > owners.id) FROM owners WHERE owners.id IS NOT NULL
+)
+SELECT id FROM owners WHERE id IS NOT NULL;
+
+-- name: fence_runs
+-- As `give_back`, of a worker that may come back and not know that it was declared gone: it writes nothing more.
+WITH theirs AS MATERIALIZED (SELECT id FROM everstep.runs WHERE owner = $1 ORDER BY id FOR UPDATE)
+UPDATE everstep.runs SET
+    epoch = epoch + 1, owner = NULL, status = CASE WHEN status = 'running' THEN 'queued' ELSE status END
+FROM theirs WHERE runs.id = theirs.id AND owner = $1;
 
 -- name: give_back
 -- What a leaving worker was driving goes on elsewhere. Locked in the order in which everybody locks.
@@ -973,82 +1142,130 @@ WITH mine AS MATERIALIZED (SELECT id FROM everstep.runs WHERE owner = $1 ORDER B
 UPDATE everstep.runs SET owner = NULL, status = CASE WHEN status = 'running' THEN 'queued' ELSE status END
 FROM mine WHERE runs.id = mine.id AND owner = $1;
 
--- name: due
--- Everything that wants a driver now, as kind (1 for timers), wake-up time, priority, age and id; each part by itself
--- is limited, in the order in which its index has it. $1: the worker, $2: the time, $3: workflows, $4: the limit,
--- $5: whether free runs count, $6: queues, or NULL for all. Owners are found by hopping from one to the next in the index, never by walking runs.
+-- name: gone_owners
+-- Who has runs and no lease any more. Owners are found by hopping from one to the next in the index. $1: who asks.
 WITH RECURSIVE owners (id) AS (
-    SELECT min(owner) FROM everstep.runs WHERE owner IS NOT NULL AND $5::bigint <> 0
+    SELECT pg_catalog.min(owner) FROM everstep.runs WHERE owner IS NOT NULL
     UNION ALL
-    SELECT (SELECT min(owner) FROM everstep.runs WHERE owner > owners.id) FROM owners WHERE owners.id IS NOT NULL
-), gone AS MATERIALIZED (
-    SELECT owners.id FROM owners
-    WHERE owners.id IS NOT NULL AND owners.id <> $1
-        AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owners.id AND workers.lease_until > 0)
-), mine AS MATERIALIZED (
-    SELECT $1::text COLLATE "C" AS id UNION ALL SELECT gone.id FROM gone
+    SELECT (SELECT pg_catalog.min(owner) FROM everstep.runs WHERE owner > owners.id) FROM owners WHERE owners.id IS NOT NULL
 )
-(
-    SELECT 0 AS kind, NULL::bigint AS wake_at, priority, created_at, id FROM everstep.runs
-    WHERE owner IS NULL AND (status = 'running' OR (status = 'queued' AND queue = 'default'))
-        AND workflow = ANY ($3::text[]) AND $5::bigint <> 0 AND ($6::text[] IS NULL OR queue = ANY ($6::text[]))
-    ORDER BY priority DESC, created_at, id LIMIT $4
+SELECT owners.id FROM owners
+WHERE owners.id IS NOT NULL AND owners.id <> $1
+    AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owners.id AND workers.lease_until > 0);
+
+-- name: due
+-- Everything that wants a driver now, as kind (0, and 1 for timers), wake-up time, priority, age, id and owner; each part by
+-- itself is limited, in the order in which its index has it. Kind 2: the first free run of each priority, whatever its
+-- workflow is. $1: the worker, $2: the time, $3: workflows, $4: the limit, $5: whether free runs count, $6: queues, or
+-- NULL for all. $7 to $9: from where on free runs are looked for, by priority; $10 and $11: above and below the priorities
+-- between those; $12: from when on timers of free runs, $13: those of this worker; $14: owners that are gone;
+-- $15 and $16: what is pending, see `pending`.
+WITH fronts AS MATERIALIZED (
+    SELECT known.priority, front.created_at, front.id
+    FROM unnest($7::bigint[], $8::bigint[], $9::text[]) AS known (priority, at, id) CROSS JOIN LATERAL (
+        SELECT created_at, runs.id FROM everstep.runs
+        WHERE owner IS NULL AND (status = 'running' OR (status = 'queued' AND queue = 'default'))
+            AND priority = known.priority AND (created_at, runs.id) >= (known.at, known.id) AND $5::bigint <> 0
+        ORDER BY created_at, runs.id LIMIT 1
+    ) AS front
+), between AS MATERIALIZED (
+    SELECT gap.above, gap.below, front.priority, front.created_at, front.id
+    FROM unnest($10::bigint[], $11::bigint[]) AS gap (above, below) CROSS JOIN LATERAL (
+        SELECT priority, created_at, id FROM everstep.runs
+        WHERE owner IS NULL AND (status = 'running' OR (status = 'queued' AND queue = 'default'))
+            AND priority < gap.above AND priority > gap.below AND $5::bigint <> 0
+        ORDER BY priority DESC, created_at, id LIMIT 1
+    ) AS front
+), pending AS MATERIALIZED (
+    SELECT run, pg_catalog.min(number) AS number FROM unnest($15::text[], $16::bigint[]) AS delivery (run, number) GROUP BY run
+)
+SELECT 2 AS kind, NULL::bigint AS wake_at, priority, created_at, id, NULL AS owner FROM fronts
+UNION ALL
+SELECT 2, NULL, priority, created_at, id, NULL FROM between
+UNION ALL (
+    SELECT 0, NULL, run.priority, run.created_at, run.id, NULL FROM fronts CROSS JOIN LATERAL (
+        SELECT priority, created_at, runs.id FROM everstep.runs
+        WHERE owner IS NULL AND (status = 'running' OR (status = 'queued' AND queue = 'default'))
+            AND priority = fronts.priority AND (created_at, runs.id) >= (fronts.created_at, fronts.id)
+            AND workflow = ANY ($3::text[]) AND ($6::text[] IS NULL OR queue = ANY ($6::text[]))
+        ORDER BY created_at, runs.id LIMIT $4
+    ) AS run
+    ORDER BY run.priority DESC, run.created_at, run.id LIMIT $4
 ) UNION ALL (
-    SELECT 0, NULL, priority, created_at, runs.id FROM gone JOIN everstep.runs ON runs.owner = gone.id
+    SELECT 0, NULL, run.priority, run.created_at, run.id, NULL FROM between CROSS JOIN LATERAL (
+        SELECT priority, created_at, runs.id FROM everstep.runs
+        WHERE owner IS NULL AND (status = 'running' OR (status = 'queued' AND queue = 'default'))
+            AND priority <= between.priority AND priority > between.below
+            AND workflow = ANY ($3::text[]) AND ($6::text[] IS NULL OR queue = ANY ($6::text[]))
+        ORDER BY priority DESC, created_at, runs.id LIMIT $4
+    ) AS run
+    ORDER BY run.priority DESC, run.created_at, run.id LIMIT $4
+) UNION ALL (
+    SELECT 0, NULL, priority, created_at, runs.id, owner FROM pg_catalog.unnest($14::text[]) AS gone (id) JOIN everstep.runs ON runs.owner = gone.id
     WHERE status IN ('queued', 'running') AND workflow = ANY ($3::text[])
         AND ($6::text[] IS NULL OR queue = ANY ($6::text[]))
     ORDER BY priority DESC, created_at, runs.id LIMIT $4
 ) UNION ALL (
-    SELECT 1, wake_at, priority, created_at, id FROM everstep.runs
-    WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL AND wake_at <= $2
+    SELECT 1, wake_at, priority, created_at, id, NULL FROM everstep.runs
+    WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL AND wake_at <= $2 AND wake_at >= $12
         AND workflow = ANY ($3::text[]) AND $5::bigint <> 0 AND ($6::text[] IS NULL OR queue = ANY ($6::text[]))
     ORDER BY wake_at, id LIMIT $4
 ) UNION ALL (
-    SELECT 1, wake_at, priority, created_at, runs.id FROM mine JOIN everstep.runs ON runs.owner = mine.id
-    WHERE status = 'waiting' AND wake_at <= $2 AND workflow = ANY ($3::text[])
-        AND ($6::text[] IS NULL OR owner = $1 OR queue = ANY ($6::text[]))
+    SELECT 1, wake_at, priority, created_at, runs.id, NULL FROM everstep.runs
+    WHERE owner = $1 AND status = 'waiting' AND wake_at <= $2 AND wake_at >= $13 AND workflow = ANY ($3::text[])
     ORDER BY wake_at, runs.id LIMIT $4
 ) UNION ALL (
-    SELECT 0, NULL, runs.priority, runs.created_at, runs.id
-    FROM (SELECT run, min(number) AS number FROM everstep.signals WHERE state = 'pending' GROUP BY run) AS pending
-        JOIN everstep.runs ON runs.id = pending.run
-    WHERE runs.status = 'waiting' AND runs.workflow = ANY ($3::text[])
-        AND (runs.owner IN (SELECT mine.id FROM mine) OR ($5::bigint <> 0 AND runs.owner IS NULL))
-        AND ($6::text[] IS NULL OR runs.owner = $1 OR runs.queue = ANY ($6::text[]))
+    SELECT 1, wake_at, priority, created_at, runs.id, owner FROM pg_catalog.unnest($14::text[]) AS gone (id) JOIN everstep.runs ON runs.owner = gone.id
+    WHERE status = 'waiting' AND wake_at <= $2 AND workflow = ANY ($3::text[])
+        AND ($6::text[] IS NULL OR queue = ANY ($6::text[]))
+    ORDER BY wake_at, runs.id LIMIT $4
+) UNION ALL (
+    SELECT 0, NULL, run.priority, run.created_at, run.id, NULL
+    FROM pending CROSS JOIN LATERAL (SELECT * FROM everstep.runs WHERE runs.id = pending.run LIMIT 1) AS run
+    WHERE run.status = 'waiting' AND run.workflow = ANY ($3::text[])
+        AND (run.owner = $1 OR ($5::bigint <> 0 AND NOT EXISTS (
+            SELECT 1 FROM everstep.workers WHERE workers.id = run.owner AND workers.lease_until > 0)))
+        AND ($6::text[] IS NULL OR run.owner = $1 OR run.queue = ANY ($6::text[]))
     ORDER BY pending.number LIMIT $4
 );
 
 -- name: next_wake
--- The first entry of an index, for free runs and for each owner. $1: the worker, $2: whether free runs count.
-WITH RECURSIVE owners (id) AS (
-    SELECT min(owner) FROM everstep.runs WHERE owner IS NOT NULL AND $2::bigint <> 0
-    UNION ALL
-    SELECT (SELECT min(owner) FROM everstep.runs WHERE owner > owners.id) FROM owners WHERE owners.id IS NOT NULL
-), mine AS MATERIALIZED (
-    SELECT $1::text COLLATE "C" AS id
-    UNION
-    SELECT owners.id FROM owners
-    WHERE owners.id IS NOT NULL
-        AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owners.id AND workers.lease_until > 0)
-)
-SELECT least(
+-- The first entry of an index, for free runs, for this worker's and for those of owners that are gone. $1: the worker, $2: whether free
+-- runs count, $3 and $4: from when on, for free ones and its own, $5: owners that are gone.
+SELECT
     (
-        SELECT min(wake_at) FROM everstep.runs
-        WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL AND $2::bigint <> 0
-    ),
-    (
-        SELECT min(first.wake_at) FROM mine CROSS JOIN LATERAL (
-            SELECT min(wake_at) AS wake_at FROM everstep.runs
-            WHERE owner = mine.id AND status = 'waiting' AND wake_at IS NOT NULL
+        SELECT pg_catalog.min(wake_at) FROM everstep.runs
+        WHERE owner IS NULL AND status = 'waiting' AND wake_at IS NOT NULL AND $2::bigint <> 0 AND wake_at >= $3
+    ), (
+        SELECT pg_catalog.min(wake_at) FROM everstep.runs
+        WHERE owner = $1 AND status = 'waiting' AND wake_at IS NOT NULL AND wake_at >= $4
+    ), (
+        SELECT pg_catalog.min(first.wake_at) FROM pg_catalog.unnest($5::text[]) AS gone (id) CROSS JOIN LATERAL (
+            SELECT pg_catalog.min(wake_at) AS wake_at FROM everstep.runs
+            WHERE owner = gone.id AND status = 'waiting' AND wake_at IS NOT NULL
         ) AS first
-    )
-);
+    );
 
--- name: pending_of_owner
--- Deliveries for runs that a worker drives, also while they are busy. The pending ones are few, so they lead.
-SELECT signals.run FROM everstep.signals JOIN everstep.runs ON runs.id = signals.run
-WHERE signals.state = 'pending' AND runs.owner = $1
-GROUP BY signals.run ORDER BY min(signals.number);
+-- name: pending
+-- All deliveries that are pending, and the newest number of any.
+SELECT number, run FROM everstep.signals WHERE state = 'pending'
+UNION ALL SELECT pg_catalog.max(number), NULL FROM everstep.signals;
+
+-- name: pending_since
+-- The same, of those with the number $1 or a later one, and of older ones that were pending at the last look ($2). Not by
+-- `signals_pending`, which has all that were ever pending while the past of the database is pinned: hence OFFSET 0.
+SELECT number, run FROM (
+    SELECT number, run, state FROM everstep.signals WHERE number >= $1 OFFSET 0
+) AS recent WHERE state = 'pending'
+UNION ALL
+SELECT number, run FROM (
+    SELECT number, run, state FROM everstep.signals WHERE number = ANY ($2::bigint[]) AND number < $1 OFFSET 0
+) AS older WHERE state = 'pending'
+UNION ALL SELECT pg_catalog.max(number), NULL FROM everstep.signals;
+
+-- name: owned_among
+-- Which of these runs a worker drives.
+SELECT id FROM everstep.runs WHERE id = ANY ($2::text[]) AND owner = $1;
 
 -- name: run
 -- One run, by its id.
@@ -1063,13 +1280,13 @@ SELECT id, workflow, version, semantics, status, generation, head_seq, head_dige
 FROM everstep.runs
 WHERE $5::text IS NULL AND ($1::text IS NULL OR workflow = $1) AND ($2::text IS NULL OR parent = $2)
     AND NOT EXISTS (
-        SELECT 1 FROM generate_series(1, cardinality($3::text[]), 2) AS place WHERE NOT EXISTS (
+        SELECT 1 FROM pg_catalog.generate_series(1, pg_catalog.cardinality($3::text[]), 2) AS place WHERE NOT EXISTS (
             SELECT 1 FROM everstep.tagged AS tag
             WHERE tag.run = runs.id AND tag.name = ($3)[place] AND tag.value = ($3)[place + 1]))
     AND ($6::bigint IS NULL OR (created_at, id) < ($6, $7::text))
-    AND ($8::text = '' OR strpos(lower(id), $8) > 0 OR strpos(lower(workflow), $8) > 0 OR strpos(lower(preview), $8) > 0
+    AND ($8::text = '' OR pg_catalog.strpos(pg_catalog.lower(id), $8) > 0 OR pg_catalog.strpos(pg_catalog.lower(workflow), $8) > 0 OR pg_catalog.strpos(pg_catalog.lower(preview), $8) > 0
         OR EXISTS (SELECT 1 FROM everstep.tagged AS tag
-            WHERE tag.run = runs.id AND strpos(lower(tag.name || '=' || tag.value), $8) > 0))
+            WHERE tag.run = runs.id AND pg_catalog.strpos(pg_catalog.lower(tag.name || '=' || tag.value), $8) > 0))
 ORDER BY created_at DESC, id DESC LIMIT $4;
 
 -- name: runs_of_status
@@ -1079,13 +1296,13 @@ SELECT id, workflow, version, semantics, status, generation, head_seq, head_dige
 FROM everstep.runs
 WHERE status = $5 AND ($1::text IS NULL OR workflow = $1) AND ($2::text IS NULL OR parent = $2)
     AND NOT EXISTS (
-        SELECT 1 FROM generate_series(1, cardinality($3::text[]), 2) AS place WHERE NOT EXISTS (
+        SELECT 1 FROM pg_catalog.generate_series(1, pg_catalog.cardinality($3::text[]), 2) AS place WHERE NOT EXISTS (
             SELECT 1 FROM everstep.tagged AS tag
             WHERE tag.run = runs.id AND tag.name = ($3)[place] AND tag.value = ($3)[place + 1]))
     AND ($6::bigint IS NULL OR (created_at, id) < ($6, $7::text))
-    AND ($8::text = '' OR strpos(lower(id), $8) > 0 OR strpos(lower(workflow), $8) > 0 OR strpos(lower(preview), $8) > 0
+    AND ($8::text = '' OR pg_catalog.strpos(pg_catalog.lower(id), $8) > 0 OR pg_catalog.strpos(pg_catalog.lower(workflow), $8) > 0 OR pg_catalog.strpos(pg_catalog.lower(preview), $8) > 0
         OR EXISTS (SELECT 1 FROM everstep.tagged AS tag
-            WHERE tag.run = runs.id AND strpos(lower(tag.name || '=' || tag.value), $8) > 0))
+            WHERE tag.run = runs.id AND pg_catalog.strpos(pg_catalog.lower(tag.name || '=' || tag.value), $8) > 0))
 ORDER BY created_at DESC, id DESC LIMIT $4;
 
 -- name: runs_tagged
@@ -1096,13 +1313,13 @@ FROM everstep.tagged JOIN everstep.runs ON runs.id = tagged.run
 WHERE tagged.name = $9 AND tagged.value = $10 AND tagged.created_at = runs.created_at
     AND ($5::text IS NULL OR status = $5) AND ($1::text IS NULL OR workflow = $1) AND ($2::text IS NULL OR parent = $2)
     AND NOT EXISTS (
-        SELECT 1 FROM generate_series(1, cardinality($3::text[]), 2) AS place WHERE NOT EXISTS (
+        SELECT 1 FROM pg_catalog.generate_series(1, pg_catalog.cardinality($3::text[]), 2) AS place WHERE NOT EXISTS (
             SELECT 1 FROM everstep.tagged AS tag
             WHERE tag.run = runs.id AND tag.name = ($3)[place] AND tag.value = ($3)[place + 1]))
     AND ($6::bigint IS NULL OR (tagged.created_at, tagged.run) < ($6, $7::text))
-    AND ($8::text = '' OR strpos(lower(id), $8) > 0 OR strpos(lower(workflow), $8) > 0 OR strpos(lower(preview), $8) > 0
+    AND ($8::text = '' OR pg_catalog.strpos(pg_catalog.lower(id), $8) > 0 OR pg_catalog.strpos(pg_catalog.lower(workflow), $8) > 0 OR pg_catalog.strpos(pg_catalog.lower(preview), $8) > 0
         OR EXISTS (SELECT 1 FROM everstep.tagged AS tag
-            WHERE tag.run = runs.id AND strpos(lower(tag.name || '=' || tag.value), $8) > 0))
+            WHERE tag.run = runs.id AND pg_catalog.strpos(pg_catalog.lower(tag.name || '=' || tag.value), $8) > 0))
 ORDER BY tagged.created_at DESC, tagged.run DESC LIMIT $4;
 
 -- name: children
@@ -1113,7 +1330,7 @@ FROM everstep.runs WHERE parent = $1 ORDER BY created_at, id;
 
 -- name: counts
 -- From the index alone.
-SELECT status, count(*) FROM everstep.runs GROUP BY status ORDER BY status;
+SELECT status, pg_catalog.count(*) FROM everstep.runs GROUP BY status ORDER BY status;
 
 -- name: events
 -- Row by row, for a history that is too long for one value, or whose texts are damaged.
@@ -1133,9 +1350,9 @@ WHERE run = $1 AND generation = $2 AND seq IN ($3::bigint, $4::bigint, $5::bigin
 -- name: generations
 -- One look into the index for each.
 WITH RECURSIVE found (generation) AS (
-    SELECT min(generation) FROM everstep.events WHERE run = $1
+    SELECT pg_catalog.min(generation) FROM everstep.events WHERE run = $1
     UNION ALL
-    SELECT (SELECT min(generation) FROM everstep.events WHERE run = $1 AND events.generation > found.generation)
+    SELECT (SELECT pg_catalog.min(generation) FROM everstep.events WHERE run = $1 AND events.generation > found.generation)
     FROM found WHERE found.generation IS NOT NULL
 )
 SELECT generation FROM found WHERE generation IS NOT NULL ORDER BY generation;

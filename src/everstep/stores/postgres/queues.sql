@@ -1,16 +1,16 @@
 -- The statements about queues of runs and named limits of steps.
 --
--- Runs that wait in a queue are found by `runs_in_line` and `runs_delayed`, those that have a slot by `runs_begun`: all of
--- them are partial, so that runs of the queue `default`, and ended ones, cost nothing. The key of a run is its tag `key`,
--- as `tagged` has it.
+-- Runs that wait in a queue are found by `runs_in_line` and `runs_delayed`, from where the last look found the first one
+-- (fronts.py); those that have a slot by `taken`. Runs of the queue `default`, and ended ones, cost nothing. The key of a
+-- run is its tag `key`, as `tagged` has it.
 --
 -- Whoever counts slots or takes a token has the lock of the queue first: each statement sees what was committed before
 -- it began, so nobody else can take the same slot.
 
 -- name: lock_queues
 -- A queue may have no row yet, so it is not a row that is locked. In a fixed order, after runs and keys. $2 is the schema.
-SELECT pg_advisory_xact_lock(hash) FROM (
-    SELECT DISTINCT hashtextextended($2::text || '/' || name, 1) AS hash FROM unnest($1::text[]) AS wanted (name) ORDER BY 1
+SELECT pg_catalog.pg_advisory_xact_lock(hash) FROM (
+    SELECT DISTINCT pg_catalog.hashtextextended($2::text || '/' || name, 1) AS hash FROM pg_catalog.unnest($1::text[]) AS wanted (name) ORDER BY 1
 ) AS hashes;
 
 -- name: queues_of_runs
@@ -51,16 +51,16 @@ FROM everstep.runs WHERE id = $1;
 -- The queues in which runs wait. It hops from name to name in the indexes and never walks their runs.
 WITH RECURSIVE names (name) AS (
     SELECT least(
-        (SELECT min(queue) FROM everstep.runs
+        (SELECT pg_catalog.min(queue) FROM everstep.runs
             WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND wake_at IS NULL),
-        (SELECT min(queue) FROM everstep.runs
+        (SELECT pg_catalog.min(queue) FROM everstep.runs
             WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND wake_at IS NOT NULL)
     )
     UNION ALL
     SELECT least(
-        (SELECT min(queue) FROM everstep.runs
+        (SELECT pg_catalog.min(queue) FROM everstep.runs
             WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND wake_at IS NULL AND queue > names.name),
-        (SELECT min(queue) FROM everstep.runs
+        (SELECT pg_catalog.min(queue) FROM everstep.runs
             WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND wake_at IS NOT NULL
                 AND queue > names.name)
     ) FROM names WHERE names.name IS NOT NULL
@@ -70,78 +70,147 @@ SELECT name FROM names WHERE name IS NOT NULL;
 -- name: names_begun
 -- The queues of which runs have begun, in the same way.
 WITH RECURSIVE names (name) AS (
-    SELECT min(queue) FROM everstep.runs
+    SELECT pg_catalog.min(queue) FROM everstep.runs
     WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'queued' AND owner IS NOT NULL))
     UNION ALL
-    SELECT (SELECT min(queue) FROM everstep.runs
+    SELECT (SELECT pg_catalog.min(queue) FROM everstep.runs
         WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'queued' AND owner IS NOT NULL))
             AND queue > names.name)
     FROM names WHERE names.name IS NOT NULL
 )
 SELECT name FROM names WHERE name IS NOT NULL;
 
--- name: front
--- Whether any run waits for a slot only, and when the next of those with a delay comes. One look into each index.
-SELECT EXISTS (SELECT 1 FROM everstep.runs
-        WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = $1 AND wake_at IS NULL),
-    (SELECT min(wake_at) FROM everstep.runs
-        WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = $1 AND wake_at IS NOT NULL);
+-- name: fronts
+-- The first run of each line, as kind, queue, priority, time and id. Kind 0: of a queue and priority that is known ($1 to $4: from
+-- that place on), or of those between ($5 to $7: queue, above and below). Kind 1: of those that wait for their time ($8 and
+-- $9: queue, from then on). Kind 2: names of queues between those that are known ($10 and $11: after, before).
+SELECT 0 AS kind, known.queue, known.priority, front.at, front.id
+FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::text[]) AS known (queue, priority, at, id) CROSS JOIN LATERAL (
+    SELECT created_at AS at, runs.id FROM everstep.runs
+    WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND wake_at IS NULL
+        AND queue = known.queue AND priority = known.priority AND (created_at, runs.id) >= (known.at, known.id)
+    ORDER BY created_at, runs.id LIMIT 1
+) AS front
+UNION ALL
+SELECT 0, gap.queue, front.priority, front.at, front.id
+FROM unnest($5::text[], $6::bigint[], $7::bigint[]) AS gap (queue, above, below) CROSS JOIN LATERAL (
+    SELECT priority, created_at AS at, id FROM everstep.runs
+    WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND wake_at IS NULL
+        AND queue = gap.queue AND priority < gap.above AND priority > gap.below
+    ORDER BY priority DESC, created_at, id LIMIT 1
+) AS front
+UNION ALL
+SELECT 1, known.queue, 0, front.at, front.id
+FROM unnest($8::text[], $9::bigint[]) AS known (queue, at) CROSS JOIN LATERAL (
+    SELECT wake_at AS at, id FROM everstep.runs
+    WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND wake_at IS NOT NULL
+        AND queue = known.queue AND wake_at >= known.at
+    ORDER BY wake_at, id LIMIT 1
+) AS front
+UNION ALL
+SELECT 2, front.queue, 0, 0, '' FROM unnest($10::text[], $11::text[]) AS gap (after, before) CROSS JOIN LATERAL (
+    (SELECT queue FROM everstep.runs
+        WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND wake_at IS NULL
+            AND queue > gap.after AND queue < gap.before ORDER BY queue LIMIT 1)
+    UNION ALL
+    (SELECT queue FROM everstep.runs
+        WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND wake_at IS NOT NULL
+            AND queue > gap.after AND queue < gap.before ORDER BY queue LIMIT 1)
+) AS front;
 
 -- name: begun
--- How many slots are taken. Whoever claimed a run and died before it began has none.
-SELECT count(*) FROM everstep.runs
-WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'queued' AND owner IS NOT NULL))
-    AND queue = $1 AND (status <> 'queued' OR EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner));
+-- How many slots are taken. Whoever claimed a run and died before it began has none. Asked of the runs that `taken` names on
+-- its last page: an index of begun runs has all that ever began, while the past of the database is pinned.
+SELECT pg_catalog.count(DISTINCT run) FROM everstep.taken AS entry
+WHERE kind = 'queue' AND name = $1
+    AND page = (SELECT pg_catalog.max(page) FROM everstep.taken WHERE kind = 'queue' AND name = $1)
+    AND (SELECT queue = $1 AND (status IN ('running', 'waiting') OR (status = 'queued' AND owner IS NOT NULL
+            AND EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner)))
+        FROM everstep.runs WHERE runs.id = entry.run);
 
 -- name: begun_by
 -- Those of one worker.
-SELECT count(*) FROM everstep.runs
-WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'queued' AND owner IS NOT NULL))
-    AND queue = $1 AND owner = $2 AND EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = $2);
+SELECT pg_catalog.count(DISTINCT run) FROM everstep.taken AS entry
+WHERE kind = 'queue' AND name = $1
+    AND page = (SELECT pg_catalog.max(page) FROM everstep.taken WHERE kind = 'queue' AND name = $1)
+    AND (SELECT queue = $1 AND owner = $2 AND status IN ('running', 'waiting', 'queued')
+        FROM everstep.runs WHERE runs.id = entry.run)
+    AND EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = $2);
 
 -- name: begun_with_key
 -- How many slots each key has. $2: only of this key.
-SELECT key, count(*) FROM (
-    SELECT (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1) AS key
-    FROM everstep.runs
-    WHERE queue <> 'default' AND (status IN ('running', 'waiting') OR (status = 'queued' AND owner IS NOT NULL))
-        AND queue = $1 AND (status <> 'queued' OR EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner))
+SELECT key, pg_catalog.count(DISTINCT run) FROM (
+    SELECT run, (SELECT value FROM everstep.tagged WHERE tagged.run = entry.run AND name = 'key' LIMIT 1) AS key
+    FROM everstep.taken AS entry
+    WHERE kind = 'queue' AND name = $1
+        AND page = (SELECT pg_catalog.max(page) FROM everstep.taken WHERE kind = 'queue' AND name = $1)
+        AND (SELECT queue = $1 AND (status IN ('running', 'waiting') OR (status = 'queued' AND owner IS NOT NULL
+                AND EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = owner)))
+            FROM everstep.runs WHERE runs.id = entry.run)
 ) AS begun
 WHERE key IS NOT NULL AND ($2::text IS NULL OR key = $2::text) GROUP BY key;
 
 -- name: waiting
--- The first that wait for a slot only, in their order. $4: keys that have no room.
-SELECT priority, created_at, id, (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1)
-FROM everstep.runs
-WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = $1 AND wake_at IS NULL
-    AND workflow = ANY ($2::text[])
-    AND (cardinality($4::text[]) = 0 OR coalesce(
-        (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1) <> ALL ($4::text[]), true))
-ORDER BY priority DESC, created_at, id LIMIT $3;
+-- The first that wait for a slot only, in their order. $4: keys that have no room. $5 to $7: known priorities, and from where
+-- on; $8 and $9: above and below those between.
+SELECT run.priority, run.created_at, run.id, run.key
+FROM unnest($5::bigint[], $6::bigint[], $7::text[]) AS known (priority, at, id) CROSS JOIN LATERAL (
+    SELECT priority, created_at, runs.id, (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1) AS key
+    FROM everstep.runs
+    WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = $1 AND wake_at IS NULL
+        AND priority = known.priority AND (created_at, runs.id) >= (known.at, known.id)
+        AND workflow = ANY ($2::text[])
+        AND (pg_catalog.cardinality($4::text[]) = 0 OR coalesce(
+            (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1) <> ALL ($4::text[]), true))
+    ORDER BY created_at, runs.id LIMIT $3
+) AS run
+UNION ALL
+SELECT run.priority, run.created_at, run.id, run.key
+FROM unnest($8::bigint[], $9::bigint[]) AS gap (above, below) CROSS JOIN LATERAL (
+    SELECT priority, created_at, runs.id, (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1) AS key
+    FROM everstep.runs
+    WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = $1 AND wake_at IS NULL
+        AND priority < gap.above AND priority > gap.below
+        AND workflow = ANY ($2::text[])
+        AND (pg_catalog.cardinality($4::text[]) = 0 OR coalesce(
+            (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1) <> ALL ($4::text[]), true))
+    ORDER BY priority DESC, created_at, runs.id LIMIT $3
+) AS run
+ORDER BY 1 DESC, 2, 3 LIMIT $3;
 
 -- name: come_due
--- Those whose delay is over, the longest due first.
+-- Those whose delay is over, the longest due first. $6: from when on.
 SELECT priority, created_at, id, (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1)
 FROM everstep.runs
 WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = $1 AND wake_at IS NOT NULL AND wake_at <= $5
+    AND wake_at >= $6
     AND workflow = ANY ($2::text[])
-    AND (cardinality($4::text[]) = 0 OR coalesce(
+    AND (pg_catalog.cardinality($4::text[]) = 0 OR coalesce(
         (SELECT value FROM everstep.tagged WHERE run = runs.id AND name = 'key' LIMIT 1) <> ALL ($4::text[]), true))
 ORDER BY wake_at, id LIMIT $3;
 
 -- name: count_waiting
 -- For people: how many wait.
-SELECT count(*) - count(wake_at), count(wake_at), min(CASE WHEN wake_at IS NULL THEN created_at END)
+SELECT pg_catalog.count(*) - pg_catalog.count(wake_at), pg_catalog.count(wake_at), pg_catalog.min(CASE WHEN wake_at IS NULL THEN created_at END)
 FROM everstep.runs WHERE owner IS NULL AND status = 'queued' AND queue <> 'default' AND queue = $1;
 
 -- name: forget_slots
--- Those whose workers are gone.
-DELETE FROM everstep.slots
-WHERE name = $1 AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = slots.worker);
+-- Those whose workers are gone, found as in `begun`.
+DELETE FROM everstep.slots USING everstep.taken AS entry
+WHERE entry.kind = 'limit' AND entry.name = $1
+    AND entry.page = (SELECT pg_catalog.max(page) FROM everstep.taken WHERE kind = 'limit' AND name = $1)
+    AND slots.name = $1 AND slots.run = entry.run AND slots.call = entry.call
+    AND NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = slots.worker);
 
 -- name: count_slots
 -- How many there are, and whether one of them is this attempt's.
-SELECT count(*), coalesce(bool_or(run = $2 AND call = $3 AND worker = $4), false) FROM everstep.slots WHERE name = $1;
+SELECT pg_catalog.count(DISTINCT (entry.run, entry.call)), coalesce(pg_catalog.bool_or(entry.run = $2 AND entry.call = $3 AND holder.worker = $4), false)
+FROM everstep.taken AS entry CROSS JOIN LATERAL (
+    SELECT slots.worker FROM everstep.slots
+    WHERE slots.name = $1 AND slots.run = entry.run AND slots.call = entry.call LIMIT 1
+) AS holder
+WHERE entry.kind = 'limit' AND entry.name = $1
+    AND entry.page = (SELECT pg_catalog.max(page) FROM everstep.taken WHERE kind = 'limit' AND name = $1);
 
 -- name: take_slot
 -- Of a worker that was fenced, the row becomes that of the new one.

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -10,23 +11,30 @@ import psycopg
 
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
+from everstep.stores.brief import QUICK_SECONDS, Busy, acquire, refuse_when_brief, waits_until
 from everstep.stores.moving import RunDump
 from everstep.stores.postgres.addresses import Address
 from everstep.stores.postgres.connections import (
+    BEGIN_TO_READ,
     PAUSE_SECONDS_MIN,
     Durability,
     Outage,
     Patience,
     Setback,
+    Slow,
+    begin,
     close_quietly,
     connect,
     outage_of,
     refused,
     translated,
 )
+from everstep.stores.postgres.fronts import BEHIND_MICROSECONDS, LEAST, MOST, Due, Inboxes, Line, Lines
 from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.protocol import LAST, RunRow
+from everstep.stores.queues import QueueRoom, room_of
 from everstep.stores.sql.moving import Moving
+from everstep.stores.sql.queues import QueueReads
 from everstep.stores.sql.reading import Reading
 from everstep.stores.sql.rows import Row, run_row
 
@@ -43,7 +51,9 @@ R = TypeVar("R")
 class Reader(Reading):
     """The connections of a store that only read."""
 
-    def __init__(self, address: Address, *, name: str, durability: Durability, patience: Patience) -> None:
+    def __init__(
+        self, address: Address, *, name: str, durability: Durability, patience: Patience, whole_seconds: float
+    ) -> None:
         self.where = address.shown
         self._address = address
         self._name = name
@@ -51,18 +61,47 @@ class Reader(Reading):
         self._patience = patience
         self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._idle: list[PostgresStatements] = []
+        self._unanswered: list[PostgresStatements] = []
+        """Connections on which a loop has asked something that is not answered yet."""
         self._lock = threading.Lock()
+        self._due = Due(whole_seconds)
+        self._inboxes = Inboxes(whole_seconds)
+        self._whole_seconds = whole_seconds
+        self._looking = threading.Lock()
 
     def close(self) -> None:
         """Close the connections that nobody uses; the others are closed when they are given back."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle, self._idle = [*self._idle, *self._unanswered], []
+            self._unanswered = []
         for one in idle:
             close_quietly(one.connection)
 
     # -- asking -----------------------------------------------------------------------------------------------------
     def ask(self, question: Callable[[PostgresStatements], R]) -> R:
         """Ask something on one of the connections. A connection that is lost is made again, for a moment."""
+        if waits_until() is not None:
+            return self._ask_briefly(question)
+        began = time.monotonic()
+        answer = self._ask_patiently(question)
+        self._patience.is_slow = time.monotonic() - began > QUICK_SECONDS
+        return answer
+
+    def _ask_briefly(self, question: Callable[[PostgresStatements], R]) -> R:
+        """Ask on the thread of a loop. It waits once while the server is slow, and not again for each question."""
+        if self._patience.is_slow:
+            raise Busy
+        try:
+            acquire(self._room)
+            try:
+                return self._ask_once(question)
+            finally:
+                self._room.release()
+        except (Busy, Outage) as error:
+            self._patience.is_slow = True
+            raise Busy from error
+
+    def _ask_patiently(self, question: Callable[[PostgresStatements], R]) -> R:
         until, pause = 0.0, PAUSE_SECONDS_MIN / 4
         with self._room:
             while True:
@@ -83,6 +122,10 @@ class Reader(Reading):
         statements = self._take()
         try:
             answer = question(statements)
+        except Slow:
+            with self._lock:
+                self._unanswered.append(statements)
+            raise
         except psycopg.Error as error:
             outage = outage_of(error, statements.connection)
             if isinstance(outage, Setback):
@@ -104,12 +147,26 @@ class Reader(Reading):
                 return self._idle.pop()
         if self._patience.is_over:
             raise translated(psycopg.InterfaceError("closed"), self.where)
+        refuse_when_brief()  # a connection takes several round trips, and looking up a name cannot be broken off
+        if (unanswered := self._take_unanswered()) is not None:
+            return unanswered
         if self._patience.is_watched and self._patience.seconds() > PATIENT_SECONDS:
             self._patience.ask_watcher()
             raise Outage("it is being tried again")  # another thread does; a try may take long where no server answers
         connection = connect(self._address, self._name, durability=self._durability)
         self._patience.end()
         return PostgresStatements(self._address.schema, connection)
+
+    def _take_unanswered(self) -> PostgresStatements | None:
+        """Return a connection that a loop has left, once its answer has come."""
+        with self._lock:
+            if not self._unanswered:
+                return None
+            statements = self._unanswered.pop()
+        statements.connection.take_answer()
+        if statements.connection.closed:
+            raise Outage("the connection was lost")
+        return statements
 
     def _give_back_idle(self, statements: PostgresStatements) -> None:
         """Give a connection back after a cancelled statement, without the transaction that this was in."""
@@ -129,6 +186,7 @@ class Reader(Reading):
 
     def _all(self, name: str, *parameters: Any) -> list[Row]:
         if name in FOR_PEOPLE:
+            refuse_when_brief()  # it is several statements
             return self.ask(lambda statements: statements.all_with_plan_of_its_own(name, *parameters))
         return self.ask(lambda statements: statements.all(name, *parameters))
 
@@ -153,9 +211,10 @@ class Reader(Reading):
 
     def dump(self, run: str) -> RunDump | None:
         """Return everything of a run, read in one transaction."""
+        refuse_when_brief()  # it is several statements
 
         def whole(statements: PostgresStatements) -> RunDump | None:
-            statements.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            begin(statements.connection, BEGIN_TO_READ)
             try:
                 return Moving(statements).dump(run)
             finally:
@@ -181,18 +240,147 @@ class Reader(Reading):
 
         When there are more than `limit`, the longest overdue timers and the oldest deliveries are considered first.
         """
-        found = self._all("due", worker, at, list(workflows), limit, everyone, None if queues is None else list(queues))
+        with self._looking:
+            found = self._look_for_due(at, list(workflows), worker, everyone, limit, queues)
         timers = sorted((row for row in found if row[0]), key=lambda row: (row[1], row[4]))[:limit]
         chosen = [row for row in found if not row[0]] + timers
         chosen.sort(key=lambda row: (-row[2], row[3], row[4]))
         return list(dict.fromkeys(row[4] for row in chosen))[:limit]
 
+    def _look_for_due(
+        self, at: int, workflows: list[str], worker: str, everyone: bool, limit: int, queues: Sequence[str] | None
+    ) -> list[Row]:
+        """Return what `due` finds, from where the last look found the first of each kind."""
+        known = self._due
+        is_whole = self._begins_at_the_front(worker, everyone)
+        if known.gone_wake is not None and known.gone_wake <= at:
+            known.gone_wake = None
+        gone = known.gone_owners if known.gone_wake is None else known.gone
+        places = (*known.free.known(), *known.free.gaps(), known.free_from, known.own_from, gone)
+        served = None if queues is None else list(queues)
+        pending = self._pending()
+        inboxes = [run for _, run in pending], [number for number, _ in pending]
+        rows = self._all("due", worker, at, workflows, limit, everyone, served, *places, *inboxes)
+        known.at = at
+        if everyone:
+            known.free.note(at, [row[2:5] for row in rows if row[0] == 2])
+        found = [row for row in rows if row[0] != 2]
+        owners = {row[5] for row in found if row[5] is not None}
+        known.gone = [owner for owner in gone if owner in owners or len(found) >= limit]
+        if is_whole:
+            known.looks.took_place()
+        return found
+
+    def _begins_at_the_front(self, worker: str, everyone: bool) -> bool:
+        """Tell whether a look begins at the front of all lines, and if so, ask who is gone."""
+        known = self._due
+        if not (known.looks.are_due() or known.asked_by != (worker, everyone)):
+            return False
+        known.begin_anew(worker, everyone)
+        known.gone_owners = [id for (id,) in self._all("gone_owners", worker)] if everyone else []
+        known.gone_wake = None
+        return True
+
     def next_wake(self, *, worker: str, everyone: bool) -> int | None:
         """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
-        wake_at: int | None = self._all("next_wake", worker, everyone)[0][0]
-        return wake_at
+        with self._looking:
+            known = self._due
+            if self._begins_at_the_front(worker, everyone):
+                known.looks.took_place()
+            gone = known.gone_owners if known.gone_wake is None else []
+            asked = (worker, everyone, known.free_from, known.own_from, gone)
+            free, own, left = self._all("next_wake", *asked)[0]
+            if gone:
+                known.gone_wake = MOST if left is None else left
+            behind = known.at - BEHIND_MICROSECONDS
+            if everyone:
+                known.free_from = max(known.free_from, min(behind, MOST if free is None else free))
+            known.own_from = max(known.own_from, min(behind, MOST if own is None else own))
+            times = [time for time in (free, own, known.gone_wake) if time is not None and time < MOST]
+            return min(times, default=None)
+
+    def pending(self, worker: str) -> list[str]:
+        """Return ids of runs that this worker owns and that have a pending delivery, whatever their status."""
+        with self._looking:
+            runs = list(dict.fromkeys(run for _, run in self._pending()))
+        owned = set(self._list("owned_among", worker, runs)) if runs else set()
+        return [run for run in runs if run in owned]
+
+    def _pending(self) -> list[tuple[int, str]]:
+        """Return the numbers and runs of all pending deliveries, in order."""
+        known = self._inboxes
+        if known.looks.are_due():
+            rows = self._all("pending")
+            known.looks.took_place()
+        else:
+            rows = self._all("pending_since", known.since, known.older)
+        found = sorted((number, run) for number, run in rows if run is not None)
+        known.note(next(number or 0 for number, run in rows if run is None), [number for number, _ in found])
+        return found
+
+    def begin_anew(self) -> None:
+        """Runs were put back: the next looks begin at the front of all lines."""
+        self._due.looks.begin_anew()
+        self._inboxes.looks.begin_anew()
+        self.of_queues.lines.looks.begin_anew()
+
+    @cached_property
+    def of_queues(self) -> "PostgresQueueReads":
+        """What is read about queues and limits."""
+        return PostgresQueueReads(self._all, self._texts, self._whole_seconds)
 
     def server_time(self) -> int:
         """Return the server's clock."""
         now: int = self._all("server_time")[0][0]
         return now
+
+
+class PostgresQueueReads(QueueReads):
+    """What is read about queues, from where the last look found the first run of each."""
+
+    def __init__(
+        self, ask: Callable[..., list[Row]], texts: Callable[[Sequence[str]], Any], whole_seconds: float
+    ) -> None:
+        super().__init__(ask, texts)
+        self.lines = Lines(whole_seconds)
+        self._looking = threading.Lock()
+
+    def room(self, at: int, worker: str, only: Sequence[str] | None) -> list[QueueRoom]:
+        """Return the queues in which runs wait, and how many of each a worker may begin now."""
+        found: list[QueueRoom] = []
+        for name, (is_any, due_at) in sorted(self._fronts(at).items()):
+            if only is not None and name not in only:
+                continue
+            if not is_any and due_at > at:
+                found.append(QueueRoom(name, 0, due_at))
+                continue
+            row = self.row("queue", name)
+            room, next_at = room_of(row, at, *self.used(row, name, worker))
+            if next_at is None and at < due_at < MOST:
+                next_at = due_at
+            found.append(QueueRoom(name, room, next_at))
+        return found
+
+    def _fronts(self, at: int) -> dict[str, tuple[bool, int]]:
+        """Return the queues in which runs wait: whether any waits for a slot only, and when the next delay is over."""
+        with self._looking:
+            lines = self.lines
+            is_whole = lines.looks.are_due()
+            if is_whole:
+                lines.begin_anew()
+                lines.add(row.name for row in self.rows() if row.kind == "queue")
+            while True:
+                rows = self._all("fronts", *lines.asked())
+                if not lines.add({name for kind, name, *_ in rows if kind == 2}):
+                    break
+            lines.note(at, rows)
+            if is_whole:
+                lines.looks.took_place()
+        due = {name: due_at for kind, name, _, due_at, _ in rows if kind == 1}
+        waiting = {name for kind, name, *_ in rows if kind == 0}
+        return {name: (name in waiting, due.get(name, MOST)) for name in waiting | due.keys()}
+
+    def _waiting(self, queue: str, at: int, *asked: Any) -> list[Row]:
+        line, due_from = self.lines.lines.get(queue) or Line(), self.lines.delayed.get(queue, LEAST)
+        in_line = self._all("waiting", queue, *asked, *line.known(), *line.gaps())
+        return [*in_line, *self._all("come_due", queue, *asked, at, due_from)]

@@ -9,6 +9,10 @@ WHERE saved_threads.owner IS NULL OR saved_threads.owner = $2
     OR NOT EXISTS (SELECT 1 FROM everstep.workers WHERE workers.id = saved_threads.owner AND workers.lease_until > 0)
 RETURNING saved_threads.epoch, saved_threads.born;
 
+-- name: put_thread
+-- One that comes from another store keeps when it was first taken.
+INSERT INTO everstep.saved_threads (thread, owner, epoch, since, born) VALUES ($1, NULL, 1, $2, $3) ON CONFLICT DO NOTHING;
+
 -- name: free_thread
 -- The epoch stays: it never goes down.
 UPDATE everstep.saved_threads SET owner = NULL WHERE thread = $1 AND owner = $2 AND epoch = $3;
@@ -52,7 +56,7 @@ WITH guard AS MATERIALIZED (
     ) WHERE (SELECT why FROM refusal) IS NULL
     ON CONFLICT DO NOTHING
 )
-SELECT why, 1 / (why IS NOT NULL OR (SELECT count(*) FROM parts) = cardinality($4))::int FROM refusal;
+SELECT why, 1 / (why IS NOT NULL OR (SELECT pg_catalog.count(*) FROM parts) = pg_catalog.cardinality($4))::int FROM refusal;
 
 -- name: thread_owner
 -- For whoever is told that it is not they.
@@ -167,7 +171,7 @@ FROM everstep.saved_parts WHERE thread = $1 GROUP BY namespace, channel, series;
 -- name: saved_threads_listed
 -- A page of them; with a time, those that have not changed since.
 SELECT thread FROM everstep.saved_states WHERE thread > $1
-GROUP BY thread HAVING $3::bigint IS NULL OR max(at) < $3 ORDER BY thread LIMIT $2;
+GROUP BY thread HAVING $3::bigint IS NULL OR pg_catalog.max(at) < $3 ORDER BY thread LIMIT $2;
 
 -- name: states_of_origins
 -- By an index.

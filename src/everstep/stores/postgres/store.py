@@ -5,34 +5,38 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import psycopg
 
-from everstep.errors import StoreError, StoreUnusable
+from everstep.errors import StoreError, StoreUnreachable, StoreUnusable
 from everstep.model.chains import ChainKeys
 from everstep.model.crash_points import crash_point
 from everstep.stores.postgres.addresses import address_of
 from everstep.stores.postgres.commits import Writer
 from everstep.stores.postgres.connections import (
+    UNSAID_POOLER,
     Connection,
     Durability,
     Outage,
     Patience,
     connect,
+    is_away,
     outage_of,
+    refuse_unsaid_pooler,
     refused,
     translated,
+    unsaid_pooler,
 )
+from everstep.stores.postgres.fronts import WHOLE_SECONDS
 from everstep.stores.postgres.opening import check_server, migrate, places_of
 from everstep.stores.postgres.outbox import write_in
-from everstep.stores.postgres.poolers import REFUSAL, refuse_unsaid_pooler, unsaid
 from everstep.stores.postgres.reads import Reader
 from everstep.stores.postgres.watching import Watcher
 from everstep.stores.postgres.workers import Workers
 from everstep.stores.processes import worker_has_ended
 from everstep.stores.protocol import Operation, Verdict, WorkerRow
-from everstep.stores.rows import LostTail
+from everstep.stores.rows import GoneRow, LostTail
 from everstep.stores.sql.store import SqlStore
 from everstep.stores.ticks import ticks
 
@@ -43,6 +47,24 @@ GRACE_SECONDS: Final = 0.25
 OPEN_ATTEMPTS: Final = 6
 """So often opening is tried: a server that is not there at first is named at once."""
 OPEN_PAUSE_SECONDS: Final = 0.01
+
+
+PIN_TRANSACTIONS: Final = 100_000
+"""So many transactions must have begun since, where the server does not say how long something has been there."""
+
+
+class Pin(NamedTuple):
+    """Something that keeps the past of the database visible, see docs/operating/pinned-horizon.md."""
+
+    kind: str
+    """`session`, `prepared`, `slot` or `standby`."""
+    name: str
+    """A process number, or the name of the transaction or slot."""
+    role: str
+    application: str
+    state: str
+    seconds: int | None
+    transactions: int
 
 
 class PostgresStore(SqlStore):
@@ -65,6 +87,7 @@ class PostgresStore(SqlStore):
         migrate: bool = True,
         settle_seconds: float = SETTLE_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
+        whole_seconds: float = WHOLE_SECONDS,
     ) -> None:
         self.address = address_of(url)
         self.url = self.address.shown
@@ -95,7 +118,10 @@ class PostgresStore(SqlStore):
             patience=patience,
             tell=self._watcher.tell,
         )
-        self._reader = Reader(self.address, name=f"{name} r", durability=durability, patience=patience)
+        self._reader = Reader(
+            self.address, name=f"{name} r", durability=durability, patience=patience, whole_seconds=whole_seconds
+        )
+        self._watcher.on_return = self._reader.begin_anew
         has_locks = not self.address.pooler
         self._workers = Workers(
             self._writer, self._reader, self._watcher, places=places, has_locks=has_locks, waits=grace_seconds > 0
@@ -126,7 +152,7 @@ class PostgresStore(SqlStore):
                 if outage is None:
                     raise refused(error, self.url) from error
                 if attempt == OPEN_ATTEMPTS:
-                    raise StoreError(
+                    raise (StoreUnreachable if is_away(self.address) else StoreError)(
                         f"{self.url} could not be opened ({outage}). It was tried {attempt} times. Open it again when "
                         "that is mended; what was committed stays."
                     ) from error
@@ -143,10 +169,11 @@ class PostgresStore(SqlStore):
         try:
             return connect(self.address, name, durability=self.durability, writing=True)
         except Outage as outage:
-            if REFUSAL in str(outage):
-                raise StoreUnusable(unsaid(self.address)) from outage
+            if UNSAID_POOLER in str(outage):
+                raise StoreUnusable(unsaid_pooler(self.address)) from outage
             if is_last:
-                raise StoreError(f"{self.url} cannot be reached: {outage}.") from outage
+                kind = StoreUnreachable if is_away(self.address) else StoreError
+                raise kind(f"{self.url} cannot be reached: {outage}.") from outage
             return None
         except psycopg.ProgrammingError as error:
             raise StoreUnusable(f"{self.url} is not the URL of a database: {error}") from error
@@ -187,9 +214,10 @@ class PostgresStore(SqlStore):
 
     # -- writing ----------------------------------------------------------------------------------------------------
     def connect(self) -> Connection:
-        """Return a new connection to the database, for an atomic step. Whoever asks closes it."""
+        """Return a new connection to the database, for statements of a user's. Whoever asks closes it."""
+        name = f"everstep {os.getpid()} step"
         try:
-            return connect(self.address, f"everstep {os.getpid()} step", durability=self.durability, writing=True)
+            return connect(self.address, name, durability=self.durability, writing=True, own_path=False)
         except Outage as outage:
             raise translated(outage, self.url) from outage
 
@@ -248,6 +276,11 @@ class PostgresStore(SqlStore):
         found: dict[str, str] = dict(self._reader.ask(lambda statements: statements.all("settings")))
         return found
 
+    def pins(self, seconds: float) -> list[Pin]:
+        """Return what has kept the past of the database visible for so long, the oldest first: nothing is removed."""
+        rows = self._reader.ask(lambda statements: statements.all("pins", round(seconds), PIN_TRANSACTIONS))
+        return [Pin(*row) for row in rows]
+
     def bury_dead(self, at: int) -> list[str]:
         """Remove workers whose session is gone, and return their ids."""
         return self._workers.bury(at)
@@ -255,6 +288,10 @@ class PostgresStore(SqlStore):
     def leave(self, worker: str) -> None:
         """Give back all runs of a worker, remove it, and note that it has ended."""
         self._workers.leave(worker, self.now())
+
+    def declare_gone(self, gone: GoneRow, workers: Sequence[str]) -> None:
+        """Note that a worker or host is gone, and fence these workers."""
+        self._workers.declare_gone(gone, workers)
 
     def has_ended(self, worker: str) -> bool:
         """Tell whether a worker provably cannot act any more."""

@@ -9,12 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, Final
 
+from psycopg.pq import TransactionStatus
+
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED, Status
 from everstep.stores.keys import SettleKey
 from everstep.stores.moving import ImportRuns
-from everstep.stores.postgres.connections import Connection
+from everstep.stores.postgres.connections import Connection, begin, said_by
 from everstep.stores.postgres.direct import Direct, done_together, rows_of
 from everstep.stores.postgres.queries import statements
 from everstep.stores.protocol import (
@@ -39,6 +41,7 @@ from everstep.stores.sql.batch import runs_mentioned
 from everstep.stores.sql.operations import ACCEPTED, Operations
 from everstep.stores.sql.rows import Row, change_values, run_row, run_values, tag_values
 
+IDLE: Final = TransactionStatus.IDLE
 TAG_COLUMNS: Final = 4
 FEW_EVENTS: Final = 16
 """A history of so many is read with the claim of its run: that of a run which has not begun has one."""
@@ -59,6 +62,7 @@ class PostgresStatements:
 
     def __init__(self, schema: str, connection: Connection) -> None:
         self.connection = connection
+        self.schema = schema
         self._texts = statements(schema)
         self._append_one = self._direct("append_one", ONE + EVENTS[2:].upper())
         self.start_simple = self._direct("start_simple", (RUNS + EVENTS + PAYLOADS + TAGS).upper())
@@ -75,7 +79,13 @@ class PostgresStatements:
         return Direct(name, self._texts[name], kinds)
 
     def execute(self, name: str, parameters: Sequence[Any] = ()) -> Any:
-        """Do a statement, and return the cursor."""
+        """Do a statement, and return the cursor. Behind a pooler it is a transaction, if there is none."""
+        if said_by(self.connection) and self.connection.info.transaction_status == IDLE:
+            with self.connection.pipeline():
+                begin(self.connection)
+                cursor = self.connection.execute(self._texts[name], parameters, binary=True)
+                self.connection.execute("COMMIT")
+            return cursor
         return self.connection.execute(self._texts[name], parameters, prepare=self._prepares(), binary=True)
 
     def append_one(self, append: Append) -> int:
@@ -90,7 +100,7 @@ class PostgresStatements:
     def all_with_plan_of_its_own(self, name: str, *parameters: Any) -> list[Row]:
         """The same for a statement of which most conditions are left out in turn: its plan is made for these values."""
         with self.connection.pipeline():
-            self.connection.execute("BEGIN")
+            begin(self.connection)
             self.execute("plan_for_values")
             cursor = self.execute(name, parameters)
             self.connection.execute("COMMIT")
@@ -116,6 +126,11 @@ class PostgresStatements:
         self.run("restart_run", *run_values(row))
         self.run("untag", row.id)
         self.insert("keep_tags", TAG_COLUMNS, tag_values(row))
+
+    def lock_keys(self, keys: Sequence[str]) -> None:
+        """Wait for everybody who has one of these keys in hand. What is asked afterwards is as of after that."""
+        if keys:
+            self.all("lock_keys", list(keys), self.schema)
 
     def texts(self, values: Sequence[str]) -> list[str]:
         """Return an array."""
@@ -161,9 +176,17 @@ class Transaction(Operations):
         rows = self._all("store_entropy")
         return str(rows[0][0]) if rows else ""
 
+    def take_names(self) -> Row:
+        """Look for names as the store's own sessions do, and return what the caller's transaction has set for that."""
+        return self._all("take_names")[0][:2]
+
+    def give_names_back(self, before: Row) -> None:
+        """Let the caller's transaction go on as it was."""
+        self._all("give_names_back", *before)
+
     def tell(self, channel: str) -> None:
         """Let others hear that something has changed, when this transaction is committed."""
-        self._all("tell", channel)
+        self._all("tell", channel, "")
 
     # -- locks ------------------------------------------------------------------------------------------------------
     def prepare(self, operations: Sequence[Operation]) -> None:
@@ -172,6 +195,7 @@ class Transaction(Operations):
         Who follows a run or waits for a key is asked before the locks are taken, so that they are locked in order, too;
         and once more afterwards, when it can no longer change.
         """
+        self._queues.counted = {} if all(isinstance(operation, Claim) for operation in operations) else None
         runs = {run for operation in operations for run in runs_mentioned(operation) if run}
         ends, keys = _ends_and_keys(operations)
         if ends or keys:
@@ -181,7 +205,7 @@ class Transaction(Operations):
         if ends:
             keys = sorted({*keys, *(key for (key,) in self._all("keys_under_way", ends))})
         if keys:
-            self._all("lock_keys", keys, self._schema)
+            self._statements.lock_keys(keys)
         if (ends or keys) and (more := self._concerned(ends, keys) - runs):
             self._all("lock_runs", sorted(more))
         if queues := self._queues_to_lock(operations):
@@ -292,14 +316,15 @@ def _ends_and_keys(operations: Sequence[Operation]) -> tuple[list[str], list[str
     for operation in operations:
         if isinstance(operation, SettleKey):
             keys.add(operation.key)
+        elif isinstance(operation, StartRun):
+            keys.update(operation.needs.keys if operation.needs is not None else ())
+        elif isinstance(operation, RestartRun):
+            ends.append(operation.new.row.id)
         elif isinstance(operation, Append):
             if operation.row.status in ENDED or operation.renewal is not None:
                 ends.append(operation.run)
             if operation.keys is not None:
-                changes = operation.keys
-                keys.update(claim.key for claim in changes.claims)
-                keys.update(end.claim.key for end in changes.ends)
-                keys.update(wait.key for wait in changes.waits)
+                keys.update(operation.keys.named())
     return ends, sorted(keys)
 
 

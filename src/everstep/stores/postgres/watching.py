@@ -28,6 +28,7 @@ import psycopg
 
 from everstep.errors import StoreError
 from everstep.model.untrusted import logger
+from everstep.stores.brief import refuse_when_brief
 from everstep.stores.postgres.addresses import Address
 from everstep.stores.postgres.connections import (
     Connection,
@@ -61,6 +62,8 @@ TAKE_SECONDS_MAX: Final = 0.05
 TAKE_MENTION_SECONDS: Final = 1.0
 SETBACKS_MAX: Final = 8
 """How often in a row a statement is tried again in the same session, which has the locks, before that is made anew."""
+RETURNS: Final = "returns"
+"""What is said of news that are runs which were put back."""
 ANSWER_SECONDS: Final = 15.0
 IDLE_SECONDS: Final = 60.0
 
@@ -106,8 +109,11 @@ class Watcher:
         self._ear, self._mouth = socket.socketpair()
         self._mouth.setblocking(False)
         self._ear.setblocking(False)
+        self.on_return: Callable[[], None] = lambda: None
+        """Called when runs were put back, here or elsewhere."""
         # What other threads set and read. Each is one assignment.
         self._has_news = False
+        self._has_returns = False
         self._told_at = 0.0
         self._changed = True
         self._hears = False
@@ -119,8 +125,11 @@ class Watcher:
         self._lapsed: set[str] = set()
 
     # -- for everybody ----------------------------------------------------------------------------------------------
-    def tell(self) -> None:
-        """Let others know that something has changed, soon."""
+    def tell(self, *, returns: bool = False) -> None:
+        """Let others know that something has changed, soon. returns: runs are free that are older than others."""
+        if returns:
+            self.on_return()
+            self._has_returns = True
         self._has_news = True
         self._wake()
 
@@ -184,6 +193,7 @@ class Watcher:
 
     def _ask(self, wish: Callable[[], Any]) -> Any:
         """Let the thread do something, and return what came of it."""
+        refuse_when_brief()
         future: Future[Any] = Future()
         try:
             self._start()
@@ -256,8 +266,9 @@ class Watcher:
             self._untaken = {place: self._untaken.get(place, now) for place in sorted(self._held)}
             self._take_pause = TAKE_SECONDS_MIN
             self._take_again()
-            self._statements().all("tell", self._channel)  # whoever hears itself hears others
+            self._statements().all("tell", self._channel, "")  # whoever hears itself hears others
         self._changed = self._changed or self._was_open  # what was said meanwhile was not heard
+        self.on_return()
         self._was_open = True
         self._opened_at = time.monotonic()
 
@@ -308,10 +319,11 @@ class Watcher:
         now = time.monotonic()
         if self._has_news and (now - self._told_at >= TELL_SECONDS or self._stopping):
             self._has_news, self._told_at = False, now
+            returns, self._has_returns = self._has_returns, False
             try:
-                self._statements().all("tell", self._channel)
+                self._statements().all("tell", self._channel, RETURNS if returns else "")
             except psycopg.Error:
-                self._has_news = True
+                self._has_news, self._has_returns = True, self._has_returns or returns
                 raise
         if now < self._wanted_until and now >= self._next_watch():
             self._watch(now)
@@ -350,6 +362,8 @@ class Watcher:
             if notice.pid == self._connection.info.backend_pid:
                 self._hears = True
             else:
+                if notice.payload == RETURNS:
+                    self.on_return()
                 self._changed = True
 
     def _wait(self) -> None:
@@ -397,6 +411,7 @@ class Watcher:
             self._missing = {id: one for id, one in since.items() if id not in gone}
         lapsed = {id for id, _, _, is_lapsed, *_ in rows if is_lapsed}
         if gone or lapsed - self._lapsed:
+            self.on_return()
             self._changed = True
         self._lapsed = lapsed
         self._gone = {**self._gone, **gone}

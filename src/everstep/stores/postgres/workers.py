@@ -4,13 +4,14 @@ import os
 from collections.abc import Sequence
 
 from everstep.errors import Misuse
+from everstep.stores.brief import refuse_when_brief
 from everstep.stores.postgres.commits import Writer
 from everstep.stores.postgres.reads import Reader
 from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.postgres.watching import Watcher
 from everstep.stores.processes import machine, worker_has_ended
 from everstep.stores.protocol import WorkerRow
-from everstep.stores.rows import ENDED_KEPT_MICROSECONDS
+from everstep.stores.rows import ENDED_KEPT_MICROSECONDS, GoneRow
 from everstep.stores.sql.rows import as_json, worker_row
 
 
@@ -97,7 +98,7 @@ class Workers:
         """Mark a lease as lapsed, unless it was prolonged since it was read."""
         is_marked = self._writer.transact("renew", lambda do: do.run("lapse", worker, lease_until) > 0)
         if is_marked:
-            self._watcher.tell()  # its runs are free
+            self._watcher.tell(returns=True)  # its runs are free
         return is_marked
 
     def bury(self, at: int) -> list[str]:
@@ -105,6 +106,7 @@ class Workers:
 
         A lost session does not prove that a process has ended. Where the kernel does, that is noted.
         """
+        refuse_when_brief()  # whom the watcher has told of, it does not tell of again
         candidates = self._watcher.gone() if self._waits else self._missing_now()
         if not candidates:
             return []
@@ -123,7 +125,7 @@ class Workers:
 
         buried = self._writer.transact("bury", bury)
         if buried:
-            self._watcher.tell()  # their runs and slots are free
+            self._watcher.tell(returns=True)  # their runs and slots are free
         return buried
 
     def _missing_now(self) -> list[tuple[str, int]]:
@@ -143,6 +145,18 @@ class Workers:
         held: bool = self._reader.ask(lambda statements: statements.all("is_place_taken", *asked))[0][0]
         return held
 
+    def declare_gone(self, gone: GoneRow, workers: Sequence[str]) -> None:
+        """Note that a worker or host is gone, and fence these workers."""
+
+        def declare(statements: PostgresStatements) -> None:
+            for worker in workers:
+                statements.run("fence_runs", worker)
+                statements.run("forget_worker", worker)
+            statements.run("declare_gone", *gone)
+
+        self._writer.transact("bury", declare)
+        self._watcher.tell(returns=True)
+
     def leave(self, worker: str, at: int) -> None:
         """Give back all runs of a worker, remove it, note that it has ended, and only then free its lock."""
 
@@ -155,7 +169,7 @@ class Workers:
         place = self._held.pop(worker, None)
         if place is not None:
             self._watcher.free(place)
-        self._watcher.tell()
+        self._watcher.tell(returns=True)
 
 
 def _note_end(statements: PostgresStatements, worker: str, at: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from everstep.model.status import ENDED
 from everstep.stores.keys import ForgetKeys, SettleKey
-from everstep.stores.moving import DeletePart, ImportRuns
+from everstep.stores.moving import ClaimFamily, DeletePart, ImportRuns
 from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Append,
@@ -86,7 +86,8 @@ class Batch:
                     continue
             elif type(operation) is StartRun:
                 new = operation.new
-                if new.row.id in begun or (mentioned[new.row.id] == 1 and new.follower is None):
+                is_alone = mentioned[new.row.id] == 1 and new.follower is None and operation.needs is None
+                if new.row.id in begun or is_alone:
                     check_events(new)
                     self.starts.append(operation)
                     continue
@@ -120,7 +121,9 @@ def _count_mentions(operations: Sequence[Operation]) -> tuple[dict[str, int], bo
     mentioned: dict[str, int] = Counter(own)
     if started:
         own += [new.row.id for new in started]
-        mentioned = Counter([*own, *[new.follower for new in started if new.follower]])
+        needs = [one.needs for one in operations if type(one) is StartRun and one.needs is not None]
+        needed = [run for one in needs for run in one.runs]
+        mentioned = Counter([*own, *needed, *[new.follower for new in started if new.follower]])
     if len(own) < len(operations):
         for operation in operations:
             if type(operation) is not StartRun and (
@@ -137,7 +140,8 @@ def _begun_with_an_append(operations: Sequence[Operation], mentioned: dict[str, 
     both: set[str] = set()
     for operation in operations:
         if type(operation) is StartRun:
-            if operation.new.follower is None and mentioned[operation.new.row.id] == 2:
+            is_alone = operation.new.follower is None and operation.needs is None
+            if is_alone and mentioned[operation.new.row.id] == 2:
                 started.add(operation.new.row.id)
         elif type(operation) is not Append or operation.run not in started:
             continue
@@ -158,6 +162,8 @@ def runs_mentioned(operation: Operation) -> Iterator[str]:
                 yield post.run
         case Post() | Claim() | Release() | DeletePart():
             yield operation.run
+        case ClaimFamily():
+            yield from operation.epochs
         case ImportRuns():
             for dump in operation.dumps:
                 yield dump.row.id
@@ -176,5 +182,7 @@ def runs_mentioned(operation: Operation) -> Iterator[str]:
         case StartRun() | RestartRun():
             yield operation.new.row.id
             yield operation.new.follower or ""
+            if isinstance(operation, StartRun) and operation.needs is not None:
+                yield from operation.needs.runs
         case _:
             pass  # what frameworks save concerns no run

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from everstep.model.status import ENDED
 from everstep.stores.keys import (
+    UNSETTLED,
     EffectRow,
     ForgetKeys,
     Forgotten,
@@ -16,7 +17,9 @@ from everstep.stores.keys import (
     freed_row,
     may_claim,
     may_settle,
+    may_share,
     settled_by_hand,
+    undoing_row,
 )
 from everstep.stores.protocol import Accepted, Append, Operation, Refused
 from everstep.stores.sql.rows import effect_row, effect_values, text
@@ -33,16 +36,16 @@ class KeyTable:
 
     def concern_others(self, operations: Sequence[Operation]) -> bool:
         """Tell whether operations may tell other runs of a key. Then it matters what is done before and after."""
-        ended: list[str] = []
+        changed: list[str] = []
         for operation in operations:
             if isinstance(operation, SettleKey):
                 return True
             if isinstance(operation, Append) and operation.keys is not None:
-                ended += [end.claim.key for end in operation.keys.ends]
-        return bool(ended) and bool(self._all("awaited_keys", self._statements.texts(ended)))
+                changed += sorted(operation.keys.changed())
+        return bool(changed) and bool(self._all("awaited_keys", self._statements.texts(changed)))
 
     def lost(self, changes: KeyChanges, run: str, generation: int) -> tuple[int, ...]:
-        """Return the calls that would not get their keys."""
+        """Return the calls that would not get their keys, or the outcomes of these."""
         taken: set[str] = set()
         calls: list[int] = []
         for claim in changes.claims:
@@ -51,22 +54,28 @@ class KeyTable:
                 calls.append(claim.call)
             else:
                 taken.add(claim.key)
+        calls += [share.call for share in changes.shares if not may_share(self._effect(share.key), share)]
         return tuple(calls)
 
     def apply(self, changes: KeyChanges, run: str, generation: int, at: int) -> None:
-        """Do what an append wants: claims, then ends, then waits."""
+        """Do what an append wants: claims, then ends, then what is undone, then waits."""
         for claim in changes.claims:
             self._write(claimed_row(claim, (run, generation, claim.call), self._effect(claim.key), at))
         for end in changes.ends:
-            owner, there = (run, end.generation or generation, end.claim.call), self._effect(end.claim.key)
+            owner, there = (run, generation, end.claim.call), self._effect(end.claim.key)
             if ends_key(there, end, owner):
                 self._change(end.claim.key, ended_row(there, end, owner, at), at)
+        for undoing in changes.undoing:
+            changes_it, after = undoing_row(self._effect(undoing.key), undoing, run, generation, at)
+            if changes_it:
+                self._change(undoing.key, after, at)
         for wait in changes.waits:
             row = self._effect(wait.key)
-            if row is not None and row.state == "under-way":
+            if row is not None and row.state in UNSETTLED:
                 self._run("wait_for_key", wait.key, run, wait.call)
             else:
                 self._run("tell_of_key", run, wait.key, str(wait.call), at)
+        self.rely(changes.relies, run)
 
     def end_run(self, run: str, generation: int, at: int) -> None:
         """Free what the run's steps had under way and anybody may do again."""
@@ -87,8 +96,24 @@ class KeyTable:
         return Accepted()
 
     def forget(self, forget: ForgetKeys) -> Forgotten:
-        """Delete old keys."""
-        return Forgotten(self._run("forget_effects", forget.before, forget.limit))
+        """Delete old keys, but for those that a run which may go on counts on."""
+        found = [key for (key,) in self._all("old_effects", forget.before, forget.limit)]
+        if not found:
+            return Forgotten(0)
+        self._statements.lock_keys(found)
+        old = {key for (key,) in self._all("old_effects", forget.before, forget.limit)}
+        keys = self._statements.texts([key for key in found if key in old])
+        self._run("forget_relied", keys)
+        return Forgotten(self._run("forget_effects", keys))
+
+    def rely(self, keys: Sequence[str], run: str) -> None:
+        """Keep keys while a run may go on."""
+        for key in keys:
+            self._run("rely_on_key", key, run)
+
+    def has_all(self, keys: Sequence[str]) -> bool:
+        """Tell whether there is something under each of these keys."""
+        return all(self._effect(key) is not None for key in keys)
 
     def _change(self, key: str, row: EffectRow | None, at: int) -> None:
         if row is None:

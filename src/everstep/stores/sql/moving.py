@@ -3,10 +3,23 @@
 from typing import Final
 
 from everstep.model.events import EventRow
+from everstep.model.forked import TAG
+from everstep.model.ids import STEP_PREFIX
 from everstep.model.status import ENDED
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import AnswerRow, EntryRow
-from everstep.stores.moving import Deleted, DeletePart, ImportRuns, MarkerRow, RunDump, arrived, numbered
+from everstep.stores.keys import UNSETTLED
+from everstep.stores.moving import (
+    Arrival,
+    ClaimFamily,
+    Deleted,
+    DeletePart,
+    ImportRuns,
+    MarkerRow,
+    RunDump,
+    arrived,
+    numbered,
+)
 from everstep.stores.protocol import Accepted, CheckpointRow, Delivery, Refused, Verdict
 from everstep.stores.sql.rows import (
     as_json,
@@ -35,6 +48,17 @@ class Moving:
         self._many = statements.many
 
     # -- deleting -------------------------------------------------------------------------------------------------
+    def claim(self, family: ClaimFamily) -> Verdict:
+        """Claim a family for its deletion, or refuse it and change nothing."""
+        runs, epochs = self._statements.texts(list(family.epochs)), self._statements.numbers([*family.epochs.values()])
+        if self._all("as_judged", runs, epochs, family.before, STEP_PREFIX)[0][0] < len(family.epochs):
+            return Refused("fenced")
+        if self._all("is_needed", runs, TAG)[0][0]:
+            return Refused("taken")
+        self._run("claim_family", runs, family.worker)
+        self._run("note_deletions", runs, family.at)
+        return Accepted()
+
     def delete(self, part: DeletePart) -> Verdict:
         """Delete a part of an ended run, or refuse it and change nothing."""
         rows = self._all("state_of_run", part.run)
@@ -51,7 +75,18 @@ class Moving:
             if left <= 0:
                 self._run("note_deletion", part.run, generation, part.at)
                 return Deleted(deleted, False)
-        for name in ("answers", "holds", "notifications", "followers", "following", "markers", "deletion", "run"):
+        for name in (
+            "answers",
+            "holds",
+            "notifications",
+            "followers",
+            "following",
+            "markers",
+            "relied",
+            "deletion",
+            "arrival",
+            "run",
+        ):
             self._run(f"delete_{name}", part.run)
         return Deleted(deleted + 1, True)
 
@@ -75,6 +110,7 @@ class Moving:
             [MarkerRow(*row) for row in self._all("dump_markers", run)],
             [AnswerRow(*row) for row in self._all("dump_answers", run)],
             [EntryRow(*row) for row in self._all("dump_entries", run)],
+            [Arrival(*row) for row in self._all("arrival", run)],
         )
 
     def accept(self, operation: ImportRuns) -> Verdict:
@@ -85,7 +121,7 @@ class Moving:
         markers = texts([marker.key for dump in dumps for marker in dump.markers])
         if self._all("are_taken", ids, holds, markers)[0][0]:
             return Refused("taken")
-        keys = [row.key for dump in dumps for row in dump.effects if row.state == "under-way"]
+        keys = [row.key for dump in dumps for row in dump.effects if row.state in UNSETTLED]
         if self._all("are_keys_taken", texts(keys))[0][0]:
             return Refused("key")
         for dump in dumps:
@@ -115,3 +151,4 @@ class Moving:
         self._many("put_waiter", [(key, run, call) for key, call in dump.waits])
         self._many("put_archived", dump.archive)
         self._many("put_marker", dump.markers)
+        self._many("put_arrival", dump.arrivals)

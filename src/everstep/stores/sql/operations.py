@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from everstep.model.status import ENDED
+from everstep.model.status import ENDED, UNFINISHED
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.keys import ForgetKeys, SettleKey
-from everstep.stores.moving import DeletePart, ImportRuns
+from everstep.stores.moving import ClaimFamily, DeletePart, ImportRuns
 from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
@@ -20,6 +20,7 @@ from everstep.stores.protocol import (
     Existing,
     HoldRow,
     MarkRestored,
+    Needs,
     NewRun,
     NotClaimed,
     NotPosted,
@@ -108,7 +109,7 @@ class Operations:
             case Append():
                 return self._append(operation)
             case StartRun():
-                return self._start(operation.new)
+                return self._start(operation.new, operation.needs)
             case Post():
                 return self._post(operation)
             case Claim():
@@ -131,6 +132,8 @@ class Operations:
                 return self._repairs.mark_restored(operation)
             case ImportRuns():
                 return self._moving.accept(operation)
+            case ClaimFamily():
+                return self._moving.claim(operation)
             case DeletePart():
                 return self._moving.delete(operation)
             case ChangeSchedule():
@@ -198,14 +201,23 @@ class Operations:
                 return Refused("inbox")
         if append.keys is not None and (calls := self._keys.lost(append.keys, append.run, append.generation)):
             return Refused("key", calls)
+        if append.keys is not None and not self._keys.has_all(append.keys.relies):
+            return Refused("key")
         return None
 
-    def _start(self, new: NewRun) -> Verdict:
+    def _start(self, new: NewRun, needs: Needs | None = None) -> Verdict:
         check_events(new)
+        if needs is not None and not self._all("run_head", new.row.id):
+            if any(not self._all("run_head", run) or self._all("is_being_deleted", run) for run in needs.runs):
+                return Refused("missing")
+            if not self._keys.has_all(needs.keys):
+                return Refused("key")
         if not self._insert("create_runs", 25, [run_values(new.row)]):
             return Existing(run_row(self._all("run", new.row.id)[0]))
         self._begin_histories([new])
         self._follow([new])
+        if needs is not None:
+            self._keys.rely(needs.keys, new.row.id)
         return ACCEPTED
 
     def _start_children(self, news: Sequence[NewRun], at: int) -> None:
@@ -261,6 +273,7 @@ class Operations:
             return Refused("fenced")
         if operation.hold is not None:
             self._hold(operation.hold)
+        self._keys.end_run(new.row.id, generation, new.row.updated_at)
         self._run("leave_inbox", new.row.id)
         self._run("stop_following", new.row.id)
         self._statements.replace_run(new.row)
@@ -311,12 +324,15 @@ class Operations:
 
     def _claimed(self, claim: Claim) -> list[Row]:
         """Claim a run if it is free, and if its queue has room."""
+        may_have_ended = not UNFINISHED.issuperset(claim.statuses)
+        if may_have_ended and bool(self._all("is_being_deleted", claim.run)) != claim.deleting:
+            return []
         token = self._queues.may_claim(claim) if claim.queued else ()
         if token is None:
             return []
         rows = self._all("claim", claim.run, claim.worker, *self._statements.statuses(claim.statuses))
-        if rows and token:
-            self._queues.take_token(token)
+        if rows and claim.queued:
+            self._queues.note_claimed(token)
         return rows
 
     def _release(self, release: Release) -> Verdict:

@@ -75,6 +75,17 @@ class QueueTable(_Asking):
     def __init__(self, statements: Statements) -> None:
         super().__init__(statements.all)
         self._run = statements.run
+        self.counted: dict[tuple[str, str], tuple[int, int]] | None = None
+        """What `used` returned in a transaction that only claims, by queue and worker; None: each claim counts anew."""
+        self._claiming: tuple[tuple[str, str], int, int] | None = None
+
+    def used(self, row: QueueRow | None, queue: str, worker: str) -> tuple[int, int]:
+        """Return how many slots of a queue are taken, counted once in a transaction that only claims."""
+        if self.counted is None:
+            return super().used(row, queue, worker)
+        if (queue, worker) not in self.counted:
+            self.counted[queue, worker] = super().used(row, queue, worker)
+        return self.counted[queue, worker]
 
     def change(self, change: ChangeQueue) -> Verdict:
         """Set what a change names."""
@@ -86,6 +97,7 @@ class QueueTable(_Asking):
 
     def may_claim(self, claim: Claim) -> Token | None:
         """Return the token to take if a run may be claimed as far as its queue is concerned, else None."""
+        self._claiming = None
         rows = self._all("place_of_run", claim.run)
         if not rows:
             return NO_TOKEN
@@ -104,6 +116,7 @@ class QueueTable(_Asking):
             return NO_TOKEN
         begun, own = self.used(row, queue, claim.worker)
         is_own = has_slot and text(owner) == claim.worker
+        self._claiming = (queue, claim.worker), 1 - has_slot, 1 - is_own
         if room_of(row, claim.at, begun - has_slot, own - is_own)[0] < 1:
             return None
         counts = row.per_key is not None and key is not None
@@ -111,10 +124,14 @@ class QueueTable(_Asking):
             return None
         return ("queue", queue, full_at_after_one(row, claim.at)) if row.rate is not None else NO_TOKEN
 
-    def take_token(self, token: Token) -> None:
-        """Take a token out of the bucket of a rate, if there is one."""
+    def note_claimed(self, token: Token) -> None:
+        """The run that `may_claim` was asked about is claimed: take its token, if there is a rate; count its slot."""
         if token:
             self._run("take_token", *token)
+        if self.counted is not None and self._claiming is not None:
+            place, more, more_own = self._claiming
+            begun, own = self.counted[place]
+            self.counted = {place: (begun + more, own + more_own)}  # what others count is as of before
 
     def take(self, take: TakeSlot) -> Verdict:
         """Take a slot of a named limit."""
@@ -172,8 +189,7 @@ class QueueReads(_Asking):
         per_key = row.per_key if row is not None else None
         used = self.keys_in_use(queue) if per_key is not None else Counter()
         full = [key for key, count in used.items() if per_key is not None and count >= per_key]
-        asked = (queue, self._texts(workflows), limit, self._texts(full))
-        found = [*self._all("waiting", *asked), *self._all("come_due", *asked, at)]
+        found = self._waiting(queue, at, self._texts(workflows), limit, self._texts(full))
         found.sort(key=lambda one: (-one[0], one[1], one[2]))
         chosen: list[str] = []
         for _, _, id, key in found:
@@ -183,6 +199,10 @@ class QueueReads(_Asking):
                     continue
             chosen.append(text(id))
         return chosen[:limit]
+
+    def _waiting(self, queue: str, at: int, *asked: Any) -> list[Row]:
+        """Return the first runs that wait for a slot only, and the first whose delay is over."""
+        return [*self._all("waiting", queue, *asked), *self._all("come_due", queue, *asked, at)]
 
     def counts(self) -> list[QueueCount]:
         """Return how many runs of each queue wait, and have begun."""

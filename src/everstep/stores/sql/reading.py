@@ -9,13 +9,14 @@ import msgspec
 
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
+from everstep.model.forked import TAG
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import AnswerRow, EntryRow
 from everstep.stores.keys import EffectFilter, EffectRow
-from everstep.stores.moving import RunDump
+from everstep.stores.moving import Arrival, RunDump
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
-from everstep.stores.rows import SMALL
+from everstep.stores.rows import SMALL, GoneKind, GoneRow
 from everstep.stores.schedules import ScheduleRow
 from everstep.stores.sql.rows import Row, as_json, effect_row, hold_row, notification_row, run_row, text, worker_row
 
@@ -179,10 +180,27 @@ class Reading(ABC):
         """Return runs whose deletion has begun and not ended."""
         return [(run, generation) for run, generation in self._all("deletions")]
 
+    def is_being_deleted(self, run: str) -> bool:
+        """Tell whether the deletion of a run has begun."""
+        return bool(self._all("is_being_deleted", run))
+
+    def is_needed(self, runs: Sequence[str]) -> bool:
+        """Tell whether a run that is not among these may still need one of them."""
+        return bool(self._all("is_needed", self._texts(runs), TAG)[0][0])
+
     def restores(self) -> int:
         """Return how often this store was restored from a backup."""
         number: int = self._all("restores")[0][0]
         return number
+
+    def life(self) -> str:
+        """Return the store's present life."""
+        return str(self._all("life")[0][0])
+
+    def arrival(self, run: str) -> Arrival | None:
+        """Return whether, and with which events, a run was imported."""
+        rows = self._all("arrival", run)
+        return Arrival(*rows[0]) if rows else None
 
     def latest(self) -> int:
         """Return the latest time that a worker of this store has said that it was."""
@@ -225,7 +243,7 @@ class Reading(ABC):
 
     def old_keys(self, before: int) -> int:
         """Return how many keys are done or free and have not changed since."""
-        return int(self._all("old_keys", before)[0][0])
+        return len(self._all("old_effects", before, LAST))
 
     def waiters(self, key: str) -> list[tuple[str, int]]:
         """Return who waits for a key: runs and their calls."""
@@ -238,6 +256,14 @@ class Reading(ABC):
     def is_ended_worker(self, worker: str) -> bool:
         """Tell whether it was noted that a worker has provably ended."""
         return bool(self._all("is_ended_worker", worker))
+
+    def gone(self, kind: GoneKind | None, name: str | None) -> list[GoneRow]:
+        """Return what was declared gone, the newest first."""
+        return [GoneRow(*row) for row in self._all("gone", kind, name)]
+
+    def owners(self) -> list[str]:
+        """Return the workers that have runs."""
+        return [text(owner) for (owner,) in self._all("owners")]
 
     def neighbours(self, worker: str, limit: int) -> list[WorkerRow]:
         """Return the workers with a lease whose places come next after a worker's."""

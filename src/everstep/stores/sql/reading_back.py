@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from everstep.stores.keys import ForgetKeys, SettleKey
-from everstep.stores.moving import DeletePart, ImportRuns
+from everstep.stores.moving import ClaimFamily, DeletePart, ImportRuns
 from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
@@ -40,6 +40,8 @@ def is_there(row_of: RowOf, operation: Operation, verdict: Verdict) -> bool:
             return row_of("delivery_at", verdict.number) == wanted
         case Claim(), Claimed():
             return row_of("lease_of_run", operation.run) == (verdict.row.epoch, operation.worker)
+        case ClaimFamily(epochs=epochs), Accepted():
+            return all(row_of("lease_of_run", run) == (epoch + 1, operation.worker) for run, epoch in epochs.items())
         case SettleKey(), Accepted():
             row = row_of("effect", operation.key)
             return bool(row) and (row[11], row[12], row[13]) == (operation.at, operation.by, operation.note)
@@ -58,7 +60,7 @@ def is_there(row_of: RowOf, operation: Operation, verdict: Verdict) -> bool:
             return False
         case ImportRuns(dumps=[first, *_]), Accepted():
             return row_of("run_head", first.row.id) != ()
-        case ((TakeNotification() | SettleNotification() | ImportRuns() | DeletePart()), _):
+        case ((TakeNotification() | SettleNotification() | ImportRuns() | ClaimFamily() | DeletePart()), _):
             return False
         case ((ChangeQueue() | TakeSlot() | FreeSlot()), _):  # done again they change nothing, but for a token
             return False

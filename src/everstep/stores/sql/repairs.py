@@ -51,9 +51,11 @@ class Repairs:
         return Accepted()
 
     def mark_restored(self, operation: MarkRestored) -> Verdict:
-        """Raise the number of restores by one."""
-        marked = self._all("mark_restored", operation.expected)
-        return Accepted() if marked else Refused("fenced")
+        """Raise the number of restores by one, and begin another life."""
+        if not self._all("mark_restored", operation.expected):
+            return Refused("fenced")
+        self._run("begin_life")
+        return Accepted()
 
     def _archive(self, operation: RepairRun, what: str, seq: int, columns: Sequence[str], row: Row) -> None:
         # Texts come as bytes too, for they may be damaged.

@@ -1,7 +1,7 @@
 """Threads and items in a SQL database."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from everstep.stores.protocol import Accepted, Refused, Verdict
 from everstep.stores.saved import (
@@ -19,6 +19,9 @@ from everstep.stores.saved import (
 )
 from everstep.stores.sql.rows import Row, text
 from everstep.stores.sql.statements import Statements
+
+LAST: Final = "\U0010ffff" * 8
+"""No namespace is after this."""
 
 
 class SavedTables:
@@ -58,6 +61,8 @@ class SavedTables:
             self._run("forget_series", thread, *unneeded)
         if change.everything:
             self._save("save_part", thread, change.parts)
+        if change.born:
+            self._run("put_thread", thread, change.at, change.born)
         self._save("save_state", thread, change.states)
         self._save("save_write", thread, change.writes)
         self._save("save_rewrite", thread, change.rewrites)
@@ -166,7 +171,7 @@ class SavedReading:
 
     def items(self, prefix: str, at: int, after: tuple[str, str] = ("", ""), limit: int = 100) -> list[SavedItem]:
         """Return living items in namespaces with a prefix, by namespace and key, after one of the page before."""
-        end = prefix + "\U0010ffff"
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else LAST
         return [SavedItem(*row) for row in self._all("saved_items_listed", prefix, end, *after, at, limit)]
 
     def namespaces(self, at: int, after: str = "", limit: int = 1000) -> list[str]:

@@ -31,6 +31,10 @@ class Statements(Protocol):
         """Put another row in the place of a run's, but for its epoch, with its tags."""
         ...
 
+    def lock_keys(self, keys: Sequence[str]) -> None:
+        """Let nobody else change these keys before the transaction ends."""
+        ...
+
     # -- how parameters are passed ----------------------------------------------------------------------------------
     def texts(self, values: Sequence[str]) -> Any:
         """Return a list of texts as one parameter."""

@@ -8,11 +8,11 @@ from everstep.model.events import EventRow
 from everstep.stores.archive import ArchiveRow
 from everstep.stores.beside import AnswerRow, EntryRow
 from everstep.stores.keys import EffectFilter, EffectRow
-from everstep.stores.moving import RunDump
+from everstep.stores.moving import Arrival, RunDump
 from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
 from everstep.stores.queues import QueueCount, QueueRoom, QueueRow, SlotRow
-from everstep.stores.rows import LostTail
+from everstep.stores.rows import GoneKind, GoneRow, LostTail
 from everstep.stores.schedules import ScheduleRow
 from everstep.stores.sql.reading import Reading
 
@@ -107,9 +107,25 @@ class SqlStore(ABC):
         """Return runs whose deletion has begun and not ended, with the last generation that it is about."""
         return self._reader.deletions()
 
+    def is_being_deleted(self, run: str) -> bool:
+        """Tell whether the deletion of a run has begun."""
+        return self._reader.is_being_deleted(run)
+
+    def is_needed(self, runs: Sequence[str]) -> bool:
+        """Tell whether a run that is not among these may still need one of them."""
+        return self._reader.is_needed(runs)
+
     def restores(self) -> int:
         """Return how often this store was restored from a backup."""
         return self._reader.restores()
+
+    def life(self) -> str:
+        """Return the store's present life: another one after each restored backup, and no other store's."""
+        return self._reader.life()
+
+    def arrival(self, run: str) -> Arrival | None:
+        """Return whether, and with which events, a run was imported."""
+        return self._reader.arrival(run)
 
     def lost_tails(self) -> list[LostTail]:
         """Return nothing: a file is not replaced under a running process."""
@@ -190,6 +206,14 @@ class SqlStore(ABC):
     def workers(self) -> list[WorkerRow]:
         """Return all workers, by their places."""
         return self._reader.workers()
+
+    def gone(self, kind: GoneKind | None = None, name: str | None = None) -> list[GoneRow]:
+        """Return what was declared gone, the newest first."""
+        return self._reader.gone(kind, name)
+
+    def owners(self) -> list[str]:
+        """Return the workers that have runs, whether or not they are there."""
+        return self._reader.owners()
 
     def neighbours(self, worker: str, limit: int) -> list[WorkerRow]:
         """Return the workers with a lease whose places come next after a worker's."""

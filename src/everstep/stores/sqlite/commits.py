@@ -20,7 +20,8 @@ import apsw
 
 from everstep.errors import Damaged, StoreError, StoreFailed
 from everstep.model.crash_points import crash_point, unarmed
-from everstep.stores.protocol import Busy, Failed, Operation, Verdict
+from everstep.stores.brief import Busy, refuse_when_brief
+from everstep.stores.protocol import Failed, Operation, Verdict
 from everstep.stores.sql.operations import ACCEPTED
 from everstep.stores.sql.reading_back import is_there
 from everstep.stores.sql.rows import Row
@@ -153,6 +154,7 @@ class Writer:
     @contextmanager
     def transaction(self, name: str) -> Iterator[apsw.Cursor]:
         """Begin a transaction of its own and commit it at the end of the block. `name` is that of its crash points."""
+        refuse_when_brief()  # a commit waits for the disk, and for other processes
         with self._lock:
             crash_point(f"store.{name}.before")
             self._begin(True)
@@ -184,6 +186,9 @@ class Writer:
             version = self._read_data_version()
             changed, self._data_version = version != self._data_version, version
             return changed
+        except apsw.BusyError as error:
+            refuse_when_brief()
+            raise translated(error, self._path, writing=False) from error
         except apsw.Error as error:
             raise translated(error, self._path, writing=False) from error
         finally:

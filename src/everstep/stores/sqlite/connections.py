@@ -20,6 +20,7 @@ from everstep.errors import (
     StoreReadOnly,
     StoreUnusable,
 )
+from everstep.stores.brief import waits_until
 
 Durability = Literal["power", "process"]
 
@@ -45,6 +46,8 @@ class Patience:
         if not self.is_patient:
             return False
         now = time.monotonic()
+        if (until := waits_until()) is not None and now >= until:
+            return False
         if waits == 0:
             self._since = now
         if now - self._since > PATIENCE_SECONDS:

@@ -13,8 +13,9 @@ MARKERS: Final = "everstep_markers"
 STORE_TABLES: Final = frozenset(
     {
         *("meta", "runs", "events", "payloads", "signals", "slots", "followers", "holds", "workers", "ended_workers"),
+        *("gone_workers",),
         *("answers", "archive", "budgets", "checkpoints", "effects", "notifications", "queues", "schedules", "streams"),
-        *("waiters", "witnesses", "sqlite_sequence", "deletions", "tagged"),
+        *("waiters", "witnesses", "sqlite_sequence", "deletions", "relied", "tagged", "arrivals"),
         *("saved_threads", "saved_states", "saved_parts", "saved_writes", "saved_items"),
     }
 )

@@ -21,12 +21,16 @@ no `fcntl` at all, nobody is ever found dead, and only leases lapse.
 
 import errno
 import os
+import stat
 import struct
 import sys
 import threading
 import time
 import weakref
 from typing import Final
+
+from everstep.errors import StoreUnusable
+from everstep.model.own_files import NO_LINK, planted
 
 _HAS_FCNTL: Final[bool] = os.name == "posix"
 if _HAS_FCNTL:
@@ -129,9 +133,19 @@ class LiveLocks:
             return False
 
     def _open(self) -> int:
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if os.fstat(descriptor).st_size < NAME_BYTES:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NO_LINK, 0o600)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise StoreUnusable(f"{self.path} is a link, so it cannot have the locks of a store.") from error
+        try:
+            if why := planted(self.path):
+                raise StoreUnusable(why)
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise StoreUnusable(f"{self.path} is not an ordinary file, so it cannot have the locks of a store.")
+            if found.st_size < NAME_BYTES:
                 _give_name(descriptor)
         except BaseException:
             os.close(descriptor)

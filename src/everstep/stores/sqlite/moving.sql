@@ -5,6 +5,29 @@
 SELECT status, epoch, generation, EXISTS (SELECT 1 FROM holds WHERE run = ?1 AND resolved_at IS NULL)
 FROM runs WHERE id = ?1;
 
+-- name: as_judged
+-- How many of these runs (?1) have the epochs (?2) with which they were judged, ended before ?3, and have nothing that
+-- speaks against their deletion. ?4 begins the names of workflows that are single steps.
+WITH judged AS MATERIALIZED (SELECT key, value AS run FROM json_each(?1)),
+epochs AS MATERIALIZED (SELECT key, value AS epoch FROM json_each(?2))
+SELECT count(*) FROM judged CROSS JOIN epochs ON epochs.key = judged.key CROSS JOIN runs ON runs.id = judged.run
+WHERE runs.epoch = epochs.epoch AND runs.status IN ('completed', 'failed', 'cancelled') AND runs.ended_at < ?3
+    AND NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = runs.owner AND workers.lease_until > 0)
+    AND NOT EXISTS (SELECT 1 FROM holds WHERE holds.run = runs.id AND holds.resolved_at IS NULL)
+    AND NOT EXISTS (SELECT 1 FROM effects INDEXED BY effects_run WHERE effects.run = runs.id AND effects.state NOT IN ('done', 'free'))
+    AND NOT (substr(runs.workflow, 1, length(?4)) = ?4
+        AND EXISTS (SELECT 1 FROM saved_states WHERE saved_states.thread = json_extract(runs.tags, '$.thread')));
+
+-- name: claim_family
+-- All of them are as they were judged.
+UPDATE runs SET epoch = epoch + 1, owner = ?2 WHERE id IN (SELECT value FROM json_each(?1));
+
+-- name: note_deletions
+-- From now on nobody else claims them. What a deletion before has left here is about an older generation.
+INSERT INTO deletions (run, generation, at) SELECT id, generation, ?2 FROM runs
+WHERE id IN (SELECT value FROM json_each(?1))
+ON CONFLICT (run) DO UPDATE SET generation = excluded.generation, at = excluded.at;
+
 -- name: delete_events
 -- A part of them, found by the key: a transaction stays short however many there are.
 DELETE FROM events WHERE rowid IN (SELECT rowid FROM events WHERE run = ?1 LIMIT ?2);
@@ -57,9 +80,17 @@ DELETE FROM followers WHERE follower = ?;
 -- A run that has ended asks no more.
 DELETE FROM everstep_markers WHERE run = ?;
 
+-- name: delete_relied
+-- It counts on nothing any more.
+DELETE FROM relied WHERE run = ?;
+
 -- name: delete_deletion
 -- Nothing of it is left to delete.
 DELETE FROM deletions WHERE run = ?;
+
+-- name: delete_arrival
+-- Another run may be given its id.
+DELETE FROM arrivals WHERE run = ?;
 
 -- name: delete_run
 -- The last of it.
@@ -202,3 +233,7 @@ INSERT INTO archive (run, generation, what, seq, row, why, at) VALUES (?, ?, ?, 
 -- name: put_marker
 -- Of an atomic step that wrote to the store that the run was in.
 INSERT INTO everstep_markers (key, run, step, attempt, outcome, at) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: put_arrival
+-- With which events it came.
+INSERT INTO arrivals (run, generation, seq, doubted) VALUES (?, ?, ?, ?);

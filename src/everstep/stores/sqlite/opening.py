@@ -14,8 +14,9 @@ from typing import Final
 
 import apsw
 
-from everstep.errors import StoreError, StoreReadOnly, StoreUnusable
+from everstep.errors import Misuse, StoreError, StoreReadOnly, StoreUnusable
 from everstep.model.crash_points import crash_point
+from everstep.model.own_files import behind_links, planted
 from everstep.stores.opening import works_with
 from everstep.stores.sql.rows import Row
 from everstep.stores.sqlite.connections import PATIENCE_SECONDS, Durability, Patience, connect, translated
@@ -34,6 +35,9 @@ JOURNAL_HEADER_BYTES: Final = 28
 
 _creating: Final = threading.Lock()
 
+BESIDE: Final = ("", "-journal", "-wal", "-shm", "-live")
+"""What the names of a store's files end with."""
+
 
 @cache
 def migrations() -> list[str]:
@@ -44,11 +48,20 @@ def migrations() -> list[str]:
     return [sql_text("migrations", name) for name in found]
 
 
+def real_path(path: str) -> str:
+    """Return the real path of a store. A link to it is followed, unless a stranger may have put it there."""
+    try:
+        return os.path.realpath(behind_links(path))
+    except Misuse as error:
+        raise StoreUnusable(str(error)) from error
+
+
 def prepare_file(path: str, *, create: bool) -> None:
     """Make sure that there is a file which this process may write; create an empty one if there is none."""
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise StoreUnusable(f"There is no folder {folder} for the store {os.path.basename(path)}. Create it first.")
+    refuse_planted_files(path)
     with _creating:
         try:
             mode = os.stat(path).st_mode
@@ -70,6 +83,13 @@ def prepare_file(path: str, *, create: bool) -> None:
         raise StoreReadOnly(f"{path} cannot be read and written by this user. Check its owner and mode.")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StoreReadOnly(f"{folder} cannot be written by this user, and a store needs files beside its own.")
+
+
+def refuse_planted_files(path: str) -> None:
+    """Raise `StoreUnusable` if a stranger may have put one of a store's files into a folder where all can write."""
+    for ending in BESIDE:
+        if why := planted(path + ending):
+            raise StoreUnusable(why)
 
 
 def _create(path: str, folder: str) -> None:
@@ -159,7 +179,9 @@ def open_writing(path: str, *, durability: Durability, patience: Patience, vfs: 
         crash_point("store.switch.after")
         if mode != "wal":
             raise StoreUnusable(f"{path} lies on a file system where SQLite cannot share memory, so it is not safe.")
+        refuse_planted_files(path)  # now all of them are there, and none can be put in their place any more
     except BaseException:
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # what a stranger's -wal says stays there
         connection.close()
         raise
     return connection

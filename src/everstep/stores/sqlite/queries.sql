@@ -247,6 +247,11 @@ INSERT INTO meta (name, value) SELECT 'restores', ?1 + 1
 WHERE coalesce((SELECT value FROM meta WHERE name = 'restores'), 0) = ?1 AND NOT EXISTS (SELECT 1 FROM workers)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value RETURNING value;
 
+-- name: begin_life
+-- From here on histories of the time before can be told from those that come.
+INSERT INTO meta (name, value) VALUES ('life', lower(hex(randomblob(8))))
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
 -- name: note_time
 -- With each lease. A machine's clock may be set back; what was late stays late.
 INSERT INTO meta (name, value) VALUES ('latest_time', ?)
@@ -276,9 +281,51 @@ ORDER BY 1;
 -- Runs of which a part was deleted and a part is there.
 SELECT run, generation FROM deletions ORDER BY at, run;
 
+-- name: is_being_deleted
+-- Unless it was begun anew since, by a release that did not look.
+SELECT 1 FROM deletions JOIN runs ON runs.id = deletions.run AND runs.generation = deletions.generation
+WHERE deletions.run = ?;
+
+-- name: is_needed
+-- Whether a run that is not in this family (?1, as JSON) needs one of it: a parent or a child; a run that may go on and
+-- has one as its child (it was told of its end), or was forked from one, or from a run that has one as its child. The
+-- tag of a fork (?2) is the other run's id, `@` and more; `A` comes next after `@`.
+WITH family AS MATERIALIZED (SELECT value AS run FROM json_each(?1)),
+users AS MATERIALIZED (
+    SELECT DISTINCT signals.run AS run FROM family CROSS JOIN signals ON signals.name = family.run AND signals.kind = 'child'
+),
+needing AS (
+    SELECT run FROM users
+    UNION ALL
+    SELECT tagged.run FROM (SELECT run FROM family UNION SELECT run FROM users) AS source
+        CROSS JOIN tagged ON tagged.name = ?2 AND tagged.value > source.run || '@' AND tagged.value < source.run || 'A'
+)
+SELECT EXISTS (
+        SELECT 1 FROM needing CROSS JOIN runs ON runs.id = needing.run
+        WHERE runs.status NOT IN ('completed', 'cancelled') AND runs.id NOT IN (SELECT run FROM family)
+    )
+    OR EXISTS (
+        SELECT 1 FROM family CROSS JOIN runs INDEXED BY runs_parent ON runs.parent = family.run
+        WHERE runs.id NOT IN (SELECT run FROM family)
+    )
+    OR EXISTS (
+        SELECT 1 FROM family CROSS JOIN runs ON runs.id = family.run CROSS JOIN runs AS parents ON parents.id = runs.parent
+        WHERE parents.id NOT IN (SELECT run FROM family)
+    );
+
 -- name: restores
 -- How often the store was restored from a backup.
 SELECT coalesce((SELECT value FROM meta WHERE name = 'restores'), 0);
+
+-- name: life
+-- What it is the life of: random bits that are drawn with each restore, and how many restores there were. (An earlier
+-- release only counts.)
+SELECT coalesce((SELECT value FROM meta WHERE name = 'life'), substr((SELECT value FROM meta WHERE name = 'entropy'), 1, 16))
+    || '.' || coalesce((SELECT value FROM meta WHERE name = 'restores'), 0);
+
+-- name: arrival
+-- Whether, and with which events, a run was imported.
+SELECT run, generation, seq, doubted FROM arrivals WHERE run = ?;
 
 -- name: archived
 -- The oldest first.
@@ -438,16 +485,26 @@ WHERE substr(key, 1, length(?1)) = ?1 AND (?2 IS NULL OR run = ?2) AND (?3 IS NU
     AND (?4 IS NULL OR state = ?4)
 ORDER BY changed_at DESC, key LIMIT ?5 OFFSET ?6;
 
--- name: forget_effects
--- The oldest first. What is under way is never forgotten.
-DELETE FROM effects WHERE key IN (
-    SELECT key FROM effects INDEXED BY effects_changed
-    WHERE changed_at < ?1 AND state <> 'under-way' ORDER BY changed_at, key LIMIT ?2
-);
+-- name: old_effects
+-- The oldest first. What is under way or being undone is never forgotten, nor what a run that may go on counts on.
+SELECT key FROM effects INDEXED BY effects_changed
+WHERE changed_at < ?1 AND state IN ('done', 'free')
+    AND NOT EXISTS (
+        SELECT 1 FROM relied CROSS JOIN runs ON runs.id = relied.run
+        WHERE relied.key = effects.key AND runs.status NOT IN ('completed', 'cancelled'))
+ORDER BY changed_at, key LIMIT ?2;
 
--- name: old_keys
--- How many keys could be forgotten.
-SELECT count(*) FROM effects INDEXED BY effects_changed WHERE changed_at < ? AND state <> 'under-way';
+-- name: forget_effects
+-- Keys that were found by `old_effects`.
+DELETE FROM effects WHERE key IN (SELECT value FROM json_each(?1));
+
+-- name: rely_on_key
+-- It is kept while the run may go on.
+INSERT INTO relied (key, run) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
+-- name: forget_relied
+-- Whoever has counted on these keys does so no more.
+DELETE FROM relied WHERE key IN (SELECT value FROM json_each(?1));
 
 -- name: wait_for_key
 -- Whoever waits is told when the key changes, once.
@@ -614,8 +671,9 @@ RETURNING CAST(id AS BLOB), CAST(workflow AS BLOB), CAST(version AS BLOB), seman
 
 -- name: release
 -- Without history: only who drives it, and its status. An ended run stays as it ended.
--- ?4: 1 if this counts as the death of its owner, else 0.
-UPDATE runs SET owner = NULL, status = CASE WHEN ended_at IS NULL THEN ?3 ELSE status END, deaths = deaths + ?4
+-- ?4: 1 if this counts as the death of its owner, else 0. A run that has no owner was given back before.
+UPDATE runs SET owner = NULL, status = CASE WHEN ended_at IS NULL THEN ?3 ELSE status END,
+    deaths = deaths + CASE WHEN owner IS NULL THEN 0 ELSE ?4 END
 WHERE id = ?1 AND epoch = ?2;
 
 -- name: lease_of_run
@@ -678,7 +736,27 @@ DELETE FROM ended_workers WHERE at < ?;
 
 -- name: is_ended_worker
 -- Asked before a step that must not happen twice is repeated.
-SELECT 1 FROM ended_workers WHERE id = ?;
+SELECT 1 FROM ended_workers WHERE id = ?1
+UNION ALL SELECT 1 FROM gone_workers WHERE kind = 'worker' AND name = ?1;
+
+-- name: declare_gone
+-- Somebody takes the responsibility that nothing which it began acts any more.
+INSERT INTO gone_workers (kind, name, at, by, note) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: gone
+-- For people, and for a worker that asks about itself.
+SELECT kind, name, at, by, note FROM gone_workers
+WHERE (?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR name = ?2) ORDER BY at DESC, kind, name;
+
+-- name: owners
+-- Few, whether or not they are there.
+SELECT DISTINCT owner FROM runs INDEXED BY runs_owned WHERE owner IS NOT NULL ORDER BY owner;
+
+-- name: fence_runs
+-- As `give_back`, of a worker that may come back and not know that it was declared gone: it writes nothing more.
+UPDATE runs INDEXED BY runs_owned SET
+    epoch = epoch + 1, owner = NULL, status = CASE WHEN status = 'running' THEN 'queued' ELSE status END
+WHERE owner = ?;
 
 -- name: give_back
 -- What a leaving worker was driving goes on elsewhere.

@@ -11,6 +11,7 @@ import msgspec
 
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
+from everstep.stores.brief import Busy, acquire, refuse_when_brief
 from everstep.stores.moving import RunDump
 from everstep.stores.protocol import LAST
 from everstep.stores.sql.reading import Reading, event_row
@@ -33,6 +34,8 @@ class Reader(Reading):
         self._statements = SqliteStatements(connection)
         self._sql = Texts("queries.sql", "queues.sql", "saved.sql")
         self._lock = threading.Lock()
+        self._is_slow = False
+        """Whether the last question had to wait for longer than a loop does."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -44,16 +47,33 @@ class Reader(Reading):
         return self._all("places")
 
     def _all(self, name: str, *parameters: object) -> list[Row]:
+        self._take_lock()
         try:
-            with self._lock:
-                rows: list[Row] = self._cursor.execute(self._sql[name], parameters).fetchall()
-                return rows
+            rows: list[Row] = self._cursor.execute(self._sql[name], parameters).fetchall()
+            self._is_slow = False
+            return rows
+        except apsw.BusyError as error:
+            self._is_slow = True
+            refuse_when_brief()
+            raise translated(error, self.where, writing=False) from error
         except UnicodeDecodeError as error:
             raise Damaged(f"{self.where} has a text that is not one: a row is damaged.") from error
         except apsw.TooBigError:
             raise
         except apsw.Error as error:
             raise translated(error, self.where, writing=False) from error
+        finally:
+            self._lock.release()
+
+    def _take_lock(self) -> None:
+        """Wait for this connection's turn. While the file is locked, a loop waits once and not for each question."""
+        if self._is_slow:
+            refuse_when_brief()
+        try:
+            acquire(self._lock)
+        except Busy:
+            self._is_slow = True
+            raise
 
     def _texts(self, values: Sequence[str]) -> str:
         return as_json(values)
@@ -95,6 +115,7 @@ class Reader(Reading):
         """Return everything of a run, read in one transaction."""
         from everstep.stores.sql.moving import Moving
 
+        refuse_when_brief()  # it is many questions
         try:
             with self._lock:
                 cursor = self._statements.cursor

@@ -8,6 +8,10 @@ WHERE owner IS NULL OR owner = ?2
     OR NOT EXISTS (SELECT 1 FROM workers WHERE workers.id = saved_threads.owner AND workers.lease_until > 0)
 RETURNING epoch, born;
 
+-- name: put_thread
+-- One that comes from another store keeps when it was first taken.
+INSERT INTO saved_threads (thread, owner, epoch, since, born) VALUES (?, NULL, 1, ?, ?) ON CONFLICT DO NOTHING;
+
 -- name: free_thread
 -- The epoch stays: it never goes down.
 UPDATE saved_threads SET owner = NULL WHERE thread = ? AND owner = ? AND epoch = ?;

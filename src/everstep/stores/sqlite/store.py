@@ -15,11 +15,12 @@ from everstep.stores.protocol import (
     Verdict,
     WorkerRow,
 )
+from everstep.stores.rows import GoneRow
 from everstep.stores.sql.store import SqlStore
 from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.connections import Durability, Identity, Patience, connect
 from everstep.stores.sqlite.liveness import LiveLocks
-from everstep.stores.sqlite.opening import open_file
+from everstep.stores.sqlite.opening import open_file, real_path
 from everstep.stores.sqlite.reads import Reader
 from everstep.stores.sqlite.workers import Workers
 
@@ -51,7 +52,7 @@ class SqliteStore(SqlStore):
         vfs: str | None = None,
     ) -> None:
         # The real path: two names of one file must agree on the file of liveness locks beside it.
-        self.path = os.path.realpath(path)
+        self.path = real_path(os.fspath(path))
         self.url = f"sqlite:///{self.path}"
         self.chain = ChainKeys()
         self._clock = clock or (lambda: time.time_ns() // 1000)
@@ -136,6 +137,10 @@ class SqliteStore(SqlStore):
     def leave(self, worker: str) -> None:
         """Give back all runs of a worker, remove it, and note that it has ended."""
         self._workers.leave(worker, self.now())
+
+    def declare_gone(self, gone: GoneRow, workers: Sequence[str]) -> None:
+        """Note that a worker or host is gone, and fence these workers."""
+        self._workers.declare_gone(gone, workers)
 
     def has_ended(self, worker: str) -> bool:
         """Tell whether a worker provably cannot act any more."""

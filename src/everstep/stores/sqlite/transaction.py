@@ -73,6 +73,9 @@ class SqliteStatements:
         """Put another row in the place of a run's. (Triggers keep its tags.)"""
         self.run("restart_run", *run_values(row))
 
+    def lock_keys(self, keys: Sequence[str]) -> None:
+        """Do nothing: one transaction writes at a time."""
+
     def texts(self, values: Sequence[str]) -> str:
         """Return a JSON array."""
         return as_json(values)
@@ -124,7 +127,7 @@ class Transaction(Operations):
             return False
         values: list[Any] = []
         for start in operations:
-            if type(start) is not StartRun or not is_bare(start.new):
+            if type(start) is not StartRun or start.needs is not None or not is_bare(start.new):
                 return False
             check_events(start.new)
             values += run_values(start.new.row)

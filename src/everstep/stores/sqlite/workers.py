@@ -9,7 +9,7 @@ import apsw
 from everstep.errors import Misuse
 from everstep.stores.processes import worker_has_ended
 from everstep.stores.protocol import WorkerRow
-from everstep.stores.rows import ENDED_KEPT_MICROSECONDS
+from everstep.stores.rows import ENDED_KEPT_MICROSECONDS, GoneRow
 from everstep.stores.sql.rows import Row, as_json
 from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.liveness import LiveLock, LiveLocks
@@ -155,6 +155,14 @@ class Workers:
     def are_any_alive(self) -> bool:
         """Tell whether anybody holds a lock on any place, whether or not there is a row for it."""
         return any(self._locks.is_held(place) for place in range(1, PLACES_LOOKED_AT + 1))
+
+    def declare_gone(self, gone: GoneRow, workers: Sequence[str]) -> None:
+        """Note that a worker or host is gone, and fence these workers."""
+        with self._writer.transaction("bury") as cursor:
+            for worker in workers:
+                cursor.execute(query("fence_runs"), (worker,))
+                cursor.execute(query("forget_worker"), (worker,))
+            cursor.execute(query("declare_gone"), gone)
 
     def leave(self, worker: str, at: int) -> None:
         """Give back all runs of a worker, remove it, note that it has ended, and only then free its lock."""

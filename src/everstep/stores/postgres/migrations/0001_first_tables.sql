@@ -12,7 +12,8 @@ CREATE TABLE everstep.meta (
 
 -- What the keys of shared actions derive from, so that no two stores share one.
 INSERT INTO everstep.meta (name, value) VALUES
-    ('entropy', substr(encode(sha256(decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex')), 'hex'), 1, 32));
+    ('entropy', pg_catalog.substr(pg_catalog.encode(pg_catalog.sha256(pg_catalog.decode(pg_catalog.replace(
+        pg_catalog.gen_random_uuid()::text || pg_catalog.gen_random_uuid()::text, '-', ''), 'hex')), 'hex'), 1, 32));
 
 -- Each step changes its run's row: there is room in each page for the next version, beside the last one.
 CREATE TABLE everstep.runs (
@@ -268,7 +269,7 @@ CREATE TABLE everstep.workers (
     started_at bigint NOT NULL,
     lease_until bigint NOT NULL,
     targets text COLLATE "C" NOT NULL DEFAULT '[]',
-    about bytea NOT NULL DEFAULT '\x7b7d',
+    about bytea NOT NULL DEFAULT '{}',
     has_lock bigint NOT NULL DEFAULT 1,
     machine text COLLATE "C" NOT NULL DEFAULT ''
 );

@@ -1,0 +1,122 @@
+"""Instances of an application's plain data types, put together from stored values without code of their classes.
+
+Stored bytes name the class, and whoever can write the database chooses them. So of a class that the application has not
+allowed by name, no constructor, `__post_init__`, `_missing_` or validator is called: it may do anything with what it is
+given. Dataclasses and named tuples are filled field by field, as Everstep's own codec does; an enumeration is looked
+up; and a pydantic model is validated by its own types alone, without the functions that were added to them.
+"""
+
+from enum import Enum
+from functools import lru_cache
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic.v1 import BaseModel as OldModel
+from pydantic_core import SchemaValidator
+
+from everstep.adapters import kind_of, private_values
+from everstep.errors import Damaged
+
+FUNCTIONS: Final = frozenset({"function-before", "function-after", "function-wrap"})
+"""The parts of a pydantic schema that call a function around what is checked."""
+CALLED_BY: Final[dict[Any, tuple[str, ...]]] = {
+    "model": ("custom_init", "post_init"),
+    "dataclass": ("post_init",),
+    "enum": ("missing",),
+}
+"""What in other parts leads to code of a class."""
+
+
+def built(cls: type, given: Any) -> Any:
+    """Return an instance with these fields, or of this value. Raises `Damaged` if it cannot be made like that."""
+    try:
+        if issubclass(cls, Enum):
+            return _member(cls, given)
+        if issubclass(cls, BaseModel):
+            return _validator(cls).validate_python(given)
+        if issubclass(cls, OldModel):
+            return _old_model(cls, given)
+        kind = kind_of(cls)
+        if kind is not None:
+            return kind.load(given)
+    except Exception as error:  # what is stored need not fit the class
+        raise _refusal(cls) from error
+    raise _refusal(cls)
+
+
+def _refusal(cls: type) -> Damaged:
+    return Damaged(
+        f"A saved {cls.__module__}.{cls.__qualname__} cannot be put together without running code of its class. If "
+        f"that code may run with what is stored, say allowed=[{cls.__qualname__}]."
+    )
+
+
+def _member(cls: type[Enum], value: Any) -> Any:
+    found = cls._value2member_map_.get(value)
+    if found is None:
+        kind = kind_of(cls)
+        assert kind is not None
+        return kind.load(value)  # a combination of flags; of other values there is no member
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _validator(cls: type[BaseModel]) -> Any:
+    if not cls.__pydantic_complete__:
+        cls.model_rebuild()
+    removed: list[str] = []
+    schema = _without_functions(cls.__pydantic_core_schema__, removed)
+    # Validators that were made before are those with the functions.
+    return SchemaValidator(schema, _use_prebuilt=False) if removed else cls.__pydantic_validator__
+
+
+def _without_functions(schema: Any, removed: list[str]) -> Any:
+    """Return a pydantic schema that calls no function but pydantic's own, and no `__init__` or `model_post_init`."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(_without_functions(one, removed) for one in schema)
+    if not isinstance(schema, dict):
+        return schema
+    kind = schema.get("type")
+    if isinstance(kind, str) and kind.startswith("function-") and not _is_pydantics(schema.get("function")):
+        removed.append(kind)
+        return _without_functions(schema["schema"], removed) if kind in FUNCTIONS else {"type": "any"}
+    called = [name for name in CALLED_BY.get(kind, ()) if schema.get(name)]
+    removed += called
+    kept = {
+        name: _without_functions(one, removed)
+        for name, one in schema.items()
+        if name not in called and name not in ("serialization", "metadata")
+    }
+    if kind != "model" or "post_init" not in called:
+        return kept
+    ref = {"ref": kept.pop("ref")} if "ref" in kept else {}
+    return {"type": "function-after", "function": {"type": "no-info", "function": _complete}, "schema": kept, **ref}
+
+
+def _complete(model: Any) -> Any:
+    """Give a model its private attributes: pydantic does that in `model_post_init`, with the class's own."""
+    object.__setattr__(model, "__pydantic_private__", private_values(type(model), {}))
+    return model
+
+
+def _is_pydantics(given: Any) -> bool:
+    function = given.get("function") if isinstance(given, dict) else given
+    module = getattr(function, "__module__", "") or getattr(type(function), "__module__", "")
+    return str(module).partition(".")[0] in ("pydantic", "pydantic_core")
+
+
+def _old_model(cls: Any, given: Any) -> Any:
+    """Make a model of pydantic 1, if neither it nor a model within it adds code to its fields."""
+    seen, models = set(), [cls]
+    while models:
+        one = models.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        if one.__init__ is not OldModel.__init__ or one.__pre_root_validators__ or one.__post_root_validators__:
+            raise _refusal(cls)
+        for field in one.__fields__.values():
+            if field.class_validators or field.pre_validators or field.post_validators:
+                raise _refusal(cls)
+            models += [field.type_] if isinstance(field.type_, type) and issubclass(field.type_, OldModel) else []
+    return cls(**given)

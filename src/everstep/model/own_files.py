@@ -1,0 +1,136 @@
+"""Files of ours, also in folders where others may write: each is new, or known to be ours, before anything is written.
+
+In a folder such as /tmp anybody can put something under a name before we use it: a link to a file of ours, a pipe, a
+file of theirs that they can read. So what is written anew is created, never opened (`O_EXCL`); what is appended to is
+looked at through its descriptor first; and links and files of strangers are refused there. That rule is the kernel's
+own (`fs.protected_symlinks`, `fs.protected_regular`). It is repeated here because it is off on some machines, and
+because SQLite and we resolve links by ourselves, which the kernel does not see.
+"""
+
+import contextlib
+import itertools
+import os
+import stat
+from collections.abc import Generator
+from typing import BinaryIO, Final
+
+from everstep.errors import Misuse
+
+NO_LINK: Final[int] = getattr(os, "O_NOFOLLOW", 0)
+NEW: Final[int] = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK | getattr(os, "O_CLOEXEC", 0)
+_APPEND: Final[int] = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_LINK | getattr(os, "O_CLOEXEC", 0)
+LINKS_MAX: Final = 40
+"""How many links are followed from one name, as in Linux."""
+_numbers: Final = itertools.count(1)
+
+
+def create(path: str) -> int:
+    """Return the descriptor of a new file that only its owner may read. What a killed process left there goes."""
+    try:
+        return os.open(path, NEW, 0o600)
+    except FileExistsError:
+        if not _is_own(os.lstat(path)):
+            raise Misuse(
+                f"{path} is there already, and is not a file of ours. Nothing was written. Remove it, or use a folder "
+                "in which only you can write."
+            ) from None
+        os.unlink(path)
+        return os.open(path, NEW, 0o600)
+
+
+@contextlib.contextmanager
+def part_file(path: str) -> Generator[tuple[str, BinaryIO]]:
+    """Give the name of a new file beside a path, and what writes to it. It goes if the block raises."""
+    part = f"{path}.{os.getpid()}-{next(_numbers)}.part"
+    with open(create(part), "wb") as stream:
+        try:
+            yield part, stream
+        except BaseException:
+            os.unlink(part)
+            raise
+
+
+def append_to(path: str | os.PathLike[str]) -> int:
+    """Return a descriptor that appends to a file of ours, which is made if there is none."""
+    try:
+        descriptor = os.open(path, _APPEND | getattr(os, "O_NONBLOCK", 0), 0o600)
+    except OSError as error:  # a link, or a pipe that nobody reads
+        raise Misuse(f"{os.fspath(path)} cannot be written: {error.strerror}.") from error
+    if not _is_own(os.fstat(descriptor)):
+        os.close(descriptor)
+        raise Misuse(f"{os.fspath(path)} is not an ordinary file of yours with one name. Nothing was written.")
+    return descriptor
+
+
+def refuse_unwritable(path: str | os.PathLike[str]) -> None:
+    """Raise `Misuse` unless a file of this name can be put there: nothing is, or an ordinary file."""
+    name = os.fspath(path)
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.lstat(name).st_mode):
+            raise Misuse(f"{name} is a link, a folder or a device. Name an ordinary file.")
+    folder = os.path.dirname(name) or "."
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise Misuse(f"{name} cannot be written: {folder} is not there, or not yours to write in.")
+
+
+def replace(path: str | os.PathLike[str], data: bytes) -> None:
+    """Give a file new content, readable by its owner only. The old one stays until the new one is complete."""
+    refuse_unwritable(path)
+    with part_file(os.fspath(path)) as (part, stream):
+        stream.write(data)
+        stream.flush()
+        os.replace(part, path)
+
+
+def name_new(part: str, path: str) -> None:
+    """Give a complete file its name, durably, unless something of that name is there by now (`FileExistsError`)."""
+    os.close(os.open(path, NEW, 0o600))  # the name is ours from here on
+    os.replace(part, path)
+    descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# -- what strangers may have put there ---------------------------------------------------------------------------------
+def behind_links(path: str) -> str:
+    """Return the name of the file that a path leads to. A stranger's link in a shared folder is refused."""
+    for _ in range(LINKS_MAX):
+        if not os.path.islink(path):
+            return path
+        if why := planted(path):
+            raise Misuse(why)
+        path = os.path.join(os.path.dirname(path), os.readlink(path))
+    raise Misuse(f"{path} is one of a circle of links.")
+
+
+def planted(path: str) -> str:
+    """Return why what is at a path is not used: a stranger may have put it there. An empty text if that cannot be.
+
+    In a folder where all can write, it has to belong to this user or to the owner of the folder, and have one name.
+    """
+    folder = os.path.dirname(path) or "."
+    if os.name != "posix":
+        return ""  # there folders have lists of who may write
+    try:
+        shared, found = os.stat(folder), os.lstat(path)
+    except FileNotFoundError:
+        return ""
+    if not _is_shared(shared.st_mode) or (found.st_uid in (os.geteuid(), shared.st_uid) and found.st_nlink == 1):
+        return ""
+    return (
+        f"{path} belongs to somebody else, or has a second name, and everybody can write in {folder}: it may have been "
+        "put there to be used by mistake. Nothing was changed. Use a folder in which only you can write, or work as "
+        "the user whom it belongs to."
+    )
+
+
+def _is_shared(mode: int) -> bool:
+    """Tell whether strangers can make files in a folder: everybody can, or a group in a folder that is said to be."""
+    return bool(mode & stat.S_IWOTH or (mode & stat.S_ISVTX and mode & stat.S_IWGRP))
+
+
+def _is_own(found: os.stat_result) -> bool:
+    is_mine = os.name != "posix" or (found.st_uid == os.geteuid() and found.st_nlink == 1)
+    return stat.S_ISREG(found.st_mode) and is_mine

@@ -1,0 +1,59 @@
+"""How long a thread waits for a database: as long as it takes, but the thread of an application's loop only briefly.
+
+What is asked of a store within `briefly` raises `Busy` as soon as it has waited for `LOOP_SECONDS`, or would have to
+wait for what takes longer: a new connection, a lock that another thread of this process has. Nothing has been changed
+then, and the caller asks again on another thread, where it may take as long as it takes.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+LOOP_SECONDS: Final = 0.05
+"""How long the loop of an application waits for a database."""
+QUICK_SECONDS: Final = 0.01
+"""A store that was slow is asked on the loop again, once an answer on another thread took no longer than this."""
+
+R = TypeVar("R")
+
+
+class Busy(Exception):
+    """The store would have to be waited for. Nothing was done: the caller asks again, on a thread that may wait."""
+
+
+class _Thread(threading.local):
+    until: float | None = None
+    """When the waiting of this thread ends, by the monotonic clock; None if it has no end."""
+
+
+_thread: Final = _Thread()
+
+
+def briefly(function: Callable[..., R], /, *args: Any, **named: Any) -> R:
+    """Call a function that asks a store, on the thread of a loop. Raises `Busy` if the store does not answer soon."""
+    before, until = _thread.until, time.monotonic() + LOOP_SECONDS
+    _thread.until = until if before is None else min(before, until)
+    try:
+        return function(*args, **named)
+    finally:
+        _thread.until = before
+
+
+def waits_until() -> float | None:
+    """Return when this thread has waited for long enough; None if it may wait as long as it takes."""
+    return _thread.until
+
+
+def refuse_when_brief() -> None:
+    """Raise `Busy` on a thread that waits only briefly: what comes next takes longer, or cannot be broken off."""
+    if _thread.until is not None:
+        raise Busy
+
+
+def acquire(lock: "threading.Lock | threading.Semaphore") -> None:
+    """Take a lock that others may have for long. Raises `Busy` on a thread that waits only briefly."""
+    if (until := _thread.until) is None:
+        lock.acquire()
+    elif not lock.acquire(timeout=max(0.0, until - time.monotonic())):
+        raise Busy

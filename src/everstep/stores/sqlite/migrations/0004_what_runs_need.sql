@@ -1,0 +1,14 @@
+-- Compatible with the version before.
+
+-- Who was told of a run's end: whoever deletes that run asks whether one of them may still need it.
+CREATE INDEX signals_child ON signals (name, run) WHERE kind = 'child';
+
+-- Keys that a fork or a retried run counts on, because it goes back over what was done under them: they are not forgotten
+-- while that run may go on.
+CREATE TABLE relied (
+    key TEXT NOT NULL,
+    run TEXT NOT NULL,
+    PRIMARY KEY (key, run)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX relied_run ON relied (run);
