@@ -12,6 +12,7 @@ from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.cli.verifying import every_run
 from everstep.codec import Codec
 from everstep.engine import asyncio_parts
+from everstep.engine.history import read_now
 from everstep.engine.past import load_past
 from everstep.engine.resume import is_supported, replay
 from everstep.engine.workflow import DECLARED
@@ -58,7 +59,7 @@ def _replay_one(store: Store, row: RunRow) -> dict[str, Any]:
     if not is_supported(row):
         return facts | {"verdict": "made by a newer release"}
     try:
-        past = load_past(store, row)
+        row, past = read_now(store, row, lambda now: load_past(store, now))
         workflow = DECLARED.named(row.workflow)
         replayed = replay(store, Codec(), row, workflow, past.events, past.checkpoint, quiet=True)
     except Damaged as damage:

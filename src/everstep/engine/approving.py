@@ -11,11 +11,11 @@ import msgspec
 
 from everstep.codec import ANY, meaning_digest, plain_type
 from everstep.engine.approvals import arguments_payload, is_about
-from everstep.engine.history import Recorded, load_verified
+from everstep.engine.history import Recorded, load_now
 from everstep.engine.journal import restore_payload
 from everstep.engine.operations import existing_row
 from everstep.engine.receiving import fitting
-from everstep.errors import ApprovalConflict, Damaged, NotDecodable, NotReadable, RunEnded
+from everstep.errors import ApprovalConflict, Damaged, NotDecodable, NotReadable, RunEnded, UnknownRun
 from everstep.model.crash_points import crash_point
 from everstep.model.exchange_events import APPROVAL
 from everstep.model.secrets import HIDDEN
@@ -71,8 +71,9 @@ def open_approvals(store: Store, run: str | None = None) -> list[Approval]:
         if row is None or row.status in ENDED:
             continue
         try:
-            known = approvals_in(store, row, load_verified(store, row))
-        except (Damaged, NotReadable):
+            row, history = load_now(store, row)
+            known = approvals_in(store, row, history) if row.status not in ENDED else []
+        except (Damaged, NotReadable, UnknownRun):
             continue  # nobody may answer on the strength of it; whoever takes the run up holds it, and says why
         answered = {delivery.name for delivery in store.inbox(one)}
         found += [asked for asked in known if APPROVAL + asked.id not in answered and not is_expired(asked, now)]
@@ -159,10 +160,9 @@ async def approve(
 
 def _chosen(app: "App", run: str, what: str | None, id: str | None) -> Approval:
     """Return the approval that is meant. One that is answered, expired or unknown is refused with what there is."""
-    row = existing_row(app, run)
+    row, history = load_now(app.store, existing_row(app, run))
     if row.status in ENDED:
         raise RunEnded(f"The run {run} has ended ({row.status}): there is nothing to approve.", row.status)
-    history = load_verified(app.store, row)
     known = approvals_in(app.store, row, history)
     posted = {delivery.name for delivery in app.store.inbox(run)}
     waiting = [one for one in known if not is_expired(one, app.clock.now())]

@@ -12,7 +12,7 @@ import msgspec
 
 from everstep.codec import ANY, is_same, types_of
 from everstep.engine.handles import held_error
-from everstep.engine.history import check_ends, event_at, load_verified
+from everstep.engine.history import check_ends, event_at, load_now
 from everstep.engine.journal import restore_payload
 from everstep.engine.receiving import decode_signal
 from everstep.errors import Damaged, IdConflict, NoAnswer, RunEnded, UnknownRun
@@ -135,7 +135,7 @@ def find_answer(app: "App", row: RunRow, id: str, number: int, thorough: bool) -
 
 
 def _in_history(app: "App", row: RunRow, id: str) -> ev.RequestAnswered | None:
-    history = load_verified(app.store, row)
+    _, history = load_now(app.store, row)
     return next((e.body for e in history if e.kind == "request_answered" and e.body.id == id), None)
 
 
@@ -146,7 +146,7 @@ def _can_be_answered(app: "App", row: RunRow, id: str, number: int) -> bool:
         return False
     if delivery.state == "pending" or row.generation == 1:
         return True
-    history = load_verified(app.store, row)
+    _, history = load_now(app.store, row)
     carried = history[0].body.carried
     if carried is not None and any(one[2] == id for one in carried.requests):
         return True

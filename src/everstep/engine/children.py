@@ -8,9 +8,9 @@ import msgspec
 
 from everstep.engine.agreement import is_outcome_of
 from everstep.engine.commands import ChildCall
-from everstep.engine.history import Recorded, check_ends, load_verified
+from everstep.engine.history import Recorded, check_ends, load_now
 from everstep.engine.starting import Origin, new_run
-from everstep.errors import BeingDeleted, Damaged
+from everstep.errors import Damaged, UnknownRun
 from everstep.model import events as ev
 from everstep.model.budgets import Allotment, Standing, allotment_of
 from everstep.model.digests import derived_key, digest_of
@@ -88,8 +88,8 @@ def believable_end(store: Store, delivery: Delivery, recent: RecentEnds) -> Chil
             if told is not None and told.status == row.status and bytes(told.outcome) == (row.outcome or b"null"):
                 told.secret = getattr(end.body, "secret", False)
                 return told
-        history = load_verified(store, row)
-    except BeingDeleted:
+        row, history = load_now(store, row)
+    except UnknownRun:
         return told  # it had ended, and whoever follows it since was told how in the same transaction
     except Damaged as error:
         log.error("The end of run %s cannot be compared with its history: %s", delivery.name, error)

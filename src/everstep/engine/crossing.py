@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from everstep.engine.history import Recorded, load_generations, refuse_deleted
-from everstep.errors import BeingDeleted, CrossesOnce, Damaged
+from everstep.engine.history import Recorded, load_generations, read_now, refuse_deleted
+from everstep.errors import CrossesOnce, Damaged, UnknownRun
 from everstep.model import events as ev
 from everstep.model.contracts import KEPT, may_run_again
 from everstep.stores.protocol import Store
@@ -97,19 +97,16 @@ def histories_of_child(store: Store, started: Recorded) -> tuple[list[list[Recor
     A child that is not there is not one that never was. Nor is a run that has got its id since then.
     """
     row = store.run(started.body.run)
-    while row is not None:
-        try:
-            refuse_deleted(store, row)
-            histories = load_generations(store, row)
-        except BeingDeleted:
-            break
-        except Damaged:
-            before, row = row, store.run(row.id)
-            if row is not None and (row.head_seq, row.generation) == (before.head_seq, before.generation):
-                return [], DAMAGED
-        else:
-            return ([], DELETED) if histories[0][0].at > started.at + CLOCKS_APART else (histories, "")
-    return [], DELETED
+    if row is None:
+        return [], DELETED
+    try:
+        refuse_deleted(store, row)
+        histories = read_now(store, row, lambda now: load_generations(store, now))[1]
+    except UnknownRun:  # also one that is being deleted
+        return [], DELETED
+    except Damaged:
+        return [], DAMAGED
+    return ([], DELETED) if histories[0][0].at > started.at + CLOCKS_APART else (histories, "")
 
 
 def _done_by(store: Store, started: Recorded, relied: set[str]) -> list[Crossed]:

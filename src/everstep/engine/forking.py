@@ -13,7 +13,15 @@ import msgspec
 from everstep.codec import ANY
 from everstep.engine.agreement import preview_text, published_by
 from everstep.engine.fork_points import Allowed, fork_point, refuse_effects
-from everstep.engine.history import Recorded, load_verified, refs_of, refuse_deleted, verified, verify_payloads
+from everstep.engine.history import (
+    Recorded,
+    load_verified,
+    read_now,
+    refs_of,
+    refuse_deleted,
+    verified,
+    verify_payloads,
+)
 from everstep.engine.journal import INLINE_BYTES_MAX, restore_payload, store_payload
 from everstep.engine.operations import existing_row
 from everstep.engine.restoring import life_of_copy, restores_in
@@ -21,7 +29,7 @@ from everstep.engine.resume import is_supported, replay
 from everstep.engine.starting import new_entropy
 from everstep.engine.streams import copied_streams
 from everstep.engine.workflow import DECLARED
-from everstep.errors import Damaged, IdConflict, Misuse, NotDecodable
+from everstep.errors import IdConflict, Misuse, NotDecodable
 from everstep.model import events as ev
 from everstep.model.accounts import standing_at
 from everstep.model.crash_points import crash_point
@@ -74,25 +82,21 @@ async def fork(app: "App", wanted: Wanted) -> str:
 
 
 def _history(app: "App", run: str, generation: int) -> list[Recorded]:
-    """Return a history, verified with its payloads; somebody may be driving the run meanwhile."""
-    row = existing_row(app, run)
-    while True:
-        try:
-            if generation == row.generation:
-                history = load_verified(app.store, row)
-            else:  # the row knows only the newest head; an older history vouches for itself by its chain
-                events = app.store.events(run, generation)
-                if not events:
-                    raise Misuse(f"The run {run} has no generation {generation}.")
-                head = {"head_seq": events[-1].seq, "head_digest": events[-1].digest, "generation": generation}
-                history = verified(events, msgspec.structs.replace(row, **head), app.store.chain)
-            verify_payloads(app.store, row, history, is_newest=generation == row.generation)
-            return history
-        except Damaged:
-            refuse_deleted(app.store, row)
-            before, row = row, existing_row(app, run)
-            if (row.head_seq, row.generation) == (before.head_seq, before.generation):
-                raise
+    """Return a history, verified with its payloads."""
+
+    def verified_now(row: RunRow) -> list[Recorded]:
+        if generation == row.generation:
+            history = load_verified(app.store, row)
+        else:  # the row knows only the newest head; an older history vouches for itself by its chain
+            events = app.store.events(run, generation)
+            if not events:
+                raise Misuse(f"The run {run} has no generation {generation}.")
+            head = {"head_seq": events[-1].seq, "head_digest": events[-1].digest, "generation": generation}
+            history = verified(events, msgspec.structs.replace(row, **head), app.store.chain)
+        verify_payloads(app.store, row, history, is_newest=generation == row.generation)
+        return history
+
+    return read_now(app.store, existing_row(app, run), verified_now)[1]
 
 
 def _forked_run(

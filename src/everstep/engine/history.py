@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Sequence, Set
 from contextlib import contextmanager
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,6 +25,8 @@ from everstep.model.events import BODIES, BODY_DECODERS, EventRow, decode_body
 from everstep.model.secrets import is_left_out, shown_body
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store
+
+T = TypeVar("T")
 
 
 class Recorded(NamedTuple):
@@ -136,32 +138,49 @@ def compare_with_row(store: Store, row: RunRow, history: Sequence[Recorded]) -> 
         _expect_damaged_hold(store, row, history[-1].seq)
 
 
+def read_now(store: Store, row: RunRow, read: Callable[[RunRow], T]) -> tuple[RunRow, T]:
+    """Return what is read of a run as it is now, and its row, by `read`, which gets the row and raises `Damaged`.
+
+    A run that is not claimed may be driven meanwhile. Its row and its events are read one after the other, so what does
+    not fit is damage only if the row is still the same.
+    """
+    while True:
+        try:
+            return row, read(row)
+        except Damaged:
+            refuse_deleted(store, row)
+            before, now = row, store.run(row.id)
+            if now is None:
+                raise UnknownRun(f"There is no run {row.id!r} in {store.url}.") from None
+            row = now
+            if not before.is_behind(now):
+                raise
+
+
+def load_now(store: Store, row: RunRow) -> tuple[RunRow, list[Recorded]]:
+    """Return the row and the verified history of a run that is not claimed, as it is now."""
+    return read_now(store, row, lambda now: load_verified(store, now))
+
+
 def verify_now(
     store: Store, run: str, also: Callable[[Store, RunRow, Sequence[Recorded]], None] | None = None
 ) -> list[Recorded]:
-    """Return the history of a run as it is now, verified with its payloads; somebody may be driving it meanwhile.
+    """Return the history of a run as it is now, verified with its payloads.
 
     also: what else is verified, given the whole history.
     """
     row = store.run(run)
-    while True:
-        if row is None:
-            raise UnknownRun(f"There is no run {run!r} in {store.url}.")
-        try:
-            history = load_verified(store, row, looking=True)
-            verify_payloads(store, row, history)
-            if also is not None:
-                also(store, row, history)
-            return history
-        except Damaged:
-            refuse_deleted(store, row)
-            before, row = row, store.run(run)
-            if row is None or (row.head_seq, row.generation, row.epoch) == (
-                before.head_seq,
-                before.generation,
-                before.epoch,
-            ):
-                raise
+    if row is None:
+        raise UnknownRun(f"There is no run {run!r} in {store.url}.")
+
+    def verified_now(row: RunRow) -> list[Recorded]:
+        history = load_verified(store, row, looking=True)
+        verify_payloads(store, row, history)
+        if also is not None:
+            also(store, row, history)
+        return history
+
+    return read_now(store, row, verified_now)[1]
 
 
 def check_ends(store: Store, row: RunRow) -> Recorded:

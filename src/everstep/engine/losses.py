@@ -114,6 +114,8 @@ class Losses:
 
     def _report(self, row: RunRow, tail: LostTail) -> HoldReport:
         found = diagnose(self._app.store, row)
+        while (now := self._app.store.run(row.id)) is not None and row.is_behind(now):  # its owner is driving it
+            row, found = now, diagnose(self._app.store, now)
         if found.problem:
             return damaged_report(Damaged(found.problem, found.last_good), found)
         return lost_tail_report(found, tail, self._app.worker)

@@ -13,7 +13,7 @@ from everstep.codec import ANY, is_same
 from everstep.engine.copies import refuse_copied
 from everstep.engine.crossing import crossed_by, lost_child, refuse_crossing
 from everstep.engine.diagnosis import diagnose
-from everstep.engine.history import Recorded, load_verified, refuse_deleted, refuse_without_key
+from everstep.engine.history import Recorded, load_now, load_verified, refuse_deleted, refuse_without_key
 from everstep.engine.holding import asked_report, cannot_accept, damaged_report
 from everstep.engine.inbox import ROLLBACK
 from everstep.engine.leases import wait_for_lapse
@@ -178,7 +178,9 @@ async def retry(app: "App", run: str, by: str, *, across_once: bool = False) -> 
     row = await app.read(existing_row, app, run)
     if row.status != "failed":
         raise RunActive(f"The run {run} is {row.status}; only a failed run can be retried.")
-    history = await app.read(load_verified, app.store, row)
+    row, history = await app.read(load_now, app.store, row)
+    if row.status != "failed":
+        raise RunActive(f"The run {run} was retried by somebody else just now.")
     refuse_retry(run, Account(history))
     voids, call, child = _what_failed(history)
     refuse_copied(run, history[0].body, voids)
@@ -276,8 +278,11 @@ async def rollback(app: "App", run: str, note: str, *, by: str, uncompensated: b
     if row.status in ENDED:
         await _roll_back_ended(app, row, request)
         return
-    account = Account(await app.read(load_verified, app.store, row))
-    await app.read(refuse_rollback, app.store, row, account, allowed=uncompensated)
+    row, history = await app.read(load_now, app.store, row)
+    if row.status == "held" or row.status in ENDED:  # just now
+        await rollback(app, run, note, by=by, uncompensated=uncompensated)
+        return
+    await app.read(refuse_rollback, app.store, row, Account(history), allowed=uncompensated)
     post = Post(run, "cancel", ROLLBACK, value=ev.encode_body(request), at=app.clock.now())
     try:
         await _post(app, post, "rolled back")

@@ -7,9 +7,9 @@ would stay as it is.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from everstep.engine.history import Recorded, load_verified
+from everstep.engine.history import Recorded, load_now
 from everstep.engine.restoring import may_lack, newest_note
-from everstep.errors import CompensationBegun, Damaged, Uncompensated
+from everstep.errors import CompensationBegun, Damaged, Uncompensated, UnknownRun
 from everstep.model.carried import CarriedStep
 from everstep.model.contracts import KEPT, may_run_again
 from everstep.model.events import ENDS, decode_body
@@ -202,7 +202,9 @@ def left_by_children(store: Store, run: str) -> list[str]:
     left: list[str] = []
     for row in store.children(run):
         try:
-            account = Account(load_verified(store, row))
+            account = Account(load_now(store, row)[1])
+        except UnknownRun:  # deleted just now
+            left.append(f"whatever the run {row.id} did, which was deleted")
         except Damaged:
             left.append(f"whatever the run {row.id} did, whose history is damaged")
         else:

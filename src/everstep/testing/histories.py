@@ -84,14 +84,27 @@ def export_histories(store: Store) -> list[RunHistory]:
     while page := store.runs(RunFilter(limit=PAGE, offset=offset)):
         offset += len(page)
         for row in page:
-            signals = store.signals(row.id)
-            keys = store.effects(EffectFilter(run=row.id, limit=KEYS_MAX))
-            for generation in store.generations(row.id):
-                events = store.events(row.id, generation)
-                own = [key for key in keys if key.generation == generation]
-                made_with = _key_of(store, row.id, events)
-                histories.append(RunHistory(row, generation, events, signals, own, store.entropy, made_with))
+            histories += _histories_of(store, row)
     return histories
+
+
+def _histories_of(store: Store, row: RunRow) -> list[RunHistory]:
+    """Return the histories of a run as they are now, all read while nobody drove it."""
+    while True:
+        signals = store.signals(row.id)
+        keys = store.effects(EffectFilter(run=row.id, limit=KEYS_MAX))
+        found = [(one, store.events(row.id, one)) for one in store.generations(row.id)]
+        now = store.run(row.id)
+        if now is None or not row.is_behind(now):
+            break
+        row = now
+    return [
+        RunHistory(
+            *(row, generation, events, signals, [key for key in keys if key.generation == generation]),
+            *(store.entropy, _key_of(store, row.id, events)),
+        )
+        for generation, events in found
+    ]
 
 
 def _key_of(store: Store, run: str, events: Sequence[EventRow]) -> bytes:
