@@ -25,6 +25,7 @@ from everstep.model.events import BODIES, BODY_DECODERS, EventRow, decode_body
 from everstep.model.secrets import is_left_out, shown_body
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow, Store
+from everstep.stores.rows import has_moved
 
 T = TypeVar("T")
 
@@ -153,7 +154,7 @@ def read_now(store: Store, row: RunRow, read: Callable[[RunRow], T]) -> tuple[Ru
             if now is None:
                 raise UnknownRun(f"There is no run {row.id!r} in {store.url}.") from None
             row = now
-            if not before.is_behind(now):
+            if not has_moved(before, now):
                 raise
 
 

@@ -19,7 +19,7 @@ from everstep.model.events import EventRow
 from everstep.model.status import ENDED, Status
 from everstep.model.untrusted import logger
 from everstep.stores.protocol import Claim, Claimed, NotClaimed, Post, RunRow
-from everstep.stores.rows import LostTail
+from everstep.stores.rows import LostTail, has_moved
 
 if TYPE_CHECKING:
     from everstep.engine.driving import Driving
@@ -114,7 +114,7 @@ class Losses:
 
     def _report(self, row: RunRow, tail: LostTail) -> HoldReport:
         found = diagnose(self._app.store, row)
-        while (now := self._app.store.run(row.id)) is not None and row.is_behind(now):  # its owner is driving it
+        while (now := self._app.store.run(row.id)) is not None and has_moved(row, now):  # its owner is driving it
             row, found = now, diagnose(self._app.store, now)
         if found.problem:
             return damaged_report(Damaged(found.problem, found.last_good), found)

@@ -52,9 +52,10 @@ class RunRow(msgspec.Struct, kw_only=True, gc=False):
     damage: str = ""
     """Filled when read: what of the row cannot be read as it should."""
 
-    def is_behind(self, later: "RunRow") -> bool:
-        """Tell whether the run was driven or claimed between this read of its row and a later one."""
-        return (self.head_seq, self.generation, self.epoch) != (later.head_seq, later.generation, later.epoch)
+
+def has_moved(before: RunRow, now: RunRow) -> bool:
+    """Tell whether a run was driven, or claimed, between two reads of its row."""
+    return (now.head_seq, now.generation, now.epoch) != (before.head_seq, before.generation, before.epoch)
 
 
 class RowChange(msgspec.Struct, gc=False):

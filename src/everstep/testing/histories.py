@@ -9,6 +9,7 @@ from everstep.errors import ChainKeyMissing
 from everstep.model.events import EventRow, decode_body
 from everstep.stores.keys import EffectFilter, EffectRow
 from everstep.stores.protocol import Delivery, RunFilter, RunRow, Store
+from everstep.stores.rows import has_moved
 
 PAGE: Final = 500
 KEYS_MAX: Final = 1_000_000
@@ -95,7 +96,7 @@ def _histories_of(store: Store, row: RunRow) -> list[RunHistory]:
         keys = store.effects(EffectFilter(run=row.id, limit=KEYS_MAX))
         found = [(one, store.events(row.id, one)) for one in store.generations(row.id)]
         now = store.run(row.id)
-        if now is None or not row.is_behind(now):
+        if now is None or not has_moved(row, now):
             break
         row = now
     return [
