@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,8 @@ class HostProcess:
         """Send a signal."""
         if not self.status.done():
             self.is_stopped = number == signal.SIGSTOP or (self.is_stopped and number != signal.SIGCONT)
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended, and the news of that is on its way
+                os.kill(self.pid, number)
 
     def hang_up(self) -> None:
         """Let it end, with whatever acts in it."""
