@@ -46,11 +46,16 @@ def open_raw(path: Path | str, **options: Any) -> apsw.Connection:
 
 
 def is_locked(path: Path | str) -> bool:
-    """Tell whether a process that was stopped has the lock of a store's file: then everybody waits for it."""
-    connection = sqlite3.connect(path, timeout=0.3, isolation_level=None)
+    """Tell whether a process that was stopped has the lock of a store's file: then everybody waits for it.
+
+    It is asked with the store's own SQLite: another one in this process would drop the locks of an app that has the
+    file open here, and the next process to close it would take itself for the last and remove the log.
+    """
+    connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(300)
     try:
         connection.execute("BEGIN IMMEDIATE")
-    except sqlite3.OperationalError:
+    except apsw.BusyError:
         return True
     finally:
         connection.close()
@@ -67,5 +72,8 @@ def stop_between_writes(path: Path | str, send_signal: Callable[[signal.Signals]
 
 
 def open_sqlite(path: Path | str, **options: Any) -> sqlite3.Connection:
-    """Open a file by the standard library. It waits for locks as well."""
+    """Open a file by the standard library. It waits for locks as well.
+
+    Never that of a store which an app has open in this process: see `is_locked`.
+    """
     return sqlite3.connect(path, timeout=DEADLINE_SECONDS, **options)
