@@ -15,10 +15,10 @@ import apsw
 
 import everstep
 from everstep.codec import Codec
-from everstep.engine import asyncio_parts
-from everstep.engine.past import load_past
-from everstep.engine.resume import replay
-from everstep.engine.workflow import DECLARED
+from everstep.engine.code import asyncio_parts
+from everstep.engine.code.recovery_point import load_past
+from everstep.engine.code.workflow import DECLARED
+from everstep.engine.run.resume import replay
 from everstep.stores.sqlite import SqliteStore
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000

@@ -26,18 +26,19 @@ from everstep.cli.group import SECTIONS
 from everstep.cli.group import main as main_command
 from everstep.effects.step import Step
 from everstep.effects.transaction import TransactionStep
-from everstep.engine.blocking_app import BlockingApp, BlockingRun, BlockingSchedule
-from everstep.engine.client import BlockingClient, Connecting
-from everstep.engine.handles import Verification
-from everstep.engine.history import Event
-from everstep.engine.inside import Child, Current
-from everstep.engine.narrowing import Part
-from everstep.engine.opening import Opening
-from everstep.engine.repairing import Repair
-from everstep.engine.requests import Request
-from everstep.engine.schedules import Scheduled
-from everstep.engine.streams import Entry, Stream
-from everstep.engine.workflow import Workflow
+from everstep.engine.app.blocking import BlockingApp, BlockingRun, BlockingSchedule
+from everstep.engine.app.client import BlockingClient, Connecting
+from everstep.engine.app.handles import Verification
+from everstep.engine.app.opening import Opening
+from everstep.engine.code.api import Child, Current
+from everstep.engine.code.budget_block import Part
+from everstep.engine.code.requests import Request
+from everstep.engine.code.streams import Stream
+from everstep.engine.code.workflow import Workflow
+from everstep.engine.history.verify import Event
+from everstep.engine.verbs.repair import Repair
+from everstep.engine.verbs.schedules import Scheduled
+from everstep.engine.verbs.streams import Entry
 from everstep.model import events, status
 from everstep.model.budgets import Left
 from everstep.stores.keys import EffectRow
@@ -108,21 +109,21 @@ VARIABLE: Final = re.compile(r"\bEVERSTEP_(?!DEMO_)[A-Z_]+\b")
 FIGURES: Final[tuple[tuple[str, str], ...]] = (
     ("effects.atomic", "PATIENCE_SECONDS"),
     ("model.contracts", "EXPENSIVE_SECONDS"),
-    ("engine.checkpoints", "OUTCOMES_MAX"),
-    ("engine.checkpoints", "KEPT_MIN"),
-    ("engine.resting", "RESTING_MAX"),
-    ("engine.driving", "THREADS_MAX"),
-    ("engine.journal", "INLINE_BYTES_MAX"),
-    ("engine.resume", "DEATHS_MAX"),
-    ("engine.streaming", "FLUSH_SECONDS"),
-    ("engine.streaming", "FLUSH_ENTRIES"),
-    ("engine.streaming", "ENTRY_BYTES_MAX"),
-    ("engine.streaming", "GATHERED_BYTES_MAX"),
-    ("engine.streaming", "ENTRIES_MAX"),
-    ("engine.streaming", "STREAMS_MAX"),
-    ("engine.notifying", "AT_ONCE_MAX"),
-    ("engine.notifying", "MOST_SECONDS"),
-    ("engine.notifying", "GIVE_UP_SECONDS"),
+    ("engine.code.checkpoints", "OUTCOMES_MAX"),
+    ("engine.code.checkpoints", "KEPT_MIN"),
+    ("engine.process.host", "RESTING_MAX"),
+    ("engine.process.host", "THREADS_MAX"),
+    ("engine.history.journal", "INLINE_BYTES_MAX"),
+    ("engine.run.resume", "DEATHS_MAX"),
+    ("engine.run.streams", "FLUSH_SECONDS"),
+    ("engine.run.streams", "FLUSH_ENTRIES"),
+    ("engine.code.streams", "ENTRY_BYTES_MAX"),
+    ("engine.run.streams", "GATHERED_BYTES_MAX"),
+    ("engine.run.streams", "ENTRIES_MAX"),
+    ("engine.run.streams", "STREAMS_MAX"),
+    ("engine.process.notify", "AT_ONCE_MAX"),
+    ("engine.process.notify", "MOST_SECONDS"),
+    ("engine.process.notify", "GIVE_UP_SECONDS"),
     ("model.schedules", "LATE_SECONDS"),
     ("model.schedules", "BACKFILL_MAX"),
 )

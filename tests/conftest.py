@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 
-from everstep.engine.workflow import DECLARED, Workflow
+from everstep.engine.code.workflow import DECLARED, Workflow
 from tests.crash.figures import FIGURES, Figures
 from tests.memory import memory_folder
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import everstep
 from everstep import step, transaction, workflow
 from everstep.effects.databases import STORE
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.errors import Misuse, RunCancelled, UnknownRun
 from tests.waiting import DEADLINE_SECONDS, wait_on_loop_until
 

@@ -10,7 +10,7 @@ from everstep import errors
 from everstep.codec import Live, register
 from everstep.effects.body import heartbeat, key
 from everstep.effects.step import step
-from everstep.engine.workflow import workflow
+from everstep.engine.code.workflow import workflow
 from everstep.errors import BudgetExceeded, Error, Evicted, Fatal, NotDone
 from everstep.model.retry import Retry
 
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from everstep.effects.charging import charge
     from everstep.effects.databases import STORE
     from everstep.effects.transaction import transaction
-    from everstep.engine.app import App
-    from everstep.engine.approvals import approval
-    from everstep.engine.client import Client, connect
-    from everstep.engine.continuing import continue_as
-    from everstep.engine.handles import Run
-    from everstep.engine.inside import (
+    from everstep.engine.app.app import App
+    from everstep.engine.app.client import Client, connect
+    from everstep.engine.app.handles import Run
+    from everstep.engine.app.opening import open, run  # noqa: A004  # everstep.open, as users type it
+    from everstep.engine.code.api import (
         checkpoint,
         current,
         expect,
@@ -40,12 +39,13 @@ if TYPE_CHECKING:
         start,
         uuid,
     )
-    from everstep.engine.narrowing import budget
-    from everstep.engine.opening import open, run  # noqa: A004  # everstep.open, as users type it
-    from everstep.engine.schedules import Schedule
-    from everstep.engine.streams import stream
-    from everstep.engine.tools import tool
-    from everstep.engine.webhooks import Webhook, verify_webhook
+    from everstep.engine.code.approvals import approval
+    from everstep.engine.code.budget_block import budget
+    from everstep.engine.code.continue_as import continue_as
+    from everstep.engine.code.streams import stream
+    from everstep.engine.code.tools import tool
+    from everstep.engine.process.webhooks import Webhook, verify_webhook
+    from everstep.engine.verbs.schedules import Schedule
     from everstep.graph.graph import Graph
     from everstep.graph.pipeline import pipeline
     from everstep.model.budgets import Budget
@@ -124,27 +124,27 @@ _INSIDE = (
     "uuid",
 )
 _LATER = {
-    "App": "everstep.engine.app",
+    "App": "everstep.engine.app.app",
     "Graph": "everstep.graph.graph",
     "Budget": "everstep.model.budgets",
     "Retention": "everstep.model.retention",
-    "Run": "everstep.engine.handles",
+    "Run": "everstep.engine.app.handles",
     "STORE": "everstep.effects.databases",
-    "Schedule": "everstep.engine.schedules",
+    "Schedule": "everstep.engine.verbs.schedules",
     **dict.fromkeys(("Done", "Unknown"), "everstep.effects.answers"),
-    **dict.fromkeys(("Client", "connect"), "everstep.engine.client"),
-    "approval": "everstep.engine.approvals",
-    "budget": "everstep.engine.narrowing",
+    **dict.fromkeys(("Client", "connect"), "everstep.engine.app.client"),
+    "approval": "everstep.engine.code.approvals",
+    "budget": "everstep.engine.code.budget_block",
     "charge": "everstep.effects.charging",
-    "continue_as": "everstep.engine.continuing",
-    "open": "everstep.engine.opening",
+    "continue_as": "everstep.engine.code.continue_as",
+    "open": "everstep.engine.app.opening",
     "pipeline": "everstep.graph.pipeline",
-    "run": "everstep.engine.opening",
-    "stream": "everstep.engine.streams",
-    "tool": "everstep.engine.tools",
+    "run": "everstep.engine.app.opening",
+    "stream": "everstep.engine.code.streams",
+    "tool": "everstep.engine.code.tools",
     "transaction": "everstep.effects.transaction",
-    **dict.fromkeys(("Webhook", "verify_webhook"), "everstep.engine.webhooks"),
-    **dict.fromkeys(_INSIDE, "everstep.engine.inside"),
+    **dict.fromkeys(("Webhook", "verify_webhook"), "everstep.engine.process.webhooks"),
+    **dict.fromkeys(_INSIDE, "everstep.engine.code.api"),
 }
 
 

@@ -2,10 +2,11 @@
 
 from everstep.codec.kinds import kind_of, private_values
 from everstep.effects.surroundings import CURRENT, Outside, call_outside_with
-from everstep.engine.calling import INLINE
-from everstep.engine.grounds import Ground, ground_of
-from everstep.engine.loop import Generators
-from everstep.engine.saved import (
+from everstep.engine.app.blocking import stream_of
+from everstep.engine.app.ground import Ground, ground_of
+from everstep.engine.code.calls import INLINE
+from everstep.engine.code.loop import Generators
+from everstep.engine.history.saved import (
     WHOLE,
     Body,
     Ref,
@@ -19,7 +20,6 @@ from everstep.engine.saved import (
     value_of_write,
     write_row,
 )
-from everstep.engine.streams import stream_of
 from everstep.model.digests import digest_of
 from everstep.stores.saved import (
     ChangeItems,

@@ -17,11 +17,11 @@ from typing import Any, Literal, TypeVar, overload
 
 from everstep import files as async_files
 from everstep.effects.witnesses import Judge, Witness
-from everstep.engine import inside
-from everstep.engine.checkpoints import KEPT_MIN, take_checkpoint
-from everstep.engine.execution import current_execution
-from everstep.engine.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
-from everstep.engine.requests import Request
+from everstep.engine.code import api
+from everstep.engine.code.checkpoints import KEPT_MIN, take_checkpoint
+from everstep.engine.code.execution import current_execution
+from everstep.engine.code.greenlets import in_greenlet, on_greenlet, wait_in_greenlet
+from everstep.engine.code.requests import Request
 from everstep.errors import Misuse
 from everstep.files import UNCHECKED, Path
 
@@ -41,7 +41,7 @@ def _wait(what: str, awaitable: Any) -> Any:
 
 def sleep(seconds: float) -> None:
     """Sleep durably: across a crash, and without a thread."""
-    _wait("sleep", inside.sleep(seconds))
+    _wait("sleep", api.sleep(seconds))
 
 
 @overload
@@ -50,7 +50,7 @@ def receive(name: str, type: type[T], *, timeout: float | None = ...) -> T: ...
 def receive(name: str, type: Any = ..., *, timeout: float | None = ...) -> Any: ...
 def receive(name: str, type: Any = Any, *, timeout: float | None = None) -> Any:
     """Wait for the next signal of this name. With `timeout=` (seconds): `TimeoutError` after it."""
-    return _wait("receive", inside.receive(name, type, timeout=timeout))
+    return _wait("receive", api.receive(name, type, timeout=timeout))
 
 
 @overload
@@ -65,7 +65,7 @@ def approval(
     what: str, arguments: object, *, answer: Any = Any, timeout: float | None = None, secret: bool = False
 ) -> Any:
     """Wait for a person's answer about just these arguments: see `everstep.approval`."""
-    from everstep.engine.approvals import approval
+    from everstep.engine.code.approvals import approval
 
     return _wait("approval", approval(what, arguments, answer=answer, timeout=timeout, secret=secret))
 
@@ -76,7 +76,7 @@ def requests(name: str, type: type[T], *, answer: Any = ...) -> Iterator[Request
 def requests(name: str, type: Any = ..., *, answer: Any = ...) -> Iterator[Request[Any]]: ...
 def requests(name: str, type: Any = Any, *, answer: Any = Any) -> Iterator[Request[Any]]:
     """Give the requests of this name, one after the other: see `everstep.requests`."""
-    asked = inside.requests(name, type, answer=answer)
+    asked = api.requests(name, type, answer=answer)
     while True:
         yield _wait("requests", asked.__anext__())
 
@@ -111,7 +111,7 @@ def checkpoint(state: T, *, every: int | None = None, keep: int = KEPT_MIN) -> T
 
 def expect(witness: Witness, *, on_drift: Literal["hold", "fail", "ignore"] | Judge = "hold") -> Any:
     """Remember a fact about the outside, and return it: see `everstep.expect`."""
-    return _wait("expect", inside.expect(witness, on_drift=on_drift))
+    return _wait("expect", api.expect(witness, on_drift=on_drift))
 
 
 class files:  # noqa: N801  # it stands for the module of the same name
@@ -148,7 +148,7 @@ class files:  # noqa: N801  # it stands for the module of the same name
 class Child:
     """A child run that a `def` workflow started."""
 
-    def __init__(self, child: inside.Child[Any]) -> None:
+    def __init__(self, child: api.Child[Any]) -> None:
         self.id = child.id
         self._child = child
 
@@ -163,4 +163,4 @@ class Child:
 
 def start(workflow: Any, *args: Any, id: str | None = None) -> Child:
     """Start a child run and go on; `child.result()` waits for it."""
-    return Child(_wait("start", inside.start(workflow, *args, id=id)))
+    return Child(_wait("start", api.start(workflow, *args, id=id)))

@@ -14,8 +14,8 @@ from everstep.effects import files as bodies
 from everstep.effects.step import Step
 from everstep.effects.surroundings import persons_line
 from everstep.effects.witnesses import FOLDER, file, file_fact
-from everstep.engine.execution import current_execution
-from everstep.engine.witnessing import change_file, release_witness, take_witness
+from everstep.engine.code.execution import current_execution
+from everstep.engine.code.witnesses import change_file, release_witness, take_witness
 from everstep.model.options import checked_path
 
 __all__ = ["append", "delete", "make_folder", "move", "write"]

@@ -21,12 +21,13 @@ from typing import Any, NoReturn
 import apsw
 
 import everstep
-from everstep.engine import closing, doubts, driving
+from everstep.engine.process import host
+from everstep.engine.run import doubts
 from everstep.testing import nursery
 from tests.chaos import mutants, stopping
 
 PROGRAM = Path(stopping.__file__)
-HASTY = ((closing, "ONCE_SECONDS", 0.3), (driving, "STOP_SECONDS", 0.3), (doubts, "FIRST_SECONDS", 0.2))
+HASTY = ((host, "ONCE_SECONDS", 0.3), (host, "STOP_SECONDS", 0.3), (doubts, "FIRST_SECONDS", 0.2))
 """Pauses of the engine that are shortened: no promise depends on how long they are."""
 
 
@@ -239,7 +240,8 @@ if __name__ == "__main__":
 
     from everstep import cli
     from everstep.cli import working  # noqa: F401
-    from everstep.engine import blocking_app, operations, whole  # noqa: F401
+    from everstep.engine.app import blocking  # noqa: F401
+    from everstep.engine.verbs import runs  # noqa: F401
     from everstep.stores import postgres, sqlite  # noqa: F401
 
     gc.collect()

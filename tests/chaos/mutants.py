@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import everstep
-from everstep.engine.doubts import Doubts
-from everstep.engine.driving import Driving
+from everstep.engine.process.host import Driving
+from everstep.engine.run.doubts import Doubts
 from everstep.stores.sqlite.liveness import LiveLocks
 from tests.chaos import stopping
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from everstep.cli import main
-from everstep.engine.workflow import DECLARED
+from everstep.engine.code.workflow import DECLARED
 from tests import forked
 from tests.forked import Program
 from tests.waiting import open_sqlite, stop_between_writes

@@ -3,7 +3,7 @@
 import os
 import socket
 
-from everstep.engine.about import About, Trouble
+from everstep.engine.process.worker_row import About, Trouble
 from everstep.stores.opening import open_store
 from everstep.stores.sqlite import SqliteStore
 from tests.cli.conftest import Folder

@@ -8,8 +8,7 @@ from typing import Any
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.committer import Committer
-from everstep.engine.halves import Halves
+from everstep.engine.process.committer import Committer, Halves
 
 RUNS, STEPS = 96, 6
 FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else Path()

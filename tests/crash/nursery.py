@@ -79,10 +79,9 @@ if __name__ == "__main__":
 
     import everstep.stores.sqlite.guard
     import everstep.stores.sqlite.marked  # noqa: F401
-    from everstep.engine.parts import load_all
+    from everstep.engine.app import blocking, opening  # noqa: F401
     from everstep.model import crash_points
 
-    load_all()
     # Known ahead: a child that looked at all modules would make a copy of much of its memory.
     unarmed = crash_points.crash_point
     passing = [one for one in sys.modules.values() if getattr(one, "crash_point", None) is unarmed]

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from everstep.engine.history import load_verified
-from everstep.engine.past import damaged_checkpoints
+from everstep.engine.code.recovery_point import damaged_checkpoints
+from everstep.engine.history.verify import load_verified
 from everstep.errors import StoreUnusable
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.ledger import Ledger

@@ -16,8 +16,8 @@ import pytest
 
 import everstep
 from everstep import STORE, step, transaction, workflow
-from everstep.engine.app import App
-from everstep.engine.history import load_verified
+from everstep.engine.app.app import App
+from everstep.engine.history.verify import load_verified
 from everstep.stores.protocol import RunFilter, RunRow
 from everstep.stores.sqlite import SqliteStore
 from tests.crash.figures import FIGURES

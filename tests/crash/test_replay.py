@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from everstep.codec import Codec
-from everstep.engine.history import load_verified
-from everstep.engine.resume import replay
-from everstep.engine.workflow import DECLARED
+from everstep.engine.code.workflow import DECLARED
+from everstep.engine.history.verify import load_verified
+from everstep.engine.run.resume import replay
 from everstep.stores.protocol import RunFilter
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.ledger import Ledger

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.model.chains import ChainKeys, chain_keys
 from tests.engine.resume_helpers import Machine
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import everstep
 from everstep import Done, NotDone, Retry, step, workflow
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.ledger import apply
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from everstep import step, workflow
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.stores.opening import open_store
 
 LEASE_SECONDS = 4.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import everstep
 from everstep import Done, NotDone, step, workflow
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from tests.engine.resume_helpers import Machine
 
 APPLIED: list[tuple[str, str]] = []

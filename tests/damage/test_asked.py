@@ -7,7 +7,7 @@ import pytest
 
 import everstep
 from everstep import workflow
-from everstep.engine.past import verify_whole
+from everstep.engine.code.recovery_point import verify_whole
 from everstep.errors import Damaged
 from everstep.model.events import BODIES
 from tests.damage.subject import bits_of, flip

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import everstep
 from everstep import step, workflow
 from everstep.cli import main
-from everstep.engine.history import load_verified
+from everstep.engine.history.verify import load_verified
 from everstep.errors import ChainKeyMissing, Damaged, Misuse, RunHeld
 from everstep.model.chains import chain_keys
 from everstep.model.digests import chain_next, chain_start

@@ -7,8 +7,8 @@ import pytest
 
 import everstep
 from everstep import STORE, step, workflow
-from everstep.engine.journal import packed, unpacked
-from everstep.engine.past import load_past
+from everstep.engine.code.recovery_point import load_past
+from everstep.engine.history.journal import packed, unpacked
 from everstep.errors import ChainKeyMissing, Damaged
 from everstep.model.chains import ChainKeys, chain_keys
 from everstep.model.digests import checkpoint_digest

@@ -13,9 +13,9 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.app import App
-from everstep.engine.past import verify_whole
-from everstep.engine.streams import entries_now
+from everstep.engine.app.app import App
+from everstep.engine.code.recovery_point import verify_whole
+from everstep.engine.verbs.streams import entries_now
 from everstep.errors import ChainKeyMissing, Damaged
 from everstep.model.digests import entry_digest, stream_start
 from everstep.stores.beside import ENTRY_COLUMNS

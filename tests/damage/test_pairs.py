@@ -16,8 +16,8 @@ import pytest
 
 import everstep
 from everstep import Done, NotDone, Retry, step, transaction, workflow
-from everstep.engine.app import App
-from everstep.engine.restoring import mark_restored
+from everstep.engine.app.app import App
+from everstep.engine.history.restored import mark_restored
 from everstep.errors import CompensationBegun, CrossesOnce, RunActive
 from everstep.model.status import ENDED
 from everstep.stores.protocol import HoldRow, RunFilter

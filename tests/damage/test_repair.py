@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.errors import Damaged, HoldConflict, RunActive, RunHeld
 from everstep.stores.protocol import Post
 from everstep.stores.sqlite import SqliteStore

@@ -7,8 +7,8 @@ import pytest
 
 import everstep
 from everstep import Done, NotDone, Retry, step, workflow
-from everstep.engine.app import App
-from everstep.engine.restoring import mark_restored
+from everstep.engine.app.app import App
+from everstep.engine.history.restored import mark_restored
 from everstep.errors import CrossesOnce, Misuse, Uncompensated
 from tests.damage.shop import APPLIED, ASKED, counts, forget
 from tests.engine.resume_helpers import Machine, scenario

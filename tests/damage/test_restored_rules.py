@@ -7,7 +7,7 @@ import pytest
 
 import everstep
 from everstep import Done, NotDone, Retry, Unknown, step, workflow
-from everstep.engine.restoring import mark_restored
+from everstep.engine.history.restored import mark_restored
 from everstep.errors import Misuse, RunHeld
 from tests.damage import shop
 from tests.damage.shop import APPLIED, ASKED, counts

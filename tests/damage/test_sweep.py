@@ -14,10 +14,10 @@ import pytest
 
 from everstep.cli.verifying import every_run, strays, verification
 from everstep.codec import Codec
-from everstep.engine.app import App
-from everstep.engine.history import load_verified, verify_payloads
-from everstep.engine.resume import replay
-from everstep.engine.workflow import DECLARED
+from everstep.engine.app.app import App
+from everstep.engine.code.workflow import DECLARED
+from everstep.engine.history.verify import load_verified, verify_payloads
+from everstep.engine.run.resume import replay
 from everstep.errors import Damaged, RunCancelled, UnknownRun
 from everstep.stores.protocol import RunRow, Store
 from tests.damage.subject import (

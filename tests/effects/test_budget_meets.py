@@ -8,9 +8,9 @@ import pytest
 
 import everstep
 from everstep import STORE, Budget, BudgetExceeded, Done, NotDone, step, transaction, workflow
-from everstep.engine.checkpoints import decode_part
-from everstep.engine.journal import unpacked
-from everstep.engine.restoring import mark_restored
+from everstep.engine.code.checkpoints import decode_part
+from everstep.engine.history.journal import unpacked
+from everstep.engine.history.restored import mark_restored
 from everstep.errors import Misuse, RunCancelled, RunHeld, StoreError
 from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import RunFilter

@@ -13,9 +13,9 @@ import pytest
 import everstep
 from everstep import Budget, BudgetExceeded, Retry, step, workflow
 from everstep.codec import Codec
-from everstep.engine.history import load_verified
-from everstep.engine.resume import replay
-from everstep.engine.workflow import DECLARED
+from everstep.engine.code.workflow import DECLARED
+from everstep.engine.history.verify import load_verified
+from everstep.engine.run.resume import replay
 from everstep.model.accounts import Accounts, accounts_of
 from everstep.testing.checker import check, export_histories
 from tests.effects.spending import charged_in

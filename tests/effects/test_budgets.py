@@ -12,7 +12,7 @@ import pytest
 
 import everstep
 from everstep import Budget, BudgetExceeded, NotDone, Retry, step, workflow
-from everstep.engine.budgets import Budgets
+from everstep.engine.run.budget import Budgets
 from everstep.errors import Misuse, RunCancelled, RunHeld
 from everstep.model.budgets import microdollars, nanodollars
 from everstep.model.events import decode_body

@@ -345,7 +345,7 @@ def test_the_command_line_refuses_with_the_list_and_goes_on_when_told(tmp_path: 
 
 def test_the_checker_finds_a_retry_that_forgets_a_payment(tmp_path: Any) -> None:
     """The rule of the checker sees what the refusal prevents."""
-    from everstep.engine import operations
+    from everstep.engine.verbs import runs
     from everstep.stores.sqlite import SqliteStore
 
     BROKEN.add("a")
@@ -357,7 +357,7 @@ def test_the_checker_finds_a_retry_that_forgets_a_payment(tmp_path: Any) -> None
     async def careless() -> None:
         async with everstep.open(url) as app:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(operations, "crossed_by", lambda *args: [])
+                patch.setattr(runs, "crossed_by", lambda *args: [])
                 await app.retry("r")
             await app.get("r").result(timeout=60)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from everstep.effects.witnesses import file_fact
-from everstep.engine.drift import readable_difference
+from everstep.engine.run.drift import readable_difference
 
 
 def folder(**files: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import pytest
 import everstep
 from everstep import files, workflow
 from everstep.effects import folders
-from everstep.engine.bodies import Attempt
+from everstep.engine.run.bodies import Attempt
 from everstep.errors import RunHeld
 from everstep.model.events import decode_body
 from everstep.stores.opening import open_store

@@ -9,7 +9,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.errors import KeyConflict, RunHeld, StoreError, StoreFull
 from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import Append, Claim, Operation, Post

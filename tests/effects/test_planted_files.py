@@ -11,7 +11,7 @@ import pytest
 
 import everstep
 from everstep import files, workflow
-from everstep.engine import exporting
+from everstep.engine.verbs import export_file
 from everstep.errors import FileChanged, Misuse
 from everstep.model import own_files
 from everstep.testing import save_history
@@ -110,13 +110,13 @@ def test_what_a_killed_export_left_is_replaced(monkeypatch: pytest.MonkeyPatch) 
 def test_a_name_that_is_taken_at_the_last_moment_is_not_overwritten(
     plant: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end = exporting.Writing.end
+    end = export_file.Writing.end
 
-    def end_and_lose(writing: exporting.Writing) -> None:
+    def end_and_lose(writing: export_file.Writing) -> None:
         end(writing)
         plant("runs.jsonl")
 
-    monkeypatch.setattr(exporting.Writing, "end", end_and_lose)
+    monkeypatch.setattr(export_file.Writing, "end", end_and_lose)
     part = part_names(monkeypatch)
     with pytest.raises(Misuse, match="The export is complete"):
         export()

@@ -7,8 +7,9 @@ import pytest
 
 import everstep
 from everstep import Done, NotDone, Retry, step, workflow
-from everstep.engine import loop, operations
-from everstep.engine.app import App
+from everstep.engine.app.app import App
+from everstep.engine.code import loop
+from everstep.engine.verbs import runs
 from everstep.errors import (
     CompensationBegun,
     Damaged,
@@ -180,7 +181,7 @@ async def test_a_run_that_nobody_drives_is_rolled_back_when_somebody_takes_it_up
     await GATES["Wien"].reached.wait()
     await machine.kill(first)
     stranger = await machine.boot()
-    await operations.rollback(stranger, "r", "", by="", uncompensated=False)
+    await runs.rollback(stranger, "r", "", by="", uncompensated=False)
     app = await machine.worker()
     await rolled_back(machine, app)
     assert notes() == [*BOOKED, "look Wien", *UNBOOKED]
@@ -750,7 +751,7 @@ async def test_a_cancel_now_does_not_swallow_a_rollback_that_waits_in_the_inbox(
     await machine.until_status("r", "waiting")
     await machine.kill(first)
     stranger = await machine.boot()
-    await operations.rollback(stranger, "r", "", by="", uncompensated=False)
+    await runs.rollback(stranger, "r", "", by="", uncompensated=False)
     await stranger.cancel("r", now=True)
     assert machine.status("r") == "waiting"
     app = await machine.worker()

@@ -6,7 +6,7 @@ import pytest
 
 import everstep
 from everstep import STORE, NotDone, step, transaction, workflow
-from everstep.engine.restoring import mark_restored
+from everstep.engine.history.restored import mark_restored
 from everstep.errors import Misuse, RunCancelled, RunHeld, Uncompensated
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine, scenario

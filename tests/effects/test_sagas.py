@@ -8,8 +8,8 @@ import pytest
 
 import everstep
 from everstep import Done, Fatal, Live, NotDone, Retry, step, workflow
-from everstep.engine import attempts
-from everstep.engine.app import App
+from everstep.engine.app.app import App
+from everstep.engine.run import attempts
 from everstep.errors import CompensationBegun, HoldConflict, Misuse, RunCancelled, RunHeld, RunTimedOut, StoreError
 from everstep.model import events as ev
 from everstep.stores.memory import MemoryStore

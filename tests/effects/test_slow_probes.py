@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from everstep import Done, NotDone, step, workflow
-from everstep.engine.doubts import question_seconds
+from everstep.engine.run.doubts import question_seconds
 from everstep.errors import RunHeld
 from tests.engine.resume_helpers import Machine, scenario
 

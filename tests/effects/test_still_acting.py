@@ -20,7 +20,7 @@ import pytest
 
 import everstep
 from everstep import Done, Fatal, NotDone, Retry, step, workflow
-from everstep.engine import closing, driving
+from everstep.engine.process import host
 from everstep.stores import processes
 from everstep.stores.sqlite import SqliteStore
 from tests.engine.resume_helpers import PATIENCE_SECONDS, Machine, scenario
@@ -125,8 +125,8 @@ class Bank:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let apps close without waiting for bodies."""
-    monkeypatch.setattr(closing, "ONCE_SECONDS", 0.0)
-    monkeypatch.setattr(driving, "STOP_SECONDS", 0.05)
+    monkeypatch.setattr(host, "ONCE_SECONDS", 0.0)
+    monkeypatch.setattr(host, "STOP_SECONDS", 0.05)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "def"])
@@ -513,7 +513,7 @@ OTHER = """
 import asyncio, pathlib, sys, threading, time
 import everstep
 from everstep import Done, NotDone, step, workflow
-from everstep.engine import closing, driving
+from everstep.engine.process import host, host
 folder = pathlib.Path(sys.argv[1])
 
 def send() -> str:
@@ -547,7 +547,7 @@ async def main() -> None:
     await asyncio.to_thread(sys.stdin.readline)
 
 if __name__ == "__main__":  # not in the test, which imports this as well
-    closing.ONCE_SECONDS, driving.STOP_SECONDS = 0.0, 0.05
+    host.ONCE_SECONDS, host.STOP_SECONDS = 0.0, 0.05
     asyncio.run(main())
 """
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import everstep
 from everstep import Fatal, step, workflow
 from everstep.cli import main
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.errors import KeyConflict, RunCancelled, RunHeld
 from everstep.stores.protocol import Append, Operation
 from everstep.testing.checker import check, export_histories

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 
 from everstep.codec import Codec
-from everstep.engine.past import Past, load_past
-from everstep.engine.replayed import Replayed
-from everstep.engine.resume import replay
-from everstep.engine.workflow import Workflow
+from everstep.engine.code.recovery_point import Past, load_past
+from everstep.engine.code.replay import Replayed
+from everstep.engine.code.workflow import Workflow
+from everstep.engine.run.resume import replay
 from everstep.model.accounts import Accounts
 from everstep.model.events import EventRow
 from everstep.stores.memory import MemoryStore

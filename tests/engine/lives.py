@@ -8,11 +8,10 @@ import msgspec
 
 import everstep
 from everstep import step
-from everstep.engine.agreement import published_by
-from everstep.engine.app import App
-from everstep.engine.handles import Run
-from everstep.engine.history import Recorded
-from everstep.engine.journal import restore_payload
+from everstep.engine.app.app import App
+from everstep.engine.app.handles import Run
+from everstep.engine.history.journal import restore_payload
+from everstep.engine.history.verify import Recorded, published_by
 from everstep.model.accounts import standing_at
 from everstep.model.events import EventRow, decode_body
 from everstep.stores.memory import MemoryStore

@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
-from everstep.engine.app import App
-from everstep.engine.history import load_verified
-from everstep.engine.replayed import Replayed
-from everstep.engine.resume import replay
-from everstep.engine.workflow import DECLARED, Workflow
+from everstep.engine.app.app import App
+from everstep.engine.code.replay import Replayed
+from everstep.engine.code.workflow import DECLARED, Workflow
+from everstep.engine.history.verify import load_verified
+from everstep.engine.run.resume import replay
 from everstep.model.events import EventRow, decode_body
 from everstep.stores.protocol import HoldRow, RunRow, Store
 from everstep.stores.sqlite import SqliteStore

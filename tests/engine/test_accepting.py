@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import everstep
 from everstep import step, workflow
 from everstep.cli import main
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.errors import HoldConflict
 from everstep.stores.protocol import HoldRow
 from tests.engine.resume_helpers import Machine, scenario

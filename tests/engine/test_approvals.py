@@ -10,7 +10,7 @@ import pytest
 
 import everstep
 from everstep import blocking, step, workflow
-from everstep.engine.approving import Approval
+from everstep.engine.verbs.approve import Approval
 from everstep.errors import ApprovalConflict, Misuse, RunEnded, UnknownRun
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Machine, scenario

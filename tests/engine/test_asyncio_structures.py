@@ -12,7 +12,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.stores.memory import MemoryStore
 from everstep.testing.clock import FakeClock
 from tests.engine.lives import RUN, add, echo, fail, hang, play, prove, prove_life, settle

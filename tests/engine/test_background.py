@@ -12,18 +12,17 @@ import pytest
 
 import everstep
 from everstep import Retention, Webhook, step, workflow
-from everstep.engine import webhooks
-from everstep.engine.driving import Driving
-from everstep.engine.limits import Limits
-from everstep.engine.notifying import Notifier
-from everstep.engine.presence import Presence
-from everstep.engine.pump import Pump
-from everstep.engine.queueing import Queueing
-from everstep.engine.resting import Resting
-from everstep.engine.retaining import Collector
-from everstep.engine.scheduling import Scheduler
-from everstep.engine.watchers import Watchers
-from everstep.engine.webhooks import Answer
+from everstep.engine.process import webhooks
+from everstep.engine.process.host import Driving, Resting
+from everstep.engine.process.limits import Limits
+from everstep.engine.process.notify import Notifier
+from everstep.engine.process.presence import Presence
+from everstep.engine.process.pump import Pump
+from everstep.engine.process.queues import Queueing
+from everstep.engine.process.retention import Collector
+from everstep.engine.process.schedules import Scheduler
+from everstep.engine.process.watchers import Watchers
+from everstep.engine.process.webhooks import Answer
 from everstep.errors import StoreError
 from everstep.stores.protocol import Operation, RunFilter, StartRun
 from everstep.testing.faulty_store import FaultyStore

@@ -8,7 +8,7 @@ import everstep
 from everstep import Live, step, workflow
 from everstep.cli.timeline import timeline_of
 from everstep.effects import saga as declared
-from everstep.engine.history import verify_now
+from everstep.engine.history.verify import verify_now
 from everstep.errors import CompensationBegun, Misuse, RunCancelled
 from everstep.model.carried import undoing_entropy
 from everstep.model.digests import step_key

@@ -12,7 +12,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.past import load_past
+from everstep.engine.code.recovery_point import load_past
 from everstep.errors import Damaged
 from everstep.model.digests import chain_next, chain_start, checkpoint_digest
 from everstep.model.events import EventRow

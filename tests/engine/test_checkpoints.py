@@ -8,12 +8,12 @@ import pytest
 
 import everstep
 from everstep import blocking, step, witness, workflow
-from everstep.engine import checkpoints
-from everstep.engine.app import App
-from everstep.engine.execution import Execution
-from everstep.engine.history import load_verified
-from everstep.engine.past import damaged_checkpoints
-from everstep.engine.replayed import Replayed
+from everstep.engine.app.app import App
+from everstep.engine.code import checkpoints
+from everstep.engine.code.execution import Execution
+from everstep.engine.code.recovery_point import damaged_checkpoints
+from everstep.engine.code.replay import Replayed
+from everstep.engine.history.verify import load_verified
 from everstep.errors import Misuse, NotEncodable, RunCancelled, RunTimedOut, StepError
 from everstep.model.events import CancelRequested, SignalReceived, StepCompleted, encode_body
 from everstep.stores.protocol import Post

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import everstep
 from everstep import Budget, BudgetExceeded, Retry, step, witness, workflow
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.model.events import decode_body
 from everstep.testing.clock import FakeClock
 from tests.engine.checkpoint_helpers import KeepingStore, compare_replays, cut_with_checkpoints, recovered

@@ -16,9 +16,9 @@ import pytest
 
 import everstep
 from everstep import Retention, step, workflow
-from everstep.engine.app import App
-from everstep.engine.clock import Alarms, StoreClock
-from everstep.engine.leases import outwait
+from everstep.engine.app.app import App
+from everstep.engine.history.clock import Alarms, StoreClock
+from everstep.engine.process.leases import outwait
 from everstep.stores import ticks as kernel
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Store
@@ -273,7 +273,7 @@ def test_a_command_does_not_wait_for_a_worker_whose_lease_lasts_or_is_renewed(mo
     store.register_worker("alive", 1, "host", 2 * DAY, (), b'{"lease":1.0}')
     assert not outwait(store, quick_clock(store), "alive")
     assert store.renew("alive", HOUR)  # its clock is far behind
-    monkeypatch.setattr("everstep.engine.leases.time.sleep", lambda _: store.renew("alive", HOUR))
+    monkeypatch.setattr("everstep.engine.process.leases.time.sleep", lambda _: store.renew("alive", HOUR))
     assert not outwait(store, quick_clock(store), "alive")
     assert [row.has_lease for row in store.workers()] == [True]
 

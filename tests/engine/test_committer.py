@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from everstep.engine import committer as module
-from everstep.engine.committer import HALF_MIN, Committer
-from everstep.engine.halves import PERIOD, TRIED, Halves
+from everstep.engine.process import committer as module
+from everstep.engine.process.committer import HALF_MIN, PERIOD, TRIED, Committer, Halves
 from everstep.errors import StoreError, StoreFull
 from everstep.stores.protocol import Accepted, Append, Failed, Operation, Refused, RowChange, Verdict
 

@@ -8,7 +8,7 @@ import pytest
 import everstep
 from everstep import step, witness, workflow
 from everstep.cli.verifying import verification
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.errors import IdConflict, Misuse, RunCancelled, RunTimedOut
 from everstep.model.events import CancelRequested, encode_body
 from everstep.stores.protocol import Post

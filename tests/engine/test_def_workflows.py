@@ -10,7 +10,7 @@ import pytest
 
 import everstep
 from everstep import blocking, step, workflow
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.errors import Misuse
 from everstep.stores.memory import MemoryStore
 from everstep.testing.clock import FakeClock

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import everstep
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.errors import BeingDeleted, CrossesOnce, IdConflict, RunActive, RunCancelled, Uncompensated, UnknownRun
 from everstep.stores.moving import ClaimFamily
 from everstep.stores.protocol import Accepted, Append, Claim, Claimed, RowChange, StartRun

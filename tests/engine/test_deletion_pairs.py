@@ -13,7 +13,7 @@ import pytest
 
 import everstep
 from everstep import workflow
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.errors import CrossesOnce, RunCancelled, Uncompensated
 from everstep.testing.clock import FakeClock
 from tests.engine.deletion_helpers import BROKEN, DAY, PAID, check, ended, job, passes, pay, pay_invoice

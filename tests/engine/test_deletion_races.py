@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import everstep
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from tests.engine.deletion_helpers import BROKEN, PAID, asking, ended, having, job
 from tests.forked import Program
 from tests.postgres.server import server

@@ -213,9 +213,9 @@ async def test_a_retry_survives_a_crash_at_once_after_it(machine: Machine) -> No
     with pytest.raises(ValueError, match="summarise"):
         await app.run(three_steps, id="r")
     BROKEN.clear()
-    from everstep.engine import operations
+    from everstep.engine.verbs import runs
 
-    await operations.retry(app, "r", "ann")
+    await runs.retry(app, "r", "ann")
     await machine.kill(app)
     assert machine.status("r") == "queued"
     await machine.worker()

@@ -7,7 +7,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.past import verify_whole
+from everstep.engine.code.recovery_point import verify_whole
 from everstep.errors import Misuse, RunEnded
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Machine, scenario

@@ -11,7 +11,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.first_turns import FirstTurns, take_first_turn
+from everstep.engine.run.eager_start import FirstTurns, take_first_turn
 from tests.waiting import DEADLINE_SECONDS
 
 Traced = Callable[[list[Any], "asyncio.Future[Any]"], Awaitable[None]]

@@ -7,8 +7,8 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.fork_points import refuse_effects
-from everstep.engine.history import Recorded, verify_now
+from everstep.engine.history.verify import Recorded, verify_now
+from everstep.engine.verbs.fork import refuse_effects
 from everstep.errors import CrossesOnce, IdConflict, Misuse, Uncompensated, UnknownRun
 from everstep.model.events import RunRestored, decode_body
 from everstep.stores.protocol import RunFilter

@@ -27,7 +27,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.guard import Silence
+from everstep.engine.code.guard import Silence
 from everstep.errors import OutsideInWorkflow
 from tests.engine.lives import add, echo, prove, prove_life
 

@@ -9,7 +9,7 @@ import pytest
 
 import everstep
 from everstep import Fatal, Retry, step, workflow
-from everstep.engine.holding import CONSEQUENCES
+from everstep.engine.run.holds import CONSEQUENCES
 from everstep.errors import Damaged, HoldConflict, RunCancelled, RunEnded, RunHeld, UnknownRun
 from everstep.stores.protocol import HoldRow
 from tests.engine.resume_helpers import Gate, Machine, Program, scenario
@@ -320,7 +320,7 @@ async def test_skipping_fits_in_beside_an_outcome_that_the_code_had_not_seen(mac
         return [first[:5], second]
 
     app = await machine.boot()
-    deliver = everstep.engine.driver.Driver.deliver  # type: ignore[attr-defined]
+    deliver = everstep.engine.run.driver.Driver.deliver  # type: ignore[attr-defined]
     done: list[bool] = []
 
     def deliver_and_hold(self: Any, kind: str, step: str, body: Any, *, expensive: bool = False) -> None:
@@ -328,7 +328,7 @@ async def test_skipping_fits_in_beside_an_outcome_that_the_code_had_not_seen(mac
         if expensive and not done:
             done.append(True)
             call = next(call for call in self.execution.steps.values() if call.step == "flaky")
-            self.put_on_hold(everstep.engine.holding.exhausted_report(call, 2, OSError("down")))  # type: ignore[attr-defined]
+            self.put_on_hold(everstep.engine.run.holds.exhausted_report(call, 2, OSError("down")))  # type: ignore[attr-defined]
 
     @step(name="flaky")
     async def hanging(name: str) -> str:
@@ -336,7 +336,7 @@ async def test_skipping_fits_in_beside_an_outcome_that_the_code_had_not_seen(mac
         return name
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(everstep.engine.driver.Driver, "deliver", deliver_and_hold)  # type: ignore[attr-defined]
+        patch.setattr(everstep.engine.run.driver.Driver, "deliver", deliver_and_hold)  # type: ignore[attr-defined]
         patch.setitem(globals(), "flaky", hanging)
         run = await app.start(flow, id="r")
         with pytest.raises(RunHeld, match="exhausted"):

@@ -7,7 +7,7 @@ import pytest
 import everstep
 from everstep import workflow
 from everstep.codec import Codec, meaning_digest
-from everstep.engine import approvals
+from everstep.engine.code import approvals
 from everstep.errors import ApprovalConflict, IdConflict
 from everstep.model.digests import digest_of
 from tests.engine.resume_helpers import Machine, scenario

@@ -8,8 +8,8 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine import pump
-from everstep.engine.app import App
+from everstep.engine.app.app import App
+from everstep.engine.process import pump
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Claimed, ClaimedPast, Operation, Post, Verdict
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from everstep.engine.committer import HALF_MIN, Committer
-from everstep.engine.first_turns import FirstTurns
-from everstep.engine.threads import Threads
+from everstep.engine.process.committer import HALF_MIN, Committer
+from everstep.engine.run.eager_start import FirstTurns
+from everstep.engine.run.threads import Threads
 from everstep.errors import StoreError
 from everstep.stores.brief import Busy
 from everstep.stores.protocol import Accepted, Append, Operation, Release, RowChange, Verdict

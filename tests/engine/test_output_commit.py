@@ -11,8 +11,8 @@ import pytest
 
 import everstep
 from everstep import Retry, step, workflow
-from everstep.engine import attempts as attempts_module
-from everstep.engine.app import App
+from everstep.engine.app.app import App
+from everstep.engine.run import attempts as attempts_module
 from everstep.stores.memory import MemoryStore
 from everstep.stores.opening import open_store
 from everstep.stores.protocol import Operation, Verdict

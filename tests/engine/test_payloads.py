@@ -2,7 +2,7 @@
 
 import random
 
-from everstep.engine.journal import UNSAMPLED, Journal, restore_payload
+from everstep.engine.history.journal import UNSAMPLED, Journal, restore_payload
 
 SAME = b'"' + b"the same words again " * 1_000 + b'"'
 

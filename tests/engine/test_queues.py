@@ -9,8 +9,8 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.app import App
-from everstep.engine.handles import Run
+from everstep.engine.app.app import App
+from everstep.engine.app.handles import Run
 from everstep.errors import Misuse, RunCancelled
 from tests.engine.resume_helpers import Machine, scenario
 

@@ -8,7 +8,7 @@ import pytest
 
 import everstep
 from everstep import Retry, step, workflow
-from everstep.engine.workflow import DECLARED
+from everstep.engine.code.workflow import DECLARED
 from everstep.errors import RunCancelled, RunEnded, StoreFailed
 from everstep.stores.protocol import RunFilter, StartRun
 from everstep.testing.faulty_store import FaultyStore

@@ -12,8 +12,8 @@ import pytest
 import everstep
 from everstep import step, workflow
 from everstep.cli import main
-from everstep.engine.app import App
-from everstep.engine.blocking_app import BlockingApp
+from everstep.engine.app.app import App
+from everstep.engine.app.blocking import BlockingApp
 from everstep.stores.protocol import Store
 from everstep.stores.sqlite import SqliteStore
 from everstep.testing.checker import check, export_histories

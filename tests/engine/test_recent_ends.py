@@ -5,8 +5,8 @@ import tracemalloc
 import msgspec
 import pytest
 
-from everstep.engine import children
-from everstep.engine.children import ChildEnd, RecentEnds
+from everstep.engine.run import children
+from everstep.engine.run.children import ChildEnd, RecentEnds
 
 
 def test_ends_of_children_with_large_outcomes_take_next_to_no_memory() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine import driver, driving, pump
-from everstep.engine.app import App
+from everstep.engine.app.app import App
+from everstep.engine.process import host, pump
+from everstep.engine.run import driver
 from everstep.errors import StoreError, StoreFailed, StoreFull
 from everstep.stores.protocol import Append, Claim, Post, Release, StartRun, Store
 from everstep.testing.faulty_store import METHODS, FaultyStore
@@ -30,7 +31,7 @@ def nothing_yet() -> None:
 @pytest.fixture(autouse=True)
 def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that failed is asked again sooner than users would."""
-    for module in (driver, driving):
+    for module in (driver, host):
         monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 0.05)
     monkeypatch.setattr(pump, "SWEEP_SECONDS", 0.05)
 

@@ -8,8 +8,8 @@ import pytest
 
 import everstep
 from everstep import NotDone, Retry, step, workflow
-from everstep.engine.execution import Execution
-from everstep.engine.receiving import Receiving
+from everstep.engine.code.execution import Execution
+from everstep.engine.code.signals import Receiving
 from everstep.errors import StoreFull
 from everstep.stores.protocol import Append
 from everstep.stores.queues import TakeSlot

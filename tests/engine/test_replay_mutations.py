@@ -11,7 +11,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from tests.engine.resume_helpers import Machine, scenario
 
 RUN = "order-1"

@@ -9,7 +9,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.errors import HoldConflict, IdConflict, RunActive, RunCancelled, RunEnded, RunHeld
 from everstep.model.status import STATUSES
 from tests.engine.resume_helpers import Machine, scenario
@@ -306,7 +306,7 @@ async def test_other_arguments_are_refused_in_every_status(machine: Machine, sta
             with pytest.raises(IdConflict):
                 await app.start(changed, 1, id="r", on_existing=policy)  # type: ignore[arg-type]
     finally:
-        from everstep.engine.workflow import DECLARED
+        from everstep.engine.code.workflow import DECLARED
 
         DECLARED.add(subject)  # type: ignore[arg-type]
     assert machine.status("r") == status

@@ -10,8 +10,8 @@ import pytest
 
 import everstep
 from everstep import Retention, step, workflow
-from everstep.engine import collecting
-from everstep.engine.app import App
+from everstep.engine.app.app import App
+from everstep.engine.process import retention
 from everstep.errors import Misuse, UnknownRun
 from everstep.testing.clock import FakeClock
 
@@ -231,7 +231,7 @@ def test_a_deletion_yields_to_others_and_takes_few_rows_at_a_time(tmp_path: Path
             done = await app.gc(older_than=0)
             assert len(done.runs) == 100
             assert 5 < len([weight for weight in weights if weight]) < 60  # shared, and yet not all at once
-            assert max(weights) <= collecting.PART
+            assert max(weights) <= retention.PART
 
     asyncio.run(main())
 

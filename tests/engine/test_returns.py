@@ -7,7 +7,7 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.grounds import Ground
+from everstep.engine.app.ground import Ground
 from everstep.errors import Misuse, StoreError, StoreFull
 from everstep.stores.protocol import Release
 from everstep.stores.saved import FreeThread

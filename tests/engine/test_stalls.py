@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from everstep import step, workflow
-from everstep.engine.app import App
-from everstep.engine.stalls import LOOP, NAMED_AFTER, Stalls
+from everstep.engine.app.app import App
+from everstep.engine.process.stalls import LOOP, NAMED_AFTER, Stalls
 from everstep.stores.memory import MemoryStore
 
 NAMED: threading.Event = threading.Event()

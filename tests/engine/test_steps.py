@@ -13,7 +13,7 @@ import pytest
 
 import everstep
 from everstep import Fatal, Live, NotDone, Retry, step, workflow
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.errors import Misuse, NotEncodable, RunHeld, StepError, StepTimedOut
 from everstep.model.events import decode_body
 from everstep.stores.memory import MemoryStore

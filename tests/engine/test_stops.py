@@ -9,7 +9,7 @@ import pytest
 
 import everstep
 from everstep import Done, Graph, NotDone, Retry, step, transaction, witness, workflow
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.errors import RunHeld, StoreFull
 from everstep.stores.brief import refuse_when_brief
 from everstep.stores.protocol import Release

@@ -10,8 +10,10 @@ import pytest
 
 import everstep
 from everstep import Retry, step, workflow
-from everstep.engine import streaming
-from everstep.engine.streams import HISTORY_POSITIONS, Entry, entries_now
+from everstep.engine.code.streams import ENTRY_BYTES_MAX
+from everstep.engine.history.streams import HISTORY_POSITIONS
+from everstep.engine.run import streams
+from everstep.engine.verbs.streams import Entry, entries_now
 from everstep.errors import Misuse, NotEncodable, StreamLimit, UnknownRun
 from everstep.stores.protocol import Append, Operation, Verdict
 from everstep.testing.checker import check, export_histories
@@ -314,7 +316,7 @@ async def test_limits_are_errors_that_say_what_to_do(machine: Machine) -> None:
 
     @step
     async def body() -> None:
-        wrong("x" * streaming.ENTRY_BYTES_MAX)
+        wrong("x" * ENTRY_BYTES_MAX)
         wrong(object())
         everstep.stream("tokens").append("fine")
         wrong("one more")
@@ -323,15 +325,15 @@ async def test_limits_are_errors_that_say_what_to_do(machine: Machine) -> None:
 
     @workflow
     async def flow() -> list[str]:
-        wrong("x" * streaming.ENTRY_BYTES_MAX)
+        wrong("x" * ENTRY_BYTES_MAX)
         wrong("a", "no name")
         await body()
         return told
 
     app = await machine.boot()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "ENTRIES_MAX", 1)
-        patch.setattr(streaming, "STREAMS_MAX", 3)
+        patch.setattr(streams, "ENTRIES_MAX", 1)
+        patch.setattr(streams, "STREAMS_MAX", 3)
         run = await app.start(flow, id="r")
         await run.result()
     assert [line.split(":")[0] for line in told] == [
@@ -362,8 +364,8 @@ async def test_a_body_that_is_quicker_than_the_disk_gets_an_error(machine: Machi
 
     app = await machine.boot()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streaming, "GATHERED_BYTES_MAX", 1_000_000)
-        patch.setattr(streaming, "FLUSH_ENTRIES", 10_000)
+        patch.setattr(streams, "GATHERED_BYTES_MAX", 1_000_000)
+        patch.setattr(streams, "FLUSH_ENTRIES", 10_000)
         run = await app.start(flow, id="r")
         assert "quicker than the disk" in await run.result()
     assert len(await read(run)) == 9

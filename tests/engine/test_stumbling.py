@@ -8,16 +8,16 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.app import App
-from everstep.engine.attempts import StepAttempts
-from everstep.engine.bodies import Bodies
-from everstep.engine.deadlines import Deadlines
-from everstep.engine.driver import Driver
-from everstep.engine.driving import Driving
-from everstep.engine.execution import Execution
-from everstep.engine.inbox import Inbox
-from everstep.engine.journal import Journal
-from everstep.engine.saver import Saver
+from everstep.engine.app.app import App
+from everstep.engine.code.execution import Execution
+from everstep.engine.history.journal import Journal
+from everstep.engine.process.host import Driving
+from everstep.engine.run.attempts import StepAttempts
+from everstep.engine.run.bodies import Bodies
+from everstep.engine.run.deadlines import Deadlines
+from everstep.engine.run.driver import Driver
+from everstep.engine.run.inbox import Inbox
+from everstep.engine.run.writer import Saver
 from everstep.stores.protocol import Failed
 from tests.engine.resume_helpers import Machine, scenario
 

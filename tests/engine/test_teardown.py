@@ -12,10 +12,11 @@ import pytest
 
 import everstep
 from everstep import blocking, step, workflow
-from everstep.engine import loop as loop_module
-from everstep.engine import resting, watchdog
-from everstep.engine.app import App
-from everstep.engine.holding import report_facts
+from everstep.engine.app.app import App
+from everstep.engine.code import loop as loop_module
+from everstep.engine.code import unwinding
+from everstep.engine.process import host
+from everstep.engine.run.holds import report_facts
 from everstep.errors import Evicted, RunHeld
 from everstep.stores.memory import MemoryStore
 from everstep.testing.clock import FakeClock
@@ -463,7 +464,7 @@ def plainly_spins_in_its_finally() -> None:
 def test_code_that_does_not_give_way_while_it_is_unwound_is_named_and_ended(
     flow: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(unwinding, "LOOK_SECONDS", 0.02)
     with caplog.at_level(logging.ERROR):
         assert asyncio.run(left_behind(flow)) == ["run_started", "timer_started"]
     assert "does not give way" in caplog.text
@@ -527,7 +528,7 @@ def test_a_step_under_way_when_a_worker_stops_is_cancelled_and_done_again_later(
 def test_waiting_runs_beyond_the_cache_leave_memory_and_come_back_by_signal_and_by_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(resting, "RESTING_MAX", 3)
+    monkeypatch.setattr(host, "RESTING_MAX", 3)
 
     @workflow
     async def by_signal(number: int) -> str:

@@ -10,8 +10,8 @@ import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.app import App
-from everstep.engine.approving import open_approvals
+from everstep.engine.app.app import App
+from everstep.engine.verbs.approve import open_approvals
 from everstep.errors import ApprovalConflict, IdConflict, Misuse, RunEnded
 from everstep.model.exchange_events import APPROVAL
 from everstep.stores.protocol import Post

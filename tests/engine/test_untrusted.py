@@ -12,8 +12,8 @@ import pytest
 
 import everstep
 from everstep import NotDone, Retry, step, workflow
-from everstep.engine import unwinding
-from everstep.engine.app import App
+from everstep.engine.app.app import App
+from everstep.engine.code import unwinding
 from everstep.errors import RunHeld
 from everstep.model.retry import retry_after
 from everstep.model.untrusted import Log, attribute, described, is_a, log_error, logger, text_of, type_name

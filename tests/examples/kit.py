@@ -9,7 +9,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 import everstep
-from everstep.engine.history import Event
+from everstep.engine.history.verify import Event
 from tests.forked import Program
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import everstep
-from everstep.engine.blocking_app import BlockingApp
+from everstep.engine.app.blocking import BlockingApp
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from subprocess import PIPE, STDOUT
 from typing import Any
 
 import everstep
-from everstep.engine.history import Event
+from everstep.engine.history.verify import Event
 from everstep.testing.checker import check, export_histories
 from tests.crash.figures import FIGURES
 from tests.forked import Program

@@ -9,7 +9,7 @@ import pytest
 
 import everstep
 from everstep import step
-from everstep.engine.execution import Execution
+from everstep.engine.code.execution import Execution
 from everstep.errors import Refused
 from tests.engine.resume_helpers import Machine, scenario
 

@@ -14,7 +14,7 @@ import pytest
 import everstep
 from everstep import step
 from everstep.effects.step import declared_name
-from everstep.engine.past import load_past
+from everstep.engine.code.recovery_point import load_past
 from everstep.errors import RunHeld
 from tests.waiting import open_sqlite
 

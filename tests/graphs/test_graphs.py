@@ -13,7 +13,7 @@ import pytest
 
 import everstep
 from everstep import step
-from everstep.engine.blocking_app import BlockingApp
+from everstep.engine.app.blocking import BlockingApp
 from everstep.errors import GraphStuck, IdConflict, Misuse, NotEncodable
 
 

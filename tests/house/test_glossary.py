@@ -78,7 +78,13 @@ SECOND_STATUSES: dict[str, str] = {
 }
 
 # A run is held; what begins no more runs is paused.
-PAUSING_ROOMS = ("cli/queueing.py", "cli/watching.py", "engine/queueing.py", "stores/queues.py")
+PAUSING_ROOMS = (
+    "cli/queueing.py",
+    "cli/watching.py",
+    "engine/process/queues.py",
+    "engine/verbs/queues.py",
+    "stores/queues.py",
+)
 
 # Frameworks have words of their own, and an integration speaks to them in those.
 FOREIGN_ROOMS = ("integrations/",)

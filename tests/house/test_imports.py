@@ -1,4 +1,7 @@
-"""Imports point one way: model ← codec ← stores ← effects ← engine ← worker ← web, cli, graph, integrations."""
+"""Imports point one way: model ← codec ← stores ← effects ← engine ← worker ← web, cli, graph, integrations.
+
+Inside of `engine/`: history ← code ← run ← process ← verbs ← app.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -10,7 +13,8 @@ from tests.house.sources import Source, modules, report
 SURFACE = "the public surface"
 SURFACE_MODULES = frozenset({"__init__", "adapters", "blocking", "files", "witness"})
 
-CHAIN = ("errors", "model", "codec", "stores", "effects", "engine", "worker")
+ENGINE = ("engine.history", "engine.code", "engine.run", "engine.process", "engine.verbs", "engine.app")
+CHAIN = ("errors", "model", "codec", "stores", "effects", *ENGINE, "worker")
 THROUGH = {room: frozenset(CHAIN[: CHAIN.index(room) + 1]) for room in CHAIN}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
@@ -29,19 +33,24 @@ BELONGS_TO = {"click": "cli", "rich": "cli", "pytest": "testing"}
 
 
 def room_of(module: str) -> str:
-    """Return the room of a module such as `everstep.engine.driver`, or of a name imported from the surface."""
+    """Return the room of a module such as `everstep.engine.run.driver`, or of a name imported from the surface."""
     parts = module.split(".")
     if len(parts) == 1 or parts[1] in SURFACE_MODULES:
         return SURFACE
     if parts[1] == "__main__":
         return "cli"
+    if parts[1] == "engine":
+        return ".".join(parts[1:3])
     # `from everstep import step`: what is no room is a name of the surface.
     return parts[1] if parts[1] in MAY_IMPORT else SURFACE
 
 
 def room_of_path(path: str) -> str:
     """Return the room that a file lies in, or its first part when the table above does not know it."""
-    first = path.split("/", maxsplit=1)[0].removesuffix(".py")
+    first, *others = path.split("/")
+    if first == "engine":
+        return f"engine.{others[0]}" if len(others) > 1 else ENGINE[0]
+    first = first.removesuffix(".py")
     return {"__main__": "cli"}.get(first, SURFACE if first in SURFACE_MODULES else first)
 
 
@@ -87,18 +96,21 @@ def test_imports_point_one_way() -> None:
         ("model/events.py", "from everstep.codec import encode"),
         ("codec/types.py", "import everstep.stores.protocol"),
         ("stores/memory.py", "from everstep.effects.step import Step"),
-        ("effects/step.py", "def later():\n    from everstep.engine.driver import drive"),
-        ("engine/driver.py", "from ..worker import queues"),
-        ("engine/driver.py", "from .. import worker"),
-        ("engine/driver.py", "import everstep"),
-        ("engine/driver.py", "from everstep import step"),
-        ("engine/driver.py", "import importlib\nimportlib.import_module('everstep.cli')"),
+        ("effects/step.py", "def later():\n    from everstep.engine.run.driver import drive"),
+        ("engine/run/driver.py", "from ...worker import queues"),
+        ("engine/run/driver.py", "from ... import worker"),
+        ("engine/run/driver.py", "import everstep"),
+        ("engine/run/driver.py", "from everstep import step"),
+        ("engine/run/driver.py", "import importlib\nimportlib.import_module('everstep.cli')"),
+        ("engine/history/verify.py", "from everstep.engine.code.loop import WorkflowLoop"),
+        ("engine/run/driver.py", "def later():\n    from everstep.engine.process.host import Host"),
+        ("engine/verbs/runs.py", "from everstep.engine.app.app import App"),
         ("worker/loop.py", "from everstep import cli"),
         ("web/app.py", "from everstep.cli.main import main"),
         ("blocking.py", "from everstep.testing import FakeClock"),
         ("errors.py", "from everstep.model.status import Status"),
-        ("integrations/langgraph/saver.py", "from everstep.engine.driver import drive"),
-        ("engine/driver.py", "from rich.console import Console"),
+        ("integrations/langgraph/saver.py", "from everstep.engine.run.driver import drive"),
+        ("engine/run/driver.py", "from rich.console import Console"),
         ("__init__.py", "import click"),
         ("helpers/text.py", ""),
     ],
@@ -110,10 +122,10 @@ def test_an_import_against_the_direction_is_found(path: str, code: str) -> None:
 @pytest.mark.parametrize(
     ("path", "code"),
     [
-        ("engine/driver.py", "from everstep.errors import Error\nfrom . import loop\nfrom ..model import status"),
+        ("engine/run/driver.py", "from everstep.errors import Error\nfrom . import loop\nfrom ...model import status"),
         ("cli/main.py", "import everstep\nfrom everstep.web.app import serve\nfrom everstep.testing import crash"),
         ("cli/main.py", "import click\nfrom rich.table import Table"),
-        ("__init__.py", "from everstep.engine.app import open"),
+        ("__init__.py", "from everstep.engine.app.app import open"),
         ("model/status.py", "import everstepping"),
         ("integrations/langgraph/saver.py", "from everstep import step, workflow"),
     ],

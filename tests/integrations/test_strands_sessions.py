@@ -11,7 +11,7 @@ from strands.types.exceptions import SessionException
 from strands.types.session import Session, SessionAgent, SessionMessage, SessionType
 
 import everstep
-from everstep.engine.past import load_past
+from everstep.engine.code.recovery_point import load_past
 from everstep.integrations.strands import EverstepRepository, EverstepSessionManager, ScriptedModel, durable
 from everstep.integrations.strands.calls import storable
 from everstep.integrations.strands.sessions import strands_session

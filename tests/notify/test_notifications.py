@@ -11,7 +11,8 @@ import pytest
 
 import everstep
 from everstep import Webhook, step, workflow
-from everstep.engine import holding, notifying
+from everstep.engine.process import notify
+from everstep.engine.run import holds
 from everstep.errors import RunHeld, StoreError, StoreFull
 from everstep.stores.protocol import Append, HoldRow
 from everstep.testing.faulty_store import FaultyStore
@@ -148,7 +149,7 @@ async def test_a_hold_that_was_fenced_off_tells_nobody(machine: Machine, receive
     await app.start(notified_waiting, id="r")
     await machine.rest(app)
     machine.sql("UPDATE runs SET epoch = epoch + 1 WHERE id = 'r'")  # somebody else has taken it over
-    app.drivers["r"].put_on_hold(holding.asked_report("x", "ann"))
+    app.drivers["r"].put_on_hold(holds.asked_report("x", "ann"))
     await machine.until(lambda: "r" not in app.drivers)
     await machine.rest(app)
     assert told == []
@@ -357,7 +358,7 @@ async def test_many_holds_at_once_reach_a_slow_receiver_a_few_at_a_time(machine:
         await app.start(notified_paying, number, id=f"r{number}")
     await machine.until(lambda: len(notes(machine)) == 40 and set(states(machine)) == {"sent"})
     at_once = max(one["at_once"] for one in receiver.requests())
-    assert 1 < at_once <= notifying.AT_ONCE_MAX, "neither one by one nor all at once"
+    assert 1 < at_once <= notify.AT_ONCE_MAX, "neither one by one nor all at once"
     assert len(set(receiver.deliveries())) == len(receiver.deliveries()) == 40
 
 
@@ -368,7 +369,7 @@ async def test_a_receiver_that_hangs_does_not_keep_another_waiting(machine: Mach
     for number in range(12):
         await app.start(notified_paying, number, id=f"r{number}")
     await machine.until(lambda: len(receiver.requests("good")) == 12)
-    assert len(receiver.requests("bad")) == notifying.AT_ONCE_MAX
+    assert len(receiver.requests("bad")) == notify.AT_ONCE_MAX
 
 
 @scenario
@@ -410,7 +411,7 @@ def test_a_script_that_ends_with_its_run_held_has_told_so(
 async def test_closing_does_not_wait_for_ever_and_leaves_the_rest_to_others(
     machine: Machine, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifying, "CLOSING_SECONDS", 0.2)
+    monkeypatch.setattr(notify, "CLOSING_SECONDS", 0.2)
     receiver.plan("hang", "200")
     app = await machine.boot(on_hold=Webhook(receiver.url(), timeout=30))
     await app.start(notified_paying, 5, id="r")

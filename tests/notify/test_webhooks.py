@@ -7,8 +7,8 @@ import pytest
 
 import everstep
 from everstep import Webhook, verify_webhook
-from everstep.engine.telling import MESSAGE_BYTES_MAX, example_of, hold_message, shareable_url
-from everstep.engine.webhooks import Answer, signature_of
+from everstep.engine.process.webhooks import Answer, signature_of
+from everstep.engine.run.holds import MESSAGE_BYTES_MAX, example_of, hold_message, shareable_url
 from everstep.errors import Misuse, NotGenuine
 from everstep.stores.protocol import HoldRow
 from tests.notify.conftest import SECRET, Receiver

@@ -10,7 +10,7 @@ import asyncio
 import sys
 from typing import Any
 
-from everstep.engine import driver
+from everstep.engine.run import driver
 from everstep.model import events
 from everstep.model.event_base import Body
 from everstep.stores.opening import COMPATIBLE

@@ -14,7 +14,7 @@ import pytest
 
 import everstep
 from everstep.codec import ANY, Codec
-from everstep.engine.telling import report_of
+from everstep.engine.run.holds import report_of
 from everstep.errors import StoreError
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.protocol import Accepted, Claim, Claimed, Post, Refused, RunRow, StartRun

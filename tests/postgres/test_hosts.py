@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import everstep
-from everstep.engine.history import load_verified
+from everstep.engine.history.verify import load_verified
 from everstep.stores.postgres import PostgresStore
 from tests.postgres import payments
 from tests.postgres.hosts import Namespaces, Network, Swallowing

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.model.schedules import Definition, tick_text
 from everstep.stores.memory import MemoryStore
 from everstep.testing.clock import FakeClock

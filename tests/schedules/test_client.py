@@ -49,7 +49,7 @@ def worker(folder: Path) -> Any:
 
 CLIENT = """
 import asyncio, sys, everstep
-from everstep.engine.workflow import DECLARED
+from everstep.engine.code.workflow import DECLARED
 
 async def main():
     async with everstep.connect(sys.argv[1]) as client:

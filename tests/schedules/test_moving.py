@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from everstep import workflow
-from everstep.engine import moving_saved
-from everstep.engine.app import App
+from everstep.engine.app.app import App
+from everstep.engine.verbs import transfer
 from everstep.errors import Damaged, IdConflict, Misuse
 from everstep.model.schedules import State
 from everstep.stores.schedules import ChangeSchedule
@@ -65,7 +65,7 @@ async def test_a_copy_of_a_schedule_is_paused_where_it_is_imported(tmp_path: Pat
 
 @scenario
 async def test_a_schedule_that_changes_meanwhile_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, path, write = Place(), tmp_path / "s.jsonl", moving_saved.write
+    here, path, write = Place(), tmp_path / "s.jsonl", transfer.write
 
     def write_late(app: App, *args: object) -> int:
         count = write(app, *args)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ async def test_a_schedule_that_changes_meanwhile_is_not_moved(tmp_path: Path, mo
         here.store.commit([ChangeSchedule("nightly", row.revision, newer)])
         return count
 
-    monkeypatch.setattr(moving_saved, "write", write_late)
+    monkeypatch.setattr(transfer, "write", write_late)
     async with here.worker(recover=False) as app:
         with pytest.raises(Misuse, match="changed just now"):
             await exported(app, path, unfinished="hold")
@@ -88,6 +88,6 @@ async def test_a_damaged_schedule_is_found_and_not_exported(tmp_path: Path) -> N
         await app.schedule(tidy, "ann", every=60, name="nightly")
         (row,) = here.store.schedules(name="nightly")
         for damage in ({"state": msgspec.json.encode(State(tick=7))}, {"definition": b"{"}, {"workflow": "other"}):
-            moving_saved.verify_schedule(row)
+            transfer.verify_schedule(row)
             with pytest.raises(Damaged):
-                moving_saved.verify_schedule(msgspec.structs.replace(row, **damage))
+                transfer.verify_schedule(msgspec.structs.replace(row, **damage))

@@ -3,8 +3,8 @@
 import asyncio
 from unittest.mock import patch
 
-from everstep.engine.app import App
-from everstep.engine.collecting import Collected
+from everstep.engine.app.app import App
+from everstep.engine.process.retention import Collected
 from everstep.stores.keys import ForgetKeys, Forgotten, KeyChanges, KeyClaim, KeyEnd, SettleKey
 from everstep.stores.protocol import Accepted, HoldRow
 from tests.stores.kit import Harness, append_to

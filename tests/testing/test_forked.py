@@ -29,7 +29,7 @@ PROGRAMS = {
     "a kill": "import os; print('said', flush=True); os.kill(os.getpid(), 9)",
     "a kill before its output": "import os; print('said'); os.kill(os.getpid(), 9)",
     "an interruption": "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(5)",
-    "a crash point": "from everstep.engine import execution; from everstep.model.crash_points import crash_point\n"
+    "a crash point": "from everstep.engine.code import execution; from everstep.model.crash_points import crash_point\n"
     "crash_point('run.claimed'); print('passed'); crash_point('run.claimed'); print('never')",
 }
 

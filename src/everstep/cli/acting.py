@@ -10,7 +10,7 @@ from everstep.cli.arguments import decoded_json
 from everstep.cli.opening import acting, existing_run, store_options, user_name
 from everstep.cli.resolving import is_served_here, say_who_goes_on
 from everstep.cli.terminal import console, say_json, styled
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.model.status import ENDED
 from everstep.stores.protocol import RunRow
 

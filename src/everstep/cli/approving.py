@@ -19,7 +19,7 @@ from everstep.cli.opening import (
 )
 from everstep.cli.resolving import is_served_here, say_who_goes_on
 from everstep.cli.terminal import between, clean, clean_lines, console, duration, json_text, say_json, styled
-from everstep.engine.approving import Approval, open_approvals
+from everstep.engine.verbs.approve import Approval, open_approvals
 
 
 @click.command("approvals")

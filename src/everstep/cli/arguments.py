@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from everstep.codec import types_text
-from everstep.engine.workflow import Workflow
+from everstep.engine.code.workflow import Workflow
 from everstep.errors import Misuse
 
 

@@ -9,7 +9,7 @@ import click
 from everstep.cli.mistakes import EXIT_DONE
 from everstep.cli.opening import acting, place_of, store_options
 from everstep.cli.terminal import clean, console, say_json, styled
-from everstep.engine.collecting import Collected
+from everstep.engine.process.retention import Collected
 
 LISTED_MAX: Final = 20
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

@@ -10,7 +10,7 @@ from everstep.cli.arguments import decoded_json
 from everstep.cli.opening import acting, line_to_paste, place_of, reading, store_options, user_name
 from everstep.cli.terminal import add_fitted, between, clean, console, payload_json, say_json, shortened, styled
 from everstep.codec import Codec
-from everstep.engine.keys import shared_outcome
+from everstep.engine.run.keys import shared_outcome
 from everstep.errors import ChainKeyMissing, Damaged, Misuse
 from everstep.model.chains import ChainKeys
 from everstep.model.secrets import HIDDEN

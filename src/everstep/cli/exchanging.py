@@ -11,8 +11,8 @@ from everstep.cli.opening import acting, existing_run, line_to_paste, store_opti
 from everstep.cli.resolving import is_served_here
 from everstep.cli.terminal import clean, json_text, payload_json, say_json, say_json_line
 from everstep.codec import Codec
-from everstep.engine.app import App
-from everstep.engine.streams import Entry, entries_now
+from everstep.engine.app.app import App
+from everstep.engine.verbs.streams import Entry, entries_now
 from everstep.errors import NoAnswer
 from everstep.model.secrets import HIDDEN
 from everstep.model.status import ENDED

@@ -10,8 +10,8 @@ from everstep.cli.arguments import decoded_arguments, decoded_json
 from everstep.cli.opening import acting, existing_run, line_to_paste, store_options, user_name
 from everstep.cli.resolving import is_served_here, say_who_goes_on
 from everstep.cli.terminal import clean, console, say_json, styled
-from everstep.engine.forking import Wanted, fork
-from everstep.engine.workflow import DECLARED
+from everstep.engine.code.workflow import DECLARED
+from everstep.engine.verbs.fork import Wanted, fork
 from everstep.errors import Misuse
 from everstep.model.events import decode_body
 from everstep.stores.protocol import RunRow

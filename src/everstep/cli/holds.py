@@ -8,7 +8,7 @@ import click
 from everstep.cli.notices import Notices
 from everstep.cli.opening import existing_run, place_of, reading, store_options
 from everstep.cli.terminal import arguments_text, between, clean, console, moment, say_json, styled
-from everstep.engine.telling import consequence_of, hold_facts, report_of, resolve_line
+from everstep.engine.run.holds import consequence_of, hold_facts, report_of, resolve_line
 from everstep.stores.protocol import HoldRow
 
 if TYPE_CHECKING:

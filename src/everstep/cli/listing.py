@@ -24,7 +24,7 @@ from everstep.cli.terminal import (
     styled,
 )
 from everstep.cli.workers import unserved_among
-from everstep.engine.history import public_events
+from everstep.engine.history.verify import public_events
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.forked import TAG

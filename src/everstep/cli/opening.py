@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from everstep.engine.history import refuse_deleted
+from everstep.engine.history.verify import refuse_deleted
 from everstep.errors import StoreUnusable, UnknownRun
 from everstep.model.ids import checked_run_id
 from everstep.stores.opening import default_url, may_be_in_the_making, open_store
 from everstep.stores.protocol import RunRow, Store
 
 if TYPE_CHECKING:
-    from everstep.engine.app import App
+    from everstep.engine.app.app import App
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,8 +47,8 @@ def reading(url: str | None) -> Iterator[Store]:
 @asynccontextmanager
 async def acting(url: str | None) -> "AsyncIterator[App]":
     """Open a store that must exist, to change something in it. Nothing is driven here."""
-    from everstep.engine.app import App  # who only looks need not wait for the engine
-    from everstep.engine.opening import default_on_hold
+    from everstep.engine.app.app import App  # who only looks need not wait for the engine
+    from everstep.engine.app.opening import default_on_hold
 
     on_hold = default_on_hold()
     app = App(_existing(url or default_url()), workflows=(), on_hold=on_hold)
@@ -94,7 +94,7 @@ def existing_run(store: Store, run: str) -> RunRow:
 
 def line_to_paste(*words: str, url: str | None) -> str:
     """Return a command line as a person can paste it into this shell."""
-    from everstep.engine.telling import command_line
+    from everstep.engine.run.holds import command_line
 
     return command_line(*words, url=url)
 

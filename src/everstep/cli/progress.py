@@ -18,7 +18,7 @@ from everstep.cli.terminal import (
 )
 from everstep.cli.timeline import NO_BUDGET, NO_SLOT, Timeline, error_line
 from everstep.cli.timeline_rows import Row
-from everstep.engine.due import FALLBACK, NEVER
+from everstep.engine.code.step_state import FALLBACK, NEVER
 from everstep.model.events import EventRow, decode_body
 from everstep.model.exchange_events import APPROVAL
 from everstep.model.secrets import HIDDEN

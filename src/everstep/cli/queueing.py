@@ -8,7 +8,7 @@ import msgspec
 
 from everstep.cli.opening import acting, line_to_paste, place_of, reading, store_options
 from everstep.cli.terminal import add_fitted, between, clean, console, say_json, shortened, styled
-from everstep.engine.queueing import change, changes_of, existing
+from everstep.engine.verbs.queues import change, changes_of, existing
 from everstep.errors import Misuse
 from everstep.stores.protocol import RunFilter, Store
 from everstep.stores.queues import QueueCount, QueueKind, QueueRow, tokens

@@ -10,9 +10,9 @@ from everstep.cli.mistakes import EXIT_DONE
 from everstep.cli.opening import acting, existing_run, line_to_paste, place_of, reading, store_options, user_name
 from everstep.cli.resolving import is_served_here, say_who_goes_on
 from everstep.cli.terminal import clean, console, say_json, styled
-from everstep.engine.diagnosis import UnseenStep
-from everstep.engine.repairing import Repair
-from everstep.engine.restoring import mark_restored
+from everstep.engine.history.damage import UnseenStep
+from everstep.engine.history.restored import mark_restored
+from everstep.engine.verbs.repair import Repair
 
 LISTED_MAX = 50
 

@@ -11,11 +11,11 @@ from everstep.cli.opening import existing_run, place_of, reading, store_options
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.cli.verifying import every_run
 from everstep.codec import Codec
-from everstep.engine import asyncio_parts
-from everstep.engine.history import read_now
-from everstep.engine.past import load_past
-from everstep.engine.resume import is_supported, replay
-from everstep.engine.workflow import DECLARED
+from everstep.engine.code import asyncio_parts
+from everstep.engine.code.recovery_point import load_past
+from everstep.engine.code.workflow import DECLARED
+from everstep.engine.history.verify import read_now
+from everstep.engine.run.resume import is_supported, replay
 from everstep.errors import Damaged, NotDecodable, NotReadable
 from everstep.model.status import ENDED, UNFINISHED
 from everstep.stores.protocol import RunRow, Store

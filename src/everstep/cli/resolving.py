@@ -10,9 +10,9 @@ from everstep.cli.holds import draw_hold
 from everstep.cli.mistakes import EXIT_FAILED
 from everstep.cli.opening import acting, existing_run, line_to_paste, store_options, user_name
 from everstep.cli.terminal import clean, console, say_json, styled
-from everstep.engine.app import App
-from everstep.engine.operations import refuse_going_on_twice
-from everstep.engine.telling import hold_facts
+from everstep.engine.app.app import App
+from everstep.engine.run.holds import hold_facts
+from everstep.engine.verbs.runs import refuse_going_on_twice
 from everstep.errors import Error, HoldConflict, describe
 from everstep.stores.protocol import HoldRow
 

@@ -16,10 +16,10 @@ from everstep.cli.progress import LiveProgress, PlainProgress, Progress, SilentP
 from everstep.cli.tags import parsed_tags
 from everstep.cli.terminal import clean, console, duration, json_text, payload_json, say_json, styled
 from everstep.cli.timeline import Timeline, error_line
-from everstep.engine.app import App
-from everstep.engine.opening import default_on_hold
-from everstep.engine.telling import hold_facts
-from everstep.engine.workflow import ON_EXISTING, Workflow
+from everstep.engine.app.app import App
+from everstep.engine.app.opening import default_on_hold
+from everstep.engine.code.workflow import ON_EXISTING, Workflow
+from everstep.engine.run.holds import hold_facts
 from everstep.model.ids import checked_run_id
 from everstep.model.status import ENDED
 from everstep.stores.opening import default_url, open_store

@@ -13,8 +13,8 @@ from everstep.cli.opening import acting, line_to_paste, place_of, store_options,
 from everstep.cli.resolving import is_served_here
 from everstep.cli.tags import parsed_tags
 from everstep.cli.terminal import add_fitted, arguments_text, clean, console, duration, say_json, shortened, styled
-from everstep.engine.app import App
-from everstep.engine.schedules import Scheduled
+from everstep.engine.app.app import App
+from everstep.engine.verbs.schedules import Scheduled
 from everstep.errors import Misuse
 from everstep.model.schedules import CATCH_UPS, OVERLAPS, tick_text
 from everstep.stores.opening import default_url, open_store

@@ -39,8 +39,8 @@ from everstep.cli.terminal import (
 from everstep.cli.timeline import Timeline, error_line, timeline_of
 from everstep.cli.timeline_rows import Row
 from everstep.cli.workers import unserved_among
-from everstep.engine.history import verify_now
-from everstep.engine.telling import hold_facts
+from everstep.engine.history.verify import verify_now
+from everstep.engine.run.holds import hold_facts
 from everstep.errors import Damaged, Misuse, NotReadable
 from everstep.model.accounts import ROOT, as_facts
 from everstep.model.own_files import replace

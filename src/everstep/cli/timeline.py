@@ -12,7 +12,7 @@ import msgspec
 from everstep.cli.money import amounts_text
 from everstep.cli.timeline_rows import AttemptView, Crash, Row, State
 from everstep.codec import Codec, error_facts
-from everstep.engine.journal import restore_payload
+from everstep.engine.history.journal import restore_payload
 from everstep.errors import Damaged
 from everstep.model.accounts import Accounts, accounts_of
 from everstep.model.events import EventRow, decode_body

@@ -13,13 +13,13 @@ from everstep.cli.opening import existing_run, place_of, reading, store_options
 from everstep.cli.terminal import clean, console, say_json, styled
 from everstep.codec import Codec
 from everstep.effects.witnesses import from_subject, made_again, with_changes
-from everstep.engine.checkpoints import KeptFact
-from everstep.engine.drift import readable_difference
-from everstep.engine.history import Recorded, load_now, verified, verify_payloads
-from everstep.engine.journal import restore_payload
-from everstep.engine.moving_saved import verify_schedule
-from everstep.engine.past import verify_checkpoints, verify_whole
-from everstep.engine.saved import dump_thread, every_item, every_thread, verify_item, verify_thread
+from everstep.engine.code.checkpoints import KeptFact
+from everstep.engine.code.recovery_point import verify_checkpoints, verify_whole
+from everstep.engine.history.journal import restore_payload
+from everstep.engine.history.saved import dump_thread, every_item, every_thread, verify_item, verify_thread
+from everstep.engine.history.verify import Recorded, load_now, verified, verify_payloads
+from everstep.engine.run.drift import readable_difference
+from everstep.engine.verbs.transfer import verify_schedule
 from everstep.errors import Damaged, Misuse, NotReadable
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED

@@ -8,7 +8,7 @@ import msgspec
 
 from everstep.cli.opening import acting, place_of, reading, user_name
 from everstep.cli.terminal import add_fitted, between, clean, console, say_json, shortened, styled
-from everstep.engine.about import is_served, living, read_about
+from everstep.engine.process.worker_row import is_served, living, read_about
 from everstep.stores.protocol import RunFilter, RunRow, Store, WorkerRow
 
 

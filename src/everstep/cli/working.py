@@ -13,9 +13,9 @@ from everstep.cli.logs import log_lines
 from everstep.cli.opening import place_of, store_options
 from everstep.cli.terminal import clean, clock_time, console, say_json_line, styled
 from everstep.cli.workers import declare_gone, list_workers
-from everstep.engine.background import on_a_thread
-from everstep.engine.clock import microseconds, wall_seconds
-from everstep.engine.opening import default_on_hold
+from everstep.engine.app.opening import default_on_hold
+from everstep.engine.history.clock import microseconds, wall_seconds
+from everstep.engine.process.elsewhere import on_a_thread
 from everstep.model.ids import checked_name
 from everstep.model.retention import Retention
 from everstep.stores.opening import default_url, open_store

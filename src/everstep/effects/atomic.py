@@ -13,7 +13,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -34,9 +34,7 @@ from everstep.errors import (
 from everstep.model.crash_points import crash_point
 from everstep.model.markers import Marker, open_outcome, seal_outcome
 from everstep.model.untrusted import described
-
-if TYPE_CHECKING:
-    from everstep.stores.protocol import Store
+from everstep.stores.protocol import Store
 
 T = TypeVar("T")
 

@@ -3,19 +3,17 @@
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
+from everstep.codec import Codec
+from everstep.effects.step import Step
 from everstep.effects.surroundings import code_here, require
 from everstep.errors import Misuse
 from everstep.model.digests import step_key
 from everstep.model.mistakes import Mistake, nested_key, nested_step
-
-if TYPE_CHECKING:
-    from everstep.codec import Codec
-    from everstep.effects.step import Step
-    from everstep.stores.protocol import Store
+from everstep.stores.protocol import Store
 
 
 class Fate(msgspec.Struct):

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 from everstep.errors import Misuse
 from everstep.model.markers import Marker
 from everstep.model.options import checked_text
+from everstep.stores.protocol import Store
+from everstep.stores.sqlite.marked import MarkedTransaction
+from everstep.stores.sqlite.opening import APPLICATION_ID
+from everstep.stores.sqlite.store import is_open_here
 
 if TYPE_CHECKING:
     import sqlite3
 
-    from everstep.stores.protocol import Store
-    from everstep.stores.sqlite.marked import MarkedTransaction
 
 C_co = TypeVar("C_co", covariant=True)
 T = TypeVar("T")
@@ -115,7 +117,6 @@ class StoreDatabase:
             from everstep.effects.postgres_database import begin_in_store
 
             return begin_in_store(store, is_async=self.is_async)  # type: ignore[arg-type]
-        from everstep.stores.sqlite.marked import MarkedTransaction
 
         return _begun(MarkedTransaction(store.connect(), is_store=True))
 
@@ -151,9 +152,6 @@ class SqliteFile:
         """Begin a transaction in the file. One that is not there is made."""
         import sqlite3
 
-        from everstep.stores.sqlite.marked import MarkedTransaction
-        from everstep.stores.sqlite.store import is_open_here
-
         if is_open_here(self.path):  # two SQLite libraries on one file would free each other's locks
             raise Misuse(f"{self.path} is a store that is open here: write @transaction(everstep.STORE).")
         # Each statement is prepared anew, so that the guard is asked about each.
@@ -168,7 +166,6 @@ class SqliteFile:
         return begun
 
     def _set_up(self, connection: "sqlite3.Connection") -> None:
-        from everstep.stores.sqlite.opening import APPLICATION_ID
 
         if connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,):
             raise Misuse(

@@ -26,18 +26,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 
 from everstep.effects.body import Fate, StepBody, refuse_nested
+from everstep.effects.step import Step
 from everstep.effects.surroundings import CURRENT, Surroundings, see_code_with
 from everstep.errors import Misuse
 from everstep.model.untrusted import attribute, text_of
-
-if TYPE_CHECKING:
-    from everstep.effects.step import Step
 
 _MARK: Final = "_everstep_descent"
 POOLS: Final = ("concurrent.futures.", "multiprocessing.queues")

@@ -4,15 +4,13 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from string import Formatter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from everstep.codec import Arguments, Signature
 from everstep.errors import Misuse
 from everstep.model.ids import checked_key
 from everstep.model.options import checked_text
 from everstep.model.untrusted import is_a
-
-if TYPE_CHECKING:
-    from everstep.codec import Arguments, Signature
 
 UNORDERED: Final = (set, frozenset)
 

@@ -15,7 +15,7 @@ import psycopg
 from psycopg.rows import tuple_row
 from psycopg.sql import Composable
 
-from everstep.effects.databases import Meaning, now
+from everstep.effects.databases import Database, Meaning, now
 from everstep.effects.postgres_markers import (
     CANCELLED,
     LIMITS,
@@ -30,11 +30,8 @@ from everstep.effects.statement_guard import ENDED, WENT_ON, Guard
 from everstep.errors import Misuse
 from everstep.stores.postgres.addresses import Address, address_of
 from everstep.stores.postgres.connections import CONNECT_SECONDS, KEEPALIVE
-
-if TYPE_CHECKING:
-    from everstep.effects.databases import Database
-    from everstep.stores.postgres.store import PostgresStore
-    from everstep.stores.protocol import Store
+from everstep.stores.postgres.store import PostgresStore
+from everstep.stores.protocol import Store
 
 CANCEL_SECONDS: Final = 5.0
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 from sqlalchemy.pool import NullPool
 
-from everstep.effects.databases import Meaning, now
+from everstep.effects.databases import Database, Meaning, now
 from everstep.effects.postgres_markers import (
     DEFAULT_SCHEMA,
     SCHEMA_NAME,
@@ -28,10 +28,7 @@ from everstep.effects.postgres_markers import (
 )
 from everstep.effects.statement_guard import ENDED, WENT_ON
 from everstep.errors import Misuse
-
-if TYPE_CHECKING:
-    from everstep.effects.databases import Database
-    from everstep.stores.protocol import Store
+from everstep.stores.protocol import Store
 
 SCHEMA_OPTION: Final = "everstep_schema"
 OWNER_OPTION: Final = "everstep_owner"

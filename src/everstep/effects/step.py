@@ -5,12 +5,15 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar, overload
+from typing import Any, ClassVar, Final, Literal, TypeVar, overload
 
 from everstep.codec import Signature, register
+from everstep.effects.keying import KeyMaker
+from everstep.effects.saga import compensation_of, is_of_the_same_class, note_declared
 from everstep.effects.surroundings import OUTSIDE, code_here
 from everstep.effects.surroundings import current as now_running
 from everstep.errors import Misuse
+from everstep.model.budgets import estimate_from
 from everstep.model.contracts import Effect, may_run_again, needs_intent
 from everstep.model.ids import checked_name
 from everstep.model.options import (
@@ -24,9 +27,6 @@ from everstep.model.options import (
 )
 from everstep.model.retry import ONE_ATTEMPT, Retry
 from everstep.model.untrusted import is_a
-
-if TYPE_CHECKING:
-    from everstep.effects.keying import KeyMaker
 
 F = TypeVar("F", bound=Callable[..., Any])
 Cost = Mapping[str, Any] | Callable[..., Mapping[str, Any]]
@@ -87,16 +87,12 @@ class Step:
         if callable(cost):
             refuse_generator("cost=", cost)
         elif cost is not None:
-            from everstep.model.budgets import estimate_from
-
             estimate_from(cost, self.name)
         self.cost = cost
         self.is_async = is_async_callable(function)
         self.signature = Signature(function)
         self.compensate: Step | None = None
         if compensate is not None:
-            from everstep.effects.saga import compensation_of, note_declared
-
             self.compensate = compensation_of(self, compensate)
             note_declared(self)
         self.needs_intent = needs_intent(effect)
@@ -133,11 +129,8 @@ class Step:
         bound.__dict__.update(self.__dict__)
         bound.function = self.function.__get__(instance, owner)
         bound.signature = self._method_signature
-        if self.compensate is not None:
-            from everstep.effects.saga import is_of_the_same_class
-
-            if is_of_the_same_class(self, self.compensate):
-                bound.compensate = self.compensate.__get__(instance, owner)
+        if self.compensate is not None and is_of_the_same_class(self, self.compensate):
+            bound.compensate = self.compensate.__get__(instance, owner)
         return bound
 
     @functools.cached_property
@@ -154,7 +147,6 @@ OPTIONS: Final = frozenset(Step.__init__.__kwdefaults__ or ())
 
 
 def _key_maker(key: str | Callable[..., str], function: Callable[..., Any], name: str) -> "KeyMaker":
-    from everstep.effects.keying import KeyMaker  # most steps have no key of their own
 
     return KeyMaker(key, function, name)
 

@@ -118,7 +118,7 @@ def persons_functions(frame: FrameType | None) -> tuple[CodeType, ...]:
 
 
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-_LOOP: Final = os.path.join(_PACKAGE, "engine", "loop.py")
+_LOOP: Final = os.path.join(_PACKAGE, "engine", "code", "loop.py")
 _NOT_A_PERSONS: Final = (_PACKAGE, os.path.join(os.path.dirname(inspect.__file__), "asyncio", ""))
 _identity: Final = object.__hash__
 _PLACES: dict[tuple[int, int], tuple[CodeType, str]] = {}

@@ -20,8 +20,9 @@ from typing import (
 
 from everstep.codec import Arguments, Signature
 from everstep.effects.answers import Done
+from everstep.effects.atomic import Permit, Work, look
 from everstep.effects.body import StepBody
-from everstep.effects.databases import Database, database_for, database_of
+from everstep.effects.databases import Database, StoreDatabase, database_for, database_of
 from everstep.effects.step import Cost, Step
 from everstep.effects.surroundings import require
 from everstep.errors import Misuse, NotDone
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
-
-    from everstep.effects.atomic import Work
-    from everstep.effects.databases import StoreDatabase
 
     Se = TypeVar("Se", bound=Session)
     AsyncSe = TypeVar("AsyncSe", bound=AsyncSession)
@@ -102,8 +100,6 @@ class TransactionStep(Step):
 
     def work(self, body: StepBody, arguments: Arguments, **more: Any) -> "Work":
         """Return what one attempt needs."""
-        from everstep.effects.atomic import Permit, Work
-
         function, args, kwargs = self.function, arguments.args, arguments.kwargs
         return Work(
             database=self.database,
@@ -121,8 +117,6 @@ class TransactionStep(Step):
 
     def ask_marker(self, key: str, *args: Any, **kwargs: Any) -> Done | NotDone:
         """The probe of an atomic step in doubt: its marker."""
-        from everstep.effects.atomic import look
-
         body: StepBody = require("the marker of an atomic step", StepBody)
         work = self.work(body, Arguments(b"", "", args, kwargs))
         outcome = look(work)

@@ -1,1 +1,1 @@
-"""Runs at work: workflow code on a deterministic loop, drivers, the committer, recovery. Start reading at driver.py."""
+"""Runs at work: workflow code on a deterministic loop, drivers, the committer, recovery. The rooms: history ← code ← run ← process ← verbs ← app.

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from everstep.engine.checkpoints import KEPT_MIN, take_checkpoint
-from everstep.engine.execution import Execution, current_execution
+from everstep.engine.code.checkpoints import KEPT_MIN, take_checkpoint
+from everstep.engine.code.execution import Execution, current_execution
 from everstep.errors import GraphStuck
 from everstep.graph.commands import MoveGraph, StartGraph
 from everstep.graph.definition import START, Edge

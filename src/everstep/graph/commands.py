@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.engine.commands import Command
+from everstep.engine.code.commands import Command
 from everstep.graph.changed import Changed
 from everstep.graph.definition import END
 from everstep.model import events as ev

@@ -11,14 +11,16 @@ from msgspec import UNSET
 from everstep.codec import Signature, Types
 from everstep.effects.step import Step, declared_name
 from everstep.effects.surroundings import CURRENT, code_here, where_is
-from everstep.engine.workflow import OnExisting, OnParentEnd, Workflow
+from everstep.engine.code.workflow import OnExisting, OnParentEnd, Workflow
 from everstep.errors import Misuse
+from everstep.graph import drawing
 from everstep.graph.body import drive
 from everstep.graph.definition import END, JOINS, START, Definition, Edge, Join, NodeRule
 from everstep.graph.form import Form
 from everstep.graph.nested import Nested
 from everstep.graph.nodes import Approval, Node, NodeKind, arguments_taken, asks_first, step_node, widen
 from everstep.graph.state import Reducer, Shape
+from everstep.graph.story import Story
 from everstep.model import events as ev
 from everstep.model.budgets import Budget
 from everstep.model.contracts import Effect
@@ -304,9 +306,6 @@ class Graph(Workflow, Generic[S]):
 
     def draw(self, form: Literal["mermaid", "svg"] = "mermaid") -> str:
         """Return a picture of the graph: as Mermaid text, or as an SVG."""
-        from everstep.graph import drawing
-        from everstep.graph.story import Story
-
         story = Story(Form(self.name, self.nodes, self._defined(), self.source, None, ()).started)
         if checked_choice("form", form, ("mermaid", "svg")) == "svg":
             return drawing.svg(f"The graph {self.name}", story.nodes(), story.edges())

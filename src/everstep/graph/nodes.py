@@ -4,22 +4,22 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
-from everstep.codec import Signature, types_of
+from everstep.codec import Signature, Types, types_of
 from everstep.effects.step import Step
-from everstep.engine.execution import Execution
-from everstep.engine.inside import random, sleep
-from everstep.engine.workflow import Workflow
+from everstep.engine.code.api import random, sleep
+from everstep.engine.code.approvals import ask
+from everstep.engine.code.budget_block import Part
+from everstep.engine.code.execution import Execution
+from everstep.engine.code.greenlets import on_greenlet
+from everstep.engine.code.workflow import Workflow
 from everstep.errors import Misuse
 from everstep.graph.definition import NodeRule
+from everstep.model.budgets import Budget
 from everstep.model.retry import Retry
-
-if TYPE_CHECKING:
-    from everstep.codec import Types
-    from everstep.model.budgets import Budget
 
 NodeKind = Literal["step", "code", "graph", "approval"]
 Place = Callable[[], Awaitable[None]]
@@ -136,7 +136,6 @@ async def _guarded(execution: Execution, node: Node, args: tuple[Any, ...], plac
         await place()
     if node.budget is None:
         return await _tried(execution, node, args)
-    from everstep.engine.narrowing import Part
 
     with Part(execution, node.budget, node.budget.then, node.source):
         return await _tried(execution, node, args)
@@ -161,8 +160,6 @@ async def _tried(execution: Execution, node: Node, args: tuple[Any, ...]) -> Any
 
 async def _approved(execution: Execution, node: Node, state: Any) -> dict[str, Any]:
     """Wait for a person's answer about just this part of the state."""
-    from everstep.engine.approvals import ask
-
     work: Approval = node.work
     try:
         about = work.about(state)
@@ -180,7 +177,6 @@ def work_of(execution: Execution, node: Node, args: tuple[Any, ...]) -> Awaitabl
         return execution.issue_child(node.work, args, {}, None, node.source)
     if inspect.iscoroutinefunction(node.work):
         return node.work(*args)  # type: ignore[no-any-return]
-    from everstep.engine.greenlets import on_greenlet  # a plain function, which may call `def` steps
 
     return _unwrapped(on_greenlet(functools.partial(node.work, *args)))
 

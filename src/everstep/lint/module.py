@@ -15,7 +15,7 @@ _DECORATORS: Final = {
     "everstep.workflow": "workflow",
     "everstep.step": "step",
     "everstep.transaction": "transaction",
-    "everstep.engine.workflow.workflow": "workflow",
+    "everstep.engine.code.workflow.workflow": "workflow",
     "everstep.effects.step.step": "step",
 }
 _OK: Final = re.compile(r"#\s*everstep:\s*ok\b[\s:,;.()\[\]–—-]*(?P<reason>[^)\]]*)", re.IGNORECASE)

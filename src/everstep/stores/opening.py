@@ -7,6 +7,7 @@ from typing import Final, Literal
 from everstep.errors import Misuse
 from everstep.model.chains import ChainKeyOption, chain_keys
 from everstep.model.collector import paused_collector
+from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Store
 
 COMPATIBLE: Final = "-- Compatible with the version before."
@@ -59,8 +60,6 @@ def _opened(
     if durability not in ("power", "process"):
         raise Misuse(f'durability={durability!r}: it is "power" or "process".')
     if url == "memory:":
-        from everstep.stores.memory import MemoryStore
-
         return MemoryStore(clock=clock)
     if is_postgres(url):
         return _postgres(url, durability=durability, clock=clock, create=create, migrate=migrate)

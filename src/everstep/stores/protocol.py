@@ -42,10 +42,8 @@ from everstep.stores.rows import (
     RunRow,
     WorkerRow,
 )
+from everstep.stores.saved import SavedOperation, SavedReads, Taken
 from everstep.stores.schedules import ChangeSchedule, Schedules
-
-if TYPE_CHECKING:
-    from everstep.stores.saved import SavedOperation, SavedReads, Taken
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.

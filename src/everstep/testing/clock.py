@@ -16,10 +16,10 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from everstep.engine.clock import SECOND, microseconds
+from everstep.engine.history.clock import SECOND, microseconds
 
-if TYPE_CHECKING:
-    from everstep.engine.driving import Driving
+if TYPE_CHECKING:  # the pytest plugin loads this module in every run of pytest, and not the engine
+    from everstep.engine.process.host import Host
 
 BEGINNING: Final = 2_000_000_000 * SECOND
 """Where a clock begins that was told nothing else: in May 2033."""
@@ -90,7 +90,7 @@ class FakeClock:
         self.advance((self._alarms[0][0] - self._at) / SECOND)
         return True
 
-    async def rest(self, *apps: "Driving") -> None:
+    async def rest(self, *apps: "Host") -> None:
         """Wait until each run that these apps drive waits, ended or is held, and all of that is durable.
 
         Runs that an app has yet to take up belong to that: it has looked at all that is due by now.
@@ -99,7 +99,7 @@ class FakeClock:
         while not all(app.is_at_rest() and app.pump.is_pausing() for app in apps):  # noqa: ASYNC110  # it comes to rest in many ways
             await asyncio.sleep(TURN_SECONDS)
 
-    async def play(self, app: "Driving", run: str, *, jumps: int = 1_000) -> None:
+    async def play(self, app: "Host", run: str, *, jumps: int = 1_000) -> None:
         """Let a run go to its end: whenever everything rests, move to what is due next."""
         for _ in range(jumps):
             await self.rest(app)

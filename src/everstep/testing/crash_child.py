@@ -22,15 +22,15 @@ from typing import Any, Final
 import msgspec
 
 from everstep.codec import ANY, Codec
-from everstep.engine import asyncio_parts, starting
-from everstep.engine.app import App
-from everstep.engine.approving import open_approvals
-from everstep.engine.asking import posted
-from everstep.engine.bodies import Bodies
-from everstep.engine.loop import WorkflowLoop
-from everstep.engine.past import load_past
-from everstep.engine.resume import replay
-from everstep.engine.workflow import DECLARED
+from everstep.engine.app.app import App
+from everstep.engine.code import asyncio_parts, start
+from everstep.engine.code.loop import WorkflowLoop
+from everstep.engine.code.recovery_point import load_past
+from everstep.engine.code.workflow import DECLARED
+from everstep.engine.run.bodies import Bodies
+from everstep.engine.run.resume import replay
+from everstep.engine.verbs.approve import open_approvals
+from everstep.engine.verbs.ask import posted
 from everstep.errors import Error, Misuse
 from everstep.model.events import decode_body
 from everstep.model.exchange_events import APPROVAL
@@ -328,7 +328,7 @@ def become(ask: Ask) -> int:
     os.environ.update(ask.environment)
     os.chdir(ask.folder)
     passing = Passing(ask.at, ask.notes, ask.file)
-    starting.new_entropy = entropy_of
+    start.new_entropy = entropy_of
     shorten_sleep(ask.pace)
     if ask.order:
         shuffle_ends(ask.order)

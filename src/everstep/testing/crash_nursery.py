@@ -21,7 +21,7 @@ from everstep.testing.crash_child import Ask, become
 
 AHEAD: Final = (
     *("everstep", "everstep.stores.sqlite", "everstep.blocking", "everstep.files", "everstep.witness"),
-    *("everstep.engine.whole", "everstep.testing.ledger", "sqlite3", "email.parser"),
+    *("everstep.engine.app.blocking", "everstep.testing.ledger", "sqlite3", "email.parser"),
     *("encodings.ascii", "encodings.idna"),
 )
 """What is imported before any child is made, beside what this module needs itself."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from everstep.codec.preview import harmless
-from everstep.engine.holding import report_facts
+from everstep.engine.run.holds import report_facts
 from everstep.lint.finding import Finding
 from everstep.model import mistakes
 from everstep.model.mistakes import Mistake

@@ -22,7 +22,7 @@ import msgspec
 
 from everstep.codec import Codec
 from everstep.codec.preview import harmless
-from everstep.engine.workflow import Workflow, workflow_of
+from everstep.engine.code.workflow import Workflow, workflow_of
 from everstep.errors import Misuse
 from everstep.model.exchange_events import APPROVAL
 from everstep.testing.causes import Causes

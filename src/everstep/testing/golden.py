@@ -19,14 +19,14 @@ from typing import Any, Final
 import msgspec
 
 from everstep.codec import ANY, Codec
-from everstep.engine import asyncio_parts
-from everstep.engine.books import Books
-from everstep.engine.commands import Difference
-from everstep.engine.execution import Execution
-from everstep.engine.history import Recorded, load_verified, refs_of
-from everstep.engine.journal import restore_payload
-from everstep.engine.replay import Replay
-from everstep.engine.workflow import Workflow, workflow_of
+from everstep.engine.code import asyncio_parts
+from everstep.engine.code.budget import Books
+from everstep.engine.code.commands import Difference
+from everstep.engine.code.execution import Execution
+from everstep.engine.code.replay import Replay
+from everstep.engine.code.workflow import Workflow, workflow_of
+from everstep.engine.history.journal import restore_payload
+from everstep.engine.history.verify import Recorded, load_verified, refs_of
 from everstep.errors import Misuse, NotDecodable, UnknownRun
 from everstep.model.digests import digest_of
 from everstep.model.event_base import NO_PAYLOAD

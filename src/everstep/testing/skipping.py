@@ -12,10 +12,10 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from everstep.engine.app import App
-from everstep.engine.background import on_a_thread
-from everstep.engine.blocking_app import BlockingApp
-from everstep.engine.handles import Run
+from everstep.engine.app.app import App
+from everstep.engine.app.blocking import BlockingApp
+from everstep.engine.app.handles import Run
+from everstep.engine.process.elsewhere import on_a_thread
 from everstep.errors import RunActive
 from everstep.stores.opening import open_store
 from everstep.testing.clock import TURN_SECONDS, FakeClock

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from everstep.engine.opening import IMPORTING
-from everstep.engine.workflow import DECLARED, Workflow
+from everstep.engine.app.opening import IMPORTING
+from everstep.engine.code.workflow import DECLARED, Workflow
 from everstep.errors import Misuse, UnknownWorkflow
 from everstep.model.untrusted import described, text_of
 

@@ -6,12 +6,11 @@ from typing import Any, Final, Self
 
 import msgspec
 
-import everstep.engine.whole  # noqa: F401  # a worker lives long: see there
-from everstep.engine.app import App
-from everstep.engine.clock import microseconds
-from everstep.engine.driver import Driver
-from everstep.engine.stalls import Stalls
-from everstep.engine.webhooks import Webhook
+from everstep.engine.app.app import App
+from everstep.engine.history.clock import microseconds
+from everstep.engine.process.stalls import Stalls
+from everstep.engine.process.webhooks import Webhook
+from everstep.engine.run.driver import Driver
 from everstep.model.untrusted import logger, text_of
 from everstep.stores.protocol import HoldRow, Store
 from everstep.worker.health import Health, answer_on

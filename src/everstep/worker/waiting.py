@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable
 from typing import Final
 
-from everstep.engine.opening import opened_elsewhere
+from everstep.engine.app.opening import opened_elsewhere
 from everstep.errors import StoreUnreachable
 from everstep.stores.protocol import Store
 from everstep.worker.health import Health

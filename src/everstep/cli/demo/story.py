@@ -12,7 +12,7 @@ import msgspec
 from everstep.cli.demo.child import RUN, DemoFailed, Stage
 from everstep.cli.demo.proof import Account, accounts, same_key_each_time
 from everstep.cli.verifying import verification
-from everstep.engine.app import App
+from everstep.engine.app.app import App
 from everstep.stores.opening import open_store
 from everstep.stores.protocol import RunRow
 

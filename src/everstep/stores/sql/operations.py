@@ -5,7 +5,7 @@ A store may do many of them together with fewer statements, as long as the resul
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from everstep.model.status import ENDED, UNFINISHED
 from everstep.stores.archive import ArchiveRow
@@ -39,6 +39,10 @@ from everstep.stores.protocol import (
 from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
 from everstep.stores.schedules import ChangeSchedule
 from everstep.stores.sql.batch import has_more
+from everstep.stores.sql.keys import KeyTable
+from everstep.stores.sql.moving import Moving
+from everstep.stores.sql.queues import QueueTable
+from everstep.stores.sql.repairs import Repairs
 from everstep.stores.sql.rows import (
     Row,
     as_json,
@@ -50,14 +54,9 @@ from everstep.stores.sql.rows import (
     tag_values,
     text,
 )
+from everstep.stores.sql.saved import SavedTables
+from everstep.stores.sql.schedules import schedule_values
 from everstep.stores.sql.statements import Statements
-
-if TYPE_CHECKING:
-    from everstep.stores.sql.keys import KeyTable
-    from everstep.stores.sql.moving import Moving
-    from everstep.stores.sql.queues import QueueTable
-    from everstep.stores.sql.repairs import Repairs
-    from everstep.stores.sql.saved import SavedTables
 
 ACCEPTED: Final = Accepted()
 
@@ -74,31 +73,26 @@ class Operations:
     # What most programs never use is loaded and made when it is first needed.
     @cached_property
     def _keys(self) -> "KeyTable":
-        from everstep.stores.sql.keys import KeyTable
 
         return KeyTable(self._statements)
 
     @cached_property
     def _repairs(self) -> "Repairs":
-        from everstep.stores.sql.repairs import Repairs
 
         return Repairs(self._statements)
 
     @cached_property
     def _moving(self) -> "Moving":
-        from everstep.stores.sql.moving import Moving
 
         return Moving(self._statements)
 
     @cached_property
     def _queues(self) -> "QueueTable":
-        from everstep.stores.sql.queues import QueueTable
 
         return QueueTable(self._statements)
 
     @cached_property
     def _saved(self) -> "SavedTables":
-        from everstep.stores.sql.saved import SavedTables
 
         return SavedTables(self._statements)
 
@@ -282,7 +276,6 @@ class Operations:
         return ACCEPTED
 
     def _change_schedule(self, change: ChangeSchedule) -> Verdict:
-        from everstep.stores.sql.schedules import schedule_values
 
         for new in change.starts:
             check_events(new)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,11 +18,10 @@ from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
 from everstep.stores.rows import SMALL, GoneKind, GoneRow
 from everstep.stores.schedules import ScheduleRow
+from everstep.stores.sql.queues import QueueReads
 from everstep.stores.sql.rows import Row, as_json, effect_row, hold_row, notification_row, run_row, text, worker_row
-
-if TYPE_CHECKING:
-    from everstep.stores.sql.queues import QueueReads
-    from everstep.stores.sql.saved import SavedReading
+from everstep.stores.sql.saved import SavedReading
+from everstep.stores.sql.schedules import schedule_row
 
 
 class Reading(ABC):
@@ -50,15 +49,11 @@ class Reading(ABC):
     @cached_property
     def of_queues(self) -> "QueueReads":
         """What is read about queues and limits."""
-        from everstep.stores.sql.queues import QueueReads
-
         return QueueReads(self._all, self._texts)
 
     @cached_property
     def of_saved(self) -> "SavedReading":
         """What is read about threads and items."""
-        from everstep.stores.sql.saved import SavedReading
-
         return SavedReading(self._all, self._texts)
 
     # Each database has its own way of doing these.
@@ -300,15 +295,11 @@ class Reading(ABC):
 
     def schedules(self, name: str | None) -> list[ScheduleRow]:
         """Return schedules, by their names."""
-        from everstep.stores.sql.schedules import schedule_row
-
         rows = self._all("schedules") if name is None else self._all("schedule", name)
         return [schedule_row(row) for row in rows]
 
     def due_schedules(self, *, at: int, workflows: Sequence[str], limit: int) -> list[ScheduleRow]:
         """Return the schedules that are due at a time, and then those that wait for a run."""
-        from everstep.stores.sql.schedules import schedule_row
-
         asked = (at, self._texts(workflows), limit)
         rows = [*self._all("due_schedules", *asked), *self._all("waiting_schedules", *asked)]
         return [schedule_row(row) for row in rows]

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from everstep.model.events import EventRow
 from everstep.stores.archive import ArchiveRow
@@ -13,11 +12,9 @@ from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
 from everstep.stores.queues import QueueCount, QueueRoom, QueueRow, SlotRow
 from everstep.stores.rows import GoneKind, GoneRow, LostTail
+from everstep.stores.saved import SavedReads
 from everstep.stores.schedules import ScheduleRow
 from everstep.stores.sql.reading import Reading
-
-if TYPE_CHECKING:
-    from everstep.stores.saved import SavedReads
 
 
 class SqlStore(ABC):

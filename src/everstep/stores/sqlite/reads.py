@@ -14,6 +14,7 @@ from everstep.model.events import EventRow
 from everstep.stores.brief import Busy, acquire, refuse_when_brief
 from everstep.stores.moving import RunDump
 from everstep.stores.protocol import LAST
+from everstep.stores.sql.moving import Moving
 from everstep.stores.sql.reading import Reading, event_row
 from everstep.stores.sql.rows import Row, as_json
 from everstep.stores.sqlite.connections import translated
@@ -113,8 +114,6 @@ class Reader(Reading):
 
     def dump(self, run: str) -> RunDump | None:
         """Return everything of a run, read in one transaction."""
-        from everstep.stores.sql.moving import Moving
-
         refuse_when_brief()  # it is many questions
         try:
             with self._lock:

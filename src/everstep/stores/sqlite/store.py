@@ -21,6 +21,7 @@ from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.connections import Durability, Identity, Patience, connect
 from everstep.stores.sqlite.liveness import LiveLocks
 from everstep.stores.sqlite.opening import open_file, real_path
+from everstep.stores.sqlite.outbox import write_in
 from everstep.stores.sqlite.reads import Reader
 from everstep.stores.sqlite.workers import Workers
 
@@ -102,8 +103,6 @@ class SqliteStore(SqlStore):
 
     def write_in(self, connection: Any, operations: Sequence[Operation]) -> list[Verdict]:
         """Do operations in the open transaction of a caller's own connection to this file."""
-        from everstep.stores.sqlite.outbox import write_in
-
         return write_in(self.path, connection, operations)
 
     def changed(self) -> bool:

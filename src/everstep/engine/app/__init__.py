@@ -1,0 +1,1 @@
+"""The faces: the app, its handles, the blocking app, the client, the frameworks' store."""

@@ -1,0 +1,342 @@
+"""What an adapter for a framework stands on: a store, a worker of its own, and the threads that it runs.
+
+A framework calls its saver from any thread and any loop, so the app of a ground has a loop and a thread of its own.
+What blocking code writes goes to the store on the caller's own thread: a hop to another one costs as much as a fast
+commit. What async code reads and writes goes there on a thread, whatever that costs.
+"""
+
+import asyncio
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from typing import Any, Final, TypeVar
+from weakref import ref
+
+from everstep.engine.app.app import App
+from everstep.engine.app.blocking import BlockingApp
+from everstep.engine.app.framework_steps import Lending
+from everstep.engine.app.opening import open as open_app
+from everstep.engine.process.elsewhere import on_a_thread
+from everstep.engine.process.leases import outwait
+from everstep.errors import Misuse, StoreError, ThreadActive
+from everstep.model.untrusted import logger
+from everstep.stores.protocol import Failed, Refused, Store, Verdict, WorkerRow
+from everstep.stores.saved import FreeThread, SavedOperation, SavedReads, Taken, TakeThread, ThreadOwner
+
+log = logger("everstep.adapters")
+
+R = TypeVar("R")
+
+BURY_SECONDS_MAX: Final = 3.0
+BURY_PAUSE_SECONDS: Final = 0.05
+LEFT_SECONDS: Final = 1.0
+"""Time for a stream that may have been left to be closed, before another call is refused."""
+RETURNS: Final = "threads to give back"
+THREADS_MAX: Final = 32
+"""Calls of async code that use the store at the same time. More of them wait for their turn."""
+
+
+class Offer:
+    """An operation that somebody wants to be done, and what became of it."""
+
+    def __init__(self, operation: SavedOperation) -> None:
+        self.operation = operation
+        self.settled = threading.Event()
+        self._verdict: Verdict | None = None
+
+    def settle(self, verdict: Verdict) -> None:
+        """It was done, or refused, or has failed."""
+        self._verdict = verdict
+        self.settled.set()
+
+    def result(self) -> Verdict:
+        """Return the verdict, or raise why there is none."""
+        assert self._verdict is not None
+        if isinstance(self._verdict, Failed):
+            raise self._verdict.error
+        return self._verdict
+
+
+class Right:
+    """The right to run a thread, and the call that has it."""
+
+    def __init__(
+        self, thread: str, by: object, on: asyncio.AbstractEventLoop | None = None, *, may_be_left: bool = False
+    ) -> None:
+        self.thread = thread
+        self._by = ref(by)
+        self._on = on
+        self.may_be_left = may_be_left
+        """Whether the call is a stream: one that is not read to its end is closed a moment after it was left."""
+        self.epoch = 0
+        self.born = 0
+        """When the thread was begun: one of the same name that was deleted is another."""
+        self.ended = threading.Event()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the call may still go on: it is not gone, nor the loop that it runs on."""
+        is_cut_off = self._on is not None and self._on.is_closed()
+        return not self.ended.is_set() and not is_cut_off and self._by() is not None
+
+    def is_of(self, by: object) -> bool:
+        """Tell whether a call has it."""
+        return self._by() is by
+
+
+class Ground:
+    """A store that an adapter writes to, and the app that looks after it."""
+
+    def __init__(self, blocking: "BlockingApp", *, owned: bool) -> None:
+        self.blocking = blocking
+        self._owned = owned
+        self._lock = threading.Lock()
+        self._taking = [threading.Lock() for _ in range(64)]
+        self._committing = threading.Lock()
+        self._offers: list[Offer] = []
+        self._rights: dict[str, Right] = {}
+        """The threads that run here."""
+        self._owed: dict[str, Right] = {}
+        """The threads that run here no more, and that the store has not taken back."""
+        self._threads = ThreadPoolExecutor(THREADS_MAX, "everstep-saver")
+
+    # An app that is opened while a loop runs is not there at once: see `ground_of`.
+    @cached_property
+    def app(self) -> "App":
+        """The app."""
+        return self.blocking.inner
+
+    @cached_property
+    def store(self) -> Store:
+        """The store of the app."""
+        return self.app.store
+
+    @cached_property
+    def now(self) -> Callable[[], int]:
+        """The app's clock."""
+        return self.app.clock.now
+
+    @cached_property
+    def random_bits(self) -> Callable[[int], int]:
+        """The app's randomness."""
+        return self.app.randomness.getrandbits
+
+    @cached_property
+    def steps(self) -> Lending:
+        """The runs of steps that the framework calls."""
+        return Lending(self.blocking)
+
+    @property
+    def saved(self) -> SavedReads:
+        """What the store has of threads and items."""
+        self.blocking.refuse_elsewhere()
+        return self.store.saved
+
+    @property
+    def worker(self) -> str:
+        """This process among the workers, or nothing if it is not one yet."""
+        return self.app.worker
+
+    async def opened(self) -> None:
+        """Wait until the store is open. Raises why it cannot be opened."""
+        await self.soon(lambda: self.app)
+
+    def close(self) -> None:
+        """Give everything back. The app of somebody else stays open."""
+        if self._owned and not self.blocking.is_elsewhere:
+            self._owned = False
+            self._rights.clear()  # a worker that leaves runs nothing
+            self.blocking.close()
+            self._threads.shutdown(wait=False)
+
+    # -- writing --------------------------------------------------------------------------------------------------
+    def commit(self, operation: SavedOperation, linger_seconds: float = 0.0) -> Verdict:
+        """Do an operation; it is durable on return.
+
+        What several threads want to write at the same time goes into one transaction, by whoever of them comes first to
+        it. One that lingers lets another come first for a moment.
+        """
+        self.blocking.refuse_elsewhere()
+        offer = Offer(operation)
+        with self._lock:
+            self._offers.append(offer)
+        if linger_seconds and offer.settled.wait(linger_seconds):
+            return offer.result()
+        with self._committing:
+            if not offer.settled.is_set():
+                self._commit_offers()
+        return offer.result()
+
+    def _commit_offers(self) -> None:
+        with self._lock:
+            offers, self._offers = self._offers, []
+        try:
+            verdicts = self.store.commit([offer.operation for offer in offers])
+        except BaseException as error:
+            for offer in offers:
+                offer.settle(Failed(error if isinstance(error, Exception) else StoreError("The commit was cut off.")))
+            raise
+        for offer, verdict in zip(offers, verdicts, strict=True):
+            offer.settle(verdict)
+
+    async def soon(self, function: Callable[..., R], /, *args: Any) -> R:
+        """Call a function that may use the store, on a thread: the loop of an application waits for no store.
+
+        The threads are the ground's own: when the store does not answer, those of the application stay free.
+        """
+        call = partial(contextvars.copy_context().run, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    # -- running threads ------------------------------------------------------------------------------------------
+    def take(
+        self, thread: str, by: object, *, on: asyncio.AbstractEventLoop | None = None, may_be_left: bool = False
+    ) -> Right:
+        """Take the right to run a thread. Raises `ThreadActive` while another call has it, here or elsewhere.
+
+        by: the call; it has the right until that is given back, or it is gone. on: the loop that it runs on, if any.
+        """
+        if not self.worker:
+            self.blocking.wait(self.app.become_worker())
+        there = self._rights.get(thread)
+        if there is not None and there.may_be_left and there.is_held:
+            there.ended.wait(LEFT_SECONDS)
+        right = Right(thread, by, on, may_be_left=may_be_left)
+        with self._lock_of(thread):
+            there = self._rights.get(thread)
+            if there is not None and there.is_held:
+                raise self._active_here(thread)
+            verdict = self._try_to_take(thread)
+            if not isinstance(verdict, Taken):
+                self._bury(self.saved.owner(thread))
+                verdict = self._try_to_take(thread)
+            if isinstance(verdict, Taken):
+                right.epoch, right.born = verdict.epoch, verdict.born
+                self._rights[thread] = right
+                self._owed.pop(thread, None)
+                return right
+        raise self.active(thread)
+
+    def _lock_of(self, thread: str) -> threading.Lock:
+        return self._taking[hash(thread) % len(self._taking)]
+
+    def _bury(self, there: ThreadOwner | None) -> None:
+        """Bury dead workers, and watch an owner that seems stopped. On a server a death is sure after a moment."""
+        self.store.bury_dead(self.now())
+        is_alive: Callable[[WorkerRow], bool] | None = getattr(self.store, "is_alive", None)
+        until = time.monotonic() + BURY_SECONDS_MAX
+        while is_alive is not None and there is not None and time.monotonic() < until:
+            owners = [row for row in self.store.workers() if row.id == there.owner]
+            if not owners or is_alive(owners[0]):
+                break
+            time.sleep(BURY_PAUSE_SECONDS)
+            self.store.bury_dead(self.now())
+        if there is not None and there.owner is not None:
+            outwait(self.store, self.app.clock, there.owner)
+
+    def _try_to_take(self, thread: str) -> Verdict:
+        return self.commit(TakeThread(thread, self.worker, self.now()))
+
+    def free(self, right: Right) -> None:
+        """Give a right back: its call has ended."""
+        if self.blocking.is_elsewhere:
+            return  # whoever has it still runs it
+        with self._lock_of(right.thread):
+            try:
+                self._give_back(right)
+            except StoreError as error:
+                log.error("The thread %s cannot be given back just now: %s", right.thread, error)
+                self.free_later(right)
+
+    def free_later(self, right: Right) -> None:
+        """Give a right back in the background, until the store takes it: no other process could run the thread.
+
+        This takes no locks, so it may be called wherever the garbage is collected.
+        """
+        right.ended.set()
+        if self.blocking.is_elsewhere:
+            return
+        self._owed[right.thread] = right
+        try:
+            self.app.loop.call_soon_threadsafe(self.app.background.keep, RETURNS, self._free_again)
+        except RuntimeError:
+            pass  # the app is closed, and with its worker all threads are free
+
+    def _give_back(self, right: Right) -> None:
+        right.ended.set()
+        if self._rights.get(right.thread) is right:
+            del self._rights[right.thread]
+            self.commit(FreeThread(right.thread, self.worker, right.epoch))
+
+    async def _free_again(self) -> None:
+        await on_a_thread(self._free_owed)
+
+    def _free_owed(self) -> None:
+        for thread, right in list(self._owed.items()):
+            with self._lock_of(thread):
+                if self._owed.get(thread) is right:  # else it was taken again meanwhile, at the same epoch
+                    self._rights.pop(thread, None)
+                    self.commit(FreeThread(thread, self.worker, right.epoch))
+                    del self._owed[thread]
+
+    def is_run(self, thread: str, by: object = None) -> bool:
+        """Tell whether a call runs a thread here, or whether a certain one does."""
+        there = self._rights.get(thread)
+        return there is not None and there.is_held and (by is None or there.is_of(by))
+
+    def refuse_if_run(self, thread: str) -> None:
+        """Raise `ThreadActive` if a call runs a thread here: what another process may not do, others here may not."""
+        if self.is_run(thread):
+            raise self._active_here(thread)
+
+    def born(self, thread: str) -> int:
+        """Return when a thread that runs here was begun: one of the same name that was deleted is another."""
+        there = self._rights.get(thread)
+        return there.born if there is not None else 0
+
+    def epoch_of(self, thread: str) -> int:
+        """Return the epoch at which this process runs a thread; 0 if it does not."""
+        there = self._rights.get(thread)
+        return there.epoch if there is not None else 0
+
+    def _active_here(self, thread: str) -> ThreadActive:
+        return ThreadActive(
+            f"The thread {thread!r} is being run by another call in this process ({self.worker}). Wait until that has "
+            "ended: a thread is run by one call at a time. A stream that is not read to its end runs until it is "
+            "closed.",
+            self.worker,
+        )
+
+    def active(self, thread: str, verdict: Refused | None = None) -> ThreadActive:
+        """Return what tells whoever wants a thread that it is another's."""
+        there = self.saved.owner(thread)
+        owner = (there.owner if there is not None else None) or "another process"
+        if verdict is not None and verdict.why == "fenced":
+            said = f"The thread {thread!r} was taken over by {owner}: this process was thought to be gone. Nothing"
+            return ThreadActive(f"{said} of it was written from here, and {owner} goes on with it.", owner)
+        return ThreadActive(
+            f"The thread {thread!r} is being run by {owner} in {self.store.url}. Wait until it has ended, or ask that "
+            "process: a thread is run by one call at a time.",
+            owner,
+        )
+
+
+def ground_of(where: Any, **options: Any) -> Ground:
+    """Return a ground: on an app that is open already, or on one of its own for a URL.
+
+    Where a loop runs, that app is opened meanwhile on its own thread: whoever needs it first waits for it, or is told
+    why it cannot be opened.
+    """
+    if isinstance(where, BlockingApp):
+        if where.ground is None:
+            where.ground = Ground(where, owned=False)
+        return where.ground
+    if where is not None and not isinstance(where, str):
+        raise Misuse(
+            f"A {type(where).__name__} cannot be shared: give the URL of the store, or the app of "
+            "`with everstep.open() as app:`, which has a thread of its own."
+        )
+    waits = asyncio._get_running_loop() is None
+    return Ground(BlockingApp(open_app(where, **options).make, waits=waits), owned=True)

@@ -1,0 +1,207 @@
+"""A run as an application holds it: an id and what can be asked of it."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from everstep.engine.code.recovery_point import verify_whole
+from everstep.engine.code.workflow import DECLARED
+from everstep.engine.history.verify import Event, Recorded, public_events, refuse_deleted, refuse_unreadable
+from everstep.engine.run.drift import find_drift
+from everstep.engine.run.resume import replay_history
+from everstep.engine.verbs.approve import Approval
+from everstep.engine.verbs.runs import held_error
+from everstep.engine.verbs.streams import Entry, read_stream
+from everstep.errors import (
+    Damaged,
+    Misuse,
+    NotDecodable,
+    NotReadable,
+    RunCancelled,
+    RunFailed,
+    RunHeld,
+    UnknownRun,
+    UnknownWorkflow,
+)
+from everstep.model.ids import checked_name
+from everstep.model.options import checked_flag, checked_whole
+from everstep.model.status import ENDED, Status
+from everstep.model.untrusted import described
+from everstep.stores.protocol import HoldRow, RunRow
+
+if TYPE_CHECKING:
+    from everstep.engine.app.app import App
+
+
+T = TypeVar("T")
+
+
+class Verification(msgspec.Struct):
+    """What `run.verify()` found. `sound` is True when every digest matches; `problem` says what does not."""
+
+    sound: bool
+    events: int
+    last_good: int
+    problem: str = ""
+    drift: list[dict[str, str]] = []
+    """With `outside`: every difference between the outside and what the run remembers of it."""
+    left_out: int = 0
+    """Of how many events the secrets were left out when the run was exported: they could not be compared."""
+
+
+class Run(Generic[T]):
+    """A handle on one run. It holds no connection and no lease: make as many as you like."""
+
+    def __init__(self, app: "App", id: str, result_types: Any = None) -> None:
+        self._app = app
+        self._result_types = result_types
+        self.id = id
+
+    async def result(self, timeout: float | None = None) -> T:
+        """Wait for the run's end and return its result, or raise its failure.
+
+        Raises `RunHeld` when the run waits for a person, `RunCancelled` when it was cancelled, `TimeoutError` after
+        `timeout` seconds; the run goes on then.
+        """
+        status, outcome = await self._app.watchers.wait_for_end(self.id, timeout)
+        if status == "completed":
+            return self._app.codec.decode(outcome or b"[null]", await self._types())  # type: ignore[no-any-return]
+        if status == "failed":
+            raise self._failure(self._app.codec.decode_error(outcome or b""))
+        if status == "held":
+            raise await self._held()
+        raise RunCancelled(f"The run {self.id} was cancelled.")
+
+    def _failure(self, error: BaseException) -> BaseException:
+        """Return what to raise. A run's `SystemExit` must not end whoever waits for it, nor its cancel cancel them."""
+        if isinstance(error, Exception):
+            return error
+        failed = RunFailed(f"The run {self.id} failed with {described(error)}")
+        failed.__cause__ = error
+        return failed
+
+    async def _types(self) -> Any:
+        if self._result_types is not None:
+            return self._result_types
+        return await self._app.read(self._app.result_types, self)
+
+    async def _held(self) -> RunHeld:
+        return held_error(self.id, await self.holds())
+
+    async def row(self) -> RunRow:
+        """Return what the store's table of runs says about this run."""
+        row = await self._app.read(self._app.store.run, self.id)
+        if row is None:
+            raise UnknownRun(f"There is no run {self.id!r} in {self._app.store.url}.")
+        return row
+
+    async def status(self) -> Status:
+        """Return the run's status: `queued`, `running`, `waiting`, `held`, `completed`, `failed` or `cancelled`."""
+        row = await self.row()
+        refuse_unreadable(row)
+        return row.status
+
+    async def history(self, generation: int | None = None) -> "list[Event]":
+        """Return the run's events. An earlier `generation` is the history from before a restart."""
+        if generation is not None:
+            checked_whole("generation", generation, least=1)
+        row = await self.row()
+        events = await self._app.read(self._app.store.events, self.id, generation or row.generation)
+        await self._app.read(refuse_deleted, self._app.store, row)  # after the events: they may not be all
+        return public_events(events)
+
+    async def published(self) -> dict[str, Any]:
+        """Return the values that the run has published, by name."""
+        row = await self.row()
+        try:
+            values = msgspec.json.decode(row.published or b"{}", type=dict[str, msgspec.Raw])
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise Damaged(f"The published values of run {self.id} cannot be read.") from None
+        return {name: self._app.codec.decode(bytes(payload)) for name, payload in values.items()}
+
+    async def holds(self, *, open_only: bool = True) -> list[HoldRow]:
+        """Return the run's holds, open ones only by default."""
+        return await self._app.read(self._holds_now, checked_flag("open_only", open_only))
+
+    def _holds_now(self, open_only: bool) -> list[HoldRow]:
+        return self._app.store.holds(run=self.id, open_only=open_only)
+
+    async def children(self) -> list["Run[Any]"]:
+        """Return the run's child runs."""
+        rows = await self._app.read(self._app.store.children, self.id)
+        return [Run(self._app, row.id) for row in rows]
+
+    async def signal(self, name: str, value: Any = None, *, id: str | None = None) -> bool:
+        """Send a signal. It is durable when this returns; with an `id`, sending again delivers it once.
+
+        Returns False if it has been sent before: see `App.signal`.
+        """
+        return await self._app.signal(self.id, name, value, id=id)
+
+    async def ask(
+        self, name: str, value: Any = None, *, id: str | None = None, answer: Any = Any, timeout: float | None = None
+    ) -> Any:
+        """Ask the run something and wait for its answer: see `App.ask`."""
+        return await self._app.ask(self.id, name, value, id=id, answer=answer, timeout=timeout)
+
+    async def approvals(self) -> "Sequence[Approval]":
+        """Return what the run waits for a person to answer."""
+        return await self._app.approvals(self.id)
+
+    async def approve(self, answer: Any = True, **options: Any) -> "Approval":
+        """Answer what the run waits for with `everstep.approval`: see `App.approve`."""
+        return await self._app.approve(self.id, answer, **options)
+
+    def stream(self, name: str, *, after: int = 0) -> "AsyncIterator[Entry]":
+        """Give the entries of a stream, each as soon as it is durable, until the run has ended.
+
+        after: the position of the last entry that you have; you get those behind it. From the beginning by default.
+
+        Each entry has its `value`, `position`, `step` and `attempt`. The first one that an attempt at a step writes
+        says so (`entry.first`): what you have of the same step and `generation` came from an attempt that was cut off
+        or failed. Positions go on when the run goes on with a fresh history (`continue_as`), and when it is restarted.
+        """
+        name = checked_name(name, "stream")
+        return read_stream(self._app, self.id, name, checked_whole("after", after))
+
+    async def cancel(self, reason: str = "", *, grace: float = 30.0, now: bool = False) -> None:
+        """Ask the run to stop: see `App.cancel`."""
+        await self._app.cancel(self.id, reason, grace=grace, now=now)
+
+    async def verify(self, *, outside: bool = False) -> Verification:
+        """Check the run's history against its digests. Changes nothing.
+
+        outside: compare the outside with what the run remembers of it as well, and list every difference in `drift`.
+        """
+        checked_flag("outside", outside)
+        row = await self.row()
+        try:
+            history = await self._app.read(verify_whole, self._app.store, self.id)
+        except Damaged as error:
+            return Verification(False, row.head_seq, error.last_good, str(error))
+        except NotReadable as error:
+            return Verification(False, row.head_seq, 0, str(error))
+        found = Verification(True, len(history), history[-1].seq, left_out=getattr(history, "left_out", 0))
+        if outside and row.status not in ENDED:
+            await self._compare_outside(row, history, found)
+        return found
+
+    async def _compare_outside(self, row: RunRow, history: "list[Recorded]", found: Verification) -> None:
+        """Replay the code, without a sound, for its witnesses, and observe what they are about."""
+        try:
+            replayed = await replay_history(self._app, row, DECLARED.named(row.workflow), history, quiet=True)
+        except (UnknownWorkflow, Misuse, NotDecodable) as error:
+            found.problem = f"The outside was not compared, for the code cannot be replayed: {error}"
+            return
+        try:
+            if replayed.differences:
+                found.problem = "The outside was not compared, for the code does not match the history."
+                return
+            drifted = await find_drift(self._app, replayed.execution, ignored=True)
+            found.drift = [{"subject": one.subject, "difference": one.difference} for one in drifted]
+        finally:
+            replayed.execution.evict()
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"

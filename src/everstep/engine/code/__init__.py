@@ -1,0 +1,1 @@
+"""Workflow code: pure and deterministic. No I/O, no clock, no threads."""

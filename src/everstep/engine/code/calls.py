@@ -1,0 +1,179 @@
+"""Calls between workflow code and its steps: what is handed over, and what comes back."""
+
+import asyncio
+import functools
+from collections.abc import Callable
+from contextvars import Context
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from everstep.codec import Signature
+from everstep.effects.step import Step
+from everstep.effects.surroundings import where_is
+from everstep.engine.code.commands import EndRun
+from everstep.engine.code.generations import ContinueRun, continued_by
+from everstep.engine.code.loop import WorkflowFuture, WorkflowLoop
+from everstep.engine.code.stops import stop_in
+from everstep.errors import Misuse, NotDecodable, NotEncodable, OutsideInWorkflow, RunTimedOut
+from everstep.model import mistakes
+from everstep.model.untrusted import Stopped, cause_of, context_of, is_refusal, members_of, traceback_of
+
+if TYPE_CHECKING:
+    from everstep.engine.code.execution import Execution
+
+
+INLINE: set[str] = set()
+"""Modules of frameworks that put plain functions of their users on threads. In a workflow those are workflow code."""
+
+
+def is_inline(function: Callable[..., Any]) -> bool:
+    """Tell whether a function that is to run on a thread is workflow code, as an adapter has said."""
+    return getattr(function, "__module__", None) in INLINE
+
+
+def called_inline(loop: WorkflowLoop, function: Callable[..., Any], args: tuple[Any, ...]) -> WorkflowFuture:
+    """Call such a function here and now, and return a future that is done."""
+    future = loop.create_future()
+    try:
+        future.set_result(function(*args))
+    except Exception as error:  # noqa: BLE001 - whoever awaits it gets it
+        future.set_exception(error)
+    return future
+
+
+def as_declared(value: Any, step: Step) -> Any:
+    """A person gives plain JSON for an outcome: make it what the step says that it returns, if it can be that."""
+    try:
+        return msgspec.convert(value, step.signature.annotations.get("return", Any), strict=True)
+    except (msgspec.ValidationError, TypeError):
+        return value
+
+
+def cannot_await(what: str, name: str, frame: FrameType | None) -> Misuse:
+    """Return what is wrong with a call of something `async` by a `def` workflow."""
+    wrong = mistakes.cannot_await(what, name)
+    return Misuse(f"{where_is(frame)} — {wrong.what}: {wrong.remedy}.")
+
+
+def blocks(what: str, name: str, line: str) -> OutsideInWorkflow:
+    """Return what is wrong with a call of something that is `def` by an `async def` workflow."""
+    wrong = mistakes.blocks(what, name)
+    return OutsideInWorkflow(f"{line} — {wrong.what}: {wrong.remedy}.")
+
+
+def not_running(name: str, run: str) -> Misuse:
+    """Return what is wrong with a call made in the context of workflow code that is not running."""
+    return Misuse(
+        f"{name} was called in the context of the workflow of run {run}, and that is not running now: nobody would "
+        "record the call. Call it in the workflow, or in a context of your own."
+    )
+
+
+def plain_function_on_thread(function: Any, line: str) -> OutsideInWorkflow:
+    """Return what is wrong with a function on a thread that is no step."""
+    wrong = mistakes.plain_function_on_thread(getattr(function, "__qualname__", repr(function)))
+    return OutsideInWorkflow(f"{line + ' — ' if line else ''}{wrong.what}. {wrong.remedy}.")
+
+
+def check_arguments(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The code may have other parameters by now than when the run was started."""
+    try:
+        signature.normalise(args, kwargs)
+    except TypeError as error:
+        raise NotDecodable(str(error)) from None
+
+
+def unwrap_to_thread(
+    function: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """`asyncio.to_thread` hands over `partial(context.run, function, *args)`: return what is inside."""
+    if isinstance(function, functools.partial):
+        inner, kwargs = function.args + args, dict(function.keywords)
+        if getattr(function.func, "__name__", "") == "run" and isinstance(
+            getattr(function.func, "__self__", None), Context
+        ):
+            return inner[0], inner[1:], kwargs
+        return function.func, inner, kwargs
+    return function, args, {}
+
+
+class Failure(NamedTuple):
+    """An error that the code was told of: the failure of a call. `secret`: of the error only its type is shown."""
+
+    error: BaseException
+    call: int
+    secret: bool = False
+
+
+def end_of(execution: "Execution", *, cancelled_late: bool) -> EndRun:
+    """Return the command that ends the run, for code that is done.
+
+    cancelled_late: the cancel came when the code had finished and its end was not durable.
+    """
+    main = execution.main
+    assert main is not None
+    if cancelled_late:
+        return _cancelled(execution)
+    if main.cancelled():
+        return _cancelled(execution) if execution.cancel is not None else _failed(execution, asyncio.CancelledError())
+    error = main.exception()
+    if error is not None:
+        if (wanted := continued_by(error)) is not None:
+            return ContinueRun(wanted.arguments) if execution.cancel is None else _cancelled(execution)
+        if (stop := stop_in(error)) is not None and not _origins(error, execution.failures):
+            raise Stopped(stop)
+        if (refusal := _refusal_in(error)) is not None and not _origins(error, execution.failures):
+            raise refusal
+        return _failed(execution, error)
+    try:
+        payload = execution.codec.encode(main.result(), execution.workflow.signature.result, "the result")
+    except NotEncodable as refused:
+        return _failed(execution, refused)
+    return EndRun("run_completed", payload)
+
+
+def _refusal_in(error: BaseException) -> BaseException | None:
+    """Return what the machine refused the engine, in a command of the code or with one of its values; else None.
+
+    What it refuses the code itself is an error of the code's like any other.
+    """
+    traceback = traceback_of(error) if is_refusal(error) else None
+    is_in_code = False
+    while traceback is not None:
+        module = str(traceback.tb_frame.f_globals.get("__name__"))
+        if module.startswith("everstep.") and (is_in_code or module.startswith("everstep.codec.")):
+            return error
+        is_in_code = is_in_code or module.partition(".")[0] not in ("everstep", "asyncio")
+        traceback = traceback.tb_next
+    return next((found for found in map(_refusal_in, members_of(error)) if found is not None), None)
+
+
+def _cancelled(execution: "Execution") -> EndRun:
+    if execution.cancel is not None and execution.cancel.timeout:
+        return _failed(execution, RunTimedOut(f"The run took longer than {execution.workflow.timeout} s."))
+    return EndRun("run_cancelled")
+
+
+def _failed(execution: "Execution", error: BaseException) -> EndRun:
+    came_from = _origins(error, execution.failures)
+    cause = came_from[0].call if came_from else 0
+    payload = execution.codec.encode_error(error)
+    return EndRun("run_failed", payload, cause, secret=any(failure.secret for failure in came_from))
+
+
+def _origins(error: BaseException, failures: dict[int, Failure]) -> list[Failure]:
+    """Return the failures of calls that this error is or came from, the nearest first; none if it is the code's own."""
+    seen: set[int] = set()
+    found: list[Failure] = []
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if id(one) in failures:
+            found.append(failures[id(one)])
+        todo += [context_of(one), cause_of(one), *members_of(one)]
+    return found

@@ -1,0 +1,464 @@
+"""Commands: what workflow code asks for. Each knows the event that records it, and how to compare itself with one."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from everstep.codec import Arguments, Codec, is_same
+from everstep.effects.step import Step
+from everstep.engine.code.loop import Timer, WorkflowFuture, WorkflowLoop
+from everstep.engine.code.workflow import Workflow
+from everstep.model import events as ev
+from everstep.model.digests import digest_of, step_key
+from everstep.model.secrets import HIDDEN
+
+if TYPE_CHECKING:
+    from everstep.engine.code.execution import Execution
+
+
+PREVIEW_BYTES: Final = 160
+
+
+class Difference(NamedTuple):
+    """Where the code and the history disagree."""
+
+    seq: int
+    what: str
+    recorded: str
+    now: str
+    recorded_source: str = ""
+    now_source: str = ""
+    acceptable: bool = False
+    """Only the arguments of one finished call differ, so a person may accept it."""
+    digest: str = ""
+    """The new arguments' digest, with `acceptable`."""
+    unfinished: str = ""
+    """The step or child that was begun with other arguments and has no outcome; then no person can accept it."""
+
+
+class Command:
+    """Something that workflow code asked for. `kind` is the event that records it."""
+
+    kind: str
+    step = ""
+    call = 0
+    source = ""
+    __slots__ = ()
+
+    def body(self) -> ev.Body:
+        """Return the body of the event that records this command."""
+        raise AssertionError(f"{type(self).__name__} has no body")
+
+    def text(self) -> str:
+        """Return the command as a person would say it."""
+        return self.kind
+
+    def compare(self, recorded: Any) -> tuple[str, bool]:
+        """Return what differs from a recorded event of the same kind ("" if nothing), and if a person may accept it."""
+        return "", False
+
+    def is_just(self, step: str, recorded: Any) -> bool:
+        """Tell whether this is just what a `step_started` records, and take its place from there. If not: `compare`."""
+        return False
+
+    def digest(self) -> str:
+        """Return the arguments' digest, for commands that have one."""
+        return ""
+
+
+class Keyed:
+    """The key of a step with `key=`, and the idempotency key that its body presents once the key is the step's."""
+
+    __slots__ = ("key", "presented")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.presented = ""
+
+
+NOT_RETURNED: Final = object()
+
+
+class StepCall(Command, msgspec.Struct, eq=False):
+    """A call of a step, from the code's request to its outcome."""
+
+    kind = "step_started"
+
+    call: int
+    step: str
+    target: Step
+    arguments: Arguments
+    entropy: str
+    """What its key hangs on: the entropy in force when the code asked for it."""
+    future: "CallFuture"
+    source: str
+    keyed: Keyed | None = None
+    cancelled: bool = False
+    returned: Any = NOT_RETURNED
+    """What its body returned, if that is just what its payload would decode to."""
+    compensates: int = 0
+    """The call that this one undoes, if it is a compensation."""
+    undoes: str = ""
+    """The name of that step."""
+
+    def idempotency_key(self) -> str:
+        """Return what `everstep.key()` is in the step's body."""
+        if self.keyed is not None:
+            return self.keyed.presented
+        return step_key(self.entropy, self.step, self.arguments.digest)
+
+    @property
+    def own_key(self) -> str:
+        """The key that its author gave it (`key=`), if any."""
+        return self.keyed.key if self.keyed is not None else ""
+
+    def follow(self, recorded: str) -> None:
+        """Go on with the key that the history has: a step that was begun without one has none."""
+        self.keyed = Keyed(recorded) if recorded else None
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether nobody is shown what it is given, returns and raises."""
+        return self.target.secret
+
+    def body(self) -> ev.StepStarted:
+        payload, digest, _, _ = self.arguments
+        target = self.target
+        if target.secret:
+            return ev.StepStarted(self.call, digest, target.effect, "", self.source, secret=True)
+        preview = payload[:PREVIEW_BYTES].decode("utf-8", "replace")
+        return ev.StepStarted(self.call, digest, target.effect, preview, self.source)
+
+    def text(self) -> str:
+        return f"step {self.step}({self.shown_arguments()}) [{self.target.effect}]"
+
+    def shown_arguments(self, most: int = PREVIEW_BYTES) -> str:
+        """Return the arguments as a person may see them."""
+        return HIDDEN if self.is_secret else preview_of(self.arguments, most)
+
+    def digest(self) -> str:
+        return self.arguments.digest
+
+    def is_just(self, step: str, recorded: ev.StepStarted) -> bool:
+        if self.step != step or recorded.arguments != self.arguments.digest or recorded.effect != self.target.effect:
+            return False
+        self.source = self.source or recorded.source
+        return self.target.is_plain and not (recorded.key or recorded.compensate or recorded.compensates)
+
+    def compare(self, recorded: ev.StepStarted | ev.KeyTaken) -> tuple[str, bool]:
+        if recorded.effect != self.target.effect:
+            return "contract", False
+        if getattr(recorded, "compensate", "") and self.target.compensate is None:
+            return "compensation", True
+        if recorded.arguments != self.arguments.digest:
+            return "arguments", True
+        if recorded.key and (self.keyed is None or recorded.key != self.keyed.key):
+            return "key", False
+        return "", False
+
+
+class CompensationCall(StepCall, eq=False, kw_only=True):
+    """A step that undoes another one, when the run has failed or is rolled back. No code waits for it."""
+
+    hides: bool
+    """Whether it is given the outcome of a secret step."""
+
+    @property
+    def is_secret(self) -> bool:
+        return self.hides or self.target.secret
+
+    def body(self) -> ev.StepStarted:
+        body = super().body()
+        body.compensates = self.compensates
+        if self.hides:
+            body.preview, body.secret = "", True
+        return body
+
+    def text(self) -> str:
+        return f"compensation {self.step}({self.shown_arguments()}) [{self.target.effect}] of {self.undoes}"
+
+    def compare(self, recorded: ev.StepStarted | ev.KeyTaken) -> tuple[str, bool]:
+        if getattr(recorded, "compensates", 0) != self.compensates:
+            return "compensation", False
+        return super().compare(recorded)
+
+
+class CancelStep(Command):
+    """The code no longer waits for a step."""
+
+    kind = "step_cancelled"
+    __slots__ = ("call", "step", "target")
+
+    def __init__(self, call: int, target: StepCall) -> None:
+        self.call = call
+        self.target = target
+        self.step = target.step
+
+    def body(self) -> ev.StepCancelled:
+        return ev.StepCancelled(self.call, self.target.call)
+
+    def text(self) -> str:
+        return f"cancel of step {self.step}"
+
+    def compare(self, recorded: ev.StepCancelled) -> tuple[str, bool]:
+        return ("", False) if recorded.step_call == self.target.call else ("step", False)
+
+
+class StartTimer(Command):
+    """A timer that is still pending at rest."""
+
+    kind = "timer_started"
+    __slots__ = ("call", "source", "timer")
+
+    def __init__(self, call: int, timer: Timer) -> None:
+        self.call = call
+        self.timer = timer
+        self.source = timer.source
+        timer.call = call
+
+    def body(self) -> ev.TimerStarted:
+        return ev.TimerStarted(self.call, self.timer.duration, self.timer.deadline, self.source)
+
+    def text(self) -> str:
+        return f"timer of {self.timer.duration / 1e6:g} s"
+
+    def compare(self, recorded: ev.TimerStarted) -> tuple[str, bool]:
+        return ("", False) if recorded.duration == self.timer.duration else ("duration", False)
+
+
+class AwaitSignal(Command):
+    """A `receive`."""
+
+    kind = "signal_awaited"
+    __slots__ = ("call", "future", "name", "source", "type_text", "types")
+
+    def __init__(self, call: int, name: str, type_text: str, types: Any, future: WorkflowFuture, source: str) -> None:
+        self.call = call
+        self.name = name
+        self.type_text = type_text
+        self.types = types
+        self.future = future
+        self.source = source
+
+    def decode(self, codec: Codec, payload: bytes) -> Any:
+        """Return the value of a signal. Raises `NotDecodable` if it is not of the type that the code asked for."""
+        from everstep.engine.code.signals import decode_signal
+
+        return decode_signal(codec, payload, *self.types)
+
+    def body(self) -> ev.Body:
+        return ev.SignalAwaited(self.call, self.name, self.type_text, self.source)
+
+    def text(self) -> str:
+        return f"receive {self.name!r} as {self.type_text}"
+
+    def compare(self, recorded: ev.SignalAwaited) -> tuple[str, bool]:
+        if recorded.name != self.name:
+            return "signal name", False
+        return ("", False) if recorded.type == self.type_text else ("signal type", False)
+
+
+class RejectSignal(Command):
+    """A signal that does not decode as the type asked for."""
+
+    kind = "signal_rejected"
+    __slots__ = ("call", "name", "number", "why")
+
+    def __init__(self, call: int, name: str, number: int, why: str) -> None:
+        self.call = call
+        self.name = name
+        self.number = number
+        self.why = why
+
+    def body(self) -> ev.SignalRejected:
+        return ev.SignalRejected(self.call, self.name, self.number, self.why)
+
+    def text(self) -> str:
+        return f"rejection of signal {self.name!r}"
+
+    def compare(self, recorded: ev.SignalRejected) -> tuple[str, bool]:
+        return ("", False) if recorded.number == self.number else ("signal", False)
+
+
+class ChildCall(Command):
+    """A child run, from its start to its end."""
+
+    kind = "child_started"
+    __slots__ = ("arguments", "call", "future", "is_told_to_stop", "run", "source", "step", "target")
+
+    def __init__(
+        self, call: int, run: str, target: Workflow, arguments: Arguments, future: "CallFuture", source: str
+    ) -> None:
+        self.call = call
+        self.run = run
+        self.target = target
+        self.step = target.name
+        self.arguments = arguments
+        self.future = future
+        self.source = source
+        self.is_told_to_stop = False
+        """Whether the code has asked it to stop; perhaps before there was room for it in the budget."""
+
+    def body(self) -> ev.ChildStarted:
+        target = self.target
+        digest, preview = self.arguments.digest, preview_of(self.arguments)
+        return ev.ChildStarted(self.call, self.run, target.name, digest, target.on_parent_end, preview, self.source)
+
+    def text(self) -> str:
+        return f"child run {self.run} of {self.target.name}({preview_of(self.arguments)})"
+
+    def digest(self) -> str:
+        return self.arguments.digest
+
+    def compare(self, recorded: ev.ChildStarted) -> tuple[str, bool]:
+        if recorded.workflow != self.target.name:
+            return "child workflow", False
+        if recorded.run != self.run:
+            return "child id", False
+        return ("", False) if recorded.arguments == self.arguments.digest else ("arguments", True)
+
+
+class CancelChild(Command):
+    """The code no longer waits for a child that it called directly."""
+
+    kind = "child_cancelled"
+    __slots__ = ("call", "step", "target")
+
+    def __init__(self, call: int, target: ChildCall) -> None:
+        self.call = call
+        self.target = target
+        self.step = target.step
+
+    def body(self) -> ev.ChildCancelled:
+        return ev.ChildCancelled(self.call, self.target.call)
+
+    def text(self) -> str:
+        return f"cancel of child run {self.target.run}"
+
+    def compare(self, recorded: ev.ChildCancelled) -> tuple[str, bool]:
+        return ("", False) if recorded.child_call == self.target.call else ("child", False)
+
+
+class PublishValue(Command):
+    """A `publish`."""
+
+    kind = "value_published"
+    __slots__ = ("call", "name", "payload", "source")
+
+    def __init__(self, call: int, name: str, payload: bytes, source: str) -> None:
+        self.call = call
+        self.name = name
+        self.payload = payload
+        self.source = source
+
+    def body(self) -> ev.ValuePublished:
+        return ev.ValuePublished(self.call, self.name, msgspec.Raw(self.payload))
+
+    def text(self) -> str:
+        return f"publish {self.name!r}"
+
+    def compare(self, recorded: ev.ValuePublished) -> tuple[str, bool]:
+        return ("", False) if recorded.name == self.name else ("name", False)
+
+
+class BeginCompensation(Command):
+    """The code has failed, and what it did is undone before the run ends."""
+
+    kind = "compensation_started"
+    __slots__ = ("call", "end", "steps")
+
+    def __init__(self, call: int, end: "EndRun", steps: list[int]) -> None:
+        self.call = call
+        self.end = end
+        self.steps = steps
+
+    def body(self) -> ev.CompensationStarted:
+        end = self.end
+        error = msgspec.Raw(end.payload)
+        return ev.CompensationStarted(self.call, "failure", self.steps, error, cause=end.cause, secret=end.secret)
+
+    def text(self) -> str:
+        return "raise an error, and compensate"
+
+
+class EndRun(Command):
+    """The code is done: a result, an error, or a cancel that it followed. Or it was rolled back."""
+
+    __slots__ = ("cause", "kind", "payload", "rolled_back", "secret")
+
+    def __init__(
+        self, kind: str, payload: bytes = b"", cause: int = 0, *, rolled_back: bool = False, secret: bool = False
+    ) -> None:
+        self.kind = kind
+        self.payload = payload
+        self.cause = cause
+        self.rolled_back = rolled_back
+        self.secret = secret
+
+    def body(self) -> ev.Body:
+        if self.kind == "run_completed":
+            return ev.RunCompleted(msgspec.Raw(self.payload))
+        if self.kind == "run_failed":
+            return ev.RunFailed(msgspec.Raw(self.payload), "", self.cause, secret=self.secret)
+        return ev.RunCancelled(rolled_back=self.rolled_back)
+
+    def compare(self, recorded: Any) -> tuple[str, bool]:
+        if self.kind != "run_completed":
+            return "", False
+        same = digest_of(self.payload).hex() == recorded.ref if recorded.ref else is_same(recorded.value, self.payload)
+        return ("", False) if same else ("result", False)
+
+    def text(self) -> str:
+        return {"run_completed": "return", "run_failed": "raise an error", "run_cancelled": "stop, cancelled"}[
+            self.kind
+        ]
+
+
+class CallFuture(WorkflowFuture):
+    """The future of a step or child call. When the code stops waiting for it, that is a command too."""
+
+    __slots__ = ("_cancel_wanted", "execution", "is_cancel_wanted", "target")
+    execution: "Execution"
+    target: StepCall | ChildCall | None
+    is_cancel_wanted: bool
+    """Whether the code was cancelled, and is not told before the step is settled."""
+    _cancel_wanted: tuple[Any] | None
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Stop waiting. An effect that must not happen twice is settled first; the code is cancelled after that."""
+        if self.done():
+            return False
+        if isinstance(self.target, StepCall) and self.execution.must_settle(self.target):
+            self._cancel_wanted, self.is_cancel_wanted = (msg,), True
+            return True
+        if self.target is not None:
+            self.execution.stop_waiting(self.target)
+        return super().cancel(msg)
+
+    def cancel_if_wanted(self) -> bool:
+        """Cancel now if the code had been cancelled while the step was not settled."""
+        return self._cancel_wanted is not None and asyncio.Future.cancel(self, *self._cancel_wanted)
+
+
+_new_future: Final = asyncio.Future.__new__
+_init_future: Final = asyncio.Future.__init__
+
+
+def call_future(loop: WorkflowLoop, execution: "Execution") -> CallFuture:
+    """Return the future of a call. A constructor in Python would take twice the time: it is called through C."""
+    future: CallFuture = _new_future(CallFuture)
+    loop.created = future.number = loop.created + 1
+    future.execution = execution
+    future.target = future._cancel_wanted = None
+    future.is_cancel_wanted = False
+    if loop.is_guarded:  # it is the running loop, which a future finds by itself quicker than as an argument
+        _init_future(future)
+    else:
+        _init_future(future, loop=loop)
+    return future
+
+
+def preview_of(arguments: Arguments, most: int = PREVIEW_BYTES) -> str:
+    """Return the bounded text of a call's arguments that the history keeps."""
+    return arguments.payload[:most].decode("utf-8", "replace")

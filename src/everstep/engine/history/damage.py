@@ -1,0 +1,169 @@
+"""What is wrong with a damaged run, and what of it can still be believed. Reads only."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from everstep.engine.history.journal import restore_payload
+from everstep.engine.history.verify import Recorded, load_verified, refs_of, verified, verify_payloads
+from everstep.errors import Damaged
+from everstep.model.carried import Carried, undoing_entropy
+from everstep.model.chains import ChainKeys
+from everstep.model.contracts import may_run_again
+from everstep.model.digests import step_key
+from everstep.model.events import EventRow, decode_body
+from everstep.model.forked import switches
+from everstep.stores.protocol import RunRow, Store
+
+
+class Diagnosis(msgspec.Struct):
+    """A run's history as far as it is good, and what comes after."""
+
+    problem: str
+    """What is damaged; nothing if the run is sound."""
+    generation: int
+    good: list[Recorded]
+    digest: bytes
+    """That of the last good event."""
+    rest: list[EventRow]
+    """The rows after the last good event, damaged or not."""
+    lost: bool
+    """Whether there was, or may have been, anything after the last good event."""
+    payloads: list[str]
+    """Digests of payloads that are damaged."""
+    unseen: list[str] = []
+    """Steps that were begun after the last good event, as somebody remembers who saw more of the history."""
+    unseen_by: list[str] = []
+
+    @property
+    def last_good(self) -> int:
+        """The number of the last event that can be believed."""
+        return len(self.good)
+
+    @property
+    def is_repairable(self) -> bool:
+        """Whether there is anything to go on from."""
+        return bool(self.good)
+
+
+def diagnose(store: Store, row: RunRow) -> Diagnosis:
+    """Find out how much of a run is good."""
+    problem = ""
+    try:
+        verify_payloads(store, row, load_verified(store, row))
+    except Damaged as damage:
+        problem = str(damage)
+    generation = _generation(store, row)
+    events = store.events(row.id, generation)
+    good, why = _good_part(events, row, generation, store.chain)
+    damaged = _damaged_payloads(store, row.id, good)
+    for event in good:
+        if damaged.intersection(refs_of(event.body)):
+            good = good[: event.seq - 1]
+            break
+    digest = events[len(good) - 1].digest if good else b""
+    # If the row's head is the last good event, whatever follows that was never part of the history.
+    lost = digest != row.head_digest
+    return Diagnosis(problem or why, generation, good, digest, events[len(good) :], lost, sorted(damaged))
+
+
+def _generation(store: Store, row: RunRow) -> int:
+    """Return the generation that the row means: its own if there are events of it, else the newest that there is."""
+    there = store.generations(row.id)
+    newest = [one for one in there if one > 0]
+    return row.generation if row.generation in there or not newest else newest[-1]
+
+
+def _good_part(
+    events: Sequence[EventRow], row: RunRow, generation: int, chain: ChainKeys
+) -> tuple[list[Recorded], str]:
+    """Return the events from the first on that follow from each other, and why they end, if others follow."""
+    count, why = len(events), ""
+    while count:
+        last = events[count - 1]
+        claimed = msgspec.structs.replace(row, generation=generation, head_seq=last.seq, head_digest=last.digest)
+        try:
+            return verified(events[:count], claimed, chain), why
+        except Damaged as damage:
+            why = why or str(damage)
+            count = min(damage.last_good, count - 1)
+    return [], why
+
+
+def _damaged_payloads(store: Store, run: str, history: Sequence[Recorded]) -> set[str]:
+    """Return the digests of payloads that are missing or do not match."""
+    damaged: set[str] = set()
+    for ref in {ref for event in history for ref in refs_of(event.body)}:
+        try:
+            restore_payload(store.payload(run, ref), ref)
+        except Damaged:
+            damaged.add(ref)
+    return damaged
+
+
+class UnseenStep(msgspec.Struct):
+    """A step that was begun, as far as can be told, and whose outcome a repaired history does not know."""
+
+    step: str
+    effect: str
+    seq: int
+    key: str = ""
+    """What `everstep.key()` gave in its body; of a step with a key of its own (`key=`), that one."""
+
+
+def steps_in(found: Diagnosis) -> tuple[list[UnseenStep], list[str], int]:
+    """Return the steps that were begun in the rest of a history, who began them, and how many rows cannot be read.
+
+    None of it can be relied upon: it is for a person, who looks outside for what is named here.
+    """
+    entropy, carried = _entropy(found.good), _carried(found.good)
+    steps: list[UnseenStep] = []
+    workers: set[str] = set()
+    unreadable = 0
+    for event in found.rest:
+        try:
+            body: Any = decode_body(event.kind, event.body)
+        except (msgspec.MsgspecError, KeyError):
+            unreadable += 1
+            continue
+        if event.kind == "step_started" and body.effect != "read":
+            own = undoing_entropy(carried, entropy, body.compensates) if body.compensates else entropy
+            key = body.key or step_key(own, event.step, body.arguments)
+            steps.append(UnseenStep(event.step, body.effect, event.seq, key))
+            workers.update({body.by} - {""})
+    return steps, sorted(workers), unreadable
+
+
+def _entropy(history: Sequence[Recorded]) -> str:
+    """Return the random bits that keys hang on at the end of a history."""
+    if not history:
+        return ""
+    found = [(1, history[0].body.entropy)]
+    found += [one for one in switches(history[0].body) if one[0] <= len(history)]
+    found += [(event.seq, event.body.entropy) for event in history if event.kind == "run_retried"]
+    return str(max(found, key=lambda one: one[0])[1])
+
+
+def _carried(history: Sequence[Recorded]) -> Carried | None:
+    """Return what the run has taken along from older generations."""
+    return history[0].body.carried if history else None
+
+
+def open_steps(good: Sequence[Recorded]) -> list[UnseenStep]:
+    """Return the steps that were begun in the good part and have no outcome there; reads do not matter."""
+    begun: dict[int, UnseenStep] = {}
+    for event in good:
+        kind, body = event.kind, event.body
+        if kind == "step_started" and body.effect != "read":
+            entropy = _entropy(good[: event.seq])
+            own = undoing_entropy(_carried(good), entropy, body.compensates) if body.compensates else entropy
+            key = body.key or step_key(own, event.step, body.arguments)
+            begun[body.call] = UnseenStep(event.step, body.effect, event.seq, key)
+        elif kind in ("step_completed", "step_failed", "step_shared"):
+            begun.pop(body.call, None)
+        elif kind == "step_cancelled" and body.step_call in begun and may_run_again(begun[body.step_call].effect):  # type: ignore[arg-type]
+            begun.pop(body.step_call)
+        elif kind == "run_retried":
+            begun = {call: step for call, step in begun.items() if step.seq < body.voids}
+    return list(begun.values())

@@ -1,0 +1,60 @@
+"""Outcomes of effects that a retry went back over: they are given to the same calls when the code asks again."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from everstep.engine.history.verify import Recorded
+from everstep.model import events as ev
+
+
+class KeptOutcome(msgspec.Struct, omit_defaults=True):
+    """The outcome of an effect that a retry went back over. `retried` is the number of that retry's event."""
+
+    retried: int
+    step: str
+    arguments: str
+    value: msgspec.Raw = ev.NO_PAYLOAD
+    ref: str = ""
+
+
+class Kept:
+    """Outcomes of effects that retries went back over, until the code asks for them again."""
+
+    def __init__(self, outcomes: Sequence[KeptOutcome] = ()) -> None:
+        self.outcomes = list(outcomes)
+
+    def add(self, outcomes: Sequence[KeptOutcome]) -> None:
+        """Keep outcomes."""
+        self.outcomes += outcomes
+
+    def take(self, step: str, arguments: str) -> KeptOutcome | None:
+        """Return the first outcome of the same step with the same arguments, once."""
+        for outcome in self.outcomes:
+            if (outcome.step, outcome.arguments) == (_name(step), arguments):
+                self.outcomes.remove(outcome)
+                return outcome
+        return None
+
+    def forget_since(self, voids: int) -> None:
+        """A later retry goes back over an earlier one as well, and keeps all that has happened since itself."""
+        self.outcomes = [outcome for outcome in self.outcomes if outcome.retried < voids]
+
+
+def _name(step: str) -> str:
+    """Return a step's name without the number of its visit, which may be another one now."""
+    return step.partition("#")[0]
+
+
+def kept_by(events: Sequence[Recorded], retried: Recorded) -> list[KeptOutcome]:
+    """Return the outcomes of the effects that a retry was allowed to go back over, from the events that it voids."""
+    wanted = set(retried.body.crossed)
+    started: dict[int, Recorded] = {}
+    found = []
+    for event in events:
+        if event.kind == "key_taken" or (event.kind == "step_started" and event.body.attempt == 1):
+            started[event.body.call] = event
+        elif event.seq in wanted:
+            begun, body = started[event.body.call], event.body
+            found.append(KeptOutcome(retried.seq, _name(begun.step), begun.body.arguments, body.value, body.ref))
+    return found

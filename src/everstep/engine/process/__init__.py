@@ -1,0 +1,1 @@
+"""Many runs in one process: claiming, committing, leases, queues, schedules."""

@@ -1,0 +1,231 @@
+"""What an app does in the background: what fails there is logged, tried again, counted and shown.
+
+Each kind of work has a name. Work that fails is tried again, after a pause that grows up to a few seconds; a task that
+was cancelled with all others of the application begins again. How often each has failed, and what fails now, is in the
+worker's row, in its health answer and in `everstep doctor`. While anything has failed for longer than the app's
+patience, the app takes up no more runs of others; it begins again by itself when that work succeeds.
+
+What fails for one run alone is not here: see `stumbling.py`.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from everstep.engine.process.worker_row import Trouble
+from everstep.errors import StoreFailed
+from everstep.model.untrusted import described, is_a, logger, type_name
+
+if TYPE_CHECKING:
+    from everstep.engine.process.host import Host
+
+
+log = logger("everstep.background")
+
+R = TypeVar("R")
+
+PATIENCE_SECONDS: Final = 60.0
+"""After this time without success of any background work, an app stops claiming runs."""
+FIRST_SECONDS: Final = 0.1
+MOST_SECONDS: Final = 5.0
+"""Work that failed is tried again after 0.1, 0.2, 0.4 … 5 seconds."""
+
+
+def pause_after(failures: int) -> float:
+    """Return the seconds to wait after this many failures in a row."""
+    return float(min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(failures - 1, 20)))
+
+
+class _Work:
+    """One kind of work, and how it fares."""
+
+    __slots__ = ("again_at", "endless", "failing_since", "in_a_row", "make", "said", "task", "timer", "trouble")
+
+    def __init__(self) -> None:
+        self.trouble = Trouble()
+        self.in_a_row = 0
+        self.endless = False
+        self.failing_since = self.again_at = 0.0
+        self.said = ""
+        self.make: Callable[[], Coroutine[Any, Any, Any]] | None = None
+        """What makes the coroutine of its task."""
+        self.task: asyncio.Task[Any] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Background:
+    """The background work of an app, by name."""
+
+    def __init__(self, app: "Host", patience: float) -> None:
+        self._app = app
+        self._patience = patience
+        self._works: dict[str, _Work] = {}
+        self._is_closing = False
+        self.not_claiming = ""
+        """Why this app takes up no more runs of others, when that was last looked at."""
+
+    # -- failures and successes ------------------------------------------------------------------------------------
+    def failed(self, name: str, error: BaseException) -> float:
+        """Log and count a failure, and return the seconds after which the work should be tried again."""
+        work, now = self._works.setdefault(name, _Work()), self._app.loop.time()
+        if is_a(error, StoreFailed) and not self._app.is_failed:
+            self._app.fail(error)  # no work that succeeds later can mend that
+        work.trouble.failures += 1
+        work.trouble.error = type_name(error)
+        if work.in_a_row and now < work.again_at:
+            return work.again_at - now  # it was said just now
+        if not work.in_a_row:
+            work.failing_since, work.trouble.since = now, self._app.clock.now()
+            self._app.pump.say_soon()
+        work.in_a_row += 1
+        pause = pause_after(work.in_a_row)
+        work.again_at = now + pause
+        is_known = work.said == (said := described(error))
+        work.said = said
+        text = "Background work failed (%s), and is tried again in %g s: %s"
+        log.error(text, name, pause, said, exc_info=None if is_known else error)
+        self.why_not_claiming()
+        return pause
+
+    def note(self, name: str, error: BaseException) -> None:
+        """Count what went wrong and is over by now. Whoever saw it has logged it."""
+        trouble = self._works.setdefault(name, _Work()).trouble
+        trouble.failures += 1
+        trouble.error = type_name(error)
+        self._app.pump.say_soon()
+
+    def works(self, name: str) -> None:
+        """The work has succeeded."""
+        work = self._works.get(name)
+        if work is not None and work.in_a_row:
+            log.warning("Background work goes on (%s), after %d failures.", name, work.in_a_row)
+            work.in_a_row, work.trouble.since, work.again_at, work.said = 0, 0, 0.0, ""
+            self._app.pump.say_soon()
+            self.why_not_claiming()
+
+    def may_try(self, name: str) -> bool:
+        """Tell whether the work is not in the pause after a failure."""
+        work = self._works.get(name)
+        return work is None or not work.in_a_row or self._app.loop.time() >= work.again_at
+
+    def attempt(self, name: str, function: Callable[..., R], *args: Any) -> R | None:
+        """Do a piece of work, unless it failed just now. What it raises is noted here; then None is returned."""
+        if not self.may_try(name):
+            return None
+        try:
+            result = function(*args)
+        except Exception as error:  # noqa: BLE001  # whatever it is, other work goes on
+            self.failed(name, error)
+            return None
+        self.works(name)
+        return result
+
+    async def attempt_async(self, name: str, function: Callable[..., Coroutine[Any, Any, R]], *args: Any) -> R | None:
+        """Do the same with a coroutine function."""
+        if not self.may_try(name):
+            return None
+        try:
+            result = await function(*args)
+        except Exception as error:  # noqa: BLE001  # whatever it is, other work goes on
+            self.failed(name, error)
+            return None
+        self.works(name)
+        return result
+
+    # -- tasks -----------------------------------------------------------------------------------------------------
+    def keep(self, name: str, make: Callable[[], Coroutine[Any, Any, Any]], *, endless: bool = False) -> None:
+        """Run a task until it returns. One that raises, or is cancelled by the application, begins again.
+
+        While there is such a task, or one is about to begin again, there is no second. `endless`: it never returns by
+        itself.
+        """
+        work = self._works.setdefault(name, _Work())
+        work.endless = endless
+        if work.timer is None and (work.task is None or work.task.done()):
+            work.make = make
+            self._begin(name, work)
+
+    def is_under_way(self, name: str) -> bool:
+        """Tell whether a task is under way."""
+        work = self._works.get(name)
+        return work is not None and work.task is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any task is under way that will return."""
+        return any(work.task is not None and not work.endless for work in self._works.values())
+
+    def _begin(self, name: str, work: _Work) -> None:
+        work.timer = None
+        if self._is_closing or work.make is None:
+            return
+        try:
+            work.task = self._app.loop.create_task(work.make(), context=self._app.context.copy())
+        except Exception as error:  # noqa: BLE001  # there is no memory for it just now
+            work.timer = self._app.loop.call_later(self.failed(name, error), self._begin, name, work)
+            return
+        work.task.add_done_callback(lambda task: self._ended(name, work, task))
+
+    def _ended(self, name: str, work: _Work, task: "asyncio.Task[Any]") -> None:
+        if work.task is task:
+            work.task = None
+        error = asyncio.CancelledError("the application cancelled it") if task.cancelled() else task.exception()
+        if error is None:
+            self.works(name)
+        elif work.task is None and work.make is not None and not self._is_closing:
+            work.timer = self._app.loop.call_later(self.failed(name, error), self._begin, name, work)
+
+    async def end(self, name: str, *, cancel: bool = False) -> None:
+        """Let a task come to its end and wait for that; it does not begin again."""
+        if (task := self.let_end(name)) is not None:
+            if cancel:
+                task.cancel()
+            await asyncio.wait([task])
+
+    def let_end(self, name: str) -> "asyncio.Task[Any] | None":
+        """Do not begin a task again, and return it if it is under way."""
+        work = self._works.get(name)
+        if work is None:
+            return None
+        work.make = None
+        if work.timer is not None:
+            work.timer.cancel()
+            work.timer = None
+        return work.task
+
+    def close(self) -> list["asyncio.Task[Any]"]:
+        """Begin nothing again. Returns the tasks that are under way, cancelled."""
+        self._is_closing = True
+        tasks = []
+        for work in self._works.values():
+            if work.timer is not None:
+                work.timer.cancel()
+            if work.task is not None:
+                work.task.cancel()
+                tasks.append(work.task)
+        return tasks
+
+    # -- what others see -------------------------------------------------------------------------------------------
+    def why_not_claiming(self) -> str:
+        """Say why this app takes up no more runs of others; "" if it does. A change of that is logged."""
+        now = self._app.loop.time()
+        failing = {name: now - work.failing_since for name, work in self._works.items() if work.in_a_row}
+        late = [f"{name} ({self._works[name].trouble.error})" for name in failing if failing[name] >= self._patience]
+        why = f"no success for {self._patience:g} s or more: {', '.join(sorted(late))}" if late else ""
+        if why and not self.not_claiming:
+            log.error("This app takes up no more runs of others until that succeeds: %s.", why)
+            self._app.pump.say_soon()
+        elif self.not_claiming and not why:
+            log.warning("This app takes up runs of others again.")
+            self._app.pump.nudge()
+        self.not_claiming = why
+        return why
+
+    @property
+    def has_failing(self) -> bool:
+        """Whether anything has failed and not succeeded since."""
+        return any(work.in_a_row for work in self._works.values())
+
+    def troubles(self) -> dict[str, Trouble]:
+        """Return what has failed since the app was opened, by name."""
+        return {name: work.trouble for name, work in self._works.items() if work.trouble.failures}

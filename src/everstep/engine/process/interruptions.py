@@ -1,0 +1,175 @@
+"""Runs whose code, or one of whose bodies, was stopped: they leave memory unfinished and are taken up after a pause.
+
+Each time counts like the death of a process: a run that is stopped again and again without getting any further is held
+as `poisoned`. A cancellation counts only if the app outlives it. An application that ends cancels its tasks, and that
+is no fault of theirs.
+"""
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from everstep.engine.code.stops import pass_on
+from everstep.engine.history.clock import Alarm, microseconds, set_alarm
+from everstep.engine.process.background import pause_after
+from everstep.engine.run.driver import Driver
+from everstep.engine.run.holds import HoldReport
+from everstep.errors import StoreError
+from everstep.model.untrusted import Stopped, described, is_a, is_refusal, logger, type_name
+from everstep.stores.protocol import Claim, Claimed, Release, RunRow
+
+if TYPE_CHECKING:
+    from everstep.engine.process.host import Host
+
+
+log = logger("everstep.run")
+
+FIRST_SECONDS: Final = 1.0
+MOST_SECONDS: Final = 60.0
+"""A run that was stopped is taken up again after 1, 2, 4 … 60 seconds."""
+
+
+class Interrupted:
+    """The runs of an app that were stopped, and have not ended since."""
+
+    def __init__(self, app: "Host") -> None:
+        self._app = app
+        self._counts: dict[str, int] = {}
+        self._alarms: dict[str, Alarm] = {}
+        self._causes: dict[str, str] = {}
+
+    def is_pausing(self, run: str) -> bool:
+        """Tell whether a run is not to be taken up here yet."""
+        return run in self._alarms
+
+    def cause(self, run: str) -> str:
+        """Return what stopped a run here last; "" if nothing did."""
+        return self._causes.get(run, "")
+
+    def leave(self, driver: "Driver", stop: BaseException, where: str) -> None:
+        """A driven run was stopped: let it leave memory, and come back later."""
+        self._app.let_go(driver)
+        self.set_aside(driver.row, stop, where)
+
+    def set_aside(self, row: RunRow, stop: BaseException, where: str) -> None:
+        """A claimed run was stopped, and is not in memory. If all of the process is to stop, that follows."""
+        app, run = self._app, row.id
+        count = self._counts[run] = self._counts.get(run, 0) + 1
+        pause = min(MOST_SECONDS, FIRST_SECONDS * 2.0 ** min(count - 1, 20))
+        said = stop if isinstance(stop, Stopped) else Stopped(stop)
+        cause = self._causes[run] = f"{where} raised {said}"
+        log.warning("Run %s was stopped and is unfinished: %s. It is taken up again in %g s.", run, cause, pause)
+        until = app.clock.now() + microseconds(pause)
+        release = Release(run, row.epoch, "queued", died=True)
+        take_up = functools.partial(self._take_up, run)
+        again: Callable[[], object] = take_up
+        if isinstance(
+            stop, asyncio.CancelledError
+        ):  # the application may be about to end: count it only after the pause
+            again = functools.partial(app.returns.give_back, release, take_up)
+        else:
+            app.returns.give_back(release)  # submitted at once: what stops the process may leave no task a turn
+        if not app.draining:
+            self._alarms[run] = set_alarm(app.clock, app.loop, until, functools.partial(self._ring, run, again))
+        pass_on(stop, app.loop)
+
+    def _ring(self, run: str, again: Callable[[], object]) -> None:
+        self._alarms.pop(run, None)
+        if not self._app.draining:
+            again()
+
+    def _take_up(self, run: str) -> None:
+        self._app.want(run)
+        self._app.spawn(self._app.take_up_run(run), run=run)
+
+    def forget(self, run: str) -> None:
+        """A run has ended, or is held."""
+        self._counts.pop(run, None)
+        self._causes.pop(run, None)
+
+    def close(self) -> None:
+        """The app stops: others take up what waits here."""
+        for alarm in self._alarms.values():
+            alarm.cancel()
+        self._alarms.clear()
+
+
+STUMBLES_MAX: Final = 5
+"""A run that stumbles this often is held."""
+CALM_SECONDS: Final = 60.0
+"""After this time without one, stumbles are counted from the beginning."""
+
+
+class Stumbling:
+    """The runs of an app that have stumbled and have not ended since."""
+
+    def __init__(self, app: "Host") -> None:
+        self._app = app
+        self._counts: dict[str, tuple[int, float]] = {}
+        """How often a run has stumbled by its own fault, and when it last did."""
+        self._refusals: dict[str, int] = {}
+
+    def leave(self, driver: "Driver", error: BaseException, *, is_own: bool = True) -> None:
+        """What the engine did for a run raised: it leaves memory, and is taken up again later."""
+        app = self._app
+        there = app.drivers.get(driver.run)
+        if there is driver and is_a(error, Stopped):  # by a user's function that the engine asked something
+            app.interrupted.leave(driver, error, "what the engine asked of its code")
+            return
+        if there is driver:
+            del app.drivers[driver.run]
+            app.pump.has_left()
+        app.resting.forget(driver)
+        try:
+            driver.stop()
+        except Exception:
+            log.exception("Run %s did not leave memory in good order", driver.run)
+        if there is driver or there is None:
+            self.take_later(driver.run, error, is_own=is_own)
+
+    def take_later(self, run: str, error: BaseException, *, is_own: bool = True) -> None:
+        """Take a run up again after a pause. Until then it is let alone."""
+        app, now = self._app, self._app.loop.time()
+        if is_own and not is_refusal(error) and not is_a(error, StoreError):
+            count, last = self._counts.get(run, (0, now))
+            count = count + 1 if now - last < CALM_SECONDS else 1
+            self._counts[run] = (count, now)
+        else:
+            count = self._refusals[run] = self._refusals.get(run, 0) + 1
+        pause = pause_after(count)
+        text = "The engine failed while it drove run %s, and takes it up again in %g s: %s"
+        log.error(text, run, pause, described(error), exc_info=error)
+        app.put_aside(run)
+        app.loop.call_later(pause, self._take_again, run, type_name(error))
+
+    def _take_again(self, run: str, error: str) -> None:
+        app = self._app
+        app.put_back(run)
+        if app.draining or app.is_failed or run in app.drivers:
+            return
+        if self._counts.get(run, (0, 0.0))[0] >= STUMBLES_MAX:
+            app.spawn(self._hold(run, error), run=run)
+        else:
+            app.want(run)
+            app.pump.nudge()
+
+    async def _hold(self, run: str, error: str) -> None:
+        """Hold a run that stumbles again and again: no worker can go on with it as it is."""
+        app = self._app
+        with app.setting_aside(run):
+            await app.become_worker()
+            claim = Claim(run, app.worker, app.clock.now(), ("queued", "running", "waiting"))
+            verdict = await app.committer.submit(claim)
+            if isinstance(verdict, Claimed):
+                summary = f"the engine failed {STUMBLES_MAX} times while it drove it: {error}; the log says where"
+                await app.hold_claimed(verdict.row, HoldReport("stuck", summary))
+                self.forget(run)
+            else:
+                app.watchers.look_again(run)
+
+    def forget(self, run: str) -> None:
+        """The run has ended or is held."""
+        if self._counts or self._refusals:
+            self._counts.pop(run, None)
+            self._refusals.pop(run, None)

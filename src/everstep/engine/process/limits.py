@@ -1,0 +1,276 @@
+"""Named limits of steps: an attempt at a step with `limit=` waits until the limit has a slot for it.
+
+A slot is taken before the attempt is begun, so a step that waits has not happened, whatever becomes of this process:
+it stands in the history as withheld. The store decides whether there is room, so a limit holds over all workers; slots
+of a worker that is gone count no more. A slot is given back when the body ends, or leaves this process (see
+`returns.py`).
+"""
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from everstep.engine.code.commands import StepCall, preview_of
+from everstep.engine.code.step_state import SLOT, Attempts
+from everstep.engine.history.clock import microseconds, set_alarm
+from everstep.engine.run.bodies import Attempt
+from everstep.engine.run.driver import Driver
+from everstep.errors import Misuse
+from everstep.model import events as ev
+from everstep.model.crash_points import crash_point
+from everstep.stores.protocol import Accepted
+from everstep.stores.queues import FreeSlot, NoSlot, QueueRow, TakeSlot, room_of
+
+if TYPE_CHECKING:
+    from everstep.engine.process.host import Host
+
+
+LOOK_SECONDS: Final = 0.1
+"""How often it is looked whether steps that wait are still wanted, and whether others have given slots back."""
+OVER: Final = "limit"
+
+
+class Wait(msgspec.Struct, gc=False):
+    """An attempt that waits for a slot."""
+
+    driver: "Driver"
+    call: StepCall
+    because: str
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody wants it any more, or its run has left this process."""
+        driver, number = self.driver, self.call.call
+        if driver.stopped or driver.ending or driver.hold or self.call.cancelled:
+            return True
+        return driver.attempts.of(number) is None or number not in driver.execution.steps
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the code was cancelled meanwhile, and waits to be told that this has not happened.
+
+        What became of an attempt that was cut off, only another one tells: it is waited for.
+        """
+        return self.because != "crash" and (self.call.future.is_cancel_wanted or self.driver.end_wanted)
+
+
+class Running(dict[int, Any]):
+    """The running bodies of a run with limits: when one leaves, its slot is free."""
+
+    def __init__(self, bodies: "dict[int, Attempt]", limits: "Limits", run: str) -> None:
+        super().__init__(bodies)
+        self._limits = limits
+        self._run = run
+
+    def pop(self, call: int, *default: Any) -> Any:
+        left = super().pop(call, *default)
+        self._limits.free(self._run, call)
+        return left
+
+    def __delitem__(self, call: int) -> None:
+        super().__delitem__(call)
+        self._limits.free(self._run, call)
+
+
+class Limits:
+    """The attempts of this process that wait for slots, and those that have one."""
+
+    def __init__(self, app: "Host") -> None:
+        self._app = app
+        self._waiting: dict[str, dict[tuple[str, int], Wait]] = {}
+        self._held: dict[tuple[str, int], tuple[str, Driver]] = {}
+        self._owed: set[tuple[str, int]] = set()
+        """Slots that nothing here uses any more, until the store has them back."""
+        self._asked: set[tuple[str, int]] = set()
+        """Slots that the store was asked for, until it has answered."""
+        self._look_later: asyncio.TimerHandle | None = None
+        self._alarms: dict[str, int] = {}
+
+    def begin(self, driver: "Driver", call: StepCall) -> None:
+        """The code asked for a step with a limit."""
+        if driver.execution.kept is not None and driver.attempts.take_kept(call):
+            return
+        if driver.budgets is not None and call.keyed is None and not driver.attempts.has_room(call):
+            return
+        self.withhold(driver, call)
+
+    def withhold(self, driver: "Driver", call: StepCall, because: str = OVER, *, again: bool = False) -> None:
+        """Record that an attempt waits for a slot, and begin it when it has one."""
+        attempts = driver.attempts.of(call.call)
+        if attempts is None:
+            attempts = driver.attempts.note(call.call, Attempts())
+        attempts.due = SLOT
+        body = ev.CallWithheld(
+            call.call, call.kind, OVER, call.arguments.digest, call.target.effect, attempt=attempts.attempt, again=again
+        )
+        body.source, body.key, body.secret, body.limit = (
+            call.source,
+            call.own_key,
+            call.is_secret,
+            call.target.limit or "",
+        )
+        body.preview = "" if call.is_secret else preview_of(call.arguments)
+        body.part = driver.budgets.part_of(call.call) if driver.budgets is not None else 0
+        driver.record("call_withheld", call.step, body)
+        crash_point("limit.withheld")
+        driver.saver.save(waited_for=False)
+        self.ask(driver, call, because)
+
+    def ask(self, driver: "Driver", call: StepCall, because: str) -> None:
+        """Wait for a slot. That the attempt waits is recorded."""
+        name = call.target.limit
+        assert name is not None
+        driver.attempts.want_slot(call.call)
+        self._waiting.setdefault(name, {})[driver.run, call.call] = Wait(driver, call, because)
+        self._try(name)
+
+    def look(self) -> None:
+        """Something has changed: there may be slots."""
+        for name in list(self._waiting):
+            self._try(name)
+
+    # -- taking ----------------------------------------------------------------------------------------------------
+    def _try(self, name: str) -> None:
+        if not self._app.draining:
+            self._app.background.keep(f"limit {name}", functools.partial(self._take, name))
+        self._look_soon()
+
+    def _look_again(self) -> None:
+        self._look_later = None
+        self._app.background.attempt("limits", self._look_closely)
+        if self._held or self._waiting:
+            self._look_soon()
+
+    def _look_closely(self) -> None:
+        for key, (_, driver) in list(self._held.items()):
+            if not self._is_in_use(driver, key[1]):
+                self.free(*key)
+        for name in list(self._waiting):
+            self._drop_unwanted(name)
+        self.look()
+
+    def _look_soon(self) -> None:
+        if self._look_later is None:
+            self._look_later = self._app.loop.call_later(LOOK_SECONDS, self._look_again)
+
+    def _is_in_use(self, driver: "Driver", call: int) -> bool:
+        if self._app.acting.where(driver.run, call):
+            return True
+        if driver.stopped:
+            return False
+        attempts = driver.attempts
+        claims = attempts.has_keys and attempts.keys.is_claiming
+        return claims or call in attempts.bodies.running or call in attempts.starting
+
+    def _drop_unwanted(self, name: str) -> None:
+        waiting = self._waiting[name]
+        for key, wait in list(waiting.items()):
+            if wait.is_over:
+                self._forget(waiting, key)
+            elif wait.is_cancelled:
+                self._forget(waiting, key)
+                wait.driver.call(self._give_up, wait)
+        if not waiting:
+            del self._waiting[name]
+
+    def _give_up(self, wait: Wait) -> None:
+        wait.driver.attempts.settle_as_not_done(wait.call)
+        wait.driver.come_to_rest()
+
+    def _forget(self, waiting: dict[tuple[str, int], Wait], key: tuple[str, int]) -> Wait:
+        wait = waiting.pop(key)
+        if not wait.driver.stopped:
+            wait.driver.attempts.slots_wanted = set(wait.driver.attempts.slots_wanted) - {key[1]}
+        return wait
+
+    async def _take(self, name: str) -> None:
+        """Take as many slots as there seem to be, for those who have waited longest."""
+        app = self._app
+        while name in self._waiting and not app.draining:
+            self._drop_unwanted(name)
+            room, next_at = await app.read(self._room, name)
+            # An earlier attempt at the same step may still act, and has the slot; or that is on its way back.
+            waiting = self._waiting.get(name, ())
+            busy = self._held.keys() | self._owed | self._asked
+            chosen = [key for key in waiting if key not in busy][:room]
+            if not chosen:
+                self._wake_at(name, next_at)
+                return
+            at, worker = app.clock.now(), app.worker
+            takes: list[asyncio.Future[Any]] = []
+            for run, call in chosen:
+                takes.append(app.committer.submit(TakeSlot(name, run, call, worker, at)))
+                self._asked.add((run, call))
+                # Told whatever becomes of this task: a slot that nobody knows of would be lost as long as this worker.
+                takes[-1].add_done_callback(functools.partial(self._answered, name, (run, call)))
+            await asyncio.wait(takes)
+            if any(isinstance(take.result(), NoSlot) for take in takes):
+                return
+
+    def _answered(self, name: str, key: tuple[str, int], take: "asyncio.Future[Any]") -> None:
+        self._asked.discard(key)
+        verdict = None if take.cancelled() or take.exception() is not None else take.result()
+        if isinstance(verdict, Accepted):
+            self._taken(name, key)
+        elif isinstance(verdict, NoSlot):
+            self._wake_at(name, verdict.next_at)
+
+    def _room(self, name: str) -> tuple[int, int | None]:
+        """Return how many slots there seem to be. Whether there are, the store decides when they are taken."""
+        store = self._app.store
+        rows: list[QueueRow] = [row for row in store.queues() if (row.kind, row.name) == ("limit", name)]
+        if not rows:
+            return room_of(None, 0, 0)
+        used = sum(slot.name == name for slot in store.slots())
+        return room_of(rows[0], self._app.clock.now(), used)
+
+    def _wake_at(self, name: str, at: int | None) -> None:
+        if at is not None and self._alarms.get(name, 0) < self._app.clock.now():
+            self._alarms[name] = at
+            set_alarm(self._app.clock, self._app.loop, at + microseconds(0.000001), lambda: self._try(name))
+
+    def _taken(self, name: str, key: tuple[str, int]) -> None:
+        crash_point("limit.taken")
+        waiting = self._waiting.get(name, {})
+        wait = self._forget(waiting, key) if key in waiting else None
+        if not waiting:
+            self._waiting.pop(name, None)
+        if wait is None or wait.is_over or self._app.draining:
+            self._give_back(name, key)
+            return
+        self._held[key] = (name, wait.driver)
+        wait.driver.call(self._begin, wait)
+
+    def _begin(self, wait: Wait) -> None:
+        bodies = wait.driver.attempts.bodies
+        if type(bodies.running) is dict:
+            bodies.running = Running(bodies.running, self, wait.driver.run)
+        wait.driver.attempts.begin_again(wait.call.call, wait.because, has_slot=True)
+        wait.driver.come_to_rest()
+
+    # -- giving back -----------------------------------------------------------------------------------------------
+    def free(self, run: str, call: int) -> None:
+        """A body has ended, or is not waited for any more: its slot is free, unless something of it still acts."""
+        if (run, call) not in self._held:
+            return
+        if self._app.acting.where(run, call):
+            self._look_soon()
+            return
+        name, _ = self._held.pop((run, call))
+        self._give_back(name, (run, call))
+
+    def _give_back(self, name: str, key: tuple[str, int]) -> None:
+        self._owed.add(key)
+        try:
+            self._app.returns.give_back(
+                FreeSlot(name, *key, self._app.worker), functools.partial(self._is_back, name, key)
+            )
+        except Misuse:
+            pass  # this app is closed, and a worker that is gone has no slots
+
+    def _is_back(self, name: str, key: tuple[str, int]) -> None:
+        self._owed.discard(key)
+        if name in self._waiting:
+            self._try(name)

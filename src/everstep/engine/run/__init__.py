@@ -1,0 +1,1 @@
+"""One run, driven: from its claim to its rest or end."""

@@ -1,0 +1,182 @@
+"""The child runs of one run in memory: started with their event, taken up again, asked to stop."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from everstep.engine.code.commands import ChildCall
+from everstep.engine.code.start import Origin, new_run
+from everstep.engine.history.verify import Recorded, check_ends, is_outcome_of, load_now
+from everstep.errors import Damaged, UnknownRun
+from everstep.model import events as ev
+from everstep.model.accounts import standing_at
+from everstep.model.budgets import Allotment, Standing, allotment_of
+from everstep.model.digests import derived_key, digest_of
+from everstep.model.events import ENDS
+from everstep.model.status import ENDED
+from everstep.model.untrusted import logger
+from everstep.stores.protocol import Delivery, NewRun, Post, Store
+
+if TYPE_CHECKING:
+    from everstep.engine.run.driver import Driver
+
+
+log = logger("everstep.run")
+
+RECENT_MAX: Final = 1024
+"""How many ends of runs that were driven here are remembered, each by the digest of its outcome."""
+
+
+class _Seen(NamedTuple):
+    """What is remembered of an end. An outcome may be large, and is in the store."""
+
+    status: str
+    digest: bytes
+    secret: bool
+
+
+class ChildEnd(msgspec.Struct):
+    """The value of a `child` delivery."""
+
+    status: str
+    outcome: msgspec.Raw = msgspec.Raw(b"null")
+    secret: bool = False
+    """Filled from the child's history."""
+    budget: Standing | None = None
+
+
+class RecentEnds:
+    """How runs without a budget ended that were driven here, as this process itself wrote it down: the newest ones."""
+
+    def __init__(self) -> None:
+        self._ends: OrderedDict[str, _Seen] = OrderedDict()
+
+    def note(self, run: str, status: str, outcome: bytes | None, secret: bool) -> None:
+        """A run has ended here."""
+        self._ends[run] = _Seen(status, digest_of(outcome or b"null"), secret)
+        if len(self._ends) > RECENT_MAX:
+            self._ends.popitem(last=False)
+
+    def has(self, run: str, told: ChildEnd) -> bool:
+        """Tell whether a run ended here in just the way that is told; then what is told has all that is known."""
+        end = self._ends.get(run)
+        if end is None or end.status != told.status or end.digest != digest_of(bytes(told.outcome)):
+            return False
+        told.secret, told.budget = end.secret, None
+        return True
+
+
+def believable_end(store: Store, delivery: Delivery, recent: RecentEnds) -> ChildEnd | None:
+    """Return the end of a child that a delivery tells of, as the child's own history has it.
+
+    A delivery is only a copy. It counts if an end in the history says the same; otherwise the newest end there counts,
+    and if there is none, nothing does. What ended in this process need not be read again.
+    """
+    try:
+        told: ChildEnd | None = msgspec.json.decode(delivery.value, type=ChildEnd)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        told = None
+    if told is not None and recent.has(delivery.name, told):
+        return told
+    row = store.run(delivery.name)
+    if row is None or (told is not None and told.status == "refused"):
+        return told
+    try:
+        if row.status in ENDED and row.budget is None and (told is None or told.budget is None):
+            end = check_ends(store, row)
+            if told is not None and told.status == row.status and bytes(told.outcome) == (row.outcome or b"null"):
+                told.secret = getattr(end.body, "secret", False)
+                return told
+        row, history = load_now(store, row)
+    except UnknownRun:
+        return told  # it had ended, and whoever follows it since was told how in the same transaction
+    except Damaged as error:
+        log.error("The end of run %s cannot be compared with its history: %s", delivery.name, error)
+        return told
+    for end in reversed([event for event in history if event.kind in ENDS]):
+        if told is not None and end.kind == f"run_{told.status}" and is_outcome_of(end, _payload(told)):
+            return _end_in(history, end, told.status, told.outcome)
+    log.error("The end of run %s that was told is not in its history; what is there counts.", delivery.name)
+    if row.status in ENDED:
+        return _end_in(history, history[-1], row.status, msgspec.Raw(row.outcome or b"null"))
+    return told if row.generation > 1 else None  # it was begun again since, and told of its end before
+
+
+def _end_in(history: Sequence[Recorded], end: Recorded, status: str, outcome: msgspec.Raw) -> ChildEnd:
+    """Return an end with what the history says beside it: whether it is shown, and how the budget stood."""
+    standing = standing_at(history[: end.seq])
+    budget = msgspec.json.decode(standing, type=Standing) if standing is not None else None
+    return ChildEnd(status, outcome, getattr(end.body, "secret", False), budget)
+
+
+def _payload(end: ChildEnd) -> bytes | None:
+    return bytes(end.outcome) if end.status in ("completed", "failed") else None
+
+
+def outlives_not(on_parent_end: str, *, is_cancelled: bool) -> bool:
+    """Tell whether a child is asked to stop when its parent ends; one that the parent would wait for, if cancelled."""
+    return on_parent_end == "cancel" or (on_parent_end == "wait" and is_cancelled)
+
+
+class Children:
+    """What the driver does about the children of its run."""
+
+    def __init__(self, driver: "Driver") -> None:
+        self._driver = driver
+        self._told_to_stop: set[str] = set()
+
+    def start(self, call: ChildCall, allotted: Allotment | None = None) -> None:
+        """Start a child, in the transaction of the event that is recorded next, with its part of the run's budget."""
+        self._driver.journal.and_more().starts.append(self._new_run(call, allotted or allotment_of(call.target.budget)))
+
+    def take_up(self, calls: Iterable[ChildCall], *, tell_again: bool) -> None:
+        """Drive children again whose driver may have died with this run's last one.
+
+        With `tell_again` a child that failed was retried too, and has to be told again who waits for it.
+        """
+        for call in calls:
+            if tell_again:
+                self.start(call)
+            self._driver.app.adopt(call.run)
+
+    def _new_run(self, call: ChildCall, budget: Allotment | None) -> NewRun:
+        app, execution = self._driver.app, self._driver.execution
+        return new_run(
+            call.target,
+            call.run,
+            call.arguments,
+            at=app.clock.now(),
+            randomness=app.randomness,
+            parent=self._driver.run,
+            call=call.call,
+            origin=Origin(
+                app.store.chain.writing,
+                life=app.life,
+                unseen=execution.caution == "restored",
+                # Not by chance: should its start be lost, because a backup is restored, it gets the same keys again.
+                entropy=derived_key(execution.entropy, f"#child {call.call} {call.run}"),
+            ),
+            budget=budget,
+        )
+
+    def cancel(self, child: str) -> None:
+        """Ask a child to stop, in the transaction of the event that is recorded next."""
+        if child in self._told_to_stop:
+            return
+        self._told_to_stop.add(child)
+        driver = self._driver
+        request = ev.CancelRequested(reason=f"its parent {driver.run} no longer waits for it", by=driver.run)
+        driver.journal.and_more().posts.append(
+            Post(child, "cancel", value=ev.encode_body(request), at=driver.app.clock.now())
+        )
+        driver.saver.when_durable(driver.journal.seq + 1, lambda: driver.app.wake(child))
+
+    def cancel_those_that_end_with_it(self) -> None:
+        """Ask the children to stop that should not outlive the run."""
+        execution = self._driver.execution
+        is_cancelled = execution.cancel is not None or execution.rollback is not None
+        for child in execution.children.values():
+            if outlives_not(child.target.on_parent_end, is_cancelled=is_cancelled):
+                self.cancel(child.run)

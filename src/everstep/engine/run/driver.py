@@ -1,0 +1,592 @@
+"""One run in memory, driven: where a reader of this engine starts.
+
+A driver is made for a run that this process has claimed (`resume.py`: load and verify, replay). From then on:
+
+    an outcome arrives  →  it is recorded  →  applied to the code (if it was expensive: once it is durable)
+    the code asks       →  each command is recorded  →  performed, when the output-commit rule allows it
+    the code rests      →  the run waits; after a while it leaves memory
+    the code ends       →  the end is recorded; once durable, whoever waits is told
+    the code fails      →  what it did is undone first, by steps of the same run (`saga`, `compensating`)
+
+Nothing leaves a run before what it depends on is durable: bodies of steps that are not `read` start, and ends, children
+and cancels reach anyone, only from `saver.when_durable`. The parts: `attempts` (steps under way), `inbox` (what
+arrives), `deadlines` (what is due), `saver` (what is written).
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from everstep.engine.code.commands import BeginCompensation, ChildCall, Command, EndRun, StepCall
+from everstep.engine.code.execution import Execution
+from everstep.engine.code.generations import ContinueRun
+from everstep.engine.code.loop import SpinningWorkflow
+from everstep.engine.code.recovery_point import DamagedCheckpoint
+from everstep.engine.code.replay import Replayed
+from everstep.engine.code.stops import stop_in
+from everstep.engine.history.clock import Alarm, microseconds, set_alarm
+from everstep.engine.history.journal import Journal
+from everstep.engine.history.restored import restores_in
+from everstep.engine.run.acting import Whereabouts
+from everstep.engine.run.attempts import StepAttempts
+from everstep.engine.run.budget import Budgets
+from everstep.engine.run.children import Children
+from everstep.engine.run.compensation import begin_compensation, force_end, note_undoing, with_undoing
+from everstep.engine.run.deadlines import Deadlines
+from everstep.engine.run.holds import HoldReport, stuck_report
+from everstep.engine.run.host import RunHost
+from everstep.engine.run.inbox import Inbox, Told, told_of
+from everstep.engine.run.perform import perform, record_continued, record_patches, report_damage
+from everstep.engine.run.writer import STATUS_OF_END, Saver
+from everstep.errors import NotDecodable, StoreError
+from everstep.model import events as ev
+from everstep.model.budgets import Allotment
+from everstep.model.crash_points import crash_point
+from everstep.model.status import Status
+from everstep.model.untrusted import logger
+from everstep.stores.beside import EntryRow
+from everstep.stores.protocol import Delivery, HoldRow, NewRun, RowChange, RunRow
+
+log = logger("everstep.run")
+
+LOOK_AGAIN_SECONDS: Final = 0.5
+"""After so long an inbox that could not be read is looked at again."""
+
+
+class Driver:
+    """Takes one claimed run as far as it can go."""
+
+    # What few runs ever have stands here: instances of at most 30 attributes are the small and quick ones.
+    outcome: bytes | None = None
+    end_recorded: tuple[str, ev.Body, bytes | None] | None = None
+    failure: BaseException | None = None
+    """With `end_wanted`: why it is to fail."""
+    allotment: "Allotment | None" = None
+    """The budget that the run was given at its start."""
+    stopped_by: tuple[BaseException, str] | None = None
+    """What stopped its code or a body, and where: the run leaves memory unfinished, once nothing is under way that must
+    not be cut off."""
+    first_checkpoint: tuple[int, bytes] | None = None
+    """The number and the digest of the first checkpoint's event."""
+    damaged_checkpoints: "Sequence[DamagedCheckpoint]" = ()
+    """Those that recovery had to pass over."""
+    stream_heads: "dict[str, EntryRow] | None" = None
+    """The newest entries of its streams when it was taken up, if they were read: a run that has just begun has none."""
+    whereabouts: "Mapping[str, Whereabouts]" = {}
+    """Where the other processes are that may have begun its open steps, as of when that was last asked."""
+    _is_leaving: bool = False
+    _is_reading: bool = False
+    """Whether the inbox is being read; `_rings_again` if something has arrived since that began."""
+    _rings_again: bool = False
+    _alarm: Alarm | None = None
+    _deadlines: Deadlines | None = None
+    _inbox: "Inbox | None" = None
+    _children: "Children | None" = None
+
+    def __init__(self, app: "RunHost", row: RunRow, replayed: Replayed, journal: Journal, clock_started: int) -> None:
+        self.app = app
+        self.row = row
+        self.run = row.id
+        self.execution: Execution = replayed.execution
+        self.fresh: Sequence[Command] = replayed.fresh
+        """What the code asks for beyond its history."""
+        self.journal = journal
+        self.attempts = StepAttempts(self, replayed.attempts)
+        self.saver = Saver(self)
+        books = self.execution.books
+        self.budgets = Budgets(self, books, replayed.attempts) if books is not None else None
+        self.stopped = False
+        self.ending = ""
+        self.hold: HoldRow | None = None
+        self.hold_wanted: HoldReport | None = None
+        """What the run is to be held for, as soon as nothing is under way that must not be cut off."""
+        self.end_wanted = False
+        """Whether the run is to end without its code, as soon as no effect is under way or in doubt."""
+        self.status: Status = "running"
+        self.published = replayed.published
+        self.publishes = False
+        self._alarm_at: int | None = None
+        self._unapplied: deque[tuple[int, bool, str, Any, int]] = deque()
+        self._applying = False
+        self._retried = replayed.retried
+        self.accepted = replayed.accepted
+        self.clock_started = clock_started
+        self.execution.unapplied = self._unapplied
+        self.renewal: NewRun | None = None
+        """The next generation, once the code has said `continue_as`."""
+        self._set_deadlines(replayed, clock_started)
+
+    def _set_deadlines(self, replayed: Replayed, clock_started: int) -> None:
+        if timers := self.execution.loop.timers:
+            for call, timer in timers.items():
+                if timer.deadline:
+                    self.deadlines.add(timer.deadline, "timer", call)
+        timeout, cancel = self.execution.workflow.timeout, self.execution.cancel
+        now = self.app.clock.now() if timeout is not None or cancel is not None else 0  # events may be ahead of it
+        if self.execution.rollback is not None:
+            self.end_wanted = True
+        elif cancel is not None:
+            self.end_wanted = cancel.now
+            self.deadlines.add(min(replayed.cancel_at, now) + microseconds(cancel.grace), "grace")
+        elif timeout is not None:
+            self.deadlines.add(min(clock_started, now) + microseconds(timeout), "run")
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """What is to be done at which time: most runs end before there is anything."""
+        if self._deadlines is None:
+            self._deadlines = Deadlines()
+        return self._deadlines
+
+    @property
+    def inbox(self) -> "Inbox":
+        """What takes deliveries: most runs end before there are any."""
+        if self._inbox is None:
+            self._inbox = Inbox(self)
+        return self._inbox
+
+    @property
+    def children(self) -> "Children":
+        """What looks after child runs: most runs have none."""
+        if self._children is None:
+            self._children = Children(self)
+        return self._children
+
+    @property
+    def starts_nothing(self) -> bool:
+        """Whether no more bodies start: the run is over, is about to be held, or the app stops."""
+        return self.takes_nothing or self.app.draining
+
+    @property
+    def takes_nothing(self) -> bool:
+        """Whether nothing that is due or arrives is taken: the run is over, or about to be held."""
+        return bool(self.is_over or self.hold_wanted is not None or self.stopped_by is not None)
+
+    @property
+    def lets_bodies_end(self) -> bool:
+        """Whether the run is about to be held for its budget: what is under way was paid for, and is not cut off."""
+        return self.hold_wanted is not None and self.hold_wanted.reason == "budget"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is done for this run here: it ends, is held, or has left."""
+        return bool(self.stopped or self.ending or self.hold)
+
+    # -- going on after a replay -----------------------------------------------------------------------------------
+    def go_on(self, *, is_new: bool = False, arrived: "Sequence[Delivery] | None" = None) -> None:
+        """Settle the steps that are open by their contracts, then do what the code asks for beyond its history.
+
+        Unless the run is new, the inbox comes next, before any deadline: whatever arrived before a timer was due comes
+        first. `arrived` is what is in it, if the claim has read it.
+        """
+        self._applying = True
+        if not is_new:
+            self._settle_open()
+        if not (self.takes_nothing or self.end_wanted):  # else nobody would do it, and it would look begun
+            self._perform(self.fresh)
+        self.fresh = ()
+        self._applying = False
+        if self._unapplied:
+            self._apply_outcomes()
+        if is_new or self.hold_wanted is not None or self.failure is not None:
+            self.come_to_rest()
+        else:
+            self.ring(arrived)
+
+    def _settle_open(self) -> None:
+        if self.damaged_checkpoints:
+            report_damage(self)
+        if self.execution.is_undone:
+            note_undoing(self, self.execution.saga.completed)
+        new = {command.call for command in self.fresh if isinstance(command, (StepCall, ChildCall))}
+        for call in [call for number, call in self.execution.steps.items() if number not in new]:
+            if self.end_wanted and not call.target.is_accounted_for:
+                continue  # nobody waits for it any more
+            if not self.takes_nothing:  # a step in doubt may put the run on hold
+                self.attempts.settle_open(call)
+        old = [child for number, child in self.execution.children.items() if number not in new]
+        if self.budgets is not None:
+            old = [child for child in old if child.call not in self.budgets.withheld]
+        if old and self.hold is None:
+            self.children.take_up(old, tell_again=self._retried)
+
+    def note_restored(self, life: str) -> None:
+        """The store was restored from a backup: what this run did after that is forgotten, and has happened."""
+        self.execution.caution = "restored"
+        self.attempts.ask_again()
+        self.record("run_restored", "", ev.RunRestored(restores_in(life), life))
+        self.saver.save(waited_for=False)
+
+    # -- outcomes --------------------------------------------------------------------------------------------------
+    def deliver(self, kind: str, step: str, body: Any, *, expensive: bool = False) -> None:
+        """Record an outcome and give it to the code, in the order of the log."""
+        if self.stopped or self.ending or self.hold:
+            return
+        is_applying = self._applying
+        if is_applying or self._unapplied:
+            body.early = True
+        if self.budgets is not None and self.attempts.has_keys and self.attempts.keys.is_claiming:
+            expensive = True  # the code sees no reservation that may be taken back
+        seq = self.record(kind, step, body)
+        self._unapplied.append((seq, expensive, kind, body, self.journal.at))
+        crash_point("outcome.recorded")
+        if expensive:
+            self.saver.when_durable(seq, self._apply_outcomes)
+        if not is_applying:
+            self._apply_outcomes()
+        if not self.stopped:
+            app = self.app
+            if not self.saver.is_queued:
+                app.committer.ready(self.saver, waited_for=False)
+            if not is_applying and len(app.drivers) == 1:
+                app.committer.commit_now()
+
+    def _apply_outcomes(self) -> None:
+        """Apply what may be applied: outcomes in order, an expensive one only when it is durable."""
+        if self._applying:
+            return
+        self._applying = True
+        try:
+            unapplied, execution = self._unapplied, self.execution
+            while unapplied and not (self.stopped or self.ending or self.hold or self.end_wanted or self.hold_wanted):
+                if self.app.draining or self.stopped_by is not None:
+                    break  # whoever goes on gives it to the code, and begins what that asks for
+                seq, expensive, kind, body, at = unapplied[0]
+                if expensive and seq > self.saver.durable:
+                    break
+                unapplied.popleft()
+                if self.budgets is not None:
+                    self.budgets.show(seq)
+                execution.apply(kind, body, at)
+                if seq <= self.saver.durable and (ref := getattr(body, "ref", "")):
+                    self.journal.undurable.pop(ref, None)
+                crash_point("outcome.applied")
+                self._perform(execution.take_commands())
+        except (SpinningWorkflow, NotDecodable, RecursionError) as error:
+            self.put_on_hold(stuck_report(self.execution, error))
+        except StoreError as error:
+            self._take_again(error)
+        except BaseException as error:  # noqa: BLE001  # what is no stop is raised again
+            self._note_stop(error)
+        finally:
+            self._applying = False
+        self.come_to_rest()
+
+    def unapplied_refs(self) -> set[str]:
+        """Return the digests of payloads beside outcomes that the code has not been given yet."""
+        return {body.ref for _, _, _, body, _ in self._unapplied if getattr(body, "ref", "")}
+
+    def _note_stop(self, error: BaseException) -> None:
+        """The code was stopped, by what it raised or by a signal. What it asked for in this turn is not done."""
+        stop = stop_in(error)
+        if stop is None:
+            raise error
+        self.stopped_by = self.stopped_by or (stop, "workflow code")
+
+    def leave_unfinished(self, stop: BaseException, where: str) -> None:
+        """Leave memory, for something was stopped that is no outcome. What is recorded by now is written first."""
+        self.stopped_by = self.stopped_by or (stop, where)
+        self.come_to_rest()
+
+    def _take_again(self, error: StoreError) -> None:
+        log.error("A payload of run %s cannot be read just now; the run is taken up again. %s", self.run, error)
+        self.app.take_again(self)
+
+    # -- commands --------------------------------------------------------------------------------------------------
+    def _perform(self, commands: Sequence[Command]) -> None:
+        """Record what the code asked for, and do it when the output-commit rule allows."""
+        if self.execution.new_patches:
+            record_patches(self)
+        for command in commands:
+            if isinstance(command, StepCall):
+                self.attempts.begin(command)
+            elif isinstance(command, EndRun):
+                self._end(command)
+            elif isinstance(command, BeginCompensation):
+                begin_compensation(self, command.body())
+                return  # whatever else the code asked for no longer matters
+            else:
+                perform(self, command)
+
+    def call(self, callback: Callable[..., None], *args: Any) -> None:
+        """Call back for this run. What that raises reaches this run alone: it is taken up again from its history."""
+        try:
+            callback(*args)
+        except Exception as error:  # noqa: BLE001  # see above
+            self.app.stumbling.leave(self, error)
+
+    # -- deadlines -------------------------------------------------------------------------------------------------
+    def ring(self, arrived: "Sequence[Delivery] | None" = None) -> None:
+        """Do what is due by now; but what arrived before that comes first."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._alarm_at = None
+        if self.is_over:
+            return
+        if self._is_reading:
+            self._rings_again = True  # what has arrived meanwhile may not be in what is being read
+        elif arrived is not None and not arrived:
+            self._take((arrived, None))
+        else:
+            self._is_reading = True
+            self.app.read_then(self.run, self._take, self._look_again, self._read_inbox, arrived)
+
+    def _read_inbox(self, arrived: "Sequence[Delivery] | None") -> "tuple[Sequence[Delivery], Told | None]":
+        """Return what has arrived, with what has to be known to take it. It changes nothing, and any thread may ask."""
+        app = self.app
+        deliveries = app.store.inbox(self.run) if arrived is None else arrived
+        return deliveries, told_of(app.store, deliveries, app.recent_ends) if deliveries else None
+
+    def _look_again(self, error: StoreError) -> None:
+        self._is_reading = False
+        log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
+        if not self.is_over and self._alarm is None:
+            self._alarm = self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.ring)
+
+    def _take(self, found: "tuple[Sequence[Delivery], Told | None]") -> None:
+        self._is_reading = False
+        self.call(self._take_and_fire, *found)
+        if self._rings_again:
+            self._rings_again = False
+            self.ring()
+
+    def _take_and_fire(self, deliveries: "Sequence[Delivery]", told: "Told | None") -> None:
+        if self.is_over:
+            return
+        try:
+            if told is not None:
+                self.inbox.take(deliveries, told)
+        except StoreError as error:
+            self._look_again(error)
+            return
+        self.deadlines.fire(self, self.app.clock.now())
+        self.come_to_rest()
+
+    def wake_at(self) -> int | None:
+        """Return when the run has something to do by itself."""
+        top = self._deadlines.next(self) if self._deadlines is not None else None
+        return top.at if top is not None else None
+
+    def request_cancel(self, request: ev.CancelRequested) -> None:
+        """Cancel the code; after its grace, or at once if nothing else was wanted, the run ends without it.
+
+        The grace counts from now, not from when the cancel was sent: also after downtime the code can clean up.
+        """
+        if request.now:
+            self.end_wanted, self.execution.cancel = True, request
+            self.deliver("cancel_requested", "", request)
+            return
+        self.deadlines.add(self.app.now() + microseconds(request.grace), "grace")
+        self.deliver("cancel_requested", "", request)
+
+    # -- undoing: see compensating.py ------------------------------------------------------------------------------
+    def take_unapplied(self) -> list[tuple[str, Any, int]]:
+        """Return the outcomes that the code has not seen, for it never will."""
+        taken = [(kind, body, at) for _, _, kind, body, at in self._unapplied]
+        self._unapplied.clear()
+        return taken
+
+    def forget_unapplied(self, events: Collection[int]) -> None:
+        """These outcomes were not written, and something else is recorded under their numbers."""
+        kept = [one for one in self._unapplied if one[0] not in events]
+        self._unapplied.clear()
+        self._unapplied.extend(kept)
+
+    def go_on_without_code(self, started: ev.CompensationStarted) -> None:
+        """Do what follows when compensation begins: the first of them, and in time the others."""
+        was_applying, self._applying = self._applying, True
+        try:
+            self.execution.begin_compensation(started)
+            self._perform(self.execution.take_commands())
+        except NotDecodable as error:
+            self.put_on_hold(stuck_report(self.execution, error))
+        except StoreError as error:
+            self._take_again(error)
+        except BaseException as error:  # noqa: BLE001  # what is no stop is raised again
+            self._note_stop(error)
+        finally:
+            self._applying = was_applying
+        self.come_to_rest()
+
+    # -- ends and holds --------------------------------------------------------------------------------------------
+    def _end(self, command: EndRun) -> None:
+        """The code is done."""
+        if isinstance(command, ContinueRun):
+            record_continued(self, command)
+            return
+        body = command.body()
+        if command.kind != "run_cancelled":
+            body = self.journal.pack_into(body, "value" if command.kind == "run_completed" else "error")
+        self.record_end(command.kind, body, command.payload or None)
+
+    def fail_when_settled(self, error: BaseException) -> None:
+        """End the run as failed, without its code, as soon as no effect is under way or in doubt."""
+        self.end_wanted, self.failure = True, error
+
+    def record_end(self, kind: str, body: ev.Body, outcome: bytes | None) -> None:
+        """Children that should not outlive the run are asked to stop, in the same transaction."""
+        crash_point("run.end")
+        self.attempts.bodies.cancel_all()
+        if self.execution.children:
+            self.children.cancel_those_that_end_with_it()
+        self.ending, self.outcome = kind, outcome
+        self.end_recorded = (kind, body, outcome)
+        self.record(kind, "", body)
+        self.saver.save(waited_for=True)
+
+    def take_back_end(self) -> None:
+        """A cancel came first. If it changes nothing, for the run is being cancelled already, the end stands."""
+        if not self.stopped:
+            self.app.read_then(self.run, self._take_cancels, self._take_back_later, self.app.store.inbox, self.run)
+
+    def _take_back_later(self, error: StoreError) -> None:
+        log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
+        self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.call, self.take_back_end)
+
+    def _take_cancels(self, deliveries: "Sequence[Delivery]") -> None:
+        self.call(self._put_cancels_first, [one for one in deliveries if one.kind == "cancel"])
+
+    def _put_cancels_first(self, cancels: "Sequence[Delivery]") -> None:
+        if self.stopped:
+            return
+        assert self.end_recorded is not None
+        self.ending, self.outcome, was_undone = "", None, self.execution.is_undone
+        self.inbox.take(cancels, fire=False)  # the code has ended, so timers no longer matter
+        if not self.is_over and self.execution.is_undone == was_undone:
+            self.record_end(*self.end_recorded)
+
+    def take_back_row(self, change: RowChange, events: int) -> None:
+        """What the row was to say, beside so many events, was not written."""
+        self.publishes = self.publishes or change.published is not None
+        if self.budgets is not None:
+            self.budgets.forget_news()
+        if not change.progress:
+            self.attempts.restarts += events
+
+    def put_on_hold(self, report: "HoldReport") -> None:
+        """Stop here and ask a person, once no body runs any more that must not be cut off."""
+        if self.is_over:
+            return
+        report = self.hold_wanted or report  # the first; a step in doubt is found again when that is resolved
+        goes_on = report.reason == "budget" and (self.attempts.bodies.running or self.attempts.starting)
+        if self._applying or goes_on or self.attempts.must_not_be_cut_off():  # what the code asked for comes first
+            self.hold_wanted = report
+            return
+        report = with_undoing(report, self)
+        self.attempts.bodies.cancel_all()
+        self.hold = report.row(self.run, self.app.clock.now(), self.app.randomness)
+        self.record("run_held", report.step, ev.RunHeld(self.hold.id, report.reason, report.summary))
+        self.saver.save(waited_for=True)
+
+    # -- resting and leaving ---------------------------------------------------------------------------------------
+    def come_to_rest(self) -> None:
+        """Say how the run is, set the alarm, and if the code can never go on, say that too."""
+        if self._applying or self.stopped or self.ending or self.hold:
+            return
+        if self.stopped_by is not None:
+            self._leave()
+            return
+        if self.attempts.has_keys and self.attempts.keys.withdraw_cancelled():
+            return
+        if self.hold_wanted is not None:
+            self.put_on_hold(self.hold_wanted)
+            return
+        if self.end_wanted and not self.attempts.has_unsettled():
+            force_end(self)
+            return
+        attempts, is_deciding = self.attempts, self.budgets is not None and self.budgets.look_again()
+        if attempts.starting or self._unapplied or attempts.are_under_way or is_deciding:
+            self.status = "running"
+        else:
+            if self.execution.is_receiving:
+                self.execution.receiving.forget_stale()
+            if not self.execution.is_waiting:
+                self.put_on_hold(stuck_report(self.execution, None))
+                return
+            self.status = "waiting"
+            self.saver.save_status()
+            self.app.resting.add(self)
+        if self._alarm_at is not None or self._deadlines is not None:
+            self._set_alarm()
+
+    def _leave(self) -> None:
+        assert self.stopped_by is not None
+        if self.attempts.must_not_be_cut_off():
+            return  # its end comes here
+        if self.saver.all_is_durable:
+            self.app.interrupted.leave(self, *self.stopped_by)
+        elif not self._is_leaving:
+            self._is_leaving = True
+            self.saver.when_durable(self.journal.seq, self._leave_when_durable)
+
+    def _leave_when_durable(self) -> None:
+        self._is_leaving = False
+        self.come_to_rest()
+
+    def _set_alarm(self) -> None:
+        if self.stopped:  # a run that remembers facts leaves memory as soon as it rests
+            return
+        wake_at = self.wake_at()
+        if wake_at == self._alarm_at:
+            return
+        self._alarm_at = wake_at
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if wake_at is not None:
+            self._alarm = set_alarm(self.app.clock, self.app.loop, wake_at, self.ring)
+
+    def record(self, kind: str, step: str, body: ev.Body) -> int:
+        """Append an event to the history and return its number."""
+        seq = self.journal.record(kind, step, body, self.app.now())
+        if self.budgets is not None:
+            self.budgets.record(seq, kind, step, body)
+        return seq
+
+    def publish(self, name: str, payload: bytes) -> None:
+        """Publish a value: the row has it once it is durable."""
+        self.published[name] = msgspec.Raw(payload)
+        self.publishes = True
+
+    def news(self) -> bytes:
+        """Return the published values, of which some are new since the last unit."""
+        self.publishes = False
+        return msgspec.json.encode(self.published)
+
+    def stop(self) -> None:
+        """Leave memory. Nothing is recorded; the code is unwound."""
+        if self.stopped:
+            return
+        self.stopped = True
+        self.attempts.bodies.cancel_all()
+        if self.attempts.has_doubts:
+            self.attempts.doubts.cancel_all()
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._unapplied.clear()
+        self.execution.evict()
+        # They point back here: see Execution.evict.
+        self.attempts.let_go()
+        del self.attempts, self.saver
+        if self._inbox is not None or self._children is not None:
+            self._inbox = self._children = None
+        self.budgets = None
+
+    @property
+    def ends_secretly(self) -> bool:
+        """Whether the run ended with an error that is not shown."""
+        return self.end_recorded is not None and getattr(self.end_recorded[1], "secret", False)
+
+    def ended_as(self) -> Status | None:
+        """Return the status in which the run left this process for good: an end, or held; None if it just left."""
+        if not self.saver.all_is_durable or self.renewal is not None:
+            return None
+        return STATUS_OF_END[self.ending] if self.ending else "held" if self.hold else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the run waits and everything about it is durable, so that it can leave memory."""
+        quiet = not (self.attempts.are_under_way or self._unapplied)
+        return self.status == "waiting" and quiet and self.saver.all_is_durable and self.saver.status_is_durable

@@ -1,0 +1,157 @@
+"""What arrives for a run from outside: signals, cancels, ends of children, holds. In the order of arrival."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from everstep.engine.run.children import ChildEnd, RecentEnds, believable_end
+from everstep.engine.run.compensation import request_rollback
+from everstep.engine.run.holds import HoldReport
+from everstep.model import events as ev
+from everstep.model.crash_points import crash_point
+from everstep.stores.keys import EffectRow
+from everstep.stores.protocol import Delivery, Store
+
+if TYPE_CHECKING:
+    from everstep.engine.run.driver import Driver
+
+
+ROLLBACK: Final = "rollback"
+"""The name of a `cancel` delivery that wants what the run did undone as well."""
+
+
+def cancel_in(delivery: Delivery) -> ev.CancelRequested:
+    """Return the request in a `cancel` delivery. A cancel is never lost, also if how it was asked for is damaged."""
+    try:
+        request = msgspec.json.decode(delivery.value, type=ev.CancelRequested)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        request = ev.CancelRequested()
+    request.number = delivery.number
+    return request
+
+
+def rollback_in(delivery: Delivery) -> ev.RollbackRequested:
+    """Return the request in a rollback's delivery; if how it was asked for is damaged, one that allows nothing."""
+    try:
+        request = msgspec.json.decode(delivery.value, type=ev.RollbackRequested)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        request = ev.RollbackRequested()
+    request.number = delivery.number
+    return request
+
+
+def hold_in(delivery: Delivery) -> HoldReport:
+    """Return what a `hold` delivery asks for, also if how it was asked for is damaged."""
+    try:
+        return msgspec.json.decode(delivery.value, type=HoldReport)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return HoldReport("asked", "somebody asked for it, and how is damaged")
+
+
+class Told(NamedTuple):
+    """What the store says about deliveries, by their numbers: the ends of children, and who has a key that changed."""
+
+    ends: dict[int, ChildEnd | None]
+    keys: dict[int, EffectRow | None]
+
+
+NOTHING: Final = Told({}, {})
+
+
+def told_of(store: Store, deliveries: Sequence[Delivery], recent: RecentEnds) -> Told:
+    """Read what has to be known to take deliveries."""
+    ends = {one.number: believable_end(store, one, recent) for one in deliveries if one.kind == "child"}
+    keys = {one.number: store.effect(one.name) for one in deliveries if one.kind == "key"}
+    return Told(ends, keys) if ends or keys else NOTHING
+
+
+class Inbox:
+    """Takes deliveries into the history of one run."""
+
+    def __init__(self, driver: "Driver") -> None:
+        self._driver = driver
+        self._taken: set[int] = set()
+        self._ends: dict[int, ChildEnd | None] = {}
+        self._keys: dict[int, EffectRow | None] = {}
+
+    async def pull(self) -> None:
+        """Take what has arrived, and do what was due before."""
+        self._driver.ring()
+
+    def take(self, deliveries: Sequence[Delivery], told: Told = NOTHING, *, fire: bool = True) -> None:
+        """Take deliveries into the history. A timer that was due before one arrived comes first.
+
+        Without `fire` the code has ended and only the cancels matter: nothing is due. Nothing comes to rest here: what
+        is due by now comes first, and a run that remembers facts would leave memory before.
+        """
+        driver = self._driver
+        self._ends.update(told.ends)
+        self._keys.update(told.keys)
+        for delivery in deliveries:
+            if delivery.number in self._taken or delivery.kind not in _TAKE:  # one for a newer release is left to that
+                continue
+            # Never beyond the present: the sender's clock may be ahead, and no timer fires early.
+            if fire:
+                driver.deadlines.fire(driver, min(delivery.at, driver.app.clock.now()))
+            if driver.is_over:
+                return
+            self._taken.add(delivery.number)
+            driver.journal.and_more().consumed.append(delivery.number)
+            crash_point("delivery.taken")
+            _TAKE[delivery.kind](self, delivery)
+
+    def _signal(self, delivery: Delivery) -> None:
+        raw, ref = self._driver.journal.pack(delivery.value)
+        body = ev.SignalReceived(delivery.number, delivery.name, raw, ref, delivery.id)
+        self._driver.deliver("signal_received", "", body)
+
+    def _request(self, delivery: Delivery) -> None:
+        raw, ref = self._driver.journal.pack(delivery.value)
+        body = ev.RequestReceived(delivery.number, delivery.name, raw, ref, delivery.id)
+        self._driver.deliver("request_received", "", body)
+
+    def _cancel(self, delivery: Delivery) -> None:
+        if delivery.name == ROLLBACK:
+            request_rollback(self._driver, rollback_in(delivery))
+            return
+        request = cancel_in(delivery)
+        if self._driver.execution.is_undone and not request.now:
+            request.early = True  # it changes nothing, and what follows from the event before it stands behind it
+            self._driver.record("cancel_requested", "", request)
+            self._driver.saver.save(waited_for=False)
+        elif self._driver.execution.cancel is None or request.now:
+            self._driver.request_cancel(request)
+        else:
+            self._driver.saver.save(waited_for=False)  # it is being cancelled already
+
+    def _child(self, delivery: Delivery) -> None:
+        call = int(delivery.id) if delivery.id.isdecimal() else 0
+        child = self._driver.execution.children.get(call)
+        is_awaited = child is not None and child.run == delivery.name
+        end = self._ends.pop(delivery.number)
+        if end is None or not is_awaited:
+            self._driver.saver.save(waited_for=False)
+            return
+        raw, ref = self._driver.journal.pack(bytes(end.outcome) if end.status in ("completed", "failed") else b"")
+        body = ev.ChildEnded(call, delivery.name, end.status, delivery.number, raw, ref, end.secret)
+        if end.budget is not None and end.budget.by == self._driver.run:  # else it is another run's to pay
+            body.used, body.granted = end.budget.used, end.budget.granted or None
+        self._driver.deliver("child_ended", "", body)
+
+    def _key(self, delivery: Delivery) -> None:
+        self._driver.saver.save(waited_for=False)
+        self._driver.attempts.keys.woken(int(delivery.id), self._keys.pop(delivery.number))
+
+    def _hold(self, delivery: Delivery) -> None:
+        self._driver.put_on_hold(hold_in(delivery))
+
+
+_TAKE: Final[dict[str, Callable[[Inbox, Delivery], None]]] = {
+    "signal": Inbox._signal,
+    "request": Inbox._request,
+    "cancel": Inbox._cancel,
+    "child": Inbox._child,
+    "hold": Inbox._hold,
+    "key": Inbox._key,
+}

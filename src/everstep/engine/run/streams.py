@@ -1,0 +1,233 @@
+"""Streams, as they are written: by the bodies of steps in small batches, and by workflow code as commands.
+
+A body never waits for a commit: what it appends is gathered, and written at most `FLUSH_SECONDS` later, or when much
+has come together, with the run's epoch as a fence, beside whatever events are not durable yet. When its attempt ends,
+what it appended is written before the outcome, and a note in the history says how far the stream had come.
+"""
+
+import asyncio
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from everstep.engine.code.streams import AppendEntry, check_size
+from everstep.engine.history.journal import packed
+from everstep.errors import StoreError, StreamLimit
+from everstep.model import events as ev
+from everstep.model.crash_points import crash_point
+from everstep.model.digests import entry_digest, stream_start
+from everstep.model.untrusted import logger
+from everstep.stores.beside import EntryRow
+from everstep.stores.brief import Busy, briefly
+from everstep.stores.protocol import Store
+
+if TYPE_CHECKING:
+    from everstep.engine.run.bodies import Attempt
+    from everstep.engine.run.driver import Driver
+
+
+log = logger("everstep.run")
+
+FLUSH_SECONDS: Final = 0.05
+"""What a body appends is written after so long at the latest."""
+FLUSH_ENTRIES: Final = 200
+"""With so many entries that are not written yet, it is not waited for more."""
+GATHERED_BYTES_MAX: Final = 32_000_000
+"""So much may wait to be written: a body that is quicker than the disk gets an error, and does not fill the memory."""
+ENTRIES_MAX: Final = 1_000_000
+"""So many entries a stream may have."""
+STREAMS_MAX: Final = 100
+"""So many streams a run may have."""
+AGAIN_SECONDS: Final = 0.5
+"""After so long a store that could not be read is asked again."""
+PACKED_BYTES_MIN: Final = 512
+"""A shorter entry is not worth compressing."""
+
+
+class _Gathered(NamedTuple):
+    attempt: "Attempt"
+    name: str
+    payload: bytes
+    at: int
+
+
+class _Head:
+    """How far a stream has come."""
+
+    __slots__ = ("digest", "position", "written_by")
+
+    def __init__(self, position: int, digest: bytes) -> None:
+        self.position = position
+        self.digest = digest
+        self.written_by: set[tuple[int, int]] = set()
+        """Attempts under way that have written to it: their calls and numbers."""
+
+
+class Streams:
+    """The streams of one run, while it is driven here."""
+
+    def __init__(self, driver: "Driver") -> None:
+        self._driver = driver
+        self._heads: dict[str, _Head] = _heads(driver)
+        self._gathered: list[_Gathered] = []
+        self._bytes = 0
+        self._counts = {name: head.position for name, head in self._heads.items()}
+        """How many entries each stream has, with those that are not written yet."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._lock = threading.Lock()
+
+    # -- bodies: on any thread -------------------------------------------------------------------------------------
+    def take(self, attempt: "Attempt", name: str, value: Any) -> None:
+        """Gather what a body appends."""
+        app = self._driver.app
+        payload = app.codec.encode(value, where=f"an entry of the stream {name!r}")
+        check_size(name, payload)
+        entry = _Gathered(attempt, name, payload, app.clock.now())
+        with self._lock:
+            if self._bytes + len(payload) > GATHERED_BYTES_MAX:
+                raise StreamLimit(
+                    f"{self._bytes} bytes of the stream {name!r} wait to be written: the body of {attempt.step} is "
+                    "quicker than the disk. Append less, or pause."
+                )
+            self._counts[name] = self._counted(name)
+            self._gathered.append(entry)
+            self._bytes += len(payload)
+            count = len(self._gathered)
+        if count == 1 or count == FLUSH_ENTRIES:
+            if threading.get_ident() == app.thread:
+                self._set_timer(count)
+            else:
+                app.loop.call_soon_threadsafe(self._driver.call, self._set_timer, count)
+
+    def _counted(self, name: str) -> int:
+        count = self._counts.get(name, 0) + 1
+        if count == 1 and len(self._counts) >= STREAMS_MAX:
+            raise StreamLimit(f"The run has {STREAMS_MAX} streams, so there is none for {name!r}. Use fewer names.")
+        if count > ENTRIES_MAX:
+            raise StreamLimit(f"The stream {name!r} has {ENTRIES_MAX} entries, and no more are allowed.")
+        return count
+
+    # -- on the app's loop -----------------------------------------------------------------------------------------
+    def _set_timer(self, count: int) -> None:
+        if self._driver.stopped:
+            return
+        if count >= FLUSH_ENTRIES:
+            self.flush()
+        elif self._timer is None:
+            self._timer = self._driver.app.loop.call_later(FLUSH_SECONDS, self._driver.call, self._time_is_over)
+
+    def _time_is_over(self) -> None:
+        self._timer = None
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what was gathered. If the store cannot be read just now, that is tried again."""
+        try:
+            self._write_gathered()
+        except StoreError as error:
+            log.error("The streams of run %s cannot be written just now: %s", self._driver.run, error)
+            if self._timer is None:
+                self._timer = self._driver.app.loop.call_later(AGAIN_SECONDS, self._driver.call, self._time_is_over)
+
+    def _write_gathered(self) -> None:
+        driver = self._driver
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        with self._lock:
+            gathered, self._gathered, self._bytes = self._gathered, [], 0
+        if not gathered or driver.is_over:
+            return
+        done = 0
+        try:
+            for attempt, name, payload, at in gathered:
+                call, head = attempt.call, self._head(name)
+                by = (call.call, attempt.attempt)
+                is_first = by not in head.written_by
+                head.written_by.add(by)
+                self._write(head, name, payload, call.step, attempt.attempt, is_first, call.is_secret, at)
+                done += 1
+        finally:
+            if done < len(gathered):
+                with self._lock:
+                    self._gathered[:0] = gathered[done:]
+                    self._bytes = sum(len(entry.payload) for entry in self._gathered)
+        crash_point("stream.gathered")
+        driver.saver.save(waited_for=False)
+
+    def end(self, attempt: "Attempt") -> None:
+        """An attempt ends: write what it appended, and note how far its streams have come."""
+        self.flush()
+        if self._driver.is_over:
+            return
+        by = (attempt.call.call, attempt.attempt)
+        for name, head in self._heads.items():
+            if by in head.written_by:
+                head.written_by.discard(by)
+                body = ev.StreamNoted(*by, name, head.position, head.digest.hex())
+                self._driver.record("stream_noted", attempt.call.step, body)
+
+    def append(self, command: AppendEntry) -> None:
+        """Workflow code appends an entry: it is written in one transaction with its event."""
+        driver, name = self._driver, command.name
+        self._write_gathered()  # what bodies appended before stands before it
+        head = self._head(name)
+        at, seq = driver.app.clock.now(), driver.journal.seq + 1
+        self._write(head, name, command.payload, "", 0, False, False, at, seq)
+        body = ev.StreamAppended(command.call, name, head.position, head.digest.hex(), command.source)
+        driver.record(command.kind, "", body)
+        driver.saver.save(waited_for=False)
+
+    def _head(self, name: str) -> _Head:
+        head = self._heads.get(name)
+        if head is None:
+            driver = self._driver
+            place = (driver.run, driver.journal.generation, name)
+            newest = driver.app.store.stream_head(*place) if driver.stream_heads is None else None
+            head = _Head(newest.position, newest.digest) if newest else _Head(0, stream_start(*place))
+            self._heads[name] = head
+        return head
+
+    def _write(
+        self,
+        head: _Head,
+        name: str,
+        payload: bytes,
+        step: str,
+        attempt: int,
+        first: bool,
+        secret: bool,
+        at: int,
+        seq: int = 0,
+    ) -> None:
+        journal = self._driver.journal
+        value = b"r" + payload if len(payload) < PACKED_BYTES_MIN else packed(payload)
+        position, seq = head.position + 1, seq or journal.seq
+        facts = (position, seq, step, attempt, int(first), int(secret), at, value)
+        head.digest, head.position = entry_digest(head.digest, *facts, key=journal.key), position
+        row = EntryRow(self._driver.run, journal.generation, name, *facts, head.digest)
+        journal.beside_events().entries.append(row)
+
+    def stop(self) -> None:
+        """The run leaves memory."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def newest_entries(store: "Store", run: str, generation: int) -> dict[str, EntryRow]:
+    """Return the newest entry of each stream of a run."""
+    found = [store.stream_head(run, generation, name) for name, _ in store.streams(run, generation)]
+    return {entry.name: entry for entry in found if entry is not None}
+
+
+def _heads(driver: "Driver") -> dict[str, _Head]:
+    """Return how far each stream of a run has come. If that cannot be read just now, it is asked for one by one."""
+    app = driver.app
+    if driver.stream_heads is None:
+        is_loop = threading.get_ident() == app.thread
+        read = partial(newest_entries, app.store, driver.run, driver.journal.generation)
+        try:
+            driver.stream_heads = briefly(read) if is_loop else read()
+        except (Busy, StoreError):
+            return {}
+    return {name: _Head(entry.position, entry.digest) for name, entry in driver.stream_heads.items()}

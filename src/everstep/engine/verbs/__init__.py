@@ -1,0 +1,1 @@
+"""What a person or a program does to runs from outside."""

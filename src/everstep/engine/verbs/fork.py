@@ -1,0 +1,527 @@
+"""`fork`: a new run that begins with what another one did up to an event, and goes on from there by itself.
+
+The events are copied and linked anew under the new id, in the transaction that creates the run: there is no half fork.
+The other run is not touched. What was copied is its doing: a fork never undoes it, and its keys stay its keys. From
+the fork on, everything that the code asks for has keys of the fork's own.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from everstep.codec import ANY
+from everstep.engine.code.execution import OUTCOMES
+from everstep.engine.code.start import new_entropy
+from everstep.engine.code.workflow import DECLARED
+from everstep.engine.history.describe import asks_for_something
+from everstep.engine.history.effects import DELETED, FORGOTTEN, WHAT_IS_LOST, Crossed, histories_of_child, is_guarded
+from everstep.engine.history.journal import INLINE_BYTES_MAX, restore_payload, store_payload
+from everstep.engine.history.restored import life_of_copy, may_lack, newest_note, restores_in
+from everstep.engine.history.streams import copied_streams
+from everstep.engine.history.verify import (
+    Recorded,
+    load_verified,
+    preview_text,
+    published_by,
+    read_now,
+    refs_of,
+    refuse_deleted,
+    verified,
+    verify_payloads,
+)
+from everstep.engine.process.host import Host
+from everstep.engine.run.resume import is_supported, replay
+from everstep.engine.verbs.runs import existing_row
+from everstep.errors import CrossesOnce, IdConflict, Misuse, NotDecodable
+from everstep.model import events as ev
+from everstep.model.accounts import standing_at
+from everstep.model.carried import carried_step
+from everstep.model.contracts import KEPT
+from everstep.model.crash_points import crash_point
+from everstep.model.digests import chain_next, chain_start, digest_of
+from everstep.model.forked import TAG, Forked, switches
+from everstep.model.ids import checked_run_id
+from everstep.stores.protocol import Existing, Needs, NewRun, Refused, RunRow, StartRun, Store
+
+NEWS: Final = frozenset({*OUTCOMES, "run_started", "run_retried"})
+"""The events that a fork can begin after."""
+STOPPING: Final = ("cancel_requested", "rollback_requested", "compensation_started")
+
+
+class _Asked(NamedTuple):
+    """Something that the code asked for. `is_others`: it is an effect or a child run, so the run's that began it."""
+
+    seq: int
+    text: str
+    is_others: bool
+
+
+class _UnderWay:
+    """What the code waits for, event by event."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Asked] = {}
+        self._failed: dict[int, tuple[int, _Asked]] = {}
+
+    def take(self, event: Recorded) -> None:
+        """Go on by one event."""
+        kind, body, call = event.kind, event.body, getattr(event.body, "call", 0)
+        if kind == "child_started" and asks_for_something(event):
+            self._open[call] = _Asked(event.seq, f"child run {body.run}", True)
+        elif kind in ("step_started", "key_taken", "call_withheld") and asks_for_something(event):
+            is_others = getattr(body, "effect", "read") != "read" or getattr(body, "instead_of", "") == "child_started"
+            self._open[call] = _Asked(event.seq, f"step {event.step}", is_others)
+        elif kind in ("step_completed", "step_shared", "step_failed", "child_ended"):
+            asked = self._open.pop(call, None)
+            if asked is not None and (kind == "step_failed" or getattr(body, "status", "") == "failed"):
+                self._failed[call] = (event.seq, asked)
+        elif kind == "step_cancelled":
+            self._open.pop(body.step_call, None)
+        elif kind == "run_retried":
+            self._open = {call: one for call, one in self._open.items() if one.seq < body.voids}
+            again = {call: one for call, (at, one) in self._failed.items() if one.seq < body.voids <= at}
+            self._open |= again
+
+    def of_others(self) -> list[str]:
+        """Return the effects and child runs that are open."""
+        return [one.text for one in self._open.values() if one.is_others]
+
+
+def fork_point(run: str, history: Sequence[Recorded], at: int) -> int:
+    """Return the last event that a fork at an event keeps. Raises `Misuse` if there can be none there."""
+    if not 1 <= at <= len(history):
+        raise Misuse(f"The run {run} has the events 1 to {len(history)}; at={at} is none of them.")
+    under_way, found, before, after = _UnderWay(), 0, 0, 0
+    blocked: list[str] = []
+    for event in history:
+        if event.kind in STOPPING:
+            if event.seq <= at:
+                raise Misuse(
+                    f"At event {at} the run {run} was being stopped (event {event.seq}, {event.kind}). Fork it before "
+                    "that."
+                )
+            break
+        if event.seq > at and (not blocked or after):
+            break
+        under_way.take(event)
+        if event.kind not in NEWS:
+            continue
+        others = under_way.of_others()
+        if event.seq <= at:
+            found, blocked = event.seq, others
+        if not others:
+            before, after = (event.seq, after) if event.seq <= at else (before, event.seq)
+    if blocked:
+        where = f"event {before}" + (f" or event {after}" if after else "")
+        raise Misuse(
+            f"At event {at} of {run} there was something under way that only this run can settle: "
+            f"{', '.join(blocked[:3])}. Fork it where there was nothing: at {where}."
+        )
+    return found
+
+
+# -- what would happen once more ---------------------------------------------------------------------------------------
+class Relied(NamedTuple):
+    """What a fork would not do again because it is there: keys that it would share, and runs that it would follow."""
+
+    keys: set[str]
+    runs: set[str]
+
+
+def done_after(store: Store, run: str, history: Sequence[Recorded], seq: int, relied: Relied) -> list[Crossed]:
+    """Return the effects that a run had, or may have had, after an event, and that a fork there would have again.
+
+    A `repeat` step counts, for in another run it has another key, and is another action to its receiver. One with a
+    key of its own (`key=`) does not, as long as the key is kept: a fork shares its outcome. Nor does what was undone;
+    nor a child run with an id of its own that is still there: a fork would follow the same. `relied` gets both.
+    """
+    begun: dict[int, str] = {}
+    keys: dict[int, str] = {}
+    undoing: dict[int, int] = {}
+    done: dict[int, Crossed] = {}
+    children: dict[int, Recorded] = {}
+
+    def is_shared(call: int, owner: str) -> bool:
+        is_kept = is_guarded(store, keys.get(call), owner)
+        relied.keys.update([keys[call]] if is_kept else ())
+        return is_kept
+
+    for event in history[seq:]:
+        kind, body = event.kind, event.body
+        if kind == "step_started" and body.compensates:
+            undoing[body.call] = body.compensates
+        elif kind == "step_started":  # also a later attempt: what had failed may have been retried
+            if body.effect != "read" and body.because != KEPT:
+                begun[body.call] = event.step
+                keys |= {body.call: body.key} if body.key else {}
+        elif kind == "key_taken":
+            keys[body.call] = body.key
+        elif kind == "step_completed" and body.call in begun:
+            step = begun.pop(body.call)
+            if not (body.skipped or body.fallback or is_shared(body.call, run)):
+                place = len(done) + 1_000_000 if body.call in done else body.call
+                done[place] = Crossed(run, step, event.seq, FORGOTTEN if body.call in keys else "")
+        elif kind == "step_shared" and body.call in keys and not is_shared(body.call, body.run):
+            done[body.call] = Crossed(run, event.step, event.seq, FORGOTTEN)
+        elif kind == "step_completed" and body.call in undoing and not body.skipped:
+            done.pop(undoing[body.call], None)
+        elif kind == "step_failed":
+            begun.pop(body.call, None)
+        elif kind == "child_started":
+            children[body.call] = event
+        elif kind == "child_ended" and body.status == "refused":
+            children.pop(body.call, None)
+    by_children = [one for child in children.values() for one in _done_by_child(store, run, child, relied)]
+    return [*done.values(), *by_children, *(Crossed(run, step, 0) for call, step in begun.items() if call not in keys)]
+
+
+def _done_by_child(store: Store, run: str, started: Recorded, relied: Relied) -> list[Crossed]:
+    child: str = started.body.run
+    histories, lost = histories_of_child(store, started)
+    is_own = child.startswith(f"{run[:170]}.")
+    if lost == DELETED or (lost and is_own):
+        return [Crossed(child, lost, 0)]
+    if not is_own:
+        relied.runs.add(child)
+        return []
+    return [one for history in histories for one in done_after(store, child, history, 0, relied)]
+
+
+def undone_before(run: str, generation: int, seq: int, histories: Sequence[Sequence[Recorded]]) -> list[Crossed]:
+    """Return the effects up to an event that the run has undone since, or is undoing: a fork would build upon them.
+
+    histories: that of this generation, and those of later ones.
+    """
+    done = {
+        event.body.call: event.step for event in histories[0][:seq] if event.kind == "step_started" and event.body.call
+    }
+    if (carried := histories[0][0].body.carried) is not None:
+        done |= {one.call: one.title for one in carried.undoable}
+    found = []
+    for place, history in enumerate(histories):
+        for event in history:
+            for call in event.body.steps if event.kind == "compensation_started" else ():
+                own = call
+                if place and call < 0:
+                    older = carried_step(history[0].body.carried, call)
+                    own = older.own_call if older is not None and older.generation == generation else 0
+                elif place:
+                    continue
+                if own in done:
+                    found.append(Crossed(run, f"{done[own]}, which was undone since", event.seq))
+    return found
+
+
+def is_lost(histories: Sequence[Sequence[Recorded]]) -> bool:
+    """Tell whether a part of a run's history is lost, so that nobody knows what it did."""
+    for history in histories:
+        started = history[0].body
+        if started.unseen or (started.carried is not None and started.carried.caution):
+            return True
+        for event in history:
+            if event.kind == "run_restored" or (event.kind == "run_repaired" and event.body.lost):
+                return True
+    return False
+
+
+def refuse_effects(
+    run: str, at: int, generation: int, histories: Sequence[Sequence[Recorded]], store: Store, allowed: "Allowed"
+) -> Relied:
+    """Raise `CrossesOnce` with all that a fork would do again or build upon, unless it was allowed.
+
+    Returns what keeps it from doing something again.
+    """
+    relied = Relied(set(), set())
+    if allowed is True:
+        return relied
+    found = done_after(store, run, histories[0], at, relied)
+    for later in histories[1:]:
+        found += done_after(store, run, later, 0, relied)
+    found += undone_before(run, generation, at, histories)
+    newest = generation + len(histories) - 1
+    if is_lost(histories) or may_lack(store, store.life(), run, newest, newest_note(histories[-1])):
+        found.append(Crossed(run, WHAT_IS_LOST, 0))
+    names = set(allowed or ())
+    found = [one for one in found if one.step not in names and one.step.partition("#")[0] not in names]
+    if not found:
+        return relied
+    listed = ", ".join(_text(one, run) for one in found)
+    raise CrossesOnce(
+        f"A fork of {run} at event {at} would do effects again, with keys of its own, or build upon undone ones: "
+        f"{listed}. Fork it after them; or, if that is what you want, allow it: `--allow STEP` for one, "
+        "`--allow-effects` for all (allow_effects=[…], allow_effects=True).",
+        found,
+    )
+
+
+Allowed = bool | Collection[str]
+
+
+def _text(one: Crossed, run: str) -> str:
+    whose = f" of {one.run}" if one.run != run else ""
+    why = f", {one.why}" if one.why else ""
+    return f"{one.step}{whose} (event {one.seq}{why})" if one.seq else f"{one.step}{whose}"
+
+
+NOT_GIVEN: Final[Any] = ...
+"""Stands for an outcome that is left as it is: None is one that may be given."""
+
+
+class Wanted(msgspec.Struct):
+    """What somebody wants of a fork."""
+
+    run: str
+    at: int
+    generation: int | None = None
+    args: Sequence[Any] | None = None
+    outcome: Any = NOT_GIVEN
+    id: str | None = None
+    allowed: Allowed = False
+    by: str = ""
+    note: str = ""
+
+
+async def fork(app: Host, wanted: Wanted) -> str:
+    """Create the fork, durably, and return its id."""
+    row = await app.read(existing_row, app, wanted.run)
+    if not is_supported(row):
+        raise Misuse(f"The run {row.id} was made by a newer release, so this one cannot fork it.")
+    generation = wanted.generation or row.generation
+    wanted_ones = range(generation, row.generation + 1)
+    histories = [await app.read(_history, app, row.id, one) for one in wanted_ones]
+    point = fork_point(row.id, histories[0], wanted.at)
+    relied = await app.read(refuse_effects, row.id, point, generation, histories, app.store, wanted.allowed)
+    new, copied = await app.read(_forked_run, app, row, generation, histories[0][:point], wanted)
+    _refuse_differences(app, new.row, copied, dict(new.payloads))
+    crash_point("run.fork")
+    verdict = await app.committer.submit(StartRun(new, Needs([row.id, *relied.runs], [*relied.keys])))
+    if isinstance(verdict, Refused):  # something was deleted since it was looked at
+        return await fork(app, wanted)
+    if isinstance(verdict, Existing) and not await app.read(_is_same, app, verdict.row, copied):
+        raise IdConflict(f"The id {new.row.id} belongs to another run. Use another one.")
+    crash_point("run.forked")
+    return new.row.id
+
+
+def _history(app: Host, run: str, generation: int) -> list[Recorded]:
+    """Return a history, verified with its payloads."""
+
+    def verified_now(row: RunRow) -> list[Recorded]:
+        if generation == row.generation:
+            history = load_verified(app.store, row)
+        else:  # the row knows only the newest head; an older history vouches for itself by its chain
+            events = app.store.events(run, generation)
+            if not events:
+                raise Misuse(f"The run {run} has no generation {generation}.")
+            head = {"head_seq": events[-1].seq, "head_digest": events[-1].digest, "generation": generation}
+            history = verified(events, msgspec.structs.replace(row, **head), app.store.chain)
+        verify_payloads(app.store, row, history, is_newest=generation == row.generation)
+        return history
+
+    return read_now(app.store, existing_row(app, run), verified_now)[1]
+
+
+def _forked_run(
+    app: Host, row: RunRow, generation: int, history: Sequence[Recorded], wanted: Wanted
+) -> tuple[NewRun, list[Recorded]]:
+    """Return the run to be created, and its events with their bodies."""
+    events = app.store.events(row.id, generation, 1, len(history))
+    payloads: dict[str, bytes] = {}
+    at = max(app.clock.now(), history[-1].at)
+    run = checked_run_id(wanted.id) if wanted.id is not None else _new_id(app, row.id, at)
+    started = _started(app, row, generation, history, events[-1].digest, at, wanted, payloads)
+    bodies = [started, *(_noted(event, started) for event in history[1:])]
+    kind = history[-1].kind
+    if wanted.outcome is not NOT_GIVEN:
+        kind, bodies[-1] = _edited(app, row.id, history[-1], wanted.outcome, payloads)
+        if wanted.at != len(history):
+            raise Misuse(f"Event {wanted.at} of {row.id} is not an outcome; event {len(history)} is the one before it.")
+    entries = copied_streams(app.store, row, generation, run, bodies)
+    for body in bodies:
+        for ref in refs_of(body):
+            if ref not in payloads and (stored := app.store.payload(row.id, ref)) is not None:
+                payloads[ref] = stored
+    chain = app.store.chain.writing
+    digest, rows, copied = chain_start(run, 1), [], []
+    for event, body in zip(events, bodies, strict=True):
+        own_kind = kind if event.seq == len(history) else event.kind
+        own_at = at if len(history) == 1 else event.at  # without a past it is a run that begins now
+        encoded = ev.encode_body(body)
+        digest = chain_next(digest, event.seq, own_kind, event.step, own_at, encoded, chain.key)
+        rows.append(ev.EventRow(event.seq, own_kind, event.step, own_at, encoded, digest))
+        copied.append(Recorded(event.seq, own_kind, event.step, own_at, body))
+    new = _row(row, run, started, rows[-1], at, payloads)
+    new.published = _published(copied, payloads)
+    new.budget = standing_at(copied)
+    return NewRun(new, rows[0], list(payloads.items()), more=rows[1:], entries=entries), copied
+
+
+def _new_id(app: Host, run: str, at: int) -> str:
+    """Return an id that nobody has, and that begins like the one of the run that is forked."""
+    return f"{run[:150]}-fork-{at // 1000:011x}{app.randomness.getrandbits(24):06x}"
+
+
+def _started(
+    app: Host,
+    row: RunRow,
+    generation: int,
+    history: Sequence[Recorded],
+    head: bytes,
+    at: int,
+    wanted: Wanted,
+    payloads: dict[str, bytes],
+) -> ev.RunStarted:
+    """Return the fork's first event: that of the other run, with where it comes from."""
+    source: ev.RunStarted = history[0].body
+    forked = Forked(row.id, generation, len(history), head.hex(), at, new_entropy(app.randomness))
+    forked.earlier = [one for one in switches(source) if one[0] < len(history)]
+    forked.by, forked.note = wanted.by, wanted.note
+    changes: dict[str, Any] = {"forked": forked, "parent": "", "delay": 0.0}
+    changes |= {"chain": app.store.chain.writing.id, "life": life_of_copy(app.store, row.id, generation, history)}
+    changes["restored"] = restores_in(changes["life"])
+    if len(history) == 1:
+        changes["entropy"] = forked.entropy
+    if source.carried is not None:  # what older generations did is that run's to undo
+        changes["carried"] = msgspec.structs.replace(source.carried, head="", undoable=[], uncompensated=[])
+    if wanted.outcome is not NOT_GIVEN:
+        forked.edited = "outcome"
+    if wanted.args is not None:
+        forked.edited = "arguments"
+        changes |= _arguments(app, row.workflow, wanted.args, payloads)
+    elif source.carried is not None:
+        payload = _payload_of(app, row.id, source.arguments, source.arguments_ref)
+        changes["digest"] = digest_of(payload).hex()  # and not that of the other run's first generation
+    return msgspec.structs.replace(source, **changes)
+
+
+def _noted(event: Recorded, started: ev.RunStarted) -> ev.Body:
+    """Return a copied event's body. What the other run noted of restored backups is what its copy knows of them."""
+    body: ev.Body = event.body
+    if isinstance(body, ev.RunRestored):
+        return ev.RunRestored(started.restored, started.life)
+    return body
+
+
+def _arguments(app: Host, workflow: str, args: Sequence[Any], payloads: dict[str, bytes]) -> dict[str, Any]:
+    if isinstance(args, str) or not isinstance(args, Sequence):
+        raise Misuse("args= is the list of all arguments of the workflow.")
+    encoded = app.codec.encode_arguments(DECLARED.named(workflow).signature, tuple(args), {}, workflow)
+    raw, ref = _packed(encoded.payload, payloads)
+    return {"arguments": raw, "arguments_ref": ref, "digest": encoded.digest}
+
+
+def _edited(app: Host, run: str, event: Recorded, value: Any, payloads: dict[str, bytes]) -> tuple[str, ev.Body]:
+    """Return the outcome that takes the place of a recorded one."""
+    body = event.body
+    raw, ref = _packed(app.codec.encode(value, ANY, "the outcome"), payloads)
+    if event.kind in ("step_completed", "step_failed"):
+        given = ev.StepCompleted(body.call, raw, ref, body.attempt, body.seconds, adopted=True, early=body.early)
+        given.secret, given.charged = body.secret, body.charged
+        return "step_completed", given
+    if event.kind == "signal_received":
+        return event.kind, msgspec.structs.replace(body, value=raw, ref=ref)
+    if event.kind == "child_ended":
+        return event.kind, msgspec.structs.replace(body, status="completed", value=raw, ref=ref, secret=False)
+    raise Misuse(
+        f"Event {event.seq} of {run} ({event.kind}) has no outcome that could be another one. Give one in place of a "
+        "step's, a signal's or a child's: fork at its step_completed, step_failed, signal_received or child_ended."
+    )
+
+
+def _packed(payload: bytes, payloads: dict[str, bytes]) -> tuple[msgspec.Raw, str]:
+    if len(payload) <= INLINE_BYTES_MAX:
+        return msgspec.Raw(payload), ""
+    stored, ref = store_payload(payload)
+    payloads[ref] = stored
+    return ev.NO_PAYLOAD, ref
+
+
+def _payload_of(app: Host, run: str, value: msgspec.Raw, ref: str) -> bytes:
+    return restore_payload(app.store.payload(run, ref), ref) if ref else bytes(value)
+
+
+def _row(
+    row: RunRow, run: str, started: ev.RunStarted, head: ev.EventRow, at: int, payloads: dict[str, bytes]
+) -> RunRow:
+    assert started.forked is not None
+    ref = started.arguments_ref
+    arguments = restore_payload(payloads[ref], ref) if ref else bytes(started.arguments)
+    return RunRow(
+        id=run,
+        workflow=started.workflow,
+        version=started.version,
+        semantics=started.semantics,
+        head_seq=head.seq,
+        head_digest=head.digest,
+        queue=row.queue,
+        priority=row.priority,
+        tags={**row.tags, TAG: started.forked.origin},
+        arguments=started.digest,
+        preview=preview_text(arguments),
+        created_at=at,
+        updated_at=at,
+    )
+
+
+def _published(history: Sequence[Recorded], payloads: dict[str, bytes]) -> bytes | None:
+    values = {
+        name: msgspec.Raw(restore_payload(payloads[body.ref], body.ref) if body.ref else bytes(body.value))
+        for name, body in published_by(history).items()
+    }
+    return msgspec.json.encode(values) if values else None
+
+
+def _refuse_differences(app: Host, row: RunRow, copied: list[Recorded], payloads: dict[str, bytes]) -> None:
+    """Replay the code against what the fork begins with, if it is here. What does not agree is not begun."""
+    if row.workflow not in DECLARED.names() or len(copied) == 1:
+        return
+    beside, workflow = _Beside(app.store, payloads), DECLARED.named(row.workflow)
+    try:
+        replayed = replay(beside, app.codec, row, workflow, copied, quiet=True)
+    except NotDecodable as error:
+        raise Misuse(f"The code cannot be given what the fork begins with: {error}") from None
+    replayed.execution.evict()
+    if replayed.differences:
+        one = replayed.differences[0]
+        raise Misuse(
+            f"With this the code no longer does what was recorded up to event {len(copied)}: at event {one.seq} it was "
+            f"{one.recorded}, and now it would {one.now} ({one.what}). Fork it before that, or with other code."
+        )
+
+
+class _Beside:
+    """A store as a replay sees it, with the payloads of a fork that is not there yet."""
+
+    def __init__(self, store: Any, payloads: dict[str, bytes]) -> None:
+        self._store = store
+        self._payloads = payloads
+
+    def payload(self, run: str, digest: str) -> bytes | None:
+        return self._payloads.get(digest)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def _is_same(app: Host, there: RunRow, copied: Sequence[Recorded]) -> bool:
+    """Tell whether a run that is there already is the fork that is wanted: somebody asks once more."""
+    wanted: ev.RunStarted = copied[0].body
+    refuse_deleted(app.store, there)
+    first = app.store.events(there.id, 1, only=[1])
+    if len(copied) > 1:
+        end = (copied[-1].kind, ev.encode_body(copied[-1].body))
+        if [(event.kind, event.body) for event in app.store.events(there.id, 1, only=[len(copied)])] != [end]:
+            return False  # it was given another outcome
+    if not first or there.workflow != wanted.workflow or there.arguments != wanted.digest:
+        return False
+    origin, other = ev.decode_body("run_started", first[0].body).forked, wanted.forked
+    if origin is None or other is None:
+        return False
+    return (origin.run, origin.generation, origin.seq, origin.head, origin.edited) == (
+        other.run,
+        other.generation,
+        other.seq,
+        other.head,
+        other.edited,
+    )

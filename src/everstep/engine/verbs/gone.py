@@ -1,0 +1,107 @@
+"""A worker or a host that is gone for good: a person, or what looks after the machines, says so once.
+
+Nothing in a store proves that a process on another machine has ended. So a `once` step that it began is held although
+its probe says that it has not happened: the process might do it yet. Whoever knows that it cannot, because the machine
+is off or the container was removed, declares it gone. That is stored, with who said so and why. Its steps in doubt are
+then settled by their probes, also those of runs that are held already.
+
+What is declared must not be seen alive: one that has a lease is refused. Its runs get new epochs in the same
+transaction, so a worker that lives all the same writes nothing more and begins nothing more; it stops, and says why.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from everstep.engine.process.elsewhere import on_a_thread
+from everstep.engine.process.host import Host
+from everstep.engine.process.leases import wait_for_lapse
+from everstep.engine.run.acting import is_on_host
+from everstep.engine.run.holds import report_of
+from everstep.engine.verbs.runs import resolve
+from everstep.errors import HoldConflict, Misuse, RunActive, WorkerAlive
+from everstep.model.untrusted import logger
+from everstep.stores.processes import is_of_this_machine, worker_has_ended
+from everstep.stores.protocol import HoldRow, Store, WorkerRow
+from everstep.stores.rows import GoneKind, GoneRow
+
+log = logger("everstep.worker")
+
+
+class Gone(NamedTuple):
+    """What a declaration concerned."""
+
+    kind: GoneKind
+    name: str
+    workers: list[str]
+    """Workers of that name or host which had a row or runs, and are fenced now."""
+    asked: list[str]
+    """Runs that were held because of it: their probes are asked again."""
+
+
+async def declare(app: Host, kind: GoneKind, name: str, *, note: str, by: str) -> Gone:
+    """Declare a worker or a host gone. Raises `WorkerAlive` if it is seen alive, and `Misuse` for an unknown worker."""
+    if not name or not note:
+        raise Misuse("Say which worker or host is gone, and in `note` how you know: that is kept.")
+    await _refuse_living(app, kind, name)
+    workers = sorted(
+        worker
+        for worker in {row.id for row in app.store.workers()} | set(app.store.owners())
+        if _is_meant(kind, name, worker)
+    )
+    if kind == "worker" and not workers and not any(_holds_of(app.store, kind, name, app.clock.now())):
+        known = ", ".join(sorted(row.id for row in app.store.workers())) or "none"
+        raise Misuse(f"No run of {app.store.url} knows a worker {name!r}. Workers there: {known}. Nothing was noted.")
+    gone = GoneRow(kind, name, app.clock.now(), by, note)
+    await on_a_thread(app.store.declare_gone, gone, workers)
+    log.warning("%s %s was declared gone%s: %s", kind.capitalize(), name, f" by {by}" if by else "", note)
+    asked = await _ask_probes(app, gone)
+    app.pump.nudge()
+    return Gone(kind, name, workers, asked)
+
+
+async def _refuse_living(app: Host, kind: GoneKind, name: str) -> None:
+    """Raise `WorkerAlive` for a worker with a lease, and for one whose process the kernel of this machine knows."""
+    for row in app.store.workers():
+        if _is_meant(kind, name, row.id, row):
+            await wait_for_lapse(app, row.id)
+    for row in app.store.workers():
+        if not _is_meant(kind, name, row.id, row):
+            continue
+        process = f"Worker {row.id} (process {row.pid} on {row.host})"
+        if row.has_lease:
+            seconds = max(0, row.lease_until - app.store.now()) / 1e6
+            raise WorkerAlive(
+                f"{process} is not gone: its lease lasts {seconds:.0f} s more. Stop it, and say so again when that is "
+                "over. Nothing was noted."
+            )
+        if is_of_this_machine(row.id) and not worker_has_ended(row.id):
+            raise WorkerAlive(f"{process} exists on this machine, stopped perhaps. Kill it. Nothing was noted.")
+
+
+def _is_meant(kind: GoneKind, name: str, worker: str, row: WorkerRow | None = None) -> bool:
+    if kind == "worker":
+        return worker == name
+    return (row is not None and row.host == name) or is_on_host(worker, name)
+
+
+def _holds_of(store: "Store", kind: GoneKind, name: str, at: int) -> Iterator[HoldRow]:
+    """Yield the open holds of steps in doubt that a worker or host began, and whose probe can be asked."""
+    for hold in store.holds():
+        facts = report_of(hold)
+        is_theirs = _is_meant(kind, name, str(facts.get("worker", ""))) and facts.get("began_at", 0) <= at
+        if is_theirs and hold.reason == "in-doubt" and "probe" in hold.resolutions:
+            yield hold
+
+
+async def _ask_probes(app: Host, gone: GoneRow) -> list[str]:
+    """Let held runs go on by asking their probes. Those that are held meanwhile are found in the next round."""
+    asked: dict[str, None] = {}
+    note = f"{gone.kind} {gone.name} was declared gone: {gone.note}"
+    while holds := [hold for hold in _holds_of(app.store, gone.kind, gone.name, gone.at) if hold.id not in asked]:
+        for hold in holds:
+            asked[hold.id] = None
+            try:
+                await resolve(app, hold.run, "probe", hold=hold.id, value=None, note=note, by=gone.by)
+            except (HoldConflict, RunActive):
+                continue  # somebody else has decided about it just now
+    return list(dict.fromkeys(hold.run for hold in app.store.holds(open_only=False) if hold.id in asked))

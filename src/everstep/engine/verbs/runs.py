@@ -1,0 +1,408 @@
+"""What a person or a program may do to a run from outside: signal, cancel, retry, hold, resolve, roll back.
+
+None of them runs workflow code. Signals, cancels and rollbacks of unfinished runs go into the run's inbox. The others
+claim the run, which fences whoever drove it, append an event that says who wanted what, and give the run back.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from everstep.codec import ANY, is_same
+from everstep.engine.code.replay import refuse_copied
+from everstep.engine.history.effects import (
+    Account,
+    crossed_by,
+    lost_child,
+    note_rollback,
+    refuse_crossing,
+    refuse_retry,
+    refuse_rollback,
+)
+from everstep.engine.history.verify import Recorded, load_now, load_verified, refuse_deleted, refuse_without_key
+from everstep.engine.process.host import Host
+from everstep.engine.process.leases import wait_for_lapse
+from everstep.engine.run.holds import asked_report, cannot_accept, consequence_of, report_of
+from everstep.engine.run.inbox import ROLLBACK
+from everstep.engine.run.units import (
+    bare_unit,
+    hold_unit,
+    is_delayed,
+    is_unbegun,
+    journal_of,
+    resolve_unit,
+    standing_after,
+)
+from everstep.engine.verbs.repair import repair
+from everstep.errors import Damaged, HoldConflict, IdConflict, Misuse, RunActive, RunEnded, RunHeld, UnknownRun
+from everstep.model import events as ev
+from everstep.model.crash_points import crash_point
+from everstep.model.digests import derived_key
+from everstep.model.ids import checked_delivery_id, checked_name, checked_run_id
+from everstep.model.options import checked_seconds
+from everstep.model.status import ENDED, Status
+from everstep.stores.keys import KeyChanges
+from everstep.stores.protocol import (
+    Claim,
+    Claimed,
+    Failed,
+    HoldRow,
+    NotPosted,
+    Post,
+    Posted,
+    Refused,
+    Release,
+    RowChange,
+    RunRow,
+    Verdict,
+)
+
+
+def unknown_run(app: Host, run: str) -> UnknownRun:
+    """Say that there is no such run, and where."""
+    return UnknownRun(f"There is no run {run!r} in {app.store.url}. `everstep ls` lists the runs there.")
+
+
+async def signal(app: Host, run: str, name: str, value: Any, id: str | None) -> bool:
+    """Put a signal into a run's inbox. Return whether it was not there before."""
+    post = signal_post(app, run, name, value, id)
+    return await _post(app, post, "signalled")
+
+
+def signal_post(app: Host, run: str, name: str, value: Any, id: str | None) -> Post:
+    """Return a signal for a run's inbox."""
+    name = checked_name(name, "signal")
+    payload = app.codec.encode(value, ANY, f"the signal {name!r}")
+    return Post(checked_run_id(run), "signal", name, checked_delivery_id(id, "signal", 500), payload, app.clock.now())
+
+
+async def _post(app: Host, post: Post, verb: str) -> bool:
+    verdict = await app.committer.submit(post)
+    is_new = await app.read(told_of_post, app, post, verdict, verb)
+    crash_point("delivery.posted")
+    app.wake(post.run)
+    return is_new
+
+
+def told_of_post(app: Host, post: Post, verdict: Verdict, verb: str) -> bool:
+    """Return whether a delivery is new in the inbox. Raises if it is not there, and says why."""
+    if isinstance(verdict, Failed):
+        raise verdict.error
+    if isinstance(verdict, NotPosted):
+        if verdict.status is None:
+            raise unknown_run(app, post.run)
+        why = f"The run {post.run} has ended ({verdict.status}), so it cannot be {verb}."
+        raise RunEnded(why + _what_became_of(app, post, verdict.status), verdict.status)
+    assert isinstance(verdict, Posted)
+    if verdict.duplicate and post.kind == "signal":
+        there = next((one for one in app.store.signals(post.run) if one.number == verdict.number), None)
+        if there is not None and not (there.name == post.name and is_same(there.value, post.value)):
+            raise IdConflict(
+                f"The id {post.id!r} belongs to another signal to the run {post.run} ({there.name}), or to one with "
+                "another value. That one counts; this one was not sent. Use another id."
+            )
+    return not verdict.duplicate
+
+
+def _what_became_of(app: Host, post: Post, status: Status) -> str:
+    """Say what became of a signal that was sent before, with the same id, to a run that has ended."""
+    sent = (one for one in app.store.signals(post.run) if one.kind == post.kind and one.id == post.id != "")
+    if not any(one.state == "undelivered" for one in sent):
+        return ""
+    then = f" If it is retried (`everstep retry {post.run}`), it gets it." if status == "failed" else ""
+    return f" It was sent this signal before, and ended without taking it.{then}"
+
+
+async def cancel(app: Host, run: str, reason: str, *, grace: float, now: bool, by: str) -> None:
+    """Ask a run to stop. A held run, or with `now` one that nobody drives, ends right here, without its code."""
+    row = await app.read(existing_row, app, run)
+    checked_seconds("grace", grace)
+    if row.status == "held":
+        await resolve(app, run, "cancel", hold=None, value=None, note=reason, by=by)
+        return
+    unbegun = is_delayed(row, app.clock.now()) or is_unbegun(row)
+    now = now or unbegun  # a run that has not begun has nothing to clean up
+    if now and run not in app.drivers and row.status not in ENDED and await _end_here(app, row, reason, by):
+        return
+    request = ev.CancelRequested(reason=reason, by=by, grace=grace, now=now)
+    post = Post(run, "cancel", value=ev.encode_body(request), at=app.clock.now())
+    await _post(app, post, "cancelled")
+
+
+async def _end_here(app: Host, row: RunRow, reason: str, by: str) -> bool:
+    with app.setting_aside(row.id):
+        claimed = await _claim(app, row.id, ("queued", "running", "waiting"))
+        if claimed is None:
+            return False  # somebody drives it: the inbox reaches them
+        inbox = await app.read(app.store.inbox, row.id)
+        if any(one.kind == "cancel" and one.name == ROLLBACK for one in inbox):
+            await app.returns.give_back(Release(row.id, claimed.epoch, claimed.status))
+            return False  # that came first, and whoever takes the run up sees both in their order
+        if await app.read(_is_unsettled, app, claimed):
+            await app.returns.give_back(Release(row.id, claimed.epoch, claimed.status))
+            return False  # whoever takes the run up settles that before it ends
+        return await app.end_claimed(claimed, ev.CancelRequested(reason=reason, by=by, now=True))
+
+
+def _is_unsettled(app: Host, row: RunRow) -> bool:
+    try:
+        return bool(Account(load_verified(app.store, row)).unsettled)
+    except Damaged:
+        return False  # that is found and told of where the run is ended
+
+
+async def retry(app: Host, run: str, by: str, *, across_once: bool = False) -> None:
+    """Let a failed run go on from what failed. If that was a child run, the child is retried first."""
+    row = await app.read(existing_row, app, run)
+    if row.status != "failed":
+        raise RunActive(f"The run {run} is {row.status}; only a failed run can be retried.")
+    row, history = await app.read(load_now, app.store, row)
+    if row.status != "failed":
+        raise RunActive(f"The run {run} was retried by somebody else just now.")
+    refuse_retry(run, Account(history))
+    voids, call, child = _what_failed(history)
+    refuse_copied(run, history[0].body, voids)
+    relied: set[str] = set()
+    crossed = await app.read(crossed_by, app.store, run, history, voids, relied)
+    crossed += await app.read(lost_child, app.store, history, child)
+    refuse_crossing(run, crossed, across_once=across_once)
+    if child:
+        child_row = await app.read(app.store.run, child)
+        if child_row is not None and child_row.status == "failed":
+            await retry(app, child, by, across_once=across_once)
+    claimed = await _claim(app, run, ("failed",))
+    if claimed is None:
+        raise RunActive(f"The run {run} was retried by somebody else just now.")
+    journal, history = await app.read(journal_of, app, claimed)
+    entropy = _entropy_of_retry(history[0].body, journal.seq + 1)
+    body = ev.RunRetried(voids, entropy, call, by, [one.seq for one in crossed if one.run == run])
+    journal.record("run_retried", "", body, journal.at)
+    change = RowChange("queued", journal.at, budget=standing_after(history, journal))
+    unit = bare_unit(claimed, journal, change)
+    unit.redeliver = True
+    unit.keys = KeyChanges(relies=sorted(relied)) if relied else None
+    verdict = await app.committer.submit(unit)
+    if isinstance(verdict, Refused) and verdict.why == "key":  # one was forgotten since it was looked at
+        await app.returns.give_back(Release(run, claimed.epoch, claimed.status))
+        await retry(app, run, by, across_once=across_once)
+        return
+    _expect_accepted(verdict, run)
+
+
+def _entropy_of_retry(started: ev.RunStarted, seq: int) -> str:
+    """Return what the keys of a retry's new calls hang on.
+
+    Not chance: should the retry be lost, because a backup is restored, the next one there has the same keys again.
+    """
+    own = started.forked.entropy if started.forked is not None else started.entropy
+    return derived_key(own, f"#retry {seq}")
+
+
+def _what_failed(history: Sequence[Recorded]) -> tuple[int, int, str]:
+    """Return the event from which on the run's history no longer counts, the failed call, and the child it was."""
+    end = history[-1]
+    for event in reversed(history):
+        if event.kind == "run_failed":
+            end = event
+            break
+    if end.kind != "run_failed":
+        raise Misuse("The run's history does not end with a failure.")
+    is_of_this_branch = True
+    for event in reversed(history[: end.seq - 1]):
+        if event.kind == "run_retried":
+            is_of_this_branch = False
+        if event.kind == "cancel_requested" and event.body.timeout and is_of_this_branch:
+            return event.seq, 0, ""
+        if end.body.call and event.kind == "step_failed" and event.body.call == end.body.call:
+            return event.seq, end.body.call, ""
+        if end.body.call and event.kind == "child_ended" and event.body.call == end.body.call:
+            is_anothers = event.body.status == "refused"  # its id belonged to another run: it was never started
+            return event.seq, end.body.call, "" if is_anothers else event.body.run
+    return end.seq, 0, ""
+
+
+async def hold(app: Host, run: str, note: str, by: str) -> None:
+    """Put a run on hold: here if nobody drives it, else through its driver's inbox."""
+    row = await app.read(existing_row, app, run)
+    report = asked_report(note, by)
+    if row.status == "held":
+        raise HoldConflict(f"The run {run} is held already.")
+    driver = app.drivers.get(run)
+    if driver is not None:
+        driver.put_on_hold(report)
+        await app.committer.drained()
+        row = await app.read(existing_row, app, run)
+        if row.status in ENDED:
+            raise RunEnded(f"The run {run} has ended ({row.status}), so it cannot be held.", row.status)
+        return
+    with app.setting_aside(run):
+        claimed = await _claim(app, run, ("queued", "running", "waiting"))
+        if claimed is not None:
+            unit = await app.read(hold_unit, app, claimed, report)
+            _expect_accepted(await app.committer.submit(unit), run)
+            app.held(unit.hold)
+            return
+    await _post(app, Post(run, "hold", value=msgspec.json.encode(report), at=app.clock.now()), "held")
+
+
+async def rollback(app: Host, run: str, note: str, *, by: str, uncompensated: bool) -> None:
+    """Let what a run did be undone. An unfinished run stops for that; an ended one is taken up once more."""
+    row = await app.read(existing_row, app, run)
+    if row.status == "held":
+        how = {"uncompensated": uncompensated, "by_verb": True}
+        await resolve(app, run, "rollback", hold=None, value=None, note=note, by=by, **how)
+        return
+    request = ev.RollbackRequested(by=by, note=note, uncompensated=uncompensated)
+    if row.status in ENDED:
+        await _roll_back_ended(app, row, request)
+        return
+    row, history = await app.read(load_now, app.store, row)
+    if row.status == "held" or row.status in ENDED:  # just now
+        await rollback(app, run, note, by=by, uncompensated=uncompensated)
+        return
+    await app.read(refuse_rollback, app.store, row, Account(history), allowed=uncompensated)
+    post = Post(run, "cancel", ROLLBACK, value=ev.encode_body(request), at=app.clock.now())
+    try:
+        await _post(app, post, "rolled back")
+    except RunEnded:  # just now
+        await rollback(app, run, note, by=by, uncompensated=uncompensated)
+
+
+async def _roll_back_ended(app: Host, row: RunRow, request: ev.RollbackRequested) -> None:
+    claimed = await _claim(app, row.id, tuple(ENDED))
+    if claimed is None:
+        raise RunActive(f"The run {row.id} was taken up by somebody else just now; look again.")
+    try:
+        journal, history = await app.read(journal_of, app, claimed)
+        await app.read(refuse_rollback, app.store, claimed, Account(history), allowed=request.uncompensated)
+    except BaseException:
+        await app.returns.give_back(Release(row.id, claimed.epoch, claimed.status))
+        raise
+    crash_point("rollback.claimed")
+    note_rollback(journal, Account(history))
+    journal.record("rollback_requested", "", request, journal.at)
+    change = RowChange("queued", journal.at, budget=standing_after(history, journal))
+    _expect_accepted(await app.committer.submit(bare_unit(claimed, journal, change)), row.id)
+
+
+async def resolve(
+    app: Host,
+    run: str,
+    resolution: str,
+    *,
+    hold: str | None,
+    value: Any,
+    note: str,
+    by: str,
+    uncompensated: bool = False,
+    by_verb: bool = False,
+) -> None:
+    """Write down what a person decided, and let the run go on (or end)."""
+    await app.read(existing_row, app, run)
+    chosen = await app.read(_one_hold, app, run, hold)
+    if resolution not in chosen.resolutions and not (by_verb and resolution in _by_verb(chosen)):
+        hint = f" For {resolution!r} there is `everstep {resolution} {run}`." if resolution in _by_verb(chosen) else ""
+        if resolution == "accept" and (unfinished := report_of(chosen).get("unfinished")):
+            hint = f" {cannot_accept(unfinished)}"
+        raise HoldConflict(
+            f"{resolution!r} does not resolve hold {chosen.id} ({chosen.reason}). "
+            f"Possible: {', '.join(f'{one} ({_consequence(chosen, one)})' for one in chosen.resolutions)}.{hint}"
+        )
+    refuse_going_on_twice(chosen, resolution, is_named=hold is not None)
+    if resolution == "repair":
+        await repair(app, run, note=note, by=by)
+        return
+    payload = app.codec.encode(value, ANY, "the value for --skip") if resolution in ("skip", "done") else b""
+    claimed = await _claim(app, run, ("held",))
+    if claimed is None:
+        raise HoldConflict(f"Hold {chosen.id} was resolved by somebody else just now.")
+    try:
+        facts = {"note": note, "by": by, "uncompensated": uncompensated}
+        unit = await app.read(resolve_unit, app, claimed, chosen, resolution, payload, **facts)
+    except (Damaged, Misuse):
+        await app.returns.give_back(Release(run, claimed.epoch, "held"))
+        raise
+    _expect_accepted(await app.committer.submit(unit), run)
+    for post in unit.posts:
+        app.wake(post.run)
+    if unit.keys is not None:
+        app.keys_changed(unit.keys)
+    app.watchers.look_again(run)
+    if resolution == "cancel":
+        app.pump.nudge()  # a run here may follow it, and has its end in its inbox now
+
+
+def refuse_going_on_twice(hold: HoldRow, resolution: str, *, is_named: bool) -> None:
+    """A run that was exported goes on elsewhere. Here it goes on only if somebody means just this hold."""
+    path = report_of(hold).get("exported")
+    if path is not None and resolution == "retry" and not is_named:
+        raise HoldConflict(
+            f"The run {hold.run} was exported to {path}, and goes on where that is imported. If it is imported nowhere "
+            f"and never will be, let it go on here: `everstep resolve {hold.run} --retry --hold {hold.id}`."
+        )
+
+
+def _consequence(hold: HoldRow, resolution: str) -> str:
+    return consequence_of(report_of(hold), resolution)
+
+
+def _by_verb(hold: HoldRow) -> list[str]:
+    """Return what would resolve a hold and is not among its answers, for it would be refused, or do nothing."""
+    return list(report_of(hold).get("by_verb", ()))
+
+
+def _one_hold(app: Host, run: str, hold: str | None) -> HoldRow:
+    """Return the open hold that is meant; ambiguous, unknown and resolved ones are refused with the list."""
+    holds = app.store.holds(run=run)
+    chosen = [one for one in holds if hold is None or one.id == hold]
+    if len(chosen) == 1:
+        return chosen[0]
+    listed = ", ".join(f"{one.id} ({one.reason})" for one in holds) or "none"
+    if hold is None:
+        hint = "Name one with --hold." if holds else "There is nothing to resolve."
+        raise HoldConflict(f"The run {run} has {len(holds)} open holds: {listed}. {hint}")
+    for one in app.store.holds(run=run, open_only=False):
+        if one.id == hold and one.resolved_at is not None:
+            by = f" by {one.by}" if one.by else ""
+            raise HoldConflict(f"Hold {hold} was resolved already ({one.resolution}{by}). Open: {listed}.")
+    raise HoldConflict(f"The run {run} has no open hold {hold}. Open: {listed}.")
+
+
+def existing_row(app: Host, run: str) -> RunRow:
+    """Return a run's row, or say that there is none."""
+    row = app.store.run(checked_run_id(run))
+    if row is None:
+        raise unknown_run(app, run)
+    refuse_deleted(app.store, row)
+    return row
+
+
+async def _claim(app: Host, run: str, statuses: tuple[Status, ...]) -> RunRow | None:
+    row = await app.read(existing_row, app, run)
+    await app.read(refuse_without_key, app.store, row)  # a claim that leads nowhere would only stop others
+    await app.become_worker()
+    await wait_for_lapse(app, row.owner)
+    verdict = await app.committer.submit(Claim(run, app.worker, app.clock.now(), statuses))
+    if isinstance(verdict, Claimed):
+        return verdict.row
+    refuse_deleted(app.store, row)
+    return None
+
+
+def _expect_accepted(verdict: Any, run: str) -> None:
+    if isinstance(verdict, Refused):
+        raise RunActive(f"The run {run} was taken over by somebody else just now; look again.")
+
+
+def held_error(run: str, holds: Sequence[HoldRow], more: str = "") -> RunHeld:
+    """Return what tells whoever waits for a run that it waits for a person."""
+    if not holds:
+        return RunHeld(f"The run {run} is held.{more}")
+    hold = holds[-1]
+    return RunHeld(
+        f"The run {run} is held ({hold.reason}): {hold.summary.rstrip('.')}. "
+        f"See `everstep holds`; then `everstep resolve {run} --{hold.resolutions[0]}` or another resolution.{more}",
+        hold.id,
+        hold.reason,
+    )

@@ -1,0 +1,191 @@
+"""Starting and signalling from outside of what drives runs: by name, or in a caller's own transaction.
+
+A run that is started here has no owner: it is `queued`, for a worker that knows its workflow.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from everstep.codec import Arguments
+from everstep.engine.code.start import Origin, new_run, refuse_start_options
+from everstep.engine.code.workflow import NamedWorkflow, Workflow, new_run_id
+from everstep.engine.history.clock import microseconds
+from everstep.engine.history.verify import check_ends, refuse_deleted, refuse_unreadable
+from everstep.engine.process.host import Host
+from everstep.engine.verbs import runs
+from everstep.engine.verbs.repair import damaged_hold
+from everstep.engine.verbs.runs import signal_post, told_of_post
+from everstep.errors import IdConflict, Misuse, RunActive
+from everstep.model.budgets import allotment_of
+from everstep.model.crash_points import crash_point
+from everstep.model.ids import checked_run_id
+from everstep.model.options import checked_choice
+from everstep.model.status import ENDED
+from everstep.stores.protocol import Accepted, Claim, Claimed, Existing, Failed, NewRun, RestartRun, RunRow, StartRun
+
+
+def unowned_run(
+    app: Host,
+    target: Workflow | NamedWorkflow,
+    args: Sequence[Any],
+    *,
+    id: str | None,
+    queue: str | None,
+    priority: int,
+    delay: float,
+    tags: dict[str, str] | None,
+) -> tuple[NewRun, Arguments]:
+    """Return a run to be created that nobody drives yet."""
+    refuse_start_options(priority, delay, tags, queue)
+    at = app.clock.now()
+    run = checked_run_id(id) if id is not None else new_run_id(target, at, app.randomness)
+    arguments = app.codec.encode_arguments(target.signature, tuple(args), {}, target.name)
+    new = new_run(
+        target,
+        run,
+        arguments,
+        at=at,
+        randomness=app.randomness,
+        tags=tags,
+        priority=priority,
+        queue=queue,
+        wake_at=at + microseconds(delay) if delay > 0 else None,
+        origin=Origin(app.store.chain.writing, app.store.life()),
+        budget=allotment_of(target.budget),
+    )
+    return new, arguments
+
+
+def attach(row: RunRow, target: Workflow | NamedWorkflow, arguments: Arguments, policy: str) -> None:
+    """Accept a run that is there already if it is the same, and the caller wants that."""
+    refuse_unreadable(row)
+    if policy == "fail":
+        raise IdConflict(f"The run {row.id} exists already ({row.status}), and on_existing is 'fail'.")
+    if row.workflow != target.name:
+        raise IdConflict(f"The id {row.id} belongs to a run of {row.workflow}, not of {target.name}. Use another id.")
+    if row.arguments != arguments.digest:
+        raise IdConflict(f"The run {row.id} exists with other arguments ({row.preview}). Use another id.")
+
+
+def start_in(
+    app: Host, target: Workflow | NamedWorkflow, args: Sequence[Any], policy: str, connection: Any, **options: Any
+) -> str:
+    """Start a run in the caller's transaction: it is there if and only if that is committed."""
+    if policy not in ("attach", "fail"):
+        raise Misuse(
+            f"on_existing={policy!r} cannot be done inside your transaction: with transaction= it is attach or fail."
+        )
+    app.refuse_when_failed()
+    new, arguments = unowned_run(app, target, args, **options)
+    (verdict,) = app.store.write_in(connection, [StartRun(new)])
+    if isinstance(verdict, Failed):
+        raise verdict.error
+    if isinstance(verdict, Existing):
+        refuse_deleted(app.store, verdict.row)
+        attach(verdict.row, target, arguments, policy)
+    crash_point("outbox.written")
+    return new.row.id
+
+
+def signal_in(app: Host, run: str, name: str, value: Any, id: str | None, connection: Any) -> bool:
+    """Send a signal in the caller's transaction: it is sent if and only if that is committed."""
+    app.refuse_when_failed()
+    post = signal_post(app, run, name, value, id)
+    (verdict,) = app.store.write_in(connection, [post])
+    is_new = told_of_post(app, post, verdict, "signalled")
+    crash_point("outbox.written")
+    return is_new
+
+
+async def start_named(app: Host, target: NamedWorkflow, args: Sequence[Any], policy: str, **options: Any) -> str:
+    """Start a run of which only the workflow's name is known. The start is durable on return."""
+    checked_choice("on_existing", policy, ("attach", "fail"))
+    app.refuse_when_failed()
+    new, arguments = await app.read(unowned_run, app, target, args, **options)
+    verdict = await app.committer.submit(StartRun(new))
+    if isinstance(verdict, Existing):
+        refuse_deleted(app.store, verdict.row)
+        attach(verdict.row, target, arguments, policy)
+    return new.row.id
+
+
+async def existing_run(app: Host, row: RunRow, workflow: Workflow, arguments: Arguments, policy: str) -> None:
+    """Do what the caller wants with a run that is there already."""
+    is_held = policy == "restart" and row.status == "held"
+    if is_held and damaged_hold(await app.read(app.store.holds, run=row.id)) is not None:
+        await restart(app, row, workflow, arguments)
+        return
+    refuse_unreadable(row)
+    refuse_deleted(app.store, row)
+    if (row.workflow, row.arguments) != (workflow.name, arguments.digest):
+        # So that damage is not taken for a conflict. The rest is verified when it is needed.
+        await app.read(check_ends, app.store, row)
+    if policy == "fail":
+        raise IdConflict(f"The run {row.id} exists already ({row.status}), and on_existing is 'fail'.")
+    if row.workflow != workflow.name:
+        raise IdConflict(f"The id {row.id} belongs to a run of {row.workflow}, not of {workflow.name}. Use another id.")
+    if policy == "restart":
+        await restart(app, row, workflow, arguments)
+        return
+    if row.arguments != arguments.digest:
+        raise IdConflict(
+            f"The run {row.id} exists with other arguments ({row.preview}). Use another id, or on_existing='restart' "
+            "once it has ended."
+        )
+    if policy == "retry" and row.status == "failed":
+        try:
+            await runs.retry(app, row.id, "")
+        except RunActive:
+            pass  # somebody else retries it just now: this is the same retry
+    elif row.status in ENDED:
+        return
+    await go_on_with(app, row)
+
+
+async def go_on_with(app: Host, row: RunRow) -> None:
+    """Drive an unfinished run here, if nobody else does; a held one only if the code is right again."""
+    if row.status == "held":
+        await app.retry_diverged(row.id)
+        return
+    app.want(row.id)
+    await app.read(app.store.bury_dead, app.clock.now())
+    await app.take_up_run(row.id)
+
+
+async def restart(app: Host, row: RunRow, workflow: Workflow, arguments: Arguments) -> None:
+    """Begin an ended run again. Its old history is kept as an earlier generation.
+
+    So is that of a run which is held as damaged: what cannot be repaired can at least be begun anew.
+    """
+    hold = damaged_hold(await app.read(app.store.holds, run=row.id)) if row.status == "held" else None
+    if row.status not in ENDED and hold is None:
+        raise RunActive(
+            f"The run {row.id} is {row.status}: cancel it first (`everstep cancel {row.id}`), then restart it."
+        )
+    at = max(app.clock.now(), row.updated_at)
+    if hold is not None:
+        hold = msgspec.structs.replace(hold, resolved_at=at, resolution="restart")
+    claim = await app.committer.submit(Claim(row.id, app.worker, at, (row.status,) if hold else tuple(ENDED)))
+    if not isinstance(claim, Claimed):
+        refuse_deleted(app.store, row)
+        raise RunActive(f"The run {row.id} was restarted by somebody else just now.")
+    new = new_run(
+        workflow,
+        row.id,
+        arguments,
+        at=at,
+        randomness=app.randomness,
+        generation=claim.row.generation + 1,
+        tags=row.tags,
+        priority=row.priority,
+        queue=row.queue,
+        parent=row.parent,
+        origin=Origin(app.store.chain.writing, app.life),
+        budget=allotment_of(workflow.budget),
+    )
+    verdict = await app.committer.submit(RestartRun(claim.row.epoch, new, hold))
+    if not isinstance(verdict, Accepted):
+        raise RunActive(f"The run {row.id} was taken over by somebody else just now.")
+    app.adopt(row.id)
