@@ -1,1 +1,1 @@
-"""Runs at work: workflow code on a deterministic loop, drivers, the committer, recovery. The rooms: history ← code ← run ← process ← verbs ← app.
+"""Runs at work. Its rooms import one way: history ← code ← run ← process ← verbs ← app."""
