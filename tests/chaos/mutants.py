@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import everstep
-from everstep.engine.process.host import Driving
+from everstep.engine.process.host import Host
 from everstep.engine.run.doubts import Doubts
 from everstep.stores.sqlite.liveness import LiveLocks
 from tests.chaos import stopping
@@ -26,7 +26,7 @@ def believe_that_all_has_ended() -> None:
     """Nothing that was begun is taken for alive, and whoever closes lets go of everything."""
     replace(Doubts, "may_still_act", lambda self, call: "")
     replace(Doubts, "_is_unseen", lambda self, call: "")
-    replace(Driving, "_leave", lambda self, acting: self.store.leave(self.worker))
+    replace(Host, "_leave", lambda self, acting: self.store.leave(self.worker))
 
 
 def forget_that_it_is_once() -> None:

@@ -13,7 +13,7 @@ import pytest
 import everstep
 from everstep import Retention, Webhook, step, workflow
 from everstep.engine.process import webhooks
-from everstep.engine.process.host import Driving, Resting
+from everstep.engine.process.host import Host, Resting
 from everstep.engine.process.limits import Limits
 from everstep.engine.process.notify import Notifier
 from everstep.engine.process.presence import Presence
@@ -145,7 +145,7 @@ WORK = [
     (Presence, "renew"),
     (Queueing, "take"),
     (Resting, "evict_oldest"),
-    (Driving, "look_for_losses"),
+    (Host, "look_for_losses"),
     (Watchers, "look_at_what_is_elsewhere"),
     (Notifier, "look"),
     (Notifier, "_try"),

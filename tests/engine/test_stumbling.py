@@ -11,7 +11,7 @@ from everstep import step, workflow
 from everstep.engine.app.app import App
 from everstep.engine.code.execution import Execution
 from everstep.engine.history.journal import Journal
-from everstep.engine.process.host import Driving
+from everstep.engine.process.host import Host
 from everstep.engine.run.attempts import StepAttempts
 from everstep.engine.run.bodies import Bodies
 from everstep.engine.run.deadlines import Deadlines
@@ -184,9 +184,9 @@ async def test_taking_up_one_run_that_raises_does_not_keep_others_from_being_tak
         await first.start(several, name, id=name)
     await machine.until(lambda: all(machine.status(name) == "waiting" for name in names))
     await machine.kill(first)
-    real, fired = getattr(Driving, method), []
+    real, fired = getattr(Host, method), []
 
-    async def raises(self: Driving, what: Any, *args: Any, **options: Any) -> Any:
+    async def raises(self: Host, what: Any, *args: Any, **options: Any) -> Any:
         run = what if isinstance(what, str) else what.row.id if hasattr(what, "row") else what.id
         if run == "broken" and len(fired) < 2:
             fired.append(run)
@@ -194,8 +194,8 @@ async def test_taking_up_one_run_that_raises_does_not_keep_others_from_being_tak
         return await real(self, what, *args, **options)
 
     if method == "take_up_run":
-        real, method = Driving._take_up_claimed, "_take_up_claimed"
-    monkeypatch.setattr(Driving, method, raises)
+        real, method = Host._take_up_claimed, "_take_up_claimed"
+    monkeypatch.setattr(Host, method, raises)
     worker = await machine.worker(clock=None)
     for name in names:
         await worker.signal(name, "word", "tides")
