@@ -410,26 +410,6 @@ def test_import_everstep_is_light() -> None:
         assert heavy not in loaded, heavy
 
 
-def test_the_memory_store_needs_no_database_library() -> None:
-    told = python(
-        """
-        import asyncio, sys, everstep
-
-        @everstep.workflow
-        async def flow() -> int:
-            return 1
-
-        async def main():
-            async with everstep.open("memory:") as app:
-                print(await app.run(flow))
-
-        asyncio.run(main())
-        print("apsw" in sys.modules)
-        """
-    )
-    assert told == "1\nFalse\n"
-
-
 def test_declaring_starts_nothing() -> None:
     told = python(
         """

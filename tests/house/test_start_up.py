@@ -29,8 +29,8 @@ try:
 except SystemExit as end:
     assert not end.code
 """
-NOT_NEEDED = ("dataclasses", "hmac", "http", "ipaddress", "pathlib", "sqlite3", "tempfile", "urllib", "zoneinfo")
-"""Of the standard library: what was loaded once, and is not needed."""
+NOT_NEEDED = ("http", "multiprocessing", "sqlite3", "ssl", "tempfile", "zoneinfo", "psycopg", "rich", "sqlalchemy")
+"""What takes long to load, and what a plain run on SQLite does not use."""
 
 
 def loaded_by(program: str, folder: Path) -> set[str]:
