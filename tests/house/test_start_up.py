@@ -29,7 +29,7 @@ try:
 except SystemExit as end:
     assert not end.code
 """
-NOT_NEEDED = ("http", "multiprocessing", "sqlite3", "ssl", "tempfile", "zoneinfo", "psycopg", "rich", "sqlalchemy")
+NOT_NEEDED = ("http", "multiprocessing", "sqlite3", "tempfile", "zoneinfo", "psycopg", "rich", "sqlalchemy")
 """What takes long to load, and what a plain run on SQLite does not use."""
 
 
