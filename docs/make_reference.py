@@ -41,9 +41,9 @@ from everstep.engine.verbs.schedules import Scheduled
 from everstep.engine.verbs.streams import Entry
 from everstep.model import events, status
 from everstep.model.budgets import Left
-from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow, RunRow
-from everstep.stores.queues import QueueRow
+from everstep.stores.rows.keys import EffectRow
+from everstep.stores.rows.queues import QueueRow
 
 FOLDER: Final = Path(__file__).resolve().parent / "reference"
 PACKAGE: Final = Path(everstep.__file__).resolve().parent

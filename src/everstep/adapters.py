@@ -21,7 +21,7 @@ from everstep.engine.history.saved import (
     write_row,
 )
 from everstep.model.digests import digest_of
-from everstep.stores.saved import (
+from everstep.stores.rows.saved import (
     ChangeItems,
     ChangeThread,
     SavedItem,

@@ -32,7 +32,7 @@ import apsw
 
 import everstep
 from everstep import STORE, Done, Fatal, NotDone, Retry, step, transaction, workflow
-from everstep.stores.keys import EffectRow
+from everstep.stores.rows.keys import EffectRow
 from everstep.testing.journals import ClientJournal, watch_commits
 from everstep.testing.ledger import apply, ask
 

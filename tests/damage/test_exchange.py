@@ -18,7 +18,7 @@ from everstep.engine.code.recovery_point import verify_whole
 from everstep.engine.verbs.streams import entries_now
 from everstep.errors import ChainKeyMissing, Damaged
 from everstep.model.digests import entry_digest, stream_start
-from everstep.stores.beside import ENTRY_COLUMNS
+from everstep.stores.rows.answers_and_streams import ENTRY_COLUMNS
 from tests.damage.chained import KEY, OTHER, booted
 from tests.damage.subject import bits_of, flip
 from tests.engine.resume_helpers import Machine, scenario

@@ -12,8 +12,8 @@ from everstep.engine.code.checkpoints import decode_part
 from everstep.engine.history.journal import unpacked
 from everstep.engine.history.restored import mark_restored
 from everstep.errors import Misuse, RunCancelled, RunHeld, StoreError
-from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import RunFilter
+from everstep.stores.rows.keys import EffectRow
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine, scenario
 

@@ -8,7 +8,7 @@ import pytest
 import everstep
 from everstep import NotDone, step, workflow
 from everstep.errors import CompensationBegun, CrossesOnce, Uncompensated
-from everstep.stores.keys import EffectFilter
+from everstep.stores.rows.keys import EffectFilter
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine, scenario
 

@@ -11,8 +11,8 @@ import everstep
 from everstep import step, workflow
 from everstep.engine.app.app import App
 from everstep.errors import KeyConflict, RunHeld, StoreError, StoreFull
-from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import Append, Claim, Operation, Post
+from everstep.stores.rows.keys import EffectRow
 from everstep.testing.checker import check, export_histories
 from everstep.testing.faulty_store import FaultyStore
 from tests.engine.resume_helpers import Gate, Machine, scenario

@@ -12,8 +12,8 @@ from everstep.codec import Codec
 from everstep.engine.app.app import App
 from everstep.engine.process import host
 from everstep.errors import KeyConflict, Misuse, RunCancelled, RunHeld
-from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import RunFilter
+from everstep.stores.rows.keys import EffectRow
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine, declared, scenario
 

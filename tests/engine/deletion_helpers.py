@@ -7,8 +7,8 @@ from typing import Any
 import everstep
 from everstep import continue_as, step, workflow
 from everstep.engine.app.app import App
-from everstep.stores.moving import ClaimFamily, Deleted, DeletePart
 from everstep.stores.protocol import Accepted
+from everstep.stores.rows.transfer import ClaimFamily, Deleted, DeletePart
 from everstep.testing.clock import FakeClock
 
 PAID: list[str] = []

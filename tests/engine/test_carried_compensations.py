@@ -13,7 +13,7 @@ from everstep.errors import CompensationBegun, Misuse, RunCancelled
 from everstep.model.carried import undoing_entropy
 from everstep.model.digests import step_key
 from everstep.model.events import decode_body
-from everstep.stores.keys import EffectFilter
+from everstep.stores.rows.keys import EffectFilter
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine, scenario
 

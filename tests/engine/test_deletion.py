@@ -13,8 +13,8 @@ import pytest
 import everstep
 from everstep.engine.app.app import App
 from everstep.errors import BeingDeleted, CrossesOnce, IdConflict, RunActive, RunCancelled, Uncompensated, UnknownRun
-from everstep.stores.moving import ClaimFamily
 from everstep.stores.protocol import Accepted, Append, Claim, Claimed, RowChange, StartRun
+from everstep.stores.rows.transfer import ClaimFamily
 from everstep.testing.clock import FakeClock
 from tests.engine.deletion_helpers import (
     BROKEN,

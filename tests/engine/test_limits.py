@@ -8,7 +8,7 @@ import pytest
 import everstep
 from everstep import step, workflow
 from everstep.errors import Misuse, RunCancelled, StoreFull
-from everstep.stores.queues import FreeSlot, TakeSlot
+from everstep.stores.rows.queues import FreeSlot, TakeSlot
 from everstep.testing.faulty_store import FaultyStore
 from tests.engine.resume_helpers import Machine, scenario
 from tests.waiting import wait_on_loop_until

@@ -12,7 +12,7 @@ from everstep.engine.code.execution import Execution
 from everstep.engine.code.signals import Receiving
 from everstep.errors import StoreFull
 from everstep.stores.protocol import Append
-from everstep.stores.queues import TakeSlot
+from everstep.stores.rows.queues import TakeSlot
 from everstep.testing.faulty_store import FaultyStore
 from tests.engine.resume_helpers import PATIENCE_SECONDS, Machine, scenario
 

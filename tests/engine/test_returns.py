@@ -10,7 +10,7 @@ from everstep import step, workflow
 from everstep.engine.app.ground import Ground
 from everstep.errors import Misuse, StoreError, StoreFull
 from everstep.stores.protocol import Release
-from everstep.stores.saved import FreeThread
+from everstep.stores.rows.saved import FreeThread
 from everstep.testing.faulty_store import FaultyStore
 from tests.engine.resume_helpers import Machine, scenario
 from tests.waiting import wait_on_loop_until, wait_until

@@ -83,7 +83,7 @@ PAUSING_ROOMS = (
     "cli/watching.py",
     "engine/process/queues.py",
     "engine/verbs/queues.py",
-    "stores/queues.py",
+    "stores/rows/queues.py",
 )
 
 # Frameworks have words of their own, and an integration speaks to them in those.

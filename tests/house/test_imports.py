@@ -1,6 +1,7 @@
 """Imports point one way: model ← codec ← stores ← effects ← engine ← worker ← web, cli, graph, integrations.
 
 Inside of `engine/`: history ← code ← run ← process ← verbs ← app.
+Inside of `stores/`: rows ← protocol ← memory, and rows ← protocol ← sql ← sqlite, postgres. `opening` knows them all.
 """
 
 import ast
@@ -14,11 +15,18 @@ SURFACE = "the public surface"
 SURFACE_MODULES = frozenset({"__init__", "adapters", "blocking", "files", "witness"})
 
 ENGINE = ("engine.history", "engine.code", "engine.run", "engine.process", "engine.verbs", "engine.app")
-CHAIN = ("errors", "model", "codec", "stores", "effects", *ENGINE, "worker")
+STORES = ("stores.rows", "stores", "stores.memory", "stores.sql", "stores.sqlite", "stores.postgres", "stores.opening")
+CHAIN = ("errors", "model", "codec", *STORES, "effects", *ENGINE, "worker")
 THROUGH = {room: frozenset(CHAIN[: CHAIN.index(room) + 1]) for room in CHAIN}
+APART = {  # stores know nothing of each other
+    "stores.sql": THROUGH["stores"] | {"stores.sql"},
+    "stores.sqlite": THROUGH["stores"] | {"stores.sql", "stores.sqlite"},
+    "stores.postgres": THROUGH["stores"] | {"stores.sql", "stores.postgres"},
+}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     **THROUGH,
+    **APART,
     SURFACE: THROUGH["worker"] | {SURFACE, "graph"},
     "graph": THROUGH["worker"] | {SURFACE, "graph"},
     "testing": THROUGH["worker"] | {SURFACE, "graph", "lint", "testing"},
@@ -39,7 +47,7 @@ def room_of(module: str) -> str:
         return SURFACE
     if parts[1] == "__main__":
         return "cli"
-    if parts[1] == "engine":
+    if parts[1] == "engine" or ".".join(parts[1:3]) in MAY_IMPORT:
         return ".".join(parts[1:3])
     # `from everstep import step`: what is no room is a name of the surface.
     return parts[1] if parts[1] in MAY_IMPORT else SURFACE
@@ -50,6 +58,9 @@ def room_of_path(path: str) -> str:
     first, *others = path.split("/")
     if first == "engine":
         return f"engine.{others[0]}" if len(others) > 1 else ENGINE[0]
+    if first == "stores":
+        room = f"stores.{others[0].removesuffix('.py')}"
+        return room if len(others) > 1 or room in MAY_IMPORT else first
     first = first.removesuffix(".py")
     return {"__main__": "cli"}.get(first, SURFACE if first in SURFACE_MODULES else first)
 
@@ -95,7 +106,13 @@ def test_imports_point_one_way() -> None:
     [
         ("model/events.py", "from everstep.codec import encode"),
         ("codec/types.py", "import everstep.stores.protocol"),
-        ("stores/memory.py", "from everstep.effects.step import Step"),
+        ("stores/memory/store.py", "from everstep.effects.step import Step"),
+        ("stores/rows/keys.py", "from everstep.stores.protocol import Append"),
+        ("stores/protocol.py", "def later():\n    from everstep.stores.sql.rows import run_row"),
+        ("stores/sql/keys.py", "from everstep.stores.sqlite.reads import Reader"),
+        ("stores/sqlite/store.py", "from everstep.stores import opening"),
+        ("stores/postgres/store.py", "from everstep.stores.sqlite.store import SqliteStore"),
+        ("stores/cellar/store.py", ""),
         ("effects/step.py", "def later():\n    from everstep.engine.run.driver import drive"),
         ("engine/run/driver.py", "from ...worker import queues"),
         ("engine/run/driver.py", "from ... import worker"),
@@ -124,6 +141,12 @@ def test_an_import_against_the_direction_is_found(path: str, code: str) -> None:
     [
         ("engine/run/driver.py", "from everstep.errors import Error\nfrom . import loop\nfrom ...model import status"),
         ("cli/main.py", "import everstep\nfrom everstep.web.app import serve\nfrom everstep.testing import crash"),
+        (
+            "stores/sqlite/store.py",
+            "from everstep.stores.sql.reading import Reading\nfrom everstep.stores import brief",
+        ),
+        ("stores/opening.py", "from everstep.stores.sqlite import SqliteStore"),
+        ("effects/step.py", "from everstep.stores.rows.runs import RunRow"),
         ("cli/main.py", "import click\nfrom rich.table import Table"),
         ("__init__.py", "from everstep.engine.app.app import open"),
         ("model/status.py", "import everstepping"),

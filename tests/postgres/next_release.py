@@ -13,8 +13,8 @@ from typing import Any
 from everstep.engine.run import driver
 from everstep.model import events
 from everstep.model.event_base import Body
-from everstep.stores.opening import COMPATIBLE
 from everstep.stores.postgres import opening
+from everstep.stores.sql.migrations import COMPATIBLE
 
 
 class FlavourNoted(Body):

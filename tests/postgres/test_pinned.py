@@ -16,7 +16,7 @@ from everstep.cli.doctor_findings import Finding
 from everstep.cli.doctor_postgres import about_postgres
 from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.protocol import Accepted, Claim, Claimed, Post, Posted
-from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
+from everstep.stores.rows.queues import ChangeQueue, FreeSlot, TakeSlot
 from tests.stores.kit import PostgresHarness, append_to
 from tests.waiting import wait_until
 

@@ -12,7 +12,7 @@ from everstep.stores.postgres import PostgresStore, opening
 from everstep.stores.postgres.connections import PLANS_OF_WRITER
 from everstep.stores.postgres.queries import statements
 from everstep.stores.protocol import Accepted, Claim, Claimed, Operation
-from everstep.stores.queues import ChangeQueue, NoSlot, QueueRoom, TakeSlot
+from everstep.stores.rows.queues import ChangeQueue, NoSlot, QueueRoom, TakeSlot
 from tests.postgres.test_programs import Folder
 from tests.postgres.test_races import ROUNDS, at_once
 from tests.stores.kit import PostgresHarness

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from everstep.stores.keys import KeyChanges, KeyClaim, KeyEnd, KeyWait
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.postgres.transaction import Transaction
 from everstep.stores.protocol import (
@@ -23,6 +22,7 @@ from everstep.stores.protocol import (
     StartRun,
     Verdict,
 )
+from everstep.stores.rows.keys import KeyChanges, KeyClaim, KeyEnd, KeyWait
 from tests.stores.kit import PostgresHarness, append_to, new_run
 
 ROUNDS = 40

@@ -12,10 +12,10 @@ import pytest
 import everstep
 from everstep.codec import ANY, Codec
 from everstep.errors import StoreUnusable
-from everstep.stores.opening import COMPATIBLE, is_compatible, works_with
 from everstep.stores.postgres import PostgresStore, opening
 from everstep.stores.postgres.opening import script, stored_version
 from everstep.stores.protocol import Post, RunFilter
+from everstep.stores.sql.migrations import COMPATIBLE, is_compatible, works_with
 from tests.postgres import next_release, payments
 from tests.postgres.server import Server
 from tests.waiting import wait_until

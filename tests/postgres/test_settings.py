@@ -11,7 +11,7 @@ from everstep.errors import StoreUnusable
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.protocol import Accepted, Claim, Claimed, Operation, Posted, RunFilter, StartRun
 from everstep.stores.protocol import Post as Delivery
-from everstep.stores.queues import ChangeQueue, NoSlot, TakeSlot
+from everstep.stores.rows.queues import ChangeQueue, NoSlot, TakeSlot
 from tests.postgres.pooler import TransactionPooler
 from tests.postgres.server import Server
 from tests.postgres.test_races import at_once

@@ -13,7 +13,7 @@ from everstep.errors import Misuse, StoreUnusable
 from everstep.stores.postgres import PostgresStore
 from everstep.stores.postgres.opening import places_of, script, stored_version
 from everstep.stores.protocol import StartRun
-from everstep.stores.queues import ChangeQueue, TakeSlot
+from everstep.stores.rows.queues import ChangeQueue, TakeSlot
 from tests.postgres.server import Server
 from tests.stores.kit import PostgresHarness, new_run
 

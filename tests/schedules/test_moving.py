@@ -10,7 +10,7 @@ from everstep.engine.app.app import App
 from everstep.engine.verbs import transfer
 from everstep.errors import Damaged, IdConflict, Misuse
 from everstep.model.schedules import State
-from everstep.stores.schedules import ChangeSchedule
+from everstep.stores.rows.schedules import ChangeSchedule
 from tests.schedules.kit import Place, scenario, until
 
 STARTED: list[str] = []

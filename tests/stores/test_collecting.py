@@ -5,8 +5,8 @@ from unittest.mock import patch
 
 from everstep.engine.app.app import App
 from everstep.engine.process.retention import Collected
-from everstep.stores.keys import ForgetKeys, Forgotten, KeyChanges, KeyClaim, KeyEnd, SettleKey
 from everstep.stores.protocol import Accepted, HoldRow
+from everstep.stores.rows.keys import ForgetKeys, Forgotten, KeyChanges, KeyClaim, KeyEnd, SettleKey
 from tests.stores.kit import Harness, append_to
 
 NOW, LATER = 10_000_000_000, 20_000_000_000

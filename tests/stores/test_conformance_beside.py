@@ -2,9 +2,9 @@
 
 import pytest
 
-from everstep.stores.archive import ArchiveRow
-from everstep.stores.beside import ENTRY_COLUMNS, AnswerRow, Beside, EntryRow
 from everstep.stores.protocol import Accepted, Claim, NotPosted, Post, Posted, Refused, RepairRun, RestartRun, RunRow
+from everstep.stores.rows.answers_and_streams import ENTRY_COLUMNS, AnswerRow, Beside, EntryRow
+from everstep.stores.rows.archive import ArchiveRow
 from tests.stores.kit import Harness, append_to, claimed, new_run
 from tests.stores.test_conformance import AWKWARD
 

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import (
     Accepted,
     Claim,
@@ -18,6 +17,7 @@ from everstep.stores.protocol import (
     RestartRun,
     RunRow,
 )
+from everstep.stores.rows.notifications import NotificationRow
 from everstep.stores.sqlite import SqliteStore
 from tests.stores.kit import Harness, SqliteHarness, append_to, checkpoint_for, claimed, events_after, new_run
 from tests.stores.test_sqlite_faults import break_commit

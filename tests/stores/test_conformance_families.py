@@ -3,10 +3,10 @@
 from typing import Any
 
 from everstep.model.forked import TAG
-from everstep.stores.keys import KeyChanges, KeyClaim, KeyEnd
-from everstep.stores.moving import ClaimFamily, Deleted, DeletePart
 from everstep.stores.protocol import Accepted, Claim, Claimed, HoldRow, Needs, NotClaimed, Refused, StartRun, Verdict
-from everstep.stores.saved import ChangeThread
+from everstep.stores.rows.keys import KeyChanges, KeyClaim, KeyEnd
+from everstep.stores.rows.saved import ChangeThread
+from everstep.stores.rows.transfer import ClaimFamily, Deleted, DeletePart
 from tests.stores.kit import Harness, append_to, new_run
 from tests.stores.test_conformance_saved import state
 

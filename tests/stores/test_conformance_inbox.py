@@ -3,7 +3,7 @@
 import pytest
 
 from everstep.stores.protocol import Accepted, Delivery, NotPosted, Post, Posted, RestartRun
-from everstep.stores.rows import DeliveryKind
+from everstep.stores.rows.runs import DeliveryKind
 from tests.stores.kit import Harness, append_to, new_run, numbers
 
 

@@ -4,7 +4,18 @@ from typing import Any
 
 import pytest
 
-from everstep.stores.keys import (
+from everstep.stores.protocol import (
+    Accepted,
+    Append,
+    HoldRow,
+    Needs,
+    Post,
+    Refused,
+    RestartRun,
+    StartRun,
+    Verdict,
+)
+from everstep.stores.rows.keys import (
     EffectFilter,
     EffectRow,
     ForgetKeys,
@@ -17,18 +28,7 @@ from everstep.stores.keys import (
     KeyWait,
     SettleKey,
 )
-from everstep.stores.moving import Deleted, DeletePart
-from everstep.stores.protocol import (
-    Accepted,
-    Append,
-    HoldRow,
-    Needs,
-    Post,
-    Refused,
-    RestartRun,
-    StartRun,
-    Verdict,
-)
+from everstep.stores.rows.transfer import Deleted, DeletePart
 from tests.stores.kit import Harness, append_to, new_run
 
 K = "invoice:7"

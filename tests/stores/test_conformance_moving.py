@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from everstep.stores.keys import EffectFilter, KeyChanges, KeyClaim
-from everstep.stores.moving import Arrival, Deleted, DeletePart, ImportRuns, RunDump
-from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import (
     Accepted,
     Claim,
@@ -19,6 +16,9 @@ from everstep.stores.protocol import (
     RunFilter,
     StartRun,
 )
+from everstep.stores.rows.keys import EffectFilter, KeyChanges, KeyClaim
+from everstep.stores.rows.notifications import NotificationRow
+from everstep.stores.rows.transfer import Arrival, Deleted, DeletePart, ImportRuns, RunDump
 from tests.stores.kit import HARNESSES, Harness, SqliteHarness, append_to, checkpoint_for, claimed, new_run
 from tests.stores.test_sqlite_faults import break_commit
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import Accepted, Failed, HoldRow, Refused
+from everstep.stores.rows.notifications import NotificationRow, SettleNotification, TakeNotification
 from tests.stores.kit import Harness, append_to
 
 TARGET = "https://example.org/hooks"

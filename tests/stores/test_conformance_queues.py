@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from everstep.stores.protocol import Accepted, Claim, Claimed, NotClaimed, Release, StartRun
-from everstep.stores.queues import PLENTY, ChangeQueue, FreeSlot, NoSlot, QueueRoom, QueueRow, TakeSlot
+from everstep.stores.rows.queues import PLENTY, ChangeQueue, FreeSlot, NoSlot, QueueRoom, QueueRow, TakeSlot
 from tests.stores.kit import Harness, append_to, claimed, new_run
 
 UNFINISHED = ("queued", "running", "waiting")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from everstep.stores.protocol import Accepted, Refused
-from everstep.stores.saved import (
+from everstep.stores.rows.saved import (
     ChangeItems,
     ChangeThread,
     FreeThread,

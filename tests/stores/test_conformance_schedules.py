@@ -3,7 +3,7 @@
 from typing import Any
 
 from everstep.stores.protocol import Accepted, Failed, Post, Refused
-from everstep.stores.schedules import ChangeSchedule, ScheduleRow
+from everstep.stores.rows.schedules import ChangeSchedule, ScheduleRow
 from tests.stores.kit import Harness, new_run
 
 TAKEN = Refused("taken")

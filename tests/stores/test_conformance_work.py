@@ -17,7 +17,7 @@ from everstep.stores.protocol import (
     StartRun,
     WorkerRow,
 )
-from everstep.stores.rows import GoneRow
+from everstep.stores.rows.workers import GoneRow
 from tests.stores.kit import Harness, PostgresHarness, append_to, claimed, new_run, with_history
 
 UNFINISHED: tuple[Status, ...] = ("queued", "running", "waiting")

@@ -12,21 +12,6 @@ from hypothesis import strategies as st
 
 from everstep.model.forked import TAG
 from everstep.model.status import ENDED, STATUSES
-from everstep.stores.archive import ArchiveRow
-from everstep.stores.beside import AnswerRow, Beside, EntryRow
-from everstep.stores.keys import (
-    EffectFilter,
-    ForgetKeys,
-    KeyChanges,
-    KeyClaim,
-    KeyEnd,
-    KeyShare,
-    KeyUndoing,
-    KeyWait,
-    SettleKey,
-)
-from everstep.stores.moving import ClaimFamily, DeletePart
-from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     LAST,
     Append,
@@ -48,8 +33,23 @@ from everstep.stores.protocol import (
     Store,
     Verdict,
 )
-from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
-from everstep.stores.schedules import ChangeSchedule, ScheduleRow
+from everstep.stores.rows.answers_and_streams import AnswerRow, Beside, EntryRow
+from everstep.stores.rows.archive import ArchiveRow
+from everstep.stores.rows.keys import (
+    EffectFilter,
+    ForgetKeys,
+    KeyChanges,
+    KeyClaim,
+    KeyEnd,
+    KeyShare,
+    KeyUndoing,
+    KeyWait,
+    SettleKey,
+)
+from everstep.stores.rows.notifications import NotificationRow, SettleNotification, TakeNotification
+from everstep.stores.rows.queues import ChangeQueue, FreeSlot, TakeSlot
+from everstep.stores.rows.schedules import ChangeSchedule, ScheduleRow
+from everstep.stores.rows.transfer import ClaimFamily, DeletePart
 from everstep.stores.sqlite import transaction
 from tests.stores.kit import HARNESSES, Harness, append_to, checkpoint_for, events_after, new_run, with_history
 

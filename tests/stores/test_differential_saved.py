@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everstep.stores.protocol import Store
-from everstep.stores.saved import (
+from everstep.stores.rows.saved import (
     ChangeItems,
     ChangeThread,
     FreeThread,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from everstep.stores.queues import ChangeQueue, QueueRoom
+from everstep.stores.rows.queues import ChangeQueue, QueueRoom
 from everstep.stores.sqlite.queries import statements
 from tests.stores.kit import SqliteHarness
 

@@ -13,8 +13,6 @@ import pytest
 
 from everstep.errors import StoreBusy, StoreError, StoreFailed, StoreFull, StoreReadOnly, StoreUnusable
 from everstep.stores.brief import Busy
-from everstep.stores.keys import ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
-from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
     Append,
@@ -33,7 +31,9 @@ from everstep.stores.protocol import (
     RestartRun,
     StartRun,
 )
-from everstep.stores.schedules import ChangeSchedule, ScheduleRow
+from everstep.stores.rows.keys import ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
+from everstep.stores.rows.notifications import NotificationRow, SettleNotification, TakeNotification
+from everstep.stores.rows.schedules import ChangeSchedule, ScheduleRow
 from everstep.stores.sql.batch import is_bare, is_move
 from everstep.stores.sqlite import SqliteStore, connections
 from tests.stores.kit import SqliteHarness, append_to, claimed, new_run

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from everstep.errors import StoreUnusable
-from everstep.stores.opening import COMPATIBLE
 from everstep.stores.protocol import StartRun
+from everstep.stores.sql.migrations import COMPATIBLE
 from everstep.stores.sqlite import SqliteStore, opening
 from tests.stores.kit import new_run
 

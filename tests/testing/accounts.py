@@ -8,8 +8,8 @@ import msgspec
 from everstep.model import events as ev
 from everstep.model.digests import chain_next, chain_start, step_key
 from everstep.model.events import EventRow
-from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import Delivery, RunRow
+from everstep.stores.rows.keys import EffectRow
 from everstep.testing.checker import RunHistory, Violation, check
 
 SECOND = 1_000_000

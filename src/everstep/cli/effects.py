@@ -15,8 +15,8 @@ from everstep.errors import ChainKeyMissing, Damaged, Misuse
 from everstep.model.chains import ChainKeys
 from everstep.model.secrets import HIDDEN
 from everstep.model.status import ENDED
-from everstep.stores.keys import STATES, UNSETTLED, EffectFilter, EffectRow
 from everstep.stores.protocol import Store
+from everstep.stores.rows.keys import STATES, UNSETTLED, EffectFilter, EffectRow
 
 PAGE: Final = 500
 WILDCARDS: Final = "*?["

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from everstep.cli.terminal import between, clean
-from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import Store, WorkerRow
+from everstep.stores.rows.notifications import NotificationRow
 from everstep.stores.sqlite.liveness import LiveLocks
 
 

@@ -11,7 +11,7 @@ from everstep.cli.terminal import add_fitted, between, clean, console, say_json,
 from everstep.engine.verbs.queues import change, changes_of, existing
 from everstep.errors import Misuse
 from everstep.stores.protocol import RunFilter, Store
-from everstep.stores.queues import QueueCount, QueueKind, QueueRow, tokens
+from everstep.stores.rows.queues import QueueCount, QueueKind, QueueRow, tokens
 
 ACTIONS: Final = ("ls", "show", "pause", "resume", "set")
 SHOWN_MAX: Final = 20

@@ -45,8 +45,8 @@ from everstep.errors import Damaged, Misuse, NotReadable
 from everstep.model.accounts import ROOT, as_facts
 from everstep.model.own_files import replace
 from everstep.model.status import ENDED
-from everstep.stores.keys import UNSETTLED
 from everstep.stores.protocol import Delivery, RunRow, Store
+from everstep.stores.rows.keys import UNSETTLED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -1,7 +1,7 @@
 """Opening a store by its URL."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, Literal
 
 from everstep.errors import Misuse
@@ -9,10 +9,6 @@ from everstep.model.chains import ChainKeyOption, chain_keys
 from everstep.model.collector import paused_collector
 from everstep.stores.memory import MemoryStore
 from everstep.stores.protocol import Store
-
-COMPATIBLE: Final = "-- Compatible with the version before."
-"""What a migration says that only adds: tables, indexes, columns that may be empty or have a default. A release can use
-a store that is one version newer than it knows, if that version's migration says so."""
 
 DEFAULT_URL: Final = "sqlite:///everstep.db"
 NEW_BYTES: Final = (0, 4096)
@@ -115,13 +111,3 @@ def _path_of(url: str) -> str:
     if not path or path.startswith((":", "sqlite:")) or "\0" in path:
         raise Misuse("A store needs the path of a file, as in sqlite:///runs.db; for tests there is memory:")
     return path
-
-
-def is_compatible(migration: str) -> bool:
-    """Tell whether a release that does not know a migration may go on with the store all the same."""
-    return any(line.strip() == COMPATIBLE for line in migration.splitlines())
-
-
-def works_with(migrations: Sequence[str], version: int) -> int:
-    """Return the version that a release has to know at least, to use a store of this version."""
-    return max((number for number in range(1, version + 1) if not is_compatible(migrations[number - 1])), default=1)

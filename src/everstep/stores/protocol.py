@@ -21,18 +21,15 @@ from everstep.errors import Misuse
 from everstep.model.chains import ChainKeys
 from everstep.model.events import EventRow
 from everstep.model.status import Status
-from everstep.stores.archive import ArchiveRow
-from everstep.stores.beside import AnswerRow, ApprovalStore, Beside, EntryRow
-from everstep.stores.keys import ForgetKeys, Forgotten, KeyChanges, KeyStore, SettleKey
-from everstep.stores.moving import Arrival, ClaimFamily, Deleted, DeletePart, ImportRuns, RunDump
-from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
-from everstep.stores.queues import ChangeQueue, FreeSlot, NoSlot, QueueStore, TakeSlot
-from everstep.stores.rows import (
+from everstep.stores.rows.answers_and_streams import AnswerRow, ApprovalStore, Beside, EntryRow
+from everstep.stores.rows.archive import ArchiveRow
+from everstep.stores.rows.keys import ForgetKeys, Forgotten, KeyChanges, KeyStore, SettleKey
+from everstep.stores.rows.notifications import NotificationRow, SettleNotification, TakeNotification
+from everstep.stores.rows.queues import ChangeQueue, FreeSlot, NoSlot, QueueStore, TakeSlot
+from everstep.stores.rows.runs import (
     CheckpointRow,
     ClaimedPast,
     Delivery,
-    GoneKind,
-    GoneRow,
     HoldRow,
     LostTail,
     NewRun,
@@ -40,10 +37,11 @@ from everstep.stores.rows import (
     RowChange,
     RunFilter,
     RunRow,
-    WorkerRow,
 )
-from everstep.stores.saved import SavedOperation, SavedReads, Taken
-from everstep.stores.schedules import ChangeSchedule, Schedules
+from everstep.stores.rows.saved import SavedOperation, SavedReads, Taken
+from everstep.stores.rows.schedules import ChangeSchedule, Schedules
+from everstep.stores.rows.transfer import Arrival, ClaimFamily, Deleted, DeletePart, ImportRuns, RunDump
+from everstep.stores.rows.workers import GoneKind, GoneRow, WorkerRow
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.

@@ -7,9 +7,9 @@ import msgspec
 
 from everstep.errors import ChainKeyMissing
 from everstep.model.events import EventRow, decode_body
-from everstep.stores.keys import EffectFilter, EffectRow
 from everstep.stores.protocol import Delivery, RunFilter, RunRow, Store
-from everstep.stores.rows import has_moved
+from everstep.stores.rows.keys import EffectFilter, EffectRow
+from everstep.stores.rows.runs import has_moved
 
 PAGE: Final = 500
 KEYS_MAX: Final = 1_000_000

@@ -42,9 +42,9 @@ from everstep.model.retention import Retention
 from everstep.model.schedules import CatchUp, Overlap
 from everstep.model.status import STATUSES
 from everstep.model.untrusted import is_a
-from everstep.stores.keys import STATES, EffectFilter, EffectRow, EffectState, shown_effect
 from everstep.stores.protocol import Existing, HoldRow, RunFilter, RunRow, StartRun
-from everstep.stores.queues import DEFAULT_QUEUE, QueueRow
+from everstep.stores.rows.keys import STATES, EffectFilter, EffectRow, EffectState, shown_effect
+from everstep.stores.rows.queues import DEFAULT_QUEUE, QueueRow
 
 
 class TendingVerbs:

@@ -21,9 +21,9 @@ from everstep.engine.verbs.transfer import Exported, Imported
 from everstep.errors import Misuse
 from everstep.model.ids import checked_run_id
 from everstep.model.status import Status
-from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow, RunRow
-from everstep.stores.queues import QueueRow
+from everstep.stores.rows.keys import EffectRow
+from everstep.stores.rows.queues import QueueRow
 
 if TYPE_CHECKING:
     from everstep.engine.app.ground import Ground

@@ -24,7 +24,7 @@ from everstep.engine.process.leases import outwait
 from everstep.errors import Misuse, StoreError, ThreadActive
 from everstep.model.untrusted import logger
 from everstep.stores.protocol import Failed, Refused, Store, Verdict, WorkerRow
-from everstep.stores.saved import FreeThread, SavedOperation, SavedReads, Taken, TakeThread, ThreadOwner
+from everstep.stores.rows.saved import FreeThread, SavedOperation, SavedReads, Taken, TakeThread, ThreadOwner
 
 log = logger("everstep.adapters")
 

@@ -24,7 +24,7 @@ from everstep.model.options import checked_seconds, checked_tags, checked_whole
 from everstep.model.semantics import SEMANTICS
 from everstep.model.status import Status
 from everstep.stores.protocol import NewRun, RunRow
-from everstep.stores.queues import DEFAULT_QUEUE
+from everstep.stores.rows.queues import DEFAULT_QUEUE
 
 PYTHON: Final = ".".join(str(part) for part in sys.version_info[:3])
 

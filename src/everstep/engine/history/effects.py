@@ -16,8 +16,8 @@ from everstep.model.carried import CarriedStep
 from everstep.model.contracts import KEPT, may_run_again
 from everstep.model.events import ENDS, decode_body
 from everstep.model.forked import copied_events
-from everstep.stores.keys import KeyUndoing
 from everstep.stores.protocol import RunRow, Store
+from everstep.stores.rows.keys import KeyUndoing
 
 WHAT_IS_LOST: Final = "whatever it did in the part of its history that is lost"
 

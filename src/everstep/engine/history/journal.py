@@ -8,10 +8,10 @@ import msgspec
 from everstep.errors import Damaged
 from everstep.model.digests import DECIMALS, DIGEST_BYTES, chain_next, chain_state, digest_of
 from everstep.model.events import NO_PAYLOAD, Body, EventRow, encode_body
-from everstep.stores.archive import ArchiveRow
-from everstep.stores.beside import Beside
-from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import Append, CheckpointRow, NewRun, Post
+from everstep.stores.rows.answers_and_streams import Beside
+from everstep.stores.rows.archive import ArchiveRow
+from everstep.stores.rows.keys import KeyChanges
 
 INLINE_BYTES_MAX: Final = 8 * 1024
 """A larger payload is kept beside the event, once per run, and compressed if that is worth its time."""

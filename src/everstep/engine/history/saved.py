@@ -11,7 +11,7 @@ import msgspec
 
 from everstep.errors import Damaged
 from everstep.model.digests import digest_of
-from everstep.stores.saved import SavedItem, SavedPart, SavedReads, SavedState, SavedWrite, ThreadDump
+from everstep.stores.rows.saved import SavedItem, SavedPart, SavedReads, SavedState, SavedWrite, ThreadDump
 
 PAGE: Final = 200
 LAST: Final = 2**62

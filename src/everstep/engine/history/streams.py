@@ -10,8 +10,8 @@ from everstep.engine.history.verify import Recorded, key_of
 from everstep.errors import Damaged, Misuse
 from everstep.model import events as ev
 from everstep.model.digests import entry_digest, stream_start
-from everstep.stores.beside import EntryRow
 from everstep.stores.protocol import RunRow, Store
+from everstep.stores.rows.answers_and_streams import EntryRow
 
 PAGE: Final = 500
 """So many entries are read at once."""

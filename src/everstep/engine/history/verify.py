@@ -17,7 +17,7 @@ from everstep.model.events import BODIES, BODY_DECODERS, ENDS, EventRow, ValuePu
 from everstep.model.secrets import is_left_out, shown_body
 from everstep.model.status import ENDED, STATUSES
 from everstep.stores.protocol import RunRow, Store
-from everstep.stores.rows import has_moved
+from everstep.stores.rows.runs import has_moved
 
 T = TypeVar("T")
 

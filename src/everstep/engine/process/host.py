@@ -51,7 +51,6 @@ from everstep.model.retention import Retention
 from everstep.model.status import ENDED, Status
 from everstep.model.untrusted import is_refusal, logger
 from everstep.stores.brief import Busy, briefly
-from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import (
     Accepted,
     Claim,
@@ -66,7 +65,8 @@ from everstep.stores.protocol import (
     RunRow,
     Store,
 )
-from everstep.stores.queues import DEFAULT_QUEUE
+from everstep.stores.rows.keys import KeyChanges
+from everstep.stores.rows.queues import DEFAULT_QUEUE
 
 ONCE_SECONDS: Final = 10.0
 """How long closing waits at least for a body whose effect nobody could tell afterwards."""

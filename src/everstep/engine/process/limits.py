@@ -21,7 +21,7 @@ from everstep.errors import Misuse
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.stores.protocol import Accepted
-from everstep.stores.queues import FreeSlot, NoSlot, QueueRow, TakeSlot, room_of
+from everstep.stores.rows.queues import FreeSlot, NoSlot, QueueRow, TakeSlot, room_of
 
 if TYPE_CHECKING:
     from everstep.engine.process.host import Host

@@ -18,7 +18,7 @@ from everstep.model.events import EventRow
 from everstep.model.status import ENDED, Status
 from everstep.model.untrusted import logger
 from everstep.stores.protocol import Claim, Claimed, NotClaimed, Post, RunRow
-from everstep.stores.rows import LostTail, has_moved
+from everstep.stores.rows.runs import LostTail, has_moved
 
 if TYPE_CHECKING:
     from everstep.engine.process.host import Host

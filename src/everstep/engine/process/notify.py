@@ -22,8 +22,8 @@ from everstep.errors import Misuse, StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import digest_of
 from everstep.model.untrusted import described, log_error, logger
-from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.protocol import Accepted, HoldRow
+from everstep.stores.rows.notifications import NotificationRow, SettleNotification, TakeNotification
 
 if TYPE_CHECKING:
     from everstep.engine.process.host import Host

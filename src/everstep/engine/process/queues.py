@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from everstep.stores.protocol import RunRow
-from everstep.stores.queues import DEFAULT_QUEUE
+from everstep.stores.rows.queues import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
     from everstep.engine.process.host import Host

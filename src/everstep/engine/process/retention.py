@@ -20,9 +20,9 @@ from everstep.model.ids import STEP_PREFIX
 from everstep.model.retention import Retention, retention_of
 from everstep.model.status import ENDED
 from everstep.model.untrusted import logger
-from everstep.stores.keys import UNSETTLED, EffectFilter, ForgetKeys, Forgotten
-from everstep.stores.moving import ClaimFamily, Deleted, DeletePart
 from everstep.stores.protocol import Accepted, Claim, Claimed, RunFilter, RunRow, Store
+from everstep.stores.rows.keys import UNSETTLED, EffectFilter, ForgetKeys, Forgotten
+from everstep.stores.rows.transfer import ClaimFamily, Deleted, DeletePart
 
 if TYPE_CHECKING:
     from datetime import timedelta

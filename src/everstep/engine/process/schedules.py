@@ -25,7 +25,7 @@ from everstep.model.schedules import Decision, Definition, State, decide, run_of
 from everstep.model.status import ENDED
 from everstep.model.untrusted import logger
 from everstep.stores.protocol import Accepted, NewRun, Post
-from everstep.stores.schedules import ChangeSchedule, ScheduleRow
+from everstep.stores.rows.schedules import ChangeSchedule, ScheduleRow
 
 if TYPE_CHECKING:
     from everstep.engine.process.host import Host

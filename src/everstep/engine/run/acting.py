@@ -15,7 +15,7 @@ from everstep.engine.run.doubt_report import process_of
 from everstep.model.untrusted import logger
 from everstep.stores.processes import HOST_CHARACTERS_MAX, is_of_this_process, worker_has_ended
 from everstep.stores.protocol import Store
-from everstep.stores.rows import GoneRow
+from everstep.stores.rows.workers import GoneRow
 
 if TYPE_CHECKING:
     from everstep.engine.run.host import RunHost

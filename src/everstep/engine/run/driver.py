@@ -46,8 +46,8 @@ from everstep.model.budgets import Allotment
 from everstep.model.crash_points import crash_point
 from everstep.model.status import Status
 from everstep.model.untrusted import logger
-from everstep.stores.beside import EntryRow
 from everstep.stores.protocol import Delivery, HoldRow, NewRun, RowChange, RunRow
+from everstep.stores.rows.answers_and_streams import EntryRow
 
 log = logger("everstep.run")
 

@@ -25,8 +25,8 @@ from everstep.errors import Damaged, FolderBusy, StoreError
 from everstep.model.accounts import Account, as_facts
 from everstep.model.budgets import Amounts
 from everstep.model.untrusted import is_a, text_of, type_name
-from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import HoldRow
+from everstep.stores.rows.keys import EffectRow
 
 ROLLBACK: Final = "compensate what was done, the last first, and end the run as cancelled"
 

@@ -14,9 +14,9 @@ from everstep.engine.run.children import RecentEnds
 from everstep.engine.run.eager_start import FirstTurns
 from everstep.engine.run.threads import Threads
 from everstep.errors import StoreError
-from everstep.stores.keys import KeyChanges
-from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import HoldRow, Store
+from everstep.stores.rows.keys import KeyChanges
+from everstep.stores.rows.notifications import NotificationRow
 
 if TYPE_CHECKING:
     from everstep.engine.run.driver import Driver

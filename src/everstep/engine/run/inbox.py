@@ -10,8 +10,8 @@ from everstep.engine.run.compensation import request_rollback
 from everstep.engine.run.holds import HoldReport
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
-from everstep.stores.keys import EffectRow
 from everstep.stores.protocol import Delivery, Store
+from everstep.stores.rows.keys import EffectRow
 
 if TYPE_CHECKING:
     from everstep.engine.run.driver import Driver

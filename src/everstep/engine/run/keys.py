@@ -22,7 +22,7 @@ from everstep.model.chains import ChainKeys
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import shared_key
 from everstep.stores.brief import Busy, briefly
-from everstep.stores.keys import (
+from everstep.stores.rows.keys import (
     EffectRow,
     KeyClaim,
     KeyEnd,

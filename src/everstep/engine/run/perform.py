@@ -19,9 +19,9 @@ from everstep.model.carried import Carried
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import checkpoint_digest, derived_key
 from everstep.model.untrusted import logger
-from everstep.stores.archive import CHECKPOINT_COLUMNS, ArchiveRow, archive_bytes
-from everstep.stores.beside import AnswerRow
 from everstep.stores.protocol import CheckpointRow
+from everstep.stores.rows.answers_and_streams import AnswerRow
+from everstep.stores.rows.archive import CHECKPOINT_COLUMNS, ArchiveRow, archive_bytes
 
 if TYPE_CHECKING:
     from everstep.engine.run.driver import Driver

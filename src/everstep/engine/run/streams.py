@@ -17,9 +17,9 @@ from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import entry_digest, stream_start
 from everstep.model.untrusted import logger
-from everstep.stores.beside import EntryRow
 from everstep.stores.brief import Busy, briefly
 from everstep.stores.protocol import Store
+from everstep.stores.rows.answers_and_streams import EntryRow
 
 if TYPE_CHECKING:
     from everstep.engine.run.bodies import Attempt

@@ -29,7 +29,7 @@ from everstep.model.accounts import standing_at
 from everstep.model.budgets import Limits
 from everstep.model.status import Status, may_become
 from everstep.stores.protocol import Append, HoldRow, Post, RowChange, RunRow
-from everstep.stores.queues import DEFAULT_QUEUE
+from everstep.stores.rows.queues import DEFAULT_QUEUE
 
 
 def hold_unit(app: "RunHost", row: RunRow, report: "HoldReport") -> Append:

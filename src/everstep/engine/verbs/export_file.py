@@ -24,14 +24,14 @@ from everstep.model.chains import ChainKeys
 from everstep.model.events import BODIES, EventRow, decode_body
 from everstep.model.secrets import has_secrets, is_left_out, without_secrets
 from everstep.model.status import ENDED
-from everstep.stores.archive import ArchiveRow
-from everstep.stores.beside import AnswerRow, EntryRow
-from everstep.stores.keys import EffectRow
 from everstep.stores.memory import MemoryStore
-from everstep.stores.moving import Arrival, ImportRuns, MarkerRow, RunDump
 from everstep.stores.protocol import Accepted, CheckpointRow, Delivery, HoldRow, RunRow, Store
-from everstep.stores.saved import SavedItem, SavedPart, SavedState, SavedWrite, ThreadDump, labels_of, namespace_of
-from everstep.stores.schedules import ScheduleRow
+from everstep.stores.rows.answers_and_streams import AnswerRow, EntryRow
+from everstep.stores.rows.archive import ArchiveRow
+from everstep.stores.rows.keys import EffectRow
+from everstep.stores.rows.saved import SavedItem, SavedPart, SavedState, SavedWrite, ThreadDump, labels_of, namespace_of
+from everstep.stores.rows.schedules import ScheduleRow
+from everstep.stores.rows.transfer import Arrival, ImportRuns, MarkerRow, RunDump
 
 FORMAT: Final = 2
 """What this release reads. Files with nothing but runs in them, none of which may lack what it did after a backup, have

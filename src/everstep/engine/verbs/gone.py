@@ -22,7 +22,7 @@ from everstep.errors import HoldConflict, Misuse, RunActive, WorkerAlive
 from everstep.model.untrusted import logger
 from everstep.stores.processes import is_of_this_machine, worker_has_ended
 from everstep.stores.protocol import HoldRow, Store, WorkerRow
-from everstep.stores.rows import GoneKind, GoneRow
+from everstep.stores.rows.workers import GoneKind, GoneRow
 
 log = logger("everstep.worker")
 

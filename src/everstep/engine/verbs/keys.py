@@ -16,8 +16,8 @@ from everstep.errors import KeyConflict, Misuse
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.status import ENDED
-from everstep.stores.keys import EffectRow, ForgetKeys, Forgotten, SettleKey
 from everstep.stores.protocol import Accepted, Refused
+from everstep.stores.rows.keys import EffectRow, ForgetKeys, Forgotten, SettleKey
 
 
 async def free(app: Host, key: str, note: str, by: str) -> None:

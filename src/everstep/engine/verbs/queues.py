@@ -7,7 +7,7 @@ from everstep.engine.process.host import Host
 from everstep.errors import Misuse, UnknownQueue
 from everstep.model.ids import checked_name
 from everstep.model.options import checked_flag, checked_seconds, checked_whole, refused
-from everstep.stores.queues import DEFAULT_QUEUE, ChangeQueue, QueueCount, QueueKind, QueueRow
+from everstep.stores.rows.queues import DEFAULT_QUEUE, ChangeQueue, QueueCount, QueueKind, QueueRow
 
 UNSAID: Final = ...
 """An option that was not given: it stays as it is."""

@@ -42,7 +42,6 @@ from everstep.model.digests import derived_key
 from everstep.model.ids import checked_delivery_id, checked_name, checked_run_id
 from everstep.model.options import checked_seconds
 from everstep.model.status import ENDED, Status
-from everstep.stores.keys import KeyChanges
 from everstep.stores.protocol import (
     Claim,
     Claimed,
@@ -57,6 +56,7 @@ from everstep.stores.protocol import (
     RunRow,
     Verdict,
 )
+from everstep.stores.rows.keys import KeyChanges
 
 
 def unknown_run(app: Host, run: str) -> UnknownRun:

@@ -33,7 +33,7 @@ from everstep.model.schedules import (
 )
 from everstep.model.untrusted import attempted, is_a, text_of
 from everstep.stores.protocol import Accepted
-from everstep.stores.schedules import ChangeSchedule, ScheduleRow
+from everstep.stores.rows.schedules import ChangeSchedule, ScheduleRow
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+/-]{0,149}")
 RACES_MAX: Final = 100

@@ -15,8 +15,8 @@ from everstep.model.ids import checked_name, checked_run_id
 from everstep.model.secrets import HIDDEN
 from everstep.model.status import ENDED
 from everstep.model.untrusted import text_of
-from everstep.stores.beside import EntryRow
 from everstep.stores.protocol import RunRow, Store
+from everstep.stores.rows.answers_and_streams import EntryRow
 
 if TYPE_CHECKING:
     pass

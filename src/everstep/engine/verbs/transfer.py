@@ -38,10 +38,10 @@ from everstep.model.ids import checked_run_id
 from everstep.model.own_files import name_new, part_file
 from everstep.model.schedules import wake_time
 from everstep.model.status import ENDED, UNFINISHED
-from everstep.stores.moving import Arrival, ImportRuns, RunDump
 from everstep.stores.protocol import Accepted, Claim, Claimed, Release, RunFilter, RunRow
-from everstep.stores.saved import ChangeItems, ChangeThread, FreeThread, SavedItem, Taken, TakeThread, ThreadDump
-from everstep.stores.schedules import ChangeSchedule, ScheduleRow
+from everstep.stores.rows.saved import ChangeItems, ChangeThread, FreeThread, SavedItem, Taken, TakeThread, ThreadDump
+from everstep.stores.rows.schedules import ChangeSchedule, ScheduleRow
+from everstep.stores.rows.transfer import Arrival, ImportRuns, RunDump
 
 SAVED_PAGE: Final = 500
 

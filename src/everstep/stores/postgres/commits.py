@@ -62,7 +62,7 @@ from everstep.stores.protocol import (
     StartRun,
     Verdict,
 )
-from everstep.stores.saved import ChangeThread
+from everstep.stores.rows.saved import ChangeThread
 from everstep.stores.sql.batch import Batch, runs_mentioned
 from everstep.stores.sql.reading_back import is_there
 from everstep.stores.sql.sqlstates import GIVE_WAY

@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple
 
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED
-from everstep.stores.moving import Deleted, DeletePart
 from everstep.stores.postgres.transaction import PostgresStatements, columns
 from everstep.stores.protocol import (
     Accepted,
@@ -26,7 +25,8 @@ from everstep.stores.protocol import (
     StartRun,
     Verdict,
 )
-from everstep.stores.rows import LostTail
+from everstep.stores.rows.runs import LostTail
+from everstep.stores.rows.transfer import Deleted, DeletePart
 
 HEADS_MAX: Final = 100_000
 """So many runs are remembered, those that were written last."""

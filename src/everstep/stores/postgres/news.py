@@ -4,9 +4,6 @@ The common append, a step of a run that goes on here, is no news, so that a busy
 """
 
 from everstep.model.status import ENDED
-from everstep.stores.keys import ForgetKeys
-from everstep.stores.moving import ClaimFamily, DeletePart, ImportRuns
-from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Append,
     Claim,
@@ -21,8 +18,11 @@ from everstep.stores.protocol import (
     StartRun,
     Verdict,
 )
-from everstep.stores.queues import TakeSlot
-from everstep.stores.saved import ChangeItems, ChangeThread, FreeThread, TakeThread
+from everstep.stores.rows.keys import ForgetKeys
+from everstep.stores.rows.notifications import SettleNotification, TakeNotification
+from everstep.stores.rows.queues import TakeSlot
+from everstep.stores.rows.saved import ChangeItems, ChangeThread, FreeThread, TakeThread
+from everstep.stores.rows.transfer import ClaimFamily, DeletePart, ImportRuns
 
 
 def is_news(operation: Operation, verdict: Verdict) -> bool:

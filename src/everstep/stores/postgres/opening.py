@@ -10,11 +10,11 @@ import psycopg
 
 from everstep.errors import StoreReadOnly, StoreUnusable
 from everstep.model.crash_points import crash_point
-from everstep.stores.opening import is_compatible, works_with
 from everstep.stores.postgres.addresses import Address, address_of
 from everstep.stores.postgres.connections import RULES, VERSION_MIN, Connection, Outage, connect, refused, transaction
 from everstep.stores.postgres.queries import HERE, sql_text, statements
 from everstep.stores.postgres.transaction import PostgresStatements
+from everstep.stores.sql.migrations import is_compatible, works_with
 
 OF_SCRIPT: Final = {name: RULES[name] for name in ("search_path", "standard_conforming_strings")}
 """What a script says for itself: who runs it has a session of their own."""

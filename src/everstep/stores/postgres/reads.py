@@ -12,7 +12,6 @@ import psycopg
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.stores.brief import QUICK_SECONDS, Busy, acquire, refuse_when_brief, waits_until
-from everstep.stores.moving import RunDump
 from everstep.stores.postgres.addresses import Address
 from everstep.stores.postgres.connections import (
     BEGIN_TO_READ,
@@ -32,7 +31,8 @@ from everstep.stores.postgres.connections import (
 from everstep.stores.postgres.fronts import BEHIND_MICROSECONDS, LEAST, MOST, Due, Inboxes, Line, Lines
 from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.protocol import LAST, RunRow
-from everstep.stores.queues import QueueRoom, room_of
+from everstep.stores.rows.queues import QueueRoom, room_of
+from everstep.stores.rows.transfer import RunDump
 from everstep.stores.sql.moving import Moving
 from everstep.stores.sql.queues import QueueReads
 from everstep.stores.sql.reading import Reading

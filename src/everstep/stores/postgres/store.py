@@ -36,7 +36,8 @@ from everstep.stores.postgres.watching import Watcher
 from everstep.stores.postgres.workers import Workers
 from everstep.stores.processes import worker_has_ended
 from everstep.stores.protocol import Operation, Verdict, WorkerRow
-from everstep.stores.rows import GoneRow, LostTail
+from everstep.stores.rows.runs import LostTail
+from everstep.stores.rows.workers import GoneRow
 from everstep.stores.sql.store import SqlStore
 from everstep.stores.ticks import ticks
 

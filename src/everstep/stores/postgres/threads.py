@@ -6,7 +6,7 @@ from typing import Any, Final
 from everstep.stores.postgres.direct import done_together, rows_of
 from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.protocol import Operation, Refused, Verdict
-from everstep.stores.saved import ChangeThread
+from everstep.stores.rows.saved import ChangeThread
 from everstep.stores.sql.operations import ACCEPTED
 
 PART_WIDTH: Final = 6

@@ -14,8 +14,6 @@ from psycopg.pq import TransactionStatus
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED, Status
-from everstep.stores.keys import SettleKey
-from everstep.stores.moving import ImportRuns
 from everstep.stores.postgres.connections import Connection, begin, said_by
 from everstep.stores.postgres.direct import Direct, done_together, rows_of
 from everstep.stores.postgres.queries import statements
@@ -36,7 +34,9 @@ from everstep.stores.protocol import (
     StartRun,
     Verdict,
 )
-from everstep.stores.queues import ChangeQueue, TakeSlot
+from everstep.stores.rows.keys import SettleKey
+from everstep.stores.rows.queues import ChangeQueue, TakeSlot
+from everstep.stores.rows.transfer import ImportRuns
 from everstep.stores.sql.batch import runs_mentioned
 from everstep.stores.sql.operations import ACCEPTED, Operations
 from everstep.stores.sql.rows import Row, change_values, run_row, run_values, tag_values

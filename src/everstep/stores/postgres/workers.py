@@ -11,7 +11,7 @@ from everstep.stores.postgres.transaction import PostgresStatements
 from everstep.stores.postgres.watching import Watcher
 from everstep.stores.processes import machine, worker_has_ended
 from everstep.stores.protocol import WorkerRow
-from everstep.stores.rows import ENDED_KEPT_MICROSECONDS, GoneRow
+from everstep.stores.rows.workers import ENDED_KEPT_MICROSECONDS, GoneRow
 from everstep.stores.sql.rows import as_json, worker_row
 
 

@@ -4,9 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
 from everstep.model.status import ENDED
-from everstep.stores.keys import ForgetKeys, SettleKey
-from everstep.stores.moving import ClaimFamily, DeletePart, ImportRuns
-from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Append,
     Claim,
@@ -20,8 +17,11 @@ from everstep.stores.protocol import (
     StartRun,
     check_events,
 )
-from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
-from everstep.stores.schedules import ChangeSchedule
+from everstep.stores.rows.keys import ForgetKeys, SettleKey
+from everstep.stores.rows.notifications import SettleNotification, TakeNotification
+from everstep.stores.rows.queues import ChangeQueue, FreeSlot, TakeSlot
+from everstep.stores.rows.schedules import ChangeSchedule
+from everstep.stores.rows.transfer import ClaimFamily, DeletePart, ImportRuns
 
 NOBODY_IS_TOLD = (Claim, Release, StartRun, TakeNotification, SettleNotification, ChangeQueue, TakeSlot, FreeSlot)
 

@@ -1,9 +1,10 @@
-"""Keys of effects, inside an open transaction. The rules stand in `everstep.stores.keys`."""
+"""Keys of effects, inside an open transaction. The rules are in `everstep.stores.rows.keys`."""
 
 from collections.abc import Sequence
 
 from everstep.model.status import ENDED
-from everstep.stores.keys import (
+from everstep.stores.protocol import Accepted, Append, Operation, Refused
+from everstep.stores.rows.keys import (
     UNSETTLED,
     EffectRow,
     ForgetKeys,
@@ -21,7 +22,6 @@ from everstep.stores.keys import (
     settled_by_hand,
     undoing_row,
 )
-from everstep.stores.protocol import Accepted, Append, Operation, Refused
 from everstep.stores.sql.rows import effect_row, effect_values, text
 from everstep.stores.sql.statements import Statements
 

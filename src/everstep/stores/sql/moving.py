@@ -6,10 +6,11 @@ from everstep.model.events import EventRow
 from everstep.model.forked import TAG
 from everstep.model.ids import STEP_PREFIX
 from everstep.model.status import ENDED
-from everstep.stores.archive import ArchiveRow
-from everstep.stores.beside import AnswerRow, EntryRow
-from everstep.stores.keys import UNSETTLED
-from everstep.stores.moving import (
+from everstep.stores.protocol import Accepted, CheckpointRow, Delivery, Refused, Verdict
+from everstep.stores.rows.answers_and_streams import AnswerRow, EntryRow
+from everstep.stores.rows.archive import ArchiveRow
+from everstep.stores.rows.keys import UNSETTLED
+from everstep.stores.rows.transfer import (
     Arrival,
     ClaimFamily,
     Deleted,
@@ -20,7 +21,6 @@ from everstep.stores.moving import (
     arrived,
     numbered,
 )
-from everstep.stores.protocol import Accepted, CheckpointRow, Delivery, Refused, Verdict
 from everstep.stores.sql.rows import (
     as_json,
     effect_row,

@@ -8,10 +8,6 @@ from functools import cached_property
 from typing import Final
 
 from everstep.model.status import ENDED, UNFINISHED
-from everstep.stores.archive import ArchiveRow
-from everstep.stores.keys import ForgetKeys, SettleKey
-from everstep.stores.moving import ClaimFamily, DeletePart, ImportRuns
-from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
     Append,
@@ -36,8 +32,12 @@ from everstep.stores.protocol import (
     check_events,
     child_value,
 )
-from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
-from everstep.stores.schedules import ChangeSchedule
+from everstep.stores.rows.archive import ArchiveRow
+from everstep.stores.rows.keys import ForgetKeys, SettleKey
+from everstep.stores.rows.notifications import SettleNotification, TakeNotification
+from everstep.stores.rows.queues import ChangeQueue, FreeSlot, TakeSlot
+from everstep.stores.rows.schedules import ChangeSchedule
+from everstep.stores.rows.transfer import ClaimFamily, DeletePart, ImportRuns
 from everstep.stores.sql.batch import has_more
 from everstep.stores.sql.keys import KeyTable
 from everstep.stores.sql.moving import Moving

@@ -1,11 +1,11 @@
-"""The tables `queues` and `slots`, and the runs that wait in queues. The rules stand in `everstep.stores.queues`."""
+"""The tables `queues` and `slots`, and the runs that wait in queues. The rules are in `everstep.stores.rows.queues`."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from everstep.stores.protocol import Accepted, Claim, Verdict
-from everstep.stores.queues import (
+from everstep.stores.rows.queues import (
     DEFAULT_QUEUE,
     ChangeQueue,
     FreeSlot,

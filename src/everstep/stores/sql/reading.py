@@ -10,14 +10,15 @@ import msgspec
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.model.forked import TAG
-from everstep.stores.archive import ArchiveRow
-from everstep.stores.beside import AnswerRow, EntryRow
-from everstep.stores.keys import EffectFilter, EffectRow
-from everstep.stores.moving import Arrival, RunDump
-from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
-from everstep.stores.rows import SMALL, GoneKind, GoneRow
-from everstep.stores.schedules import ScheduleRow
+from everstep.stores.rows.answers_and_streams import AnswerRow, EntryRow
+from everstep.stores.rows.archive import ArchiveRow
+from everstep.stores.rows.keys import EffectFilter, EffectRow
+from everstep.stores.rows.notifications import NotificationRow
+from everstep.stores.rows.runs import SMALL
+from everstep.stores.rows.schedules import ScheduleRow
+from everstep.stores.rows.transfer import Arrival, RunDump
+from everstep.stores.rows.workers import GoneKind, GoneRow
 from everstep.stores.sql.queues import QueueReads
 from everstep.stores.sql.rows import Row, as_json, effect_row, hold_row, notification_row, run_row, text, worker_row
 from everstep.stores.sql.saved import SavedReading

@@ -3,9 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from everstep.stores.keys import ForgetKeys, SettleKey
-from everstep.stores.moving import ClaimFamily, DeletePart, ImportRuns
-from everstep.stores.notifications import SettleNotification, TakeNotification
 from everstep.stores.protocol import (
     Accepted,
     Append,
@@ -21,8 +18,11 @@ from everstep.stores.protocol import (
     StartRun,
     Verdict,
 )
-from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
-from everstep.stores.schedules import ChangeSchedule
+from everstep.stores.rows.keys import ForgetKeys, SettleKey
+from everstep.stores.rows.notifications import SettleNotification, TakeNotification
+from everstep.stores.rows.queues import ChangeQueue, FreeSlot, TakeSlot
+from everstep.stores.rows.schedules import ChangeSchedule
+from everstep.stores.rows.transfer import ClaimFamily, DeletePart, ImportRuns
 
 RowOf = Callable[..., tuple[Any, ...]]
 """Returns the first row of a named statement, or nothing."""

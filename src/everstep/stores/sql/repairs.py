@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from everstep.stores.archive import CHECKPOINT_COLUMNS, EVENT_COLUMNS, PAYLOAD_COLUMNS, RUN_COLUMNS, archive_bytes
-from everstep.stores.beside import ENTRY_COLUMNS
 from everstep.stores.protocol import Accepted, MarkRestored, Refused, RepairRun, Verdict
+from everstep.stores.rows.answers_and_streams import ENTRY_COLUMNS
+from everstep.stores.rows.archive import CHECKPOINT_COLUMNS, EVENT_COLUMNS, PAYLOAD_COLUMNS, RUN_COLUMNS, archive_bytes
 from everstep.stores.sql.rows import Row, resolved_values
 from everstep.stores.sql.statements import Statements
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 import msgspec
 
 from everstep.model.status import ENDED
-from everstep.stores.keys import EffectRow
-from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import Append, HoldRow, RunRow, WorkerRow
+from everstep.stores.rows.keys import EffectRow
+from everstep.stores.rows.notifications import NotificationRow
 
 Row = tuple[Any, ...]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from everstep.stores.protocol import Accepted, Refused, Verdict
-from everstep.stores.saved import (
+from everstep.stores.rows.saved import (
     ChangeItems,
     ChangeThread,
     FreeThread,

@@ -1,6 +1,6 @@
 """Schedules in a SQL database: rows to and from the table."""
 
-from everstep.stores.schedules import ScheduleRow
+from everstep.stores.rows.schedules import ScheduleRow
 from everstep.stores.sql.rows import Row, text
 
 

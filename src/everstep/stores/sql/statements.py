@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from everstep.model.status import Status
-from everstep.stores.rows import RunRow
+from everstep.stores.rows.runs import RunRow
 from everstep.stores.sql.rows import Row
 
 

@@ -4,16 +4,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from everstep.model.events import EventRow
-from everstep.stores.archive import ArchiveRow
-from everstep.stores.beside import AnswerRow, EntryRow
-from everstep.stores.keys import EffectFilter, EffectRow
-from everstep.stores.moving import Arrival, RunDump
-from everstep.stores.notifications import NotificationRow
 from everstep.stores.protocol import LAST, CheckpointRow, Delivery, HoldRow, RunFilter, RunRow, WorkerRow
-from everstep.stores.queues import QueueCount, QueueRoom, QueueRow, SlotRow
-from everstep.stores.rows import GoneKind, GoneRow, LostTail
-from everstep.stores.saved import SavedReads
-from everstep.stores.schedules import ScheduleRow
+from everstep.stores.rows.answers_and_streams import AnswerRow, EntryRow
+from everstep.stores.rows.archive import ArchiveRow
+from everstep.stores.rows.keys import EffectFilter, EffectRow
+from everstep.stores.rows.notifications import NotificationRow
+from everstep.stores.rows.queues import QueueCount, QueueRoom, QueueRow, SlotRow
+from everstep.stores.rows.runs import LostTail
+from everstep.stores.rows.saved import SavedReads
+from everstep.stores.rows.schedules import ScheduleRow
+from everstep.stores.rows.transfer import Arrival, RunDump
+from everstep.stores.rows.workers import GoneKind, GoneRow
 from everstep.stores.sql.reading import Reading
 
 

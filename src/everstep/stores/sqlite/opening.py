@@ -17,7 +17,7 @@ import apsw
 from everstep.errors import Misuse, StoreError, StoreReadOnly, StoreUnusable
 from everstep.model.crash_points import crash_point
 from everstep.model.own_files import behind_links, planted
-from everstep.stores.opening import works_with
+from everstep.stores.sql.migrations import works_with
 from everstep.stores.sql.rows import Row
 from everstep.stores.sqlite.connections import PATIENCE_SECONDS, Durability, Patience, connect, translated
 from everstep.stores.sqlite.queries import HERE, query, sql_text

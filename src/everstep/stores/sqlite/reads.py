@@ -12,8 +12,8 @@ import msgspec
 from everstep.errors import Damaged
 from everstep.model.events import EventRow
 from everstep.stores.brief import Busy, acquire, refuse_when_brief
-from everstep.stores.moving import RunDump
 from everstep.stores.protocol import LAST
+from everstep.stores.rows.transfer import RunDump
 from everstep.stores.sql.moving import Moving
 from everstep.stores.sql.reading import Reading, event_row
 from everstep.stores.sql.rows import Row, as_json

@@ -15,7 +15,7 @@ from everstep.stores.protocol import (
     Verdict,
     WorkerRow,
 )
-from everstep.stores.rows import GoneRow
+from everstep.stores.rows.workers import GoneRow
 from everstep.stores.sql.store import SqlStore
 from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.connections import Durability, Identity, Patience, connect

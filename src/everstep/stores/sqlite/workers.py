@@ -9,7 +9,7 @@ import apsw
 from everstep.errors import Misuse
 from everstep.stores.processes import worker_has_ended
 from everstep.stores.protocol import WorkerRow
-from everstep.stores.rows import ENDED_KEPT_MICROSECONDS, GoneRow
+from everstep.stores.rows.workers import ENDED_KEPT_MICROSECONDS, GoneRow
 from everstep.stores.sql.rows import Row, as_json
 from everstep.stores.sqlite.commits import Writer
 from everstep.stores.sqlite.liveness import LiveLock, LiveLocks

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from everstep.stores.protocol import Accepted, Refused, Verdict, WorkerRow
-from everstep.stores.saved import (
+from everstep.stores.rows.saved import (
     ChangeItems,
     ChangeThread,
     FreeThread,

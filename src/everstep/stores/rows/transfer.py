@@ -6,10 +6,10 @@ from typing import NamedTuple
 import msgspec
 
 from everstep.model.events import EventRow
-from everstep.stores.archive import ArchiveRow
-from everstep.stores.beside import AnswerRow, EntryRow
-from everstep.stores.keys import EffectRow
-from everstep.stores.rows import CheckpointRow, Delivery, HoldRow, RunRow
+from everstep.stores.rows.answers_and_streams import AnswerRow, EntryRow
+from everstep.stores.rows.archive import ArchiveRow
+from everstep.stores.rows.keys import EffectRow
+from everstep.stores.rows.runs import CheckpointRow, Delivery, HoldRow, RunRow
 
 
 class MarkerRow(NamedTuple):

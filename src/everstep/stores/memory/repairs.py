@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from everstep.stores.archive import (
+from everstep.stores.protocol import Accepted, MarkRestored, Refused, RepairRun, RunRow, Verdict
+from everstep.stores.rows.answers_and_streams import ENTRY_COLUMNS
+from everstep.stores.rows.archive import (
     CHECKPOINT_COLUMNS,
     EVENT_COLUMNS,
     PAYLOAD_COLUMNS,
@@ -13,8 +15,6 @@ from everstep.stores.archive import (
     ArchiveRow,
     archive_bytes,
 )
-from everstep.stores.beside import ENTRY_COLUMNS
-from everstep.stores.protocol import Accepted, MarkRestored, Refused, RepairRun, RunRow, Verdict
 
 if TYPE_CHECKING:
     from everstep.stores.memory import MemoryStore

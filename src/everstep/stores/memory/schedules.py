@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from copy import deepcopy
 
-from everstep.stores.schedules import ChangeSchedule, ScheduleRow
+from everstep.stores.rows.schedules import ChangeSchedule, ScheduleRow
 
 
 class MemorySchedules:

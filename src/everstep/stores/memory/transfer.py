@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from everstep.model.forked import TAG
 from everstep.model.ids import STEP_PREFIX
 from everstep.model.status import ENDED
-from everstep.stores.beside import Beside
-from everstep.stores.keys import UNSETTLED
-from everstep.stores.moving import ClaimFamily, Deleted, DeletePart, ImportRuns, RunDump, arrived, numbered
 from everstep.stores.protocol import Accepted, Refused, Verdict
+from everstep.stores.rows.answers_and_streams import Beside
+from everstep.stores.rows.keys import UNSETTLED
+from everstep.stores.rows.transfer import ClaimFamily, Deleted, DeletePart, ImportRuns, RunDump, arrived, numbered
 
 if TYPE_CHECKING:
     from everstep.stores.memory import MemoryStore

@@ -13,15 +13,10 @@ from typing import Any, Final
 from everstep.errors import Misuse
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED, UNFINISHED
-from everstep.stores.archive import ArchiveRow
-from everstep.stores.beside import Beside
-from everstep.stores.keys import EffectFilter, EffectRow, ForgetKeys, Forgotten, SettleKey, may_settle, newest_first
-from everstep.stores.memory_keys import MemoryKeys
-from everstep.stores.memory_moving import MemoryMoving
-from everstep.stores.memory_repairs import MemoryRepairs
-from everstep.stores.memory_work import MemoryWork
-from everstep.stores.moving import Arrival, ClaimFamily, DeletePart, ImportRuns, RunDump
-from everstep.stores.notifications import SettleNotification, TakeNotification
+from everstep.stores.memory.keys import MemoryKeys
+from everstep.stores.memory.repairs import MemoryRepairs
+from everstep.stores.memory.transfer import MemoryMoving
+from everstep.stores.memory.work import MemoryWork
 from everstep.stores.protocol import (
     LAST,
     Accepted,
@@ -53,9 +48,22 @@ from everstep.stores.protocol import (
     check_events,
     child_value,
 )
-from everstep.stores.queues import ChangeQueue, FreeSlot, TakeSlot
-from everstep.stores.rows import is_found, pages
-from everstep.stores.schedules import ChangeSchedule
+from everstep.stores.rows.answers_and_streams import Beside
+from everstep.stores.rows.archive import ArchiveRow
+from everstep.stores.rows.keys import (
+    EffectFilter,
+    EffectRow,
+    ForgetKeys,
+    Forgotten,
+    SettleKey,
+    may_settle,
+    newest_first,
+)
+from everstep.stores.rows.notifications import SettleNotification, TakeNotification
+from everstep.stores.rows.queues import ChangeQueue, FreeSlot, TakeSlot
+from everstep.stores.rows.runs import is_found, pages
+from everstep.stores.rows.schedules import ChangeSchedule
+from everstep.stores.rows.transfer import Arrival, ClaimFamily, DeletePart, ImportRuns, RunDump
 
 _numbers: Final = itertools.count(1)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 
-from everstep.stores.notifications import NotificationRow, SettleNotification, TakeNotification
+from everstep.stores.rows.notifications import NotificationRow, SettleNotification, TakeNotification
 
 
 class MemoryNotifications:

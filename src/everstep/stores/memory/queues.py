@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from everstep.stores.protocol import Accepted, Claim, RunRow, Verdict, WorkerRow
-from everstep.stores.queues import (
+from everstep.stores.rows.queues import (
     DEFAULT_QUEUE,
     ChangeQueue,
     FreeSlot,

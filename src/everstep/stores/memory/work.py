@@ -8,15 +8,16 @@ from everstep.errors import Misuse
 from everstep.model.chains import ChainKeys
 from everstep.model.events import EventRow
 from everstep.model.status import ENDED
-from everstep.stores.memory_beside import MemoryBeside
-from everstep.stores.memory_notifications import MemoryNotifications
-from everstep.stores.memory_queues import MemoryQueues
-from everstep.stores.memory_saved import MemorySaved
-from everstep.stores.memory_schedules import MemorySchedules
-from everstep.stores.notifications import NotificationRow
+from everstep.stores.memory.answers_and_streams import MemoryBeside
+from everstep.stores.memory.notifications import MemoryNotifications
+from everstep.stores.memory.queues import MemoryQueues
+from everstep.stores.memory.saved import MemorySaved
+from everstep.stores.memory.schedules import MemorySchedules
 from everstep.stores.protocol import CheckpointRow, Delivery, HoldRow, RunRow, WorkerRow
-from everstep.stores.queues import DEFAULT_QUEUE, QueueCount, QueueRoom, QueueRow, SlotRow
-from everstep.stores.rows import GoneKind, GoneRow, LostTail
+from everstep.stores.rows.notifications import NotificationRow
+from everstep.stores.rows.queues import DEFAULT_QUEUE, QueueCount, QueueRoom, QueueRow, SlotRow
+from everstep.stores.rows.runs import LostTail
+from everstep.stores.rows.workers import GoneKind, GoneRow
 
 
 class MemoryWork(MemoryBeside, MemorySchedules):

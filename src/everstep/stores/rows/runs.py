@@ -1,4 +1,4 @@
-"""What a store keeps, row by row, as everybody else sees it."""
+"""Runs as a store keeps them, with their inboxes, checkpoints and holds."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
@@ -8,7 +8,7 @@ import msgspec
 from everstep.model.events import EventRow
 from everstep.model.run_events import RunStarted
 from everstep.model.status import Status
-from everstep.stores.beside import EntryRow
+from everstep.stores.rows.answers_and_streams import EntryRow
 
 # `gc=False` below: these are plain data in which no circle can arise, and there are very many of them. The garbage
 # collector need not look at them.
@@ -195,45 +195,6 @@ def is_found(text: str, row: RunRow) -> bool:
     """Tell whether a run has a text where a search looks for it."""
     tags = [f"{name}={value}" for name, value in row.tags.items()]
     return any(text.translate(SMALL) in one.translate(SMALL) for one in (row.id, row.workflow, row.preview, *tags))
-
-
-class WorkerRow(msgspec.Struct):
-    """A process that drives runs. `place` is its byte in the file of liveness locks."""
-
-    id: str
-    place: int
-    pid: int
-    host: str
-    started_at: int
-    lease_until: int
-    """When its lease would lapse, by its own clock. Others compare it with what they have read before, and never with a
-    time. Not positive: another worker has watched it for a whole lease without a renewal (see `Store.lapse`)."""
-    targets: list[str] = []
-    """Where it delivers notifications of holds to, by name."""
-    about: bytes = b"{}"
-    """JSON: what it serves, and how busy it is. For people, and for other workers; nothing is decided by it here."""
-
-    @property
-    def has_lease(self) -> bool:
-        """Whether its lease has not lapsed."""
-        return self.lease_until > 0
-
-
-GoneKind = Literal["worker", "host"]
-
-
-class GoneRow(NamedTuple):
-    """What somebody has said: that a worker, or everything that had begun on a host until then, is gone for good."""
-
-    kind: GoneKind
-    name: str
-    at: int
-    by: str
-    note: str
-
-
-ENDED_KEPT_MICROSECONDS: Final = 90 * 86_400 * 1_000_000
-"""How long it is remembered that a worker has provably ended. After that a person settles its steps in doubt."""
 
 
 class LostTail(msgspec.Struct, kw_only=True):

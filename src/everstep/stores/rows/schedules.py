@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from everstep.stores.rows import NewRun, Post
+from everstep.stores.rows.runs import NewRun, Post
 
 
 class ScheduleRow(msgspec.Struct, kw_only=True, gc=False):

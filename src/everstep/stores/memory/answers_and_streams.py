@@ -2,7 +2,7 @@
 
 import threading
 
-from everstep.stores.beside import AnswerRow, Beside, EntryRow
+from everstep.stores.rows.answers_and_streams import AnswerRow, Beside, EntryRow
 
 
 class MemoryBeside:

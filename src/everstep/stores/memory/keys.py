@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from everstep.stores.keys import (
+from everstep.stores.rows.keys import (
     UNSETTLED,
     EffectRow,
     ForgetKeys,
