@@ -28,8 +28,9 @@ from everstep.stores.protocol import Operation, RunFilter, StartRun
 from everstep.testing.faulty_store import FaultyStore
 from everstep.worker.serving import WATCH, WorkerApp
 from tests.engine.resume_helpers import Machine, scenario
+from tests.waiting import DEADLINE_SECONDS
 
-SECONDS = 30.0
+SECONDS = DEADLINE_SECONDS
 
 
 @step(effect="read", limit="narrow")

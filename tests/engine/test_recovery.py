@@ -330,7 +330,6 @@ async def test_a_failing_read_or_lease_is_tried_again_and_the_run_goes_on_by_its
         "inbox",
         "next_wake",
         "payload",
-        "pending",
         "rows",
         "workers",
     ],
@@ -360,6 +359,24 @@ async def test_a_worker_whose_store_fails_while_it_recovers_tries_again(
     store.mend()
     assert await worker.get("r").result() == 20_005
     assert len(APPLIED) == 2
+
+
+@scenario
+async def test_a_signal_is_found_although_the_store_fails_when_it_is_looked_for(machine: Machine) -> None:
+    @workflow
+    async def patient() -> str:
+        return await apply(await everstep.receive("word", str))
+
+    store = FaultyStore(machine.open_store())
+    worker = await machine.worker(store=store.as_store(), clock=None)
+    await worker.start(patient, id="r")
+    await machine.until_status("r", "waiting")
+    fault = store.fail("pending", after=False, first=1)
+    machine.store.commit([Post("r", "signal", "word", value=b'["tides"]', at=1)])
+    await machine.until(lambda: fault.fired)
+    store.mend()
+    assert await worker.get("r").result() == "tides"
+    assert list(APPLIED.values()) == ["tides"]
 
 
 @scenario

@@ -658,6 +658,10 @@ class Host(Parts):
         elif run in self._taking_up:
             self._woken.add(run)
 
+    def has_runs_in_memory(self) -> bool:
+        """Tell whether any run is in memory here, or is being taken up."""
+        return bool(self.drivers or self._taking_up)
+
     def is_busy(self) -> bool:
         """Tell whether any run is being driven here just now."""
         return bool(self._taking_up) or any(driver.status == "running" for driver in self.drivers.values())

@@ -252,8 +252,9 @@ class Pump:
     async def _look(self, at: int) -> None:
         """Take up what wants a driver, as far as there is room."""
         app = self.app
-        for run in await app.read(app.store.pending, app.worker):
-            app.wake_driver(run)
+        if app.has_runs_in_memory():  # a run that is taken up later reads its inbox then
+            for run in await app.read(app.store.pending, app.worker):
+                app.wake_driver(run)
         if app.wanted:
             await self._take_wanted(at)
         await self._retry_diverged()

@@ -50,8 +50,9 @@ LOOK_SECONDS_HEARING: Final = 10.0
 LOOK_SECONDS_DEAF: Final = 0.5
 TELL_SECONDS: Final = 0.02
 """News is sent no more often than this."""
-WATCH_SECONDS: Final = 0.8
-"""So often it is asked who is gone, while anybody wants to know."""
+WATCH_SECONDS: Final = 1.0
+"""Poll interval for missing liveness locks, while a worker of this process wants to know. A missing one is asked for
+again after the grace time, not after another interval."""
 NEIGHBOURS: Final = 16
 """So many others each worker looks after. When all of them are gone they are buried, and the next are looked after."""
 INTEREST_SECONDS: Final = 5.0
