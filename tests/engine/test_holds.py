@@ -645,3 +645,53 @@ def test_a_run_that_kills_its_worker_again_and_again_is_held_and_the_others_fini
         assert len(machine.store.holds()) == 1, "nobody else is blamed"
     finally:
         machine.store.close()
+
+
+@step(effect="once")
+async def send(gate: str) -> str:
+    await GATES[gate].wait()
+    return gate
+
+
+@workflow
+async def sends_twice() -> list[str]:
+    return [await send("first"), await send("second")]
+
+
+GATES: dict[str, Gate] = {}
+
+
+@scenario
+async def test_a_hold_that_waits_for_a_body_is_not_lost_when_the_process_is_killed(machine: Machine) -> None:
+    GATES.update(first=Gate(), second=Gate())
+    app = await machine.boot(clock=None)
+    await app.start(sends_twice, id="r")
+    await GATES["first"].reached.wait()
+    await app.hold("r", note="look at this")
+    assert machine.status("r") == "running", "its body must not be cut off"
+    await machine.kill(app)
+    again = await machine.worker(clock=None)
+    with pytest.raises(RunHeld):
+        await again.get("r").result(timeout=60)
+    assert machine.hold("r").reason == "in-doubt"
+    GATES["second"].opened.set()
+    await again.resolve("r", "done", value="first")
+    with pytest.raises(RunHeld):
+        await again.get("r").result(timeout=60)
+    assert machine.hold("r").reason == "asked"
+    await again.resolve("r", "retry")
+    assert await again.get("r").result(timeout=60) == ["first", "second"]
+
+
+@scenario
+async def test_a_hold_that_waits_for_a_body_is_made_when_that_has_ended(machine: Machine) -> None:
+    GATES.update(first=Gate(), second=Gate())
+    app = await machine.boot(clock=None)
+    run = await app.start(sends_twice, id="r")
+    await GATES["first"].reached.wait()
+    await app.hold("r", note="look at this")
+    GATES["first"].opened.set()
+    with pytest.raises(RunHeld):
+        await run.result(timeout=60)
+    assert machine.hold("r").reason == "asked"
+    assert not GATES["second"].reached.is_set()

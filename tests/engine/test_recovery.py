@@ -560,3 +560,20 @@ async def test_a_closed_app_says_so(machine: Machine) -> None:
         await asyncio.wait_for(app.start(small, 1), 5)
     with pytest.raises(everstep.errors.Misuse, match="closed"):
         await asyncio.wait_for(app.signal("r", "word", "x"), 5)
+
+
+@scenario
+async def test_a_hold_that_does_not_fit_on_the_disk_is_refused(machine: Machine) -> None:
+    app = await machine.boot(clock=None)
+    await app.start(whole, 7, id="r")
+    await machine.until_status("r", "waiting")
+    pages = int(app.store._writer.connection.pragma("page_count"))  # type: ignore[attr-defined]
+    limit_pages(app.store, pages)
+    with pytest.raises(StoreFull, match="room"):
+        await until_refused(app)
+    with pytest.raises(StoreFull, match="room"):
+        await app.hold("r", note="n" * 10_000)
+    limit_pages(app.store, 1_000_000)
+    await app.hold("r", note="n" * 10_000)
+    await machine.kill(app)
+    assert machine.status("r") == "held"

@@ -102,6 +102,9 @@ class Driver:
         self.hold: HoldRow | None = None
         self.hold_wanted: HoldReport | None = None
         """What the run is to be held for, as soon as nothing is under way that must not be cut off."""
+        self.hold_deliveries: list[int] = []
+        """The numbers of the deliveries that asked for it. They stay in the inbox until the hold is in the history: a
+        process that is killed before finds them again."""
         self.end_wanted = False
         """Whether the run is to end without its code, as soon as no effect is under way or in doubt."""
         self.status: Status = "running"
@@ -478,6 +481,8 @@ class Driver:
         self.attempts.bodies.cancel_all()
         self.hold = report.row(self.run, self.app.clock.now(), self.app.randomness)
         self.record("run_held", report.step, ev.RunHeld(self.hold.id, report.reason, report.summary))
+        if self.hold_deliveries:
+            self.journal.and_more().consumed += self.hold_deliveries
         self.saver.save(waited_for=True)
 
     # -- resting and leaving ---------------------------------------------------------------------------------------

@@ -97,7 +97,8 @@ class Inbox:
             if driver.is_over:
                 return
             self._taken.add(delivery.number)
-            driver.journal.and_more().consumed.append(delivery.number)
+            if delivery.kind != "hold":  # that is consumed with the event of the hold, which may have to wait
+                driver.journal.and_more().consumed.append(delivery.number)
             crash_point("delivery.taken")
             _TAKE[delivery.kind](self, delivery)
 
@@ -144,6 +145,7 @@ class Inbox:
         self._driver.attempts.keys.woken(int(delivery.id), self._keys.pop(delivery.number))
 
     def _hold(self, delivery: Delivery) -> None:
+        self._driver.hold_deliveries.append(delivery.number)
         self._driver.put_on_hold(hold_in(delivery))
 
 

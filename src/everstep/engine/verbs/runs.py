@@ -223,27 +223,30 @@ def _what_failed(history: Sequence[Recorded]) -> tuple[int, int, str]:
 
 
 async def hold(app: Host, run: str, note: str, by: str) -> None:
-    """Put a run on hold: here if nobody drives it, else through its driver's inbox."""
+    """Put a run on hold: at once if no process drives it, else through its inbox.
+
+    What is driven in this process goes through the inbox as well: the hold may have to wait for a step that must not be
+    cut off, and is durable meanwhile.
+    """
     row = await app.read(existing_row, app, run)
     report = asked_report(note, by)
     if row.status == "held":
         raise HoldConflict(f"The run {run} is held already.")
-    driver = app.drivers.get(run)
-    if driver is not None:
-        driver.put_on_hold(report)
+    if run not in app.drivers:
+        with app.setting_aside(run):
+            claimed = await _claim(app, run, ("queued", "running", "waiting"))
+            if claimed is not None:
+                unit = await app.read(hold_unit, app, claimed, report)
+                _expect_accepted(await app.committer.submit(unit), run)
+                app.held(unit.hold)
+                return
+    await _post(app, Post(run, "hold", value=msgspec.json.encode(report), at=app.clock.now()), "held")
+    if run in app.drivers:
+        app.wake_driver(run)
         await app.committer.drained()
         row = await app.read(existing_row, app, run)
         if row.status in ENDED:
             raise RunEnded(f"The run {run} has ended ({row.status}), so it cannot be held.", row.status)
-        return
-    with app.setting_aside(run):
-        claimed = await _claim(app, run, ("queued", "running", "waiting"))
-        if claimed is not None:
-            unit = await app.read(hold_unit, app, claimed, report)
-            _expect_accepted(await app.committer.submit(unit), run)
-            app.held(unit.hold)
-            return
-    await _post(app, Post(run, "hold", value=msgspec.json.encode(report), at=app.clock.now()), "held")
 
 
 async def rollback(app: Host, run: str, note: str, *, by: str, uncompensated: bool) -> None:
