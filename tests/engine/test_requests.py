@@ -10,6 +10,8 @@ import pytest
 
 import everstep
 from everstep import blocking, step, workflow
+from everstep.engine.app.app import App
+from everstep.engine.verbs.ask import find_answer
 from everstep.errors import (
     Damaged,
     IdConflict,
@@ -25,6 +27,7 @@ from everstep.errors import (
 from everstep.stores.protocol import Operation, Verdict
 from everstep.testing.checker import check, export_histories
 from tests.engine.resume_helpers import Gate, Machine, Program, scenario
+from tests.waiting import DEADLINE_SECONDS
 
 
 @dataclass
@@ -653,3 +656,74 @@ async def test_another_process_asks_and_both_may_be_killed(machine: Machine) -> 
     assert await asyncio.to_thread(ask, 5, "a") == (0, "[5, 1]")
     assert await asyncio.to_thread(ask, -1, "d") == (0, "[-1, 4]")
     assert await asyncio.to_thread(server.end) == (0, "4\n", "")
+
+
+@workflow
+async def echo() -> None:
+    async for request in everstep.requests("say", str, answer=str):
+        await everstep.stream("said").append(request.value)
+        request.answer(request.value)
+
+
+def blind(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep an app from hearing of what others write, as if it took a run over before its next look."""
+    monkeypatch.setattr(app.watchers, "look_at_what_is_elsewhere", lambda: None)
+
+
+@scenario
+async def test_an_answer_of_the_driver_before_is_found_by_who_takes_the_run_over(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await machine.boot(), await machine.boot()
+    await first.start(echo, id="r")
+    blind(second, monkeypatch)
+    asking = asyncio.create_task(second.ask("r", "say", "tides", id="one"))
+    await machine.until(lambda: "request_answered" in machine.kinds("r"))
+    await machine.rest(first)
+    assert not asking.done()
+    await machine.stop(first)
+    assert await second.take_up_run("r")
+    assert await asyncio.wait_for(asking, DEADLINE_SECONDS) == "tides"
+
+
+@scenario
+async def test_an_entry_of_the_driver_before_is_found_by_who_takes_the_run_over(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await machine.boot(), await machine.boot()
+    run = await first.start(echo, id="r")
+    entries = second.get("r").stream("said")
+    reading = asyncio.ensure_future(anext(entries))
+    await machine.until(lambda: "r" in second.watchers)
+    blind(second, monkeypatch)
+    await run.ask("say", "tides")
+    assert not reading.done()
+    await machine.stop(first)
+    assert await second.take_up_run("r")
+    assert (await asyncio.wait_for(reading, DEADLINE_SECONDS)).value == "tides"
+    await entries.aclose()
+
+
+@scenario
+async def test_an_answer_that_comes_while_it_is_looked_for_is_not_missed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await machine.boot()
+    await app.start(echo, id="r")
+    real, came_between = app.read, asyncio.Event()
+
+    async def read(function: Any, *args: Any, **named: Any) -> Any:
+        found = await real(function, *args, **named)
+        if function is find_answer and not came_between.is_set():
+            assert found is None
+            came_between.set()
+            app.drivers["r"].ring()
+            await machine.until(lambda: "request_answered" in machine.kinds("r"))
+            await machine.rest(app)
+        return found
+
+    monkeypatch.setattr(app, "wake", lambda run: None)  # what was asked is found only after the first look
+    monkeypatch.setattr(app, "read", read)
+    asking = asyncio.create_task(app.ask("r", "say", "tides"))
+    await machine.until(came_between.is_set)
+    assert await asyncio.wait_for(asking, DEADLINE_SECONDS) == "tides"

@@ -425,6 +425,8 @@ class Host(Parts):
         self.drivers[driver.run] = driver
         self.pump.look_after()
         self.wanted.discard(driver.run)
+        if not is_new:
+            self.watchers.look_again(driver.run)  # for what another process wrote before this one took the run over
         crash_point("run.replayed")
         try:
             driver.go_on(is_new=is_new, arrived=arrived)
@@ -737,6 +739,7 @@ class Host(Parts):
                 self.pump.nudge()  # a run of ours may follow this one, or wait for its keys, or for its slot
         elif driver.run in self.watchers:
             self.wanted.add(driver.run)
+            self.watchers.look_again(driver.run)  # another process may have taken it over, and ended it
 
     def fail(self, error: BaseException) -> None:
         """The store has failed: this process writes nothing more, and tells everyone who waits."""

@@ -1,6 +1,8 @@
 """Whoever waits in this process for the end of a run."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from everstep.engine.history.verify import check_ends, refuse_unreadable
@@ -37,37 +39,38 @@ class Watchers:
         nudged = checked = False
         while True:
             app.refuse_when_failed()
-            if run not in app.drivers:
-                row = await app.read(app.store.run, run)
-                if row is None:
-                    place = app.store.url
-                    raise UnknownRun(f"There is no run {run!r} in {place}. `everstep ls` lists the runs there.")
-                if row.status == "held":
-                    return row.status, None
-                refuse_unreadable(row)  # nobody will ever take it up
-                if row.status in ENDED or not (checked or run in app.wanted):
-                    # Nobody here saw how it came to be so. (What is about to be driven here is verified then.)
-                    await app.read(check_ends, app.store, row)
-                    checked = True
-                if row.status in ENDED:
-                    return row.status, row.outcome
-                app.pump.start()
-                if not nudged:  # once: after a nudge whoever waits looks again, and so would nudge for ever
-                    nudged = True
-                    app.pump.nudge()
-            news = self._news_of(run)
-            try:
+            with self.watching(run) as news:
+                if run not in app.drivers:
+                    row = await app.read(app.store.run, run)
+                    if row is None:
+                        place = app.store.url
+                        raise UnknownRun(f"There is no run {run!r} in {place}. `everstep ls` lists the runs there.")
+                    if row.status == "held":
+                        return row.status, None
+                    refuse_unreadable(row)  # nobody will ever take it up
+                    if row.status in ENDED or not (checked or run in app.wanted):
+                        # Nobody here saw how it came to be so. (What is about to be driven here is verified then.)
+                        await app.read(check_ends, app.store, row)
+                        checked = True
+                    if row.status in ENDED:
+                        return row.status, row.outcome
+                    app.pump.start()
+                    if not nudged:  # once: after a nudge whoever waits looks again, and so would nudge for ever
+                        nudged = True
+                        app.pump.nudge()
                 ended = await news
-            finally:
-                self._forget(run, news)
             if ended is not None:
                 return ended
 
-    async def watch(self, run: str) -> End | None:
-        """Wait for news of a run: its end, or None when somebody should look again."""
+    @contextmanager
+    def watching(self, run: str) -> Iterator["asyncio.Future[End | None]"]:
+        """Give a future of the next news of a run: its end, or None when the caller should look at its row again.
+
+        It is there before the caller looks: what happens between a look and the wait is news as well.
+        """
         news = self._news_of(run)
         try:
-            return await news
+            yield news
         finally:
             self._forget(run, news)
 

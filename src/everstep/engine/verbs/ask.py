@@ -75,36 +75,37 @@ async def _answer(app: Host, post: Post, number: int, *, asked_before: bool) -> 
     generation, nudged, thorough = 0, False, asked_before
     while True:
         app.refuse_when_failed()
-        row = await app.read(app.store.run, post.run)  # before the answer: one that is there when it ends is found
-        if row is None:
-            raise _unknown(app, post.run)
-        answered = await app.read(find_answer, app, row, post.id, number, thorough or row.status in ENDED)
-        thorough = False
-        if answered is not None:
-            return answered
-        if row.status in ENDED:
-            raise _ended(post, row.status, "it ended without having answered it") from await app.read(
-                _failure, app, row
-            )
-        is_new = not generation and not asked_before  # it is in the inbox of just this generation
-        if (
-            row.generation != generation
-            and not is_new
-            and not await app.read(_can_be_answered, app, row, post.id, number)
-        ):
-            raise _ended(post, row.status, "it was asked before the run was restarted")
-        generation = row.generation
-        if row.status == "held":
-            raise held_error(
-                row.id,
-                await app.read(app.store.holds, run=row.id),
-                f" It keeps the request {post.name!r}: ask again with id={post.id!r}.",
-            )
-        if not nudged:
-            nudged = True
-            app.pump.start()
-            app.pump.nudge()
-        await app.watchers.watch(post.run)
+        with app.watchers.watching(post.run) as news:
+            row = await app.read(app.store.run, post.run)  # before the answer: one that is there when it ends is found
+            if row is None:
+                raise _unknown(app, post.run)
+            answered = await app.read(find_answer, app, row, post.id, number, thorough or row.status in ENDED)
+            thorough = False
+            if answered is not None:
+                return answered
+            if row.status in ENDED:
+                raise _ended(post, row.status, "it ended without having answered it") from await app.read(
+                    _failure, app, row
+                )
+            is_new = not generation and not asked_before  # it is in the inbox of just this generation
+            if (
+                row.generation != generation
+                and not is_new
+                and not await app.read(_can_be_answered, app, row, post.id, number)
+            ):
+                raise _ended(post, row.status, "it was asked before the run was restarted")
+            generation = row.generation
+            if row.status == "held":
+                raise held_error(
+                    row.id,
+                    await app.read(app.store.holds, run=row.id),
+                    f" It keeps the request {post.name!r}: ask again with id={post.id!r}.",
+                )
+            if not nudged:
+                nudged = True
+                app.pump.start()
+                app.pump.nudge()
+            await news
 
 
 def find_answer(app: Host, row: RunRow, id: str, number: int, thorough: bool) -> ev.RequestAnswered | None:

@@ -55,27 +55,26 @@ async def read_stream(app: Host, run: str, name: str, after: int) -> AsyncIterat
     nudged = False
     while True:
         app.refuse_when_failed()
-        row = await app.read(_row, app, run)  # before the entries: what is there when it ends is read
-        try:
-            page = await app.read(reader.page)
-        except Damaged:
-            await app.read(_row, app, run)  # it may be that it is being deleted
-            raise
+        with app.watchers.watching(run) as news:
+            row = await app.read(_row, app, run)  # before the entries: what is there when it ends is read
+            try:
+                page = await app.read(reader.page)
+            except Damaged:
+                await app.read(_row, app, run)  # it may be that it is being deleted
+                raise
+            if not page and row.generation > reader.generation:  # this history has ended, and all of it is read
+                reader = await app.read(_next_reader, app.store, row, name, reader)
+            elif not page and row.status in ENDED:
+                await app.read(_row, app, run)  # what is being deleted has no end that could be trusted
+                return
+            elif not page:
+                if not nudged:
+                    nudged = True
+                    app.pump.start()
+                    app.pump.nudge()
+                await news
         for entry in page:
             yield _entry(app, entry)
-        if page:
-            continue
-        if row.generation > reader.generation:  # this history has ended, and all of it is read
-            reader = await app.read(_next_reader, app.store, row, name, reader)
-            continue
-        if row.status in ENDED:
-            await app.read(_row, app, run)  # what is being deleted has no end that could be trusted
-            return
-        if not nudged:
-            nudged = True
-            app.pump.start()
-            app.pump.nudge()
-        await app.watchers.watch(run)
 
 
 def entries_now(app: Host, run: str, name: str, after: int = 0) -> Iterator[Entry]:
