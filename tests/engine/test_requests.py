@@ -661,7 +661,7 @@ async def test_another_process_asks_and_both_may_be_killed(machine: Machine) -> 
 @workflow
 async def echo() -> None:
     async for request in everstep.requests("say", str, answer=str):
-        await everstep.stream("said").append(request.value)
+        everstep.stream("said").append(request.value)
         request.answer(request.value)
 
 
