@@ -488,8 +488,8 @@ def compare(data: st.DataObject, names: Sequence[str]) -> None:
             for _ in range(data.draw(st.integers(1, 7), "batches")):
                 if data.draw(st.booleans()):
                     drawn_change_of_workers(data.draw, harnesses, living)
-                batch, meanwhile = drawn_batch(data.draw, reference), data.draw(st.booleans())
-                verdicts = [harness.store.commit(batch, meanwhile=meanwhile) for harness in harnesses]
+                batch = drawn_batch(data.draw, reference)
+                verdicts = [harness.store.commit(batch) for harness in harnesses]
                 same([comparable(said, harness.store) for said, harness in zip(verdicts, harnesses, strict=True)])
                 same([everything(harness.store) for harness in harnesses])
         finally:

@@ -222,9 +222,7 @@ class PostgresStore(SqlStore):
         except Outage as outage:
             raise translated(outage, self.url) from outage
 
-    def commit(
-        self, operations: Sequence[Operation], *, patient: bool = True, meanwhile: bool = False
-    ) -> list[Verdict]:
+    def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations durably, each accepted or refused by itself. An outage of the server is waited out."""
         return self._writer.commit(operations, patient=patient)
 

@@ -45,14 +45,14 @@ class Writer:
         self._data_version = self._read_data_version()
 
     # -- batches ----------------------------------------------------------------------------------------------------
-    def commit(self, operations: Sequence[Operation], *, patient: bool, meanwhile: bool = False) -> list[Verdict]:
+    def commit(self, operations: Sequence[Operation], *, patient: bool) -> list[Verdict]:
         """Do a batch. See `Store.commit`."""
         if not operations:
             return []
         if not self._lock.acquire(blocking=patient):
             raise Busy
         try:
-            done, verdicts = self._attempt(operations, patient, meanwhile)
+            done, verdicts = self._attempt(operations, patient)
             if not done:
                 verdicts = self._commit_singly(operations)
             self.refuse_if_moved()
@@ -83,12 +83,8 @@ class Writer:
                 verdicts.append(Failed(error))
         return verdicts
 
-    def _attempt(
-        self, operations: Sequence[Operation], patient: bool, meanwhile: bool = False
-    ) -> tuple[bool, list[Verdict]]:
+    def _attempt(self, operations: Sequence[Operation], patient: bool) -> tuple[bool, list[Verdict]]:
         """Try a batch once. Returns whether it was done and the verdicts, which are failures if it was not.
-
-        A single statement is best for one operation, and for many if other threads have work; else it is no quicker.
 
         Raises what stops the whole store, or this batch: no room, read-only, locked, failed.
         """
@@ -96,7 +92,7 @@ class Writer:
         verdicts: list[Verdict] | None
         try:
             verdicts = [ACCEPTED] * len(operations)
-            if not ((meanwhile or len(operations) == 1) and self._write_at_once(operations, patient)):
+            if not (len(operations) == 1 and self._write_at_once(operations, patient)):
                 verdicts = None
                 self._begin(patient)
                 verdicts = self._write(operations, patient)

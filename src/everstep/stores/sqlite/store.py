@@ -95,11 +95,9 @@ class SqliteStore(SqlStore):
         flags = apsw.SQLITE_OPEN_READWRITE
         return connect(self.path, durability=self._durability, patience=patience, flags=flags, vfs=self._vfs)
 
-    def commit(
-        self, operations: Sequence[Operation], *, patient: bool = True, meanwhile: bool = False
-    ) -> list[Verdict]:
+    def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations in one durable transaction, each accepted or refused by itself."""
-        return self._writer.commit(operations, patient=patient, meanwhile=meanwhile)
+        return self._writer.commit(operations, patient=patient)
 
     def write_in(self, connection: Any, operations: Sequence[Operation]) -> list[Verdict]:
         """Do operations in the open transaction of a caller's own connection to this file."""
