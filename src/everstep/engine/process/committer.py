@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, Final, Protocol, final
 
 from everstep.errors import Misuse, StoreBusy, StoreError
@@ -76,7 +77,9 @@ class _Request:
             self.future.set_exception(error)
 
 
-_Entry = _Request | tuple[Source, Append]
+_Entry = tuple[Source | _Request, Any]
+"""A run with its unit, or a request with its operation."""
+_operation_of: Final[Callable[[_Entry], Operation]] = itemgetter(1)
 
 
 class Committer:
@@ -99,7 +102,7 @@ class Committer:
         self._works = works
         self._is_in_trouble = self._is_threadless = False
         self._queue: deque[Source | _Request] = deque()
-        self._stalled: list[tuple[Source, Append]] = []
+        self._stalled: list[_Entry] = []
         self._waited_for = False
         self._flush_soon = False
         self._flush_later: asyncio.TimerHandle | None = None
@@ -152,7 +155,7 @@ class Committer:
         self._flush_soon = False
         if self._busy or self._closed:
             return
-        batch = self._take_batch()
+        batch = self._take_batch() if self._queue or self._stalled else []
         if not batch:
             self._now_idle()
             return
@@ -168,10 +171,10 @@ class Committer:
         batch: list[_Entry] = list(self._stalled)
         self._stalled.clear()
         entries, self._queue = self._queue, deque()
-        stalled = [entry[0] for entry in batch if type(entry) is tuple]
+        stalled = [entry[0] for entry in batch] if batch else ()
         for entry in entries:
             if type(entry) is _Request:
-                batch.append(entry)
+                batch.append((entry, entry.operation))
                 continue
             entry.is_queued = False
             if entry in stalled:
@@ -192,7 +195,7 @@ class Committer:
     def _commit_here(self, batch: list[_Entry]) -> None:
         began = time.perf_counter()
         try:
-            verdicts = self.store.commit(_operations(batch), patient=False)
+            verdicts = self.store.commit(list(map(_operation_of, batch)), patient=False)
         except Busy:
             self._commit_elsewhere(batch)
             return
@@ -222,7 +225,7 @@ class Committer:
     def _commit_without_thread(self, batch: list[_Entry]) -> None:
         """The machine has no thread for it: commit right here. If another process is writing, try again soon."""
         try:
-            verdicts = self.store.commit(_operations(batch), patient=False)
+            verdicts = self.store.commit(list(map(_operation_of, batch)), patient=False)
         except Busy:
             self._loop.call_later(THREAD_SECONDS, self._commit_elsewhere, batch)
         except BaseException as error:
@@ -238,7 +241,7 @@ class Committer:
         while (batch := self._batches.get()) is not None:
             began = time.perf_counter()
             try:
-                verdicts = self.store.commit(_operations(batch))
+                verdicts = self.store.commit(list(map(_operation_of, batch)))
             except BaseException as error:  # noqa: BLE001  # every failure goes to whoever waits for the commit
                 self._tell(self._fail, batch, error)
             else:
@@ -271,17 +274,17 @@ class Committer:
         self._is_settling = True
         paused: Exception | None = None
         stop: BaseException | None = None
-        for entry, verdict in zip(batch, verdicts, strict=True):
+        for (target, operation), verdict in zip(batch, verdicts, strict=True):
             try:
-                if type(entry) is _Request:
-                    entry.settle(verdict)
+                if type(target) is _Request:
+                    target.settle(verdict)
                 elif type(verdict) is Failed and _pauses(verdict.error):
-                    self._stalled.append(entry)
+                    self._stalled.append((target, operation))
                     paused = verdict.error
                 else:
-                    entry[0].settle(entry[1], verdict)
+                    target.settle(operation, verdict)
             except BaseException as error:  # noqa: BLE001  # it reaches this run alone: the others are settled
-                stop = self._let_stumble(entry[0] if type(entry) is tuple else None, error) or stop
+                stop = self._let_stumble(target, error) or stop
         self._is_settling = False
         if self._stalled:
             self._wait_for_room(paused or StoreBusy("The store cannot be written."))
@@ -289,13 +292,15 @@ class Committer:
         if stop is not None:
             raise stop
 
-    def _let_stumble(self, source: Source | None, error: BaseException, *, is_own: bool = True) -> BaseException | None:
+    def _let_stumble(
+        self, target: Source | _Request, error: BaseException, *, is_own: bool = True
+    ) -> BaseException | None:
         """Tell a run that its callback raised. Returns the error if it is to stop this process."""
         try:
-            if source is not None:
-                source.stumble(error, is_own=is_own)
-            else:
+            if type(target) is _Request:
                 log.error("An operation could not be told its verdict", exc_info=error)
+            else:
+                target.stumble(error, is_own=is_own)
         except Exception:
             log.exception("A run could not be told that it failed (%s)", type(error).__name__)
         return None if isinstance(error, Exception) else error
@@ -306,7 +311,8 @@ class Committer:
 
     def _go_on(self) -> None:
         if not self._queue:
-            self._now_idle()
+            if self._idle is not None:
+                self._now_idle()
         elif self._waited_for:
             self._soon()
         elif self._flush_later is None and not self._busy:
@@ -321,18 +327,18 @@ class Committer:
         pauses, is_known = _pauses(error), isinstance(error, StoreError | Misuse)
         if not pauses:
             self._note_failure(error)
-        for entry in batch:
+        for target, unit in batch:
             try:
-                if isinstance(entry, _Request):
-                    entry.fail(error)
+                if type(target) is _Request:
+                    target.fail(error)
                 elif pauses:
-                    self._stalled.append(entry)
+                    self._stalled.append((target, unit))
                 elif is_known:
-                    entry[0].fail(error)
+                    target.fail(error)
                 else:
-                    self._let_stumble(entry[0], error, is_own=False)
+                    self._let_stumble(target, error, is_own=False)
             except BaseException as raised:  # noqa: BLE001  # it reaches this run alone
-                self._let_stumble(entry[0] if type(entry) is tuple else None, raised)
+                self._let_stumble(target, raised)
         if self._stalled:
             self._wait_for_room(error)
             self._now_idle()
@@ -383,7 +389,3 @@ class Committer:
 def _pauses(error: BaseException) -> bool:
     """Tell whether a commit has certainly written nothing, and may be made again when that is mended."""
     return isinstance(error, StoreError) and error.pauses
-
-
-def _operations(batch: list[_Entry]) -> list[Operation]:
-    return [entry.operation if type(entry) is _Request else entry[1] for entry in batch]
