@@ -69,7 +69,7 @@ class Threads:
         ground = self.ground
         epoch, why = ground.epoch_of(thread), "fenced"
         while why == "fenced":
-            change = ChangeThread(thread, at or ground.now(), ground.worker, epoch, **changes)
+            change = ChangeThread(thread, at or ground.now(), ground.app.worker, epoch, **changes)
             verdict = ground.commit(change, linger_seconds)
             why = getattr(verdict, "why", "")
             if why == "fenced":
