@@ -15,9 +15,12 @@ FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else Path()
 
 
 def note(name: str, text: str) -> None:
-    """Append a line that is there as soon as it is written, whatever becomes of this process."""
+    """Append a line that is there as soon as it is written, whatever becomes of this process.
+
+    A kill may cut a line off where a page of the file ends. Then the next one begins on a line of its own.
+    """
     file = os.open(FOLDER / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(file, f"{text}\n".encode())
+    os.write(file, f"\n{text} .\n".encode())
     os.close(file)
 
 

@@ -22,8 +22,9 @@ Act = tuple[str, int]
 
 
 def lines(file: Path) -> list[str]:
-    """Return the whole lines of a file: the last one may be cut off."""
-    return file.read_text().split("\n")[:-1] if file.exists() else []
+    """Return the whole lines of a file: those that a kill did not cut off."""
+    found = file.read_text().split("\n") if file.exists() else []
+    return [line.removesuffix(" .") for line in found if line.endswith(" .")]
 
 
 class Trial:

@@ -56,6 +56,8 @@ class Batch:
     come together, are the exception: starts are done before appends anyway.
     """
 
+    __slots__ = ("_places", "appends", "ends", "followed", "has_keys", "others", "starts")
+
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.appends: list[Append] = []
         self.starts: list[StartRun] = []

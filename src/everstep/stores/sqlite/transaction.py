@@ -27,6 +27,7 @@ from everstep.stores.sqlite.queries import ROWS_MAX, Texts, for_rows
 
 HEAD_WIDTH: Final = 10
 CHANGE_WIDTH: Final = 16
+EVENT_WIDTH: Final = 8
 WITH_KEYS: Final = 2
 """What `entangled` says of a run whose steps have keys."""
 
@@ -59,7 +60,11 @@ class SqliteStatements:
 
     def write_flat(self, name: str, width: int, values: Sequence[Any]) -> int:
         """Do a statement for rows of parameters that stand one behind the other. Returns how many rows it changed."""
-        changed, done, rows = 0, 0, len(values) // width
+        rows = len(values) // width
+        if rows in (1, 2):
+            self.cursor.execute(for_rows(name, rows), values)
+            return self.connection.changes()
+        changed = done = 0
         while done < rows:
             # Of 1, 2, 4, 8, 16 or 32 rows: so there are few texts, all of them prepared once and kept by APSW.
             count = min(ROWS_MAX, 1 << ((rows - done).bit_length() - 1))
@@ -143,16 +148,15 @@ class Transaction(Operations):
                 events += whose + event
             if not append.plain and has_more(append):
                 more.append(append)
-        moved, statements = 0, self._statements
-        if len(heads) == HEAD_WIDTH:
-            moved = statements.run("move_head", *heads)
-        elif heads:
-            moved = statements.write_flat("move_heads", HEAD_WIDTH, heads)
+        moved, write = 0, self._statements.write_flat
+        if heads:
+            moved = write("move_head" if len(heads) == HEAD_WIDTH else "move_heads", HEAD_WIDTH, heads)
         if changes:
-            moved += statements.write_flat("change_rows", CHANGE_WIDTH, changes)
+            moved += write("change_row" if len(changes) == CHANGE_WIDTH else "change_rows", CHANGE_WIDTH, changes)
         if moved != len(appends):
             return False
-        statements.write_flat("append_events", 8, events)
+        if events:
+            write("append_events", EVENT_WIDTH, events)
         if more:
             self._keep_more(more)
         return True
