@@ -1,4 +1,4 @@
-"""A program with many runs at a time, whose commits are made in halves: python -m tests.crash.many FOLDER"""
+"""A program with many runs at a time, which share their commits: python -m tests.crash.many FOLDER"""
 
 import asyncio
 import os
@@ -8,16 +8,19 @@ from typing import Any
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.process.committer import Committer, Halves
+from everstep.engine.process.committer import Committer
 
 RUNS, STEPS = 96, 6
 FOLDER = Path(sys.argv[1]) if __name__ == "__main__" else Path()
 
 
 def note(name: str, text: str) -> None:
-    """Append a line that is there as soon as it is written, whatever becomes of this process."""
+    """Append a line that is there as soon as it is written, whatever becomes of this process.
+
+    A kill may cut a line off where a page of the file ends. Then the next one begins on a line of its own.
+    """
     file = os.open(FOLDER / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(file, f"{text}\n".encode())
+    os.write(file, f"\n{text} .\n".encode())
     os.close(file)
 
 
@@ -36,13 +39,12 @@ async def acting(run: str) -> int:
 
 
 async def main() -> None:
-    Halves.are_wanted = lambda self: True  # type: ignore[method-assign]
     commit = Committer._commit_elsewhere
 
-    def noted(committer: Committer, batch: Any, *, meanwhile: bool = False) -> None:
-        if meanwhile:
-            note("halves", str(os.getpid()))
-        commit(committer, batch, meanwhile=meanwhile)
+    def noted(committer: Committer, batch: Any) -> None:
+        if len(batch) > 1:
+            note("shared", str(os.getpid()))
+        commit(committer, batch)
 
     Committer._commit_elsewhere = noted  # type: ignore[method-assign]
     async with everstep.open(f"sqlite:///{FOLDER}/everstep.db") as app:

@@ -158,7 +158,7 @@ async def test_a_process_s_own_time_goes_on_when_the_machine_s_is_set_back(machi
     began = machine.clock.now()
     machine.clock.advance(1000)
     app.pump.nudge()
-    await machine.until(lambda: machine.store._reader.latest() >= began + 1000 * 1_000_000)
+    await machine.until(lambda: machine.store._read_latest() >= began + 1000 * 1_000_000)
     await machine.kill(app)
     machine.clock = FakeClock(began - YEAR)
     other = machine.open_store()

@@ -288,7 +288,7 @@ async def test_an_unknown_commit_of_a_claim_or_of_its_end_is_read_back(
     end: Callable[[], None] = writer._end
     await app.become_worker()
     calls, is_batch = 0, False
-    write: Callable[..., Any] = writer._write
+    write: Callable[..., Any] = writer._attempt
 
     def note_batch(*args: Any) -> Any:
         nonlocal is_batch
@@ -305,8 +305,7 @@ async def test_an_unknown_commit_of_a_claim_or_of_its_end_is_read_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(writer, "_end", fail)
-        patch.setattr(writer, "_write", note_batch)
-        patch.setattr(writer._transaction, "at_once", lambda operations: False)
+        patch.setattr(writer, "_attempt", note_batch)
         assert await app.run(racing_charge, 7, id="a") == "paid 5 by a"
         assert await app.run(racing_charge, 7, id="b") == "paid 5 by a"
     assert calls > 4

@@ -1,7 +1,6 @@
-"""The committer by itself: halves that take turns, units in flight, and what becomes of them when a commit fails."""
+"""The committer by itself: units in flight, and what becomes of them when a commit fails."""
 
 import asyncio
-import itertools
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -10,11 +9,12 @@ from typing import Any
 import pytest
 
 from everstep.engine.process import committer as module
-from everstep.engine.process.committer import HALF_MIN, PERIOD, TRIED, Committer, Halves
+from everstep.engine.process.committer import Committer
 from everstep.errors import StoreError, StoreFull
 from everstep.stores.protocol import Accepted, Append, Failed, Operation, Refused, RowChange, Verdict
 
 WAIT_SECONDS_MAX = 10.0
+RUNS = 16
 
 
 class SlowStore:
@@ -64,13 +64,13 @@ class Run:
 
 
 class Bench:
-    """A committer on a running loop, and as many runs as both halves have."""
+    """A committer on a running loop, and two groups of runs."""
 
     def __init__(self) -> None:
         self.store = SlowStore()
         self.committer = Committer(self.store, asyncio.get_running_loop())  # type: ignore[arg-type]
-        self.first = [Run(f"a{number}") for number in range(HALF_MIN)]
-        self.second = [Run(f"b{number}") for number in range(HALF_MIN)]
+        self.first = [Run(f"a{number}") for number in range(RUNS)]
+        self.second = [Run(f"b{number}") for number in range(RUNS)]
 
     async def until(self, is_so: Callable[[], Any]) -> None:
         until = time.monotonic() + WAIT_SECONDS_MAX
@@ -82,13 +82,17 @@ class Bench:
         for run in runs:
             self.committer.ready(run, waited_for=True)
 
-    async def learn(self, *, are_wanted: bool = True) -> None:
-        """Let everybody have a first commit, and decide about halves from then on."""
-        self.committer.halves.are_wanted = lambda: are_wanted  # type: ignore[method-assign]
+    async def learn(self) -> None:
+        """Let each run have a first commit."""
         self.ready([*self.first, *self.second])
         await self.until(lambda: self.second[-1].heard)
         self.store.batches.clear()
         self.store.gates.clear()
+
+    async def begin(self, runs: Sequence[Run]) -> None:
+        """Let the commit of these runs be under way."""
+        self.ready(runs)
+        await self.until(lambda: self.store.gates)
 
     def names(self, batch: int) -> list[str]:
         return [one.run for one in self.store.batches[batch]]  # type: ignore[union-attr]
@@ -113,68 +117,27 @@ def bench(function: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[[]
 
 
 @bench
-async def test_the_commit_of_one_half_is_begun_while_the_other_half_is_at_work(bench: Bench) -> None:
-    await bench.learn()
-    bench.store.is_open = False
-    bench.ready(bench.first)
-    bench.committer.half_is_ready()
-    await bench.until(lambda: bench.store.batches)
-    assert bench.names(0) == [run.name for run in bench.first]
-    bench.ready(bench.second)  # their code ran meanwhile
-    bench.store.gates[0].set()
-    await bench.until(lambda: len(bench.store.batches) == 2)
-    assert bench.names(1) == [run.name for run in bench.second]
-    await bench.until(lambda: len(bench.first[-1].heard) == 2)
-    assert len(bench.second[-1].heard) == 1, "the first half goes on before the second one is durable"
-    bench.store.gates[1].set()
-    await bench.until(lambda: len(bench.second[-1].heard) == 2)
-
-
-@bench
 async def test_a_run_with_a_unit_in_flight_is_not_asked_for_the_next_before_its_verdict(bench: Bench) -> None:
     await bench.learn()
     bench.store.is_open = False
     bench.store.refuses = {"a3"}
-    bench.ready(bench.first)
-    bench.committer.half_is_ready()
+    await bench.begin(bench.first)
     bench.ready([*bench.first, *bench.second])
     bench.store.gates[0].set()
     await bench.until(lambda: len(bench.store.batches) == 2)
-    assert bench.names(1) == [run.name for run in bench.second], "those of the first half wait"
+    assert bench.names(1) == [run.name for run in [*bench.first, *bench.second]], "nothing was begun before the verdict"
     assert bench.first[3].heard[-1] == Refused("head")
     bench.store.is_open = True
     bench.store.gates[1].set()
     await bench.until(lambda: all(len(run.heard) == 3 for run in bench.first))
-    assert sorted(bench.names(2)) == sorted(run.name for run in bench.first)
 
 
 @bench
-async def test_if_halves_are_not_worth_it_there_is_one_commit_of_everything(bench: Bench) -> None:
-    await bench.learn(are_wanted=False)
-    bench.ready(bench.first)
-    bench.committer.half_is_ready()
-    assert bench.store.batches == []
-    bench.ready(bench.second)
-    await bench.until(lambda: len(bench.second[-1].heard) == 2)
-    assert len(bench.store.batches) == 1
-
-
-@bench
-async def test_few_runs_get_one_commit(bench: Bench) -> None:
-    await bench.learn()
-    bench.ready(bench.first[1:])
-    bench.committer.half_is_ready()
-    assert bench.store.batches == []
-    await bench.until(lambda: len(bench.first[-1].heard) == 2)
-
-
-@bench
-async def test_when_the_commit_of_one_half_fails_both_halves_are_told(bench: Bench) -> None:
+async def test_when_a_commit_fails_those_are_told_that_became_ready_meanwhile_as_well(bench: Bench) -> None:
     await bench.learn()
     bench.store.is_open = False
     bench.store.error = StoreError("the disk is gone")
-    bench.ready(bench.first)
-    bench.committer.half_is_ready()
+    await bench.begin(bench.first)
     bench.ready(bench.second)
     bench.store.is_open = True
     bench.store.gates[0].set()
@@ -183,12 +146,11 @@ async def test_when_the_commit_of_one_half_fails_both_halves_are_told(bench: Ben
 
 
 @bench
-async def test_a_half_that_finds_the_disk_full_is_written_when_there_is_room(bench: Bench) -> None:
+async def test_a_batch_that_finds_the_disk_full_is_written_when_there_is_room(bench: Bench) -> None:
     await bench.learn()
     bench.store.is_open = False
     bench.store.error = StoreFull("no room")
-    bench.ready(bench.first)
-    bench.committer.half_is_ready()
+    await bench.begin(bench.first)
     bench.ready(bench.second)
     bench.store.gates[0].set()
     await bench.until(lambda: bench.committer.full)
@@ -198,7 +160,7 @@ async def test_a_half_that_finds_the_disk_full_is_written_when_there_is_room(ben
 
 
 @bench
-async def test_a_full_disk_for_one_of_a_half_lets_the_others_go_on(bench: Bench) -> None:
+async def test_a_full_disk_for_one_of_a_batch_lets_the_others_go_on(bench: Bench) -> None:
     await bench.learn()
     failed = StoreFull("no room for this one")
     commit = bench.store.commit
@@ -211,8 +173,7 @@ async def test_a_full_disk_for_one_of_a_half_lets_the_others_go_on(bench: Bench)
         ]
 
     bench.store.commit = all_but_one  # type: ignore[method-assign]
-    bench.ready(bench.first)
-    bench.committer.half_is_ready()
+    await bench.begin(bench.first)
     bench.ready(bench.second)
     await bench.until(lambda: all(len(run.heard) == 2 for run in [*bench.first, *bench.second]))
     assert bench.first[5].units == 2, "it was not asked again"
@@ -253,11 +214,10 @@ async def test_a_run_that_is_ready_while_requests_find_the_disk_full_is_not_forg
 
 
 @bench
-async def test_a_request_goes_with_the_next_half(bench: Bench) -> None:
+async def test_a_request_goes_with_the_next_batch(bench: Bench) -> None:
     await bench.learn()
     bench.store.is_open = False
-    bench.ready(bench.first)
-    bench.committer.half_is_ready()
+    await bench.begin(bench.first)
     asked = bench.committer.submit(Append("c", 1, 1, 1, b"", [], RowChange("running", 0)))
     bench.ready(bench.second)
     bench.store.is_open = True
@@ -266,15 +226,15 @@ async def test_a_request_goes_with_the_next_half(bench: Bench) -> None:
     assert bench.names(1)[0] == "c"
 
 
-@pytest.mark.parametrize("half", [False, True])
-def test_closing_waits_for_what_is_in_flight(half: bool) -> None:
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_closing_waits_for_what_is_in_flight(is_begun: bool) -> None:
     async def main() -> None:
         bench = Bench()
         await bench.learn()
         bench.store.is_open = False
         bench.ready(bench.first)
-        if half:
-            bench.committer.half_is_ready()
+        if is_begun:
+            await bench.until(lambda: bench.store.gates)
         closing = asyncio.ensure_future(bench.committer.close())
         await bench.until(lambda: bench.store.gates)
         assert not closing.done()
@@ -283,43 +243,3 @@ def test_closing_waits_for_what_is_in_flight(half: bool) -> None:
         assert all(len(run.heard) == 2 for run in bench.first)
 
     asyncio.run(main())
-
-
-# -- when halves are worth it ------------------------------------------------------------------------------------------
-DAYS = itertools.count(1000.0, 86_400.0)
-
-
-def lived(at_once: float, in_halves: float, commits: int, halves: Halves | None = None) -> tuple[Halves, list[bool]]:
-    """Let commits take so long for a run, by the way in which they are made. Returns which way that was."""
-    at = next(DAYS)
-    halves, ways = halves or Halves(cores=2), []
-    for number in range(commits):
-        ways.append(halves.are_wanted())
-        runs = 50 if ways[-1] else 100
-        at += runs * (in_halves if ways[-1] else at_once) * (1 if number % 3 else 3)  # ends and starts take longer
-        at += 60.0 if number % 31 == 30 else 0.0  # nobody had anything to do for a minute
-        halves.note(runs, at, is_half=ways[-1])
-    return halves, ways
-
-
-def test_the_quicker_way_is_found_and_both_are_tried_now_and_then() -> None:
-    for at_once, in_halves in ((0.00005, 0.00004), (0.00004, 0.00005)):
-        halves, ways = lived(at_once, in_halves, PERIOD - 3 * TRIED)
-        assert all(ways), "a guess, until both are tried"
-        _, ways = lived(at_once, in_halves, 3 * PERIOD, halves)
-        assert ways.count(in_halves < at_once) == 3 * (PERIOD - (TRIED if in_halves < at_once else 2 * TRIED))
-
-
-def test_what_becomes_slower_is_given_up_in_the_next_period() -> None:
-    halves, _ = lived(0.00005, 0.00004, PERIOD - 3 * TRIED)
-    halves, ways = lived(0.00005, 0.00004, PERIOD, halves)
-    assert ways.count(True) == PERIOD - TRIED
-    _, ways = lived(0.00005, 0.00006, PERIOD, halves)
-    assert ways[3 * TRIED :] == [False] * (PERIOD - 3 * TRIED)
-
-
-def test_on_a_single_core_halves_are_not_made_before_they_have_proved_quicker() -> None:
-    halves, ways = lived(0.00005, 0.00004, PERIOD - 3 * TRIED, Halves(cores=1))
-    assert not any(ways)
-    _, ways = lived(0.00005, 0.00004, PERIOD, halves)
-    assert all(ways[3 * TRIED :])

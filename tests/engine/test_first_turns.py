@@ -298,7 +298,7 @@ def test_bodies_that_lead_to_bodies_leave_the_loop_to_others() -> None:
 
     async def main() -> int:
         loop = asyncio.get_running_loop()
-        turns = FirstTurns(loop, lambda: None)
+        turns = FirstTurns(loop)
         ends, ticks = loop.time() + DEADLINE_SECONDS, 0
 
         class Endless:

@@ -98,7 +98,7 @@ def test_runs_of_a_blocking_app_go_on_while_one_of_its_calls_waits(tmp_path: Pat
 def test_whatever_the_engine_asks_on_a_loop_it_asks_briefly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads are quick in a file, so this is seen only by looking at each."""
     patient: list[str] = []
-    ask = Reader._all
+    ask = Reader.all
 
     def watched(reader: Reader, name: str, *parameters: object) -> Any:
         with suppress(RuntimeError):
@@ -118,7 +118,7 @@ def test_whatever_the_engine_asks_on_a_loop_it_asks_briefly(tmp_path: Path, monk
             await app.signal("shown", "go", 1)
             assert await app.get("shown").result() == 1
 
-    monkeypatch.setattr(Reader, "_all", watched)
+    monkeypatch.setattr(Reader, "all", watched)
     asyncio.run(main())
     assert patient == []
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from everstep.engine.process.committer import HALF_MIN, Committer
+from everstep.engine.process.committer import Committer
 from everstep.engine.run.eager_start import FirstTurns
 from everstep.engine.run.threads import Threads
 from everstep.errors import StoreError
@@ -89,7 +89,7 @@ async def commit_all(store: Store, runs: Sequence[Run], is_done: Callable[[], An
 @pytest.mark.parametrize("error", [ValueError("broken"), MemoryError(), AttributeError("gone")], ids=repr)
 def test_what_one_run_raises_reaches_it_alone(where: str, error: Exception) -> None:
     async def main() -> None:
-        others = [Run(f"r{number}") for number in range(HALF_MIN)]
+        others = [Run(f"r{number}") for number in range(16)]
         broken = Run("broken", **{where: error})
         runs = [*others[:5], broken, *others[5:]]
         await commit_all(Store(), runs, lambda: all(run.heard for run in runs))
@@ -246,7 +246,7 @@ def test_a_first_turn_that_cannot_be_taken_is_told_to_its_run(where: str) -> Non
     async def main() -> None:
         import contextvars
 
-        turns = FirstTurns(asyncio.get_running_loop(), lambda: None)
+        turns = FirstTurns(asyncio.get_running_loop())
         broken, others = Starter(where), [Starter(), Starter()]
         for starter in (others[0], broken, others[1]):
             turns.add(starter, None, "step", contextvars.copy_context())

@@ -143,7 +143,7 @@ def test_an_import_against_the_direction_is_found(path: str, code: str) -> None:
         ("cli/main.py", "import everstep\nfrom everstep.web.app import serve\nfrom everstep.testing import crash"),
         (
             "stores/sqlite/store.py",
-            "from everstep.stores.sql.reading import Reading\nfrom everstep.stores import brief",
+            "from everstep.stores.sql.store import SqlStore\nfrom everstep.stores import brief",
         ),
         ("stores/opening.py", "from everstep.stores.sqlite import SqliteStore"),
         ("effects/step.py", "from everstep.stores.rows.runs import RunRow"),

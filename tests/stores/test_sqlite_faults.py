@@ -3,7 +3,7 @@
 import resource
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from everstep.stores.protocol import (
 from everstep.stores.rows.keys import ForgetKeys, KeyChanges, KeyClaim, KeyEnd, KeyWait, SettleKey
 from everstep.stores.rows.notifications import NotificationRow, SettleNotification, TakeNotification
 from everstep.stores.rows.schedules import ChangeSchedule, ScheduleRow
-from everstep.stores.sql.batch import is_bare, is_move
 from everstep.stores.sqlite import SqliteStore, connections
 from tests.stores.kit import SqliteHarness, append_to, claimed, new_run
 from tests.waiting import open_raw
@@ -49,24 +48,9 @@ class Trouble(Exception):
 def at_ends_of_commits(
     sqlite: SqliteHarness, patch: pytest.MonkeyPatch, act: Callable[[Callable[[], None]], None]
 ) -> None:
-    """Do something else where a commit is made: in a transaction, or as a statement that is one by itself."""
-    writer = sqlite.sqlite._writer
-    end, at_once = writer._end, writer._transaction.at_once
-
-    def at_once_but(operations: Sequence[Operation]) -> bool:
-        done = False
-
-        def try_it() -> None:
-            nonlocal done
-            done = at_once(operations)
-
-        one = operations[0] if len(operations) == 1 else None
-        if (isinstance(one, Append) and is_move(one)) or (isinstance(one, StartRun) and is_bare(one.new)):
-            act(try_it)
-        return done
-
-    patch.setattr(writer, "_end", lambda: act(end))
-    patch.setattr(writer._transaction, "at_once", at_once_but)
+    """Do something else where a commit is made."""
+    end = sqlite.sqlite._writer._end
+    patch.setattr(sqlite.sqlite._writer, "_end", lambda: act(end))
 
 
 def break_commit(sqlite: SqliteHarness, patch: pytest.MonkeyPatch, *, after: bool, times: int = 1) -> None:
@@ -295,7 +279,7 @@ def test_a_disk_that_fills_up_between_single_attempts_is_told_of_those_only(
     def fill_up(end: Callable[[], None]) -> None:
         nonlocal ends
         ends += 1
-        if ends == 3:  # the first is that of the one that cannot be stored
+        if ends == 2:  # the one that cannot be stored does not come to its end
             raise apsw.FullError
         end()
 
@@ -494,7 +478,7 @@ def test_an_error_that_lasts_is_told_of_those_only_that_it_hits(
     def fail(end: Callable[[], None]) -> None:
         nonlocal ends
         ends += 1
-        if ends == 3:
+        if ends == 2:  # the one with that value does not come to its end
             raise error
         end()
 

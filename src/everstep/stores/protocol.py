@@ -294,13 +294,10 @@ class Store(Schedules, QueueStore, KeyStore, ApprovalStore, Protocol):
         ...
 
     # -- writing ---------------------------------------------------------------------------------------------------
-    def commit(
-        self, operations: Sequence[Operation], *, patient: bool = True, meanwhile: bool = False
-    ) -> list[Verdict]:
+    def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations in one durable transaction, in order, each accepted or refused by itself.
 
         What concerns other runs may go into a second transaction. Nobody hears of any before all are durable.
-        `meanwhile`: another thread of this process has work to do, so Python is best not needed until it is done.
         Raises `StoreFull` (nothing was done), `StoreFailed` (unknown; nothing may be assumed), `Busy` when not
         `patient` and it would have to wait, for another process or for a server that does not answer: then the caller
         comes again, patiently, with the same operations. Any other failure of the transaction is resolved inside: the

@@ -81,7 +81,7 @@ class BlockingApp:
 
     def refuse_elsewhere(self) -> None:
         """Refuse to wait here for a loop that runs in another process, or to write in that one's name."""
-        if self.is_elsewhere:
+        if self._process != os.getpid():
             raise Misuse(
                 f"The store was opened in process {self._process}, and this process ({os.getpid()}) is a fork of it: "
                 "connections, leases and threads do not come along. Open it in each process, after the fork (under a "

@@ -9,11 +9,15 @@ import asyncio
 import contextvars
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 from weakref import ref
+
+import msgspec
 
 from everstep.engine.app.app import App
 from everstep.engine.app.blocking import BlockingApp
@@ -39,25 +43,16 @@ THREADS_MAX: Final = 32
 """Calls of async code that use the store at the same time. More of them wait for their turn."""
 
 
-class Offer:
-    """An operation that somebody wants to be done, and what became of it."""
+class Offer(msgspec.Struct):
+    """An operation that a caller wants to be done, and its verdict."""
 
-    def __init__(self, operation: SavedOperation) -> None:
-        self.operation = operation
-        self.settled = threading.Event()
-        self._verdict: Verdict | None = None
+    operation: SavedOperation
+    verdict: Verdict | None = None
+    settled: threading.Event | None = None
+    """For a caller that lingers."""
 
-    def settle(self, verdict: Verdict) -> None:
-        """It was done, or refused, or has failed."""
-        self._verdict = verdict
-        self.settled.set()
 
-    def result(self) -> Verdict:
-        """Return the verdict, or raise why there is none."""
-        assert self._verdict is not None
-        if isinstance(self._verdict, Failed):
-            raise self._verdict.error
-        return self._verdict
+_operation_of: Final[Callable[[Offer], SavedOperation]] = attrgetter("operation")
 
 
 class Right:
@@ -93,10 +88,9 @@ class Ground:
     def __init__(self, blocking: "BlockingApp", *, owned: bool) -> None:
         self.blocking = blocking
         self._owned = owned
-        self._lock = threading.Lock()
         self._taking = [threading.Lock() for _ in range(64)]
         self._committing = threading.Lock()
-        self._offers: list[Offer] = []
+        self._offers: deque[Offer] = deque()
         self._rights: dict[str, Right] = {}
         """The threads that run here."""
         self._owed: dict[str, Right] = {}
@@ -156,31 +150,44 @@ class Ground:
     def commit(self, operation: SavedOperation, linger_seconds: float = 0.0) -> Verdict:
         """Do an operation; it is durable on return.
 
-        What several threads want to write at the same time goes into one transaction, by whoever of them comes first to
-        it. One that lingers lets another come first for a moment.
+        What several threads want to write at the same time goes into one transaction: the first of them that gets the
+        lock commits what all have offered. One that lingers lets another come first for a moment. (The committer would
+        do the same on the app's loop, but the hop there and back costs as much as a fast commit.)
         """
         self.blocking.refuse_elsewhere()
         offer = Offer(operation)
-        with self._lock:
+        if linger_seconds:
+            offer.settled = threading.Event()
             self._offers.append(offer)
-        if linger_seconds and offer.settled.wait(linger_seconds):
-            return offer.result()
-        with self._committing:
-            if not offer.settled.is_set():
-                self._commit_offers()
-        return offer.result()
+            offer.settled.wait(linger_seconds)
+        else:
+            self._offers.append(offer)
+        if offer.verdict is None:
+            with self._committing:
+                if offer.verdict is None:
+                    self._commit_offers()
+        verdict = offer.verdict
+        assert verdict is not None
+        if isinstance(verdict, Failed):
+            raise verdict.error
+        return verdict
 
     def _commit_offers(self) -> None:
-        with self._lock:
-            offers, self._offers = self._offers, []
+        offers: list[Offer] = []
+        verdicts: Sequence[Verdict] = ()
         try:
-            verdicts = self.store.commit([offer.operation for offer in offers])
+            while self._offers:
+                offers.append(self._offers.popleft())
+            verdicts = self.store.commit(list(map(_operation_of, offers)))
         except BaseException as error:
-            for offer in offers:
-                offer.settle(Failed(error if isinstance(error, Exception) else StoreError("The commit was cut off.")))
+            said = error if isinstance(error, Exception) else StoreError("The commit was cut off.")
+            verdicts = [Failed(said)] * len(offers)
             raise
-        for offer, verdict in zip(offers, verdicts, strict=True):
-            offer.settle(verdict)
+        finally:
+            for offer, verdict in zip(offers, verdicts, strict=True):
+                offer.verdict = verdict
+                if offer.settled is not None:
+                    offer.settled.set()
 
     async def soon(self, function: Callable[..., R], /, *args: Any) -> R:
         """Call a function that may use the store, on a thread: the loop of an application waits for no store.

@@ -3,18 +3,15 @@
 A hop to another thread costs as much as a fast fsync. So while only one run is ready and commits are quick, the
 commit is made right here on the application's loop; as soon as there are many or the disk is slow, on the committer's
 thread: the application's loop never waits long for a disk.
-
-Many runs at a time take turns in two halves, if that is quicker: while the commit of one half is made, the code of the
-other half runs.
 """
 
 import asyncio
-import os
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, Final, Protocol, final
 
 from everstep.errors import Misuse, StoreBusy, StoreError
@@ -28,8 +25,6 @@ QUICK_SECONDS: Final = 0.002
 """A commit that takes longer than this is not made on the application's loop."""
 LINGER_SECONDS: Final = 0.001
 """How long events that nobody waits for may gather before their commit begins."""
-HALF_MIN: Final = 16
-"""So many runs must be ready for a commit that is begun while the others are at work."""
 ROOM_SECONDS: Final = 0.5
 """How often a store that cannot be written is tried again."""
 THREAD_SECONDS: Final = 0.05
@@ -82,7 +77,9 @@ class _Request:
             self.future.set_exception(error)
 
 
-_Entry = _Request | tuple[Source, Append]
+_Entry = tuple[Source | _Request, Any]
+"""A run with its unit, or a request with its operation."""
+_operation_of: Final[Callable[[_Entry], Operation]] = itemgetter(1)
 
 
 class Committer:
@@ -105,7 +102,7 @@ class Committer:
         self._works = works
         self._is_in_trouble = self._is_threadless = False
         self._queue: deque[Source | _Request] = deque()
-        self._stalled: list[tuple[Source, Append]] = []
+        self._stalled: list[_Entry] = []
         self._waited_for = False
         self._flush_soon = False
         self._flush_later: asyncio.TimerHandle | None = None
@@ -113,13 +110,7 @@ class Committer:
         self._is_settling = False
         self._closed = False
         self._seconds = 0.0
-        self._made_halves: Halves | None = None
-        self._in_flight: Set[Source] = frozenset()
-        """Whose units are being written, or wait for their verdicts."""
-        self._batches: queue.SimpleQueue[tuple[list[_Entry], bool] | None] = queue.SimpleQueue()
-        self._begun = threading.Lock()
-        """Held, but for the moment in which the thread tells that it has begun what the loop waits for."""
-        self._begun.acquire()
+        self._batches: queue.SimpleQueue[list[_Entry] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._idle: asyncio.Future[None] | None = None
 
@@ -159,54 +150,31 @@ class Committer:
         if self._waited_for and not self._busy and not self._is_settling:
             self._flush()
 
-    @property
-    def halves(self) -> "Halves":
-        """What decides about halves: most programs never have so many runs at a time."""
-        if self._made_halves is None:
-            self._made_halves = Halves(cores_of_process())
-        return self._made_halves
-
-    def half_is_ready(self) -> None:
-        """Half of the runs that are at work now have had their turn: begin their commit, if that is worth it."""
-        if self._waited_for and not self._busy and not self._is_settling:
-            self._begin_half()
-
     # -- one transaction -------------------------------------------------------------------------------------------
     def _flush(self) -> None:
         self._flush_soon = False
         if self._busy or self._closed:
             return
-        batch = self._take_batch()
+        batch = self._take_batch() if self._queue or self._stalled else []
         if not batch:
             self._now_idle()
             return
         here = self._waited_for and len(batch) == 1 and self._seconds < QUICK_SECONDS and not self.full
-        self._waited_for = self._leaves_those_in_flight()
+        self._waited_for = False
         if here:
             self._commit_here(batch)
         else:
             self._commit_elsewhere(batch)
 
-    def _begin_half(self) -> None:
-        """Begin a commit before the code of other runs goes on, rather than when the loop next has nothing to do."""
-        if len(self._queue) < HALF_MIN or self.full or not self.halves.are_wanted():
-            return
-        if batch := self._take_batch():
-            self._waited_for = self._leaves_those_in_flight()
-            self._commit_elsewhere(batch, meanwhile=True)
-
     def _take_batch(self) -> list[_Entry]:
-        """Take what is ready, but for further units of runs that have one in flight: those expect its verdict."""
+        """Take what is ready."""
         batch: list[_Entry] = list(self._stalled)
         self._stalled.clear()
         entries, self._queue = self._queue, deque()
-        stalled = [entry[0] for entry in batch if type(entry) is tuple]
+        stalled = [entry[0] for entry in batch] if batch else ()
         for entry in entries:
             if type(entry) is _Request:
-                batch.append(entry)
-                continue
-            if entry in self._in_flight:
-                self._queue.append(entry)
+                batch.append((entry, entry.operation))
                 continue
             entry.is_queued = False
             if entry in stalled:
@@ -224,14 +192,10 @@ class Committer:
             self._flush_later = None
         return batch
 
-    def _leaves_those_in_flight(self) -> bool:
-        """Whether a batch had to leave units for the next one. (Those of a full disk wait for room instead.)"""
-        return any(entry in self._in_flight for entry in self._queue)
-
     def _commit_here(self, batch: list[_Entry]) -> None:
         began = time.perf_counter()
         try:
-            verdicts = self.store.commit(_operations(batch), patient=False)
+            verdicts = self.store.commit(list(map(_operation_of, batch)), patient=False)
         except Busy:
             self._commit_elsewhere(batch)
             return
@@ -243,29 +207,25 @@ class Committer:
         self._seconds += (time.perf_counter() - began - self._seconds) / 8
         self._settle(batch, verdicts)
 
-    def _commit_elsewhere(self, batch: list[_Entry], *, meanwhile: bool = False) -> None:
-        """Let the thread do it. `meanwhile` the loop goes on, as soon as the thread needs no Python any more."""
+    def _commit_elsewhere(self, batch: list[_Entry]) -> None:
+        """Let the thread do it."""
         self._busy = True
-        self._in_flight = {entry[0] for entry in batch if type(entry) is tuple}
         try:
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="everstep-committer", daemon=True)
                 thread.start()
                 self._thread, self._is_threadless = thread, False
-            self._batches.put((batch, meanwhile))
+            self._batches.put(batch)
         except (RuntimeError, MemoryError) as error:
             if not self._is_threadless:
                 self._is_threadless = True
                 self._note_failure(error)
             self._commit_without_thread(batch)
-            return
-        if meanwhile:
-            self._begun.acquire()  # else the thread would wait for its turn until this one waits for something
 
     def _commit_without_thread(self, batch: list[_Entry]) -> None:
         """The machine has no thread for it: commit right here. If another process is writing, try again soon."""
         try:
-            verdicts = self.store.commit(_operations(batch), patient=False)
+            verdicts = self.store.commit(list(map(_operation_of, batch)), patient=False)
         except Busy:
             self._loop.call_later(THREAD_SECONDS, self._commit_elsewhere, batch)
         except BaseException as error:
@@ -278,17 +238,14 @@ class Committer:
 
     def _work(self) -> None:
         """The committer's thread."""
-        while (taken := self._batches.get()) is not None:
-            batch, meanwhile = taken
-            if meanwhile:
-                self._begun.release()
+        while (batch := self._batches.get()) is not None:
             began = time.perf_counter()
             try:
-                verdicts = self.store.commit(_operations(batch), meanwhile=meanwhile)
+                verdicts = self.store.commit(list(map(_operation_of, batch)))
             except BaseException as error:  # noqa: BLE001  # every failure goes to whoever waits for the commit
                 self._tell(self._fail, batch, error)
             else:
-                self._tell(self._done_elsewhere, batch, verdicts, time.perf_counter() - began, meanwhile)
+                self._tell(self._done_elsewhere, batch, verdicts, time.perf_counter() - began)
 
     def _tell(self, callback: Callable[..., None], *args: Any) -> None:
         while not self._loop.is_closed():  # else nothing is left to be told
@@ -298,26 +255,16 @@ class Committer:
             except (RuntimeError, MemoryError):
                 time.sleep(LINGER_SECONDS)  # it is being closed, or there is no memory: runs wait for this
 
-    def _done_elsewhere(
-        self, batch: list[_Entry], verdicts: Sequence[Verdict], seconds: float, meanwhile: bool
-    ) -> None:
+    def _done_elsewhere(self, batch: list[_Entry], verdicts: Sequence[Verdict], seconds: float) -> None:
         self._busy = False
-        try:
-            self._seconds += (seconds / len(batch) - self._seconds) / 8
-            if len(batch) >= HALF_MIN:
-                self.halves.note(len(batch), time.perf_counter(), is_half=meanwhile)
-            if meanwhile and self._waited_for:
-                self._begin_half()  # the other half; meanwhile this one goes on
-        finally:
-            self._settle(batch, verdicts)
+        self._seconds += (seconds / len(batch) - self._seconds) / 8
+        self._settle(batch, verdicts)
 
     def _settle(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
         if len(verdicts) != len(batch):
             self._fail(batch, RuntimeError(f"{len(verdicts)} verdicts on {len(batch)} operations"))
             return
         self.commits += 1
-        if not self._busy:
-            self._in_flight = frozenset()
         if self._is_in_trouble and not self._is_threadless:
             self._is_in_trouble = False
             self._works()
@@ -327,17 +274,17 @@ class Committer:
         self._is_settling = True
         paused: Exception | None = None
         stop: BaseException | None = None
-        for entry, verdict in zip(batch, verdicts, strict=True):
+        for (target, operation), verdict in zip(batch, verdicts, strict=True):
             try:
-                if type(entry) is _Request:
-                    entry.settle(verdict)
+                if type(target) is _Request:
+                    target.settle(verdict)
                 elif type(verdict) is Failed and _pauses(verdict.error):
-                    self._stalled.append(entry)
+                    self._stalled.append((target, operation))
                     paused = verdict.error
                 else:
-                    entry[0].settle(entry[1], verdict)
+                    target.settle(operation, verdict)
             except BaseException as error:  # noqa: BLE001  # it reaches this run alone: the others are settled
-                stop = self._let_stumble(entry[0] if type(entry) is tuple else None, error) or stop
+                stop = self._let_stumble(target, error) or stop
         self._is_settling = False
         if self._stalled:
             self._wait_for_room(paused or StoreBusy("The store cannot be written."))
@@ -345,13 +292,15 @@ class Committer:
         if stop is not None:
             raise stop
 
-    def _let_stumble(self, source: Source | None, error: BaseException, *, is_own: bool = True) -> BaseException | None:
+    def _let_stumble(
+        self, target: Source | _Request, error: BaseException, *, is_own: bool = True
+    ) -> BaseException | None:
         """Tell a run that its callback raised. Returns the error if it is to stop this process."""
         try:
-            if source is not None:
-                source.stumble(error, is_own=is_own)
-            else:
+            if type(target) is _Request:
                 log.error("An operation could not be told its verdict", exc_info=error)
+            else:
+                target.stumble(error, is_own=is_own)
         except Exception:
             log.exception("A run could not be told that it failed (%s)", type(error).__name__)
         return None if isinstance(error, Exception) else error
@@ -362,7 +311,8 @@ class Committer:
 
     def _go_on(self) -> None:
         if not self._queue:
-            self._now_idle()
+            if self._idle is not None:
+                self._now_idle()
         elif self._waited_for:
             self._soon()
         elif self._flush_later is None and not self._busy:
@@ -374,22 +324,21 @@ class Committer:
         What is no error of a store, such as refused memory, does not say what was written: the runs are read again.
         """
         self._busy = False
-        self._in_flight = frozenset()
         pauses, is_known = _pauses(error), isinstance(error, StoreError | Misuse)
         if not pauses:
             self._note_failure(error)
-        for entry in batch:
+        for target, unit in batch:
             try:
-                if isinstance(entry, _Request):
-                    entry.fail(error)
+                if type(target) is _Request:
+                    target.fail(error)
                 elif pauses:
-                    self._stalled.append(entry)
+                    self._stalled.append((target, unit))
                 elif is_known:
-                    entry[0].fail(error)
+                    target.fail(error)
                 else:
-                    self._let_stumble(entry[0], error, is_own=False)
+                    self._let_stumble(target, error, is_own=False)
             except BaseException as raised:  # noqa: BLE001  # it reaches this run alone
-                self._let_stumble(entry[0] if type(entry) is tuple else None, raised)
+                self._let_stumble(target, raised)
         if self._stalled:
             self._wait_for_room(error)
             self._now_idle()
@@ -440,61 +389,3 @@ class Committer:
 def _pauses(error: BaseException) -> bool:
     """Tell whether a commit has certainly written nothing, and may be made again when that is mended."""
     return isinstance(error, StoreError) and error.pauses
-
-
-def _operations(batch: list[_Entry]) -> list[Operation]:
-    return [entry.operation if type(entry) is _Request else entry[1] for entry in batch]
-
-
-TRIED: Final = 8
-"""So many commits, or twice as many halves, are made to see which way is quicker: starts, steps and ends take turns."""
-PERIOD: Final = 64 * TRIED
-"""After so many commits both ways are tried again."""
-CLEARLY: Final = 1.05
-"""The other way must be so many times quicker: a measurement varies, and a change by mistake lasts for a period."""
-PAUSE: Final = 8
-"""A commit that comes so many times later than most has waited for something else."""
-
-
-class Halves:
-    """Counts commits of many runs, and decides how the next one is made."""
-
-    def __init__(self, cores: int) -> None:
-        self._count = 3 * TRIED
-        self._are_quicker = cores > 1
-        self._last = (0.0, False)
-        self._found: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
-        """Since both ways are tried: after how many seconds a commit followed another one, and of how many runs."""
-
-    def are_wanted(self) -> bool:
-        """Tell how the next commit of many runs is to be made."""
-        place = self._count % PERIOD
-        self._count += 1
-        if place == 0:
-            self._found = {True: [], False: []}
-        elif place == 3 * TRIED and all(self._found.values()):
-            halves, wholes = _seconds_for_one(self._found[True]), _seconds_for_one(self._found[False])
-            self._are_quicker = halves < wholes * CLEARLY if self._are_quicker else halves * CLEARLY < wholes
-        if place < 3 * TRIED:
-            return place < 2 * TRIED
-        return self._are_quicker
-
-    def note(self, runs: int, at: float, *, is_half: bool) -> None:
-        """A commit of so many runs is done at a time in seconds. With the one before, that shows what a run takes."""
-        (before, was_half), self._last = self._last, (at, is_half)
-        if was_half is is_half and before and self._count % PERIOD <= 3 * TRIED:
-            self._found[is_half].append((at - before, runs))
-
-
-def cores_of_process() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _seconds_for_one(found: list[tuple[float, int]]) -> float:
-    """Return what a run takes. Pauses, in which nobody had anything to do, do not count."""
-    usual = PAUSE * sorted(seconds / runs for seconds, runs in found)[len(found) // 2]
-    counted = [(seconds, runs) for seconds, runs in found if seconds / runs <= usual]
-    return sum(seconds for seconds, _ in counted) / sum(runs for _, runs in counted)

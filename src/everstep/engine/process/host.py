@@ -271,7 +271,7 @@ class Host(Parts):
         self.acting = Acting(self)
         descent.install()
         self.committer = Committer(self.store, self.loop, partial(failed, "commits"), partial(works, "commits"))
-        self.first_turns = FirstTurns(self.loop, self.committer.half_is_ready)
+        self.first_turns = FirstTurns(self.loop)
         self.elsewhere = Elsewhere(self.loop)
         self.pump = Pump(self)
         if self.recover:

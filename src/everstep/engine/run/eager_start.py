@@ -12,14 +12,12 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextvars import Context
 from typing import Any, Final, Protocol
 
 TURN_SECONDS: Final = 0.001
 """After so long the loop's other callbacks come first: bodies that lead to bodies must not keep it for themselves."""
-MANY: Final = 32
-"""From so many bodies on, somebody is told when half of them have had their turn."""
 
 Body = Coroutine[Any, Any, None]
 
@@ -43,10 +41,8 @@ class Starter(Protocol):
 class FirstTurns:
     """The bodies of an app that are about to start, in the order in which they may."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, half_is_done: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._half_is_done = half_is_done
-        """Called in the middle of many turns."""
         self._waiting: deque[tuple[Starter, Any, str, Context]] = deque()
         self._is_coming = False
 
@@ -60,7 +56,6 @@ class FirstTurns:
     def _take(self) -> None:
         waiting, loop = self._waiting, self._loop
         came_before = len(waiting)  # they all have waited for this turn of the loop
-        half = came_before // 2 if came_before >= MANY else 0
         until = time.monotonic() + TURN_SECONDS
         try:
             while waiting:
@@ -74,8 +69,6 @@ class FirstTurns:
                 except Exception as error:  # noqa: BLE001  # it reaches this run alone
                     starter.stumble(error)
                 came_before -= 1
-                if came_before == half and half:
-                    self._half_is_done()
                 if came_before <= 0 and time.monotonic() > until:
                     break
         finally:

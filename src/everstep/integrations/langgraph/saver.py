@@ -121,23 +121,24 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Save a checkpoint. It is durable on return."""
-        self._refuse_change(config, sys._getframe(1))
-        return self._put(config, checkpoint, metadata, new_versions)
+        place = _thread_of(config)
+        self._refuse_change(place[0], sys._getframe(1))
+        return self._put(place, config, checkpoint, metadata, new_versions)
 
-    def _refuse_change(self, config: RunnableConfig, frame: FrameType | None) -> None:
+    def _refuse_change(self, thread: str, frame: FrameType | None) -> None:
         """Refuse what a person changes beside a graph that runs. A node may do so: it is part of that."""
-        thread = _thread_of(config)[0]
         if self.ground.is_run(thread) and _is_called_in(frame, *CHANGES) and not _is_in_node(thread):
             self.ground.refuse_if_run(thread)
 
     def _put(
         self,
+        place: tuple[str, str],
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        thread, namespace = _thread_of(config)
+        thread, namespace = place
         saved: dict[str, Any] = {**checkpoint}
         values = saved.pop("channel_values")
         whole = get_checkpoint_metadata(config, metadata)
@@ -417,8 +418,9 @@ class EverstepSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """See `put`."""
-        self._refuse_change(config, sys._getframe(1))
-        return await self.ground.soon(self._put, config, checkpoint, metadata, new_versions)
+        place = _thread_of(config)
+        self._refuse_change(place[0], sys._getframe(1))
+        return await self.ground.soon(self._put, place, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""

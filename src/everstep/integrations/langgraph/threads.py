@@ -64,15 +64,18 @@ class Threads:
         self._refs = Recent(RECENT_REFS_BYTES_MAX)
 
     # -- saving ---------------------------------------------------------------------------------------------------
-    def change(self, thread: str, linger_seconds: float = 0.0, **changes: Any) -> bool:
+    def change(self, thread: str, linger_seconds: float = 0.0, at: int = 0, **changes: Any) -> bool:
         """Write to a thread; False if a series of parts went on otherwise. Raises `ThreadActive`."""
         ground = self.ground
-        epoch, why = -1, "fenced"
-        while why == "fenced" and epoch != ground.epoch_of(thread):
-            epoch = ground.epoch_of(thread)  # another call here may begin or end to run the thread meanwhile
-            change = ChangeThread(thread, ground.now(), ground.worker, epoch, **changes)
+        epoch, why = ground.epoch_of(thread), "fenced"
+        while why == "fenced":
+            change = ChangeThread(thread, at or ground.now(), ground.app.worker, epoch, **changes)
             verdict = ground.commit(change, linger_seconds)
             why = getattr(verdict, "why", "")
+            if why == "fenced":
+                before, epoch = epoch, ground.epoch_of(thread)
+                if epoch == before:  # else another call here began or ended to run the thread meanwhile
+                    break
         if why in ("fenced", "taken"):
             raise ground.active(thread, verdict)  # type: ignore[arg-type]  # it is a refusal
         return why != "key"
@@ -94,7 +97,8 @@ class Threads:
         """Save a state: of its values only those that are new."""
         thread, namespace, id = place
         before = self._refs_of((thread, namespace, parent)) if parent else {}
-        for series in (id, f"{id}.{self.ground.random_bits(64):016x}"):
+        for is_first in (True, False):
+            series = id if is_first else f"{id}.{self.ground.random_bits(64):016x}"
             parts: list[SavedPart] = []
             grown: list[tuple[Any, bytes]] = []
             refs: dict[str, Ref] = {}
@@ -103,12 +107,16 @@ class Threads:
                 if old is not None and old.version == version and channel not in new:
                     refs[channel] = old
                 elif channel in values:
-                    refs[channel] = self._stored(
-                        (thread, namespace, channel), series, version, dump(values[channel]), old, parts, grown
-                    )
+                    kind, data = dump(values[channel])
+                    if len(data) <= INLINE_BYTES_MAX:
+                        refs[channel] = Ref(version, kind, bytes(data))
+                    else:
+                        whose = thread, namespace, channel
+                        refs[channel] = self._stored(whose, series, version, kind, data, old, parts, grown)
             body = Body(checkpoint, metadata, refs, *standing, source)
-            row = state_row(thread, namespace, id, parent, origin, body, self.ground.now())
-            if self.change(thread, states=[row], parts=parts):
+            at = self.ground.now()
+            row = state_row(thread, namespace, id, parent, origin, body, at)
+            if self.change(thread, at=at, states=[row], parts=parts):
                 self._refs.put(place, refs, 200 * (len(refs) + 1))
                 for key, data in grown:
                     self._values.put(key, data, len(data))
@@ -121,15 +129,13 @@ class Threads:
         whose: Place,
         series: str,
         version: Any,
-        value: tuple[str, bytes],
+        kind: str,
+        data: bytes,
         old: Ref | None,
         parts: list[SavedPart],
         grown: list[tuple[Any, bytes]],
     ) -> Ref:
-        """Return where a value is, after adding what has to be stored for it."""
-        kind, data = value
-        if len(data) <= INLINE_BYTES_MAX:
-            return Ref(version, kind, bytes(data))
+        """Return where a value is that is not in the row itself, after adding what has to be stored for it."""
         _, namespace, channel = whose
         if kind != "msgpack" or not is_array(data):
             start = first_digest(namespace, channel, old.series) if old is not None and old.length == WHOLE else b""

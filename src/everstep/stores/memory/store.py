@@ -104,9 +104,7 @@ class MemoryStore(MemoryWork):
         raise Misuse("The in-memory store is in no database: for transaction= open a SQLite file.")
 
     # -- writing ------------------------------------------------------------------------------------------------
-    def commit(
-        self, operations: Sequence[Operation], *, patient: bool = True, meanwhile: bool = False
-    ) -> list[Verdict]:
+    def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations in order, each accepted or refused by itself."""
         with self._lock:
             # Copied one by one: a row in a verdict is as it was then, whatever later operations do to it.

@@ -30,13 +30,12 @@ from everstep.stores.postgres.connections import (
 )
 from everstep.stores.postgres.fronts import BEHIND_MICROSECONDS, LEAST, MOST, Due, Inboxes, Line, Lines
 from everstep.stores.postgres.transaction import PostgresStatements
-from everstep.stores.protocol import LAST, RunRow
+from everstep.stores.protocol import LAST
 from everstep.stores.rows.queues import QueueRoom, room_of
 from everstep.stores.rows.transfer import RunDump
 from everstep.stores.sql.moving import Moving
 from everstep.stores.sql.queues import QueueReads
-from everstep.stores.sql.reading import Reading
-from everstep.stores.sql.rows import Row, run_row
+from everstep.stores.sql.rows import Row
 
 CONNECTIONS_MAX: Final = 4
 PATIENT_SECONDS: Final = 1.0
@@ -48,7 +47,7 @@ FOR_PEOPLE: Final = frozenset({"runs", "runs_of_status", "runs_tagged", "effects
 R = TypeVar("R")
 
 
-class Reader(Reading):
+class Reader:
     """The connections of a store that only read."""
 
     def __init__(
@@ -184,30 +183,30 @@ class Reader(Reading):
         with self._lock:
             self._idle.append(statements)
 
-    def _all(self, name: str, *parameters: Any) -> list[Row]:
+    def all(self, name: str, *parameters: Any) -> list[Row]:
+        """Do a statement and return its rows."""
         if name in FOR_PEOPLE:
             refuse_when_brief()  # it is several statements
             return self.ask(lambda statements: statements.all_with_plan_of_its_own(name, *parameters))
         return self.ask(lambda statements: statements.all(name, *parameters))
 
-    def _list(self, name: str, *parameters: Any) -> list[Any]:
-        return [value for (value,) in self._all(name, *parameters)]
+    def array(self, name: str, *parameters: Any) -> list[Any]:
+        """Do a statement and return the values of its only column."""
+        return [value for (value,) in self.all(name, *parameters)]
 
-    def _texts(self, values: Sequence[str]) -> list[str]:
+    def texts(self, values: Sequence[str]) -> list[str]:
+        """Return an array."""
         return list(values)
 
-    def _tags(self, tags: dict[str, str]) -> list[str]:
+    def tags(self, tags: dict[str, str]) -> list[str]:
+        """Return an array of names and values in turn."""
         return [part for tag in tags.items() for part in tag]
 
     # -- what is done otherwise here --------------------------------------------------------------------------------
     def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
         """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
         new_tuple = tuple.__new__  # what EventRow(…) comes down to, in a third of the time
-        return [new_tuple(EventRow, row) for row in self._all("events", run, generation, first, last)]
-
-    def rows(self, ids: Sequence[str]) -> list[RunRow]:
-        """Return the rows of the runs with these ids that there are, in any order, by one question."""
-        return list(map(run_row, self._all("rows_of_runs", list(ids)))) if ids else []
+        return [new_tuple(EventRow, row) for row in self.all("events", run, generation, first, last)]
 
     def dump(self, run: str) -> RunDump | None:
         """Return everything of a run, read in one transaction."""
@@ -260,7 +259,7 @@ class Reader(Reading):
         served = None if queues is None else list(queues)
         pending = self._pending()
         inboxes = [run for _, run in pending], [number for number, _ in pending]
-        rows = self._all("due", worker, at, workflows, limit, everyone, served, *places, *inboxes)
+        rows = self.all("due", worker, at, workflows, limit, everyone, served, *places, *inboxes)
         known.at = at
         if everyone:
             known.free.note(at, [row[2:5] for row in rows if row[0] == 2])
@@ -277,7 +276,7 @@ class Reader(Reading):
         if not (known.looks.are_due() or known.asked_by != (worker, everyone)):
             return False
         known.begin_anew(worker, everyone)
-        known.gone_owners = [id for (id,) in self._all("gone_owners", worker)] if everyone else []
+        known.gone_owners = [id for (id,) in self.all("gone_owners", worker)] if everyone else []
         known.gone_wake = None
         return True
 
@@ -289,7 +288,7 @@ class Reader(Reading):
                 known.looks.took_place()
             gone = known.gone_owners if known.gone_wake is None else []
             asked = (worker, everyone, known.free_from, known.own_from, gone)
-            free, own, left = self._all("next_wake", *asked)[0]
+            free, own, left = self.all("next_wake", *asked)[0]
             if gone:
                 known.gone_wake = MOST if left is None else left
             behind = known.at - BEHIND_MICROSECONDS
@@ -303,17 +302,17 @@ class Reader(Reading):
         """Return ids of runs that this worker owns and that have a pending delivery, whatever their status."""
         with self._looking:
             runs = list(dict.fromkeys(run for _, run in self._pending()))
-        owned = set(self._list("owned_among", worker, runs)) if runs else set()
+        owned = set(self.array("owned_among", worker, runs)) if runs else set()
         return [run for run in runs if run in owned]
 
     def _pending(self) -> list[tuple[int, str]]:
         """Return the numbers and runs of all pending deliveries, in order."""
         known = self._inboxes
         if known.looks.are_due():
-            rows = self._all("pending")
+            rows = self.all("pending")
             known.looks.took_place()
         else:
-            rows = self._all("pending_since", known.since, known.older)
+            rows = self.all("pending_since", known.since, known.older)
         found = sorted((number, run) for number, run in rows if run is not None)
         known.note(next(number or 0 for number, run in rows if run is None), [number for number, _ in found])
         return found
@@ -327,11 +326,11 @@ class Reader(Reading):
     @cached_property
     def of_queues(self) -> "PostgresQueueReads":
         """What is read about queues and limits."""
-        return PostgresQueueReads(self._all, self._texts, self._whole_seconds)
+        return PostgresQueueReads(self.all, self.texts, self._whole_seconds)
 
     def server_time(self) -> int:
         """Return the server's clock."""
-        now: int = self._all("server_time")[0][0]
+        now: int = self.all("server_time")[0][0]
         return now
 
 

@@ -35,9 +35,10 @@ from everstep.stores.postgres.reads import Reader
 from everstep.stores.postgres.watching import Watcher
 from everstep.stores.postgres.workers import Workers
 from everstep.stores.processes import worker_has_ended
-from everstep.stores.protocol import Operation, Verdict, WorkerRow
+from everstep.stores.protocol import Operation, RunRow, Verdict, WorkerRow
 from everstep.stores.rows.runs import LostTail
 from everstep.stores.rows.workers import GoneRow
+from everstep.stores.sql.rows import run_row
 from everstep.stores.sql.store import SqlStore
 from everstep.stores.ticks import ticks
 
@@ -122,13 +123,14 @@ class PostgresStore(SqlStore):
         self._reader = Reader(
             self.address, name=f"{name} r", durability=durability, patience=patience, whole_seconds=whole_seconds
         )
+        self._read_with(self._reader)
         self._watcher.on_return = self._reader.begin_anew
         has_locks = not self.address.pooler
         self._workers = Workers(
             self._writer, self._reader, self._watcher, places=places, has_locks=has_locks, waits=grace_seconds > 0
         )
-        self.entropy = self._reader.entropy()
-        self._latest = self.noted = self._reader.latest()
+        self.entropy = self._read_entropy()
+        self._latest = self.noted = self._read_latest()
         self._offset = 0 if clock is not None else self._measured_offset()
         """How far the server's clock is ahead of this machine's ticks."""
 
@@ -213,6 +215,15 @@ class PostgresStore(SqlStore):
         if self._clock is None:
             self._offset = min(max(self._offset, server - after), server - before)
 
+    # -- what is read in another way --------------------------------------------------------------------------------
+    def rows(self, ids: Sequence[str]) -> list[RunRow]:
+        """Return the rows of the runs with these ids that there are, in any order, by one question."""
+        return list(map(run_row, self._all("rows_of_runs", list(ids)))) if ids else []
+
+    def pending(self, worker: str) -> list[str]:
+        """Return ids of runs that this worker owns and that have a pending delivery, whatever their status."""
+        return self._reader.pending(worker)
+
     # -- writing ----------------------------------------------------------------------------------------------------
     def connect(self) -> Connection:
         """Return a new connection to the database, for statements of a user's. Whoever asks closes it."""
@@ -222,9 +233,7 @@ class PostgresStore(SqlStore):
         except Outage as outage:
             raise translated(outage, self.url) from outage
 
-    def commit(
-        self, operations: Sequence[Operation], *, patient: bool = True, meanwhile: bool = False
-    ) -> list[Verdict]:
+    def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations durably, each accepted or refused by itself. An outage of the server is waited out."""
         return self._writer.commit(operations, patient=patient)
 
@@ -296,7 +305,7 @@ class PostgresStore(SqlStore):
 
     def has_ended(self, worker: str) -> bool:
         """Tell whether a worker provably cannot act any more."""
-        return self._reader.is_ended_worker(worker) or worker_has_ended(worker)
+        return self._is_ended_worker(worker) or worker_has_ended(worker)
 
     def hand_over_lock(self, worker: str) -> Callable[[], None]:
         """Return a function that does nothing: the lock ends with the session."""

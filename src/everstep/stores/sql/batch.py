@@ -1,14 +1,13 @@
 """Which operations of a batch can be done together, with the result of doing them in order."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence, Set
+from typing import Final
 
 from everstep.model.status import ENDED
 from everstep.stores.protocol import (
     Append,
     Claim,
     MarkRestored,
-    NewRun,
     Operation,
     Post,
     Release,
@@ -23,6 +22,9 @@ from everstep.stores.rows.queues import ChangeQueue, FreeSlot, TakeSlot
 from everstep.stores.rows.schedules import ChangeSchedule
 from everstep.stores.rows.transfer import ClaimFamily, DeletePart, ImportRuns
 
+NONE: Final[Set[str]] = frozenset()
+SIMPLE: Final = frozenset((Append, StartRun))
+"""What may be done together with others."""
 NOBODY_IS_TOLD = (Claim, Release, StartRun, TakeNotification, SettleNotification, ChangeQueue, TakeSlot, FreeSlot)
 
 
@@ -46,18 +48,6 @@ def has_more(append: Append) -> bool:
     return append.beside is not None or append.row.budget is not None
 
 
-def is_move(append: Append) -> bool:
-    """Tell whether an append brings one or two events, and nothing else."""
-    if append.plain:
-        return len(append.events) <= 2
-    return is_simple(append) and not has_more(append) and len(append.events) <= 2
-
-
-def is_bare(new: NewRun) -> bool:
-    """Tell whether a run is started with its first event, and nothing else."""
-    return not (new.row.tags or new.payloads or new.more or new.entries) and new.follower is None
-
-
 class Batch:
     """A batch, split into what is done together (`appends`, `starts`) and the `others`, which are done in order.
 
@@ -66,37 +56,43 @@ class Batch:
     come together, are the exception: starts are done before appends anyway.
     """
 
+    __slots__ = ("_places", "appends", "ends", "followed", "has_keys", "others", "starts")
+
     def __init__(self, operations: Sequence[Operation]) -> None:
-        mentioned, has_starts = _count_mentions(operations)
-        begun = _begun_with_an_append(operations, mentioned) if has_starts else frozenset()
         self.appends: list[Append] = []
         self.starts: list[StartRun] = []
         self.others: list[tuple[int, Operation]] = []
+        self.ends: list[str] = []
+        """The runs that `appends` end."""
         self.followed: list[Append] = []
         self.has_keys = False
         """Whether any operation is about keys of effects."""
         self._places: dict[str, int] = {}
+        is_alone = len(operations) == 1
+        mentioned: dict[str, int] = {}
+        begun: Set[str] = NONE
+        if not is_alone and not SIMPLE.isdisjoint(map(type, operations)):
+            mentioned, begun = _mentions(operations)
         for place, operation in enumerate(operations):
             if type(operation) is Append:
                 run = operation.run
-                if mentioned[run] == (2 if run in begun else 1) and (operation.plain or is_simple(operation)):
+                is_simple_here = is_alone or mentioned[run] == (2 if run in begun else 1)
+                if is_simple_here and (operation.plain or is_simple(operation)):
                     check_events(operation)
                     self.appends.append(operation)
                     self._places[run] = place
+                    if not operation.plain and operation.row.status in ENDED:
+                        self.ends.append(run)
                     continue
             elif type(operation) is StartRun:
                 new = operation.new
-                is_alone = mentioned[new.row.id] == 1 and new.follower is None and operation.needs is None
-                if new.row.id in begun or is_alone:
+                is_simple_here = (is_alone or mentioned[new.row.id] == 1) and new.follower is None
+                if new.row.id in begun or (is_simple_here and operation.needs is None):
                     check_events(new)
                     self.starts.append(operation)
                     continue
             self.others.append((place, operation))
             self.has_keys |= isinstance(operation, SettleKey) or getattr(operation, "keys", None) is not None
-
-    def ending_runs(self) -> list[str]:
-        """Return the runs that simple appends end."""
-        return [append.run for append in self.appends if not append.plain and append.row.status in ENDED]
 
     def set_apart(self, entangled: set[str], with_inbox: set[str]) -> None:
         """Take out ends of runs with something in their inbox, and of followed ones if others post as well.
@@ -114,24 +110,18 @@ class Batch:
         self.followed = [append for append in self.appends if append.run in entangled]
 
 
-def _count_mentions(operations: Sequence[Operation]) -> tuple[dict[str, int], bool]:
-    """Return how often each run is mentioned, and whether any is started. Most operations mention just their own."""
-    own = [one.run for one in operations if type(one) is Append and (one.plain or not (one.starts or one.posts))]
-    started = [one.new for one in operations if type(one) is StartRun]
-    mentioned: dict[str, int] = Counter(own)
-    if started:
-        own += [new.row.id for new in started]
-        needs = [one.needs for one in operations if type(one) is StartRun and one.needs is not None]
-        needed = [run for one in needs for run in one.runs]
-        mentioned = Counter([*own, *needed, *[new.follower for new in started if new.follower]])
-    if len(own) < len(operations):
-        for operation in operations:
-            if type(operation) is not StartRun and (
-                type(operation) is not Append or operation.starts or operation.posts
-            ):
-                for run in runs_mentioned(operation):
-                    mentioned[run] = mentioned.get(run, 0) + 1
-    return mentioned, bool(started)
+def _mentions(operations: Sequence[Operation]) -> tuple[dict[str, int], Set[str]]:
+    """Return how often each run is mentioned, and those that are begun: see `_begun_with_an_append`."""
+    mentioned: dict[str, int] = {}
+    has_starts = False
+    for operation in operations:
+        if type(operation) is Append and (operation.plain or not (operation.starts or operation.posts)):
+            mentioned[operation.run] = mentioned.get(operation.run, 0) + 1  # most of them mention just their own run
+        else:
+            has_starts = has_starts or type(operation) is StartRun
+            for run in runs_mentioned(operation):
+                mentioned[run] = mentioned.get(run, 0) + 1
+    return mentioned, _begun_with_an_append(operations, mentioned) if has_starts else NONE
 
 
 def _begun_with_an_append(operations: Sequence[Operation], mentioned: dict[str, int]) -> Set[str]:

@@ -149,7 +149,8 @@ class Operations:
             return refusal
         assert self._run("change_row", *change_values(append)) == 1, "the run's row is as it was a moment ago"
         self._insert("append_events", 8, [(append.run, append.generation, *event) for event in append.events])
-        self._keep_more([append])
+        if has_more(append):
+            self._keep_more([append])
         self._start_children(append.starts, append.row.at)
         for post in append.posts:
             if isinstance(verdict := self._post(post), NotPosted) and verdict.status is not None:
@@ -372,10 +373,7 @@ class Operations:
         self._insert("keep_tags", 4, tags)
 
     def _keep_more(self, appends: Sequence[Append]) -> None:
-        """Write what some appends have beside their events."""
-        appends = [append for append in appends if not append.plain and has_more(append)]
-        if not appends:
-            return
+        """Write what appends have beside their events."""
         payloads = [(append.run, digest, value) for append in appends for digest, value in append.payloads]
         self._insert("keep_payloads", 3, payloads)
         for append in appends:

@@ -3,12 +3,14 @@
 A text comes as a text, or as bytes where the database does not look into it: then it may be damaged.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
+from everstep.model.events import EventRow
 from everstep.model.status import ENDED
 from everstep.stores.protocol import Append, HoldRow, RunRow, WorkerRow
+from everstep.stores.rows.answers_and_streams import EntryRow
 from everstep.stores.rows.keys import EffectRow
 from everstep.stores.rows.notifications import NotificationRow
 
@@ -105,10 +107,6 @@ def _run_row(values: Row, errors: str, tags: dict[str, str]) -> RunRow:
     )
 
 
-_NO_CHANGE: Final = (None,) * 6
-_NO_EVENT: Final = (None,) * 6
-
-
 def stays(append: Append) -> bool:
     """Tell whether an append is said to move the head of its run, and to leave the rest of the row as it is."""
     if append.plain:
@@ -150,18 +148,16 @@ def change_values(append: Append) -> Row:
     )
 
 
-def move_values(append: Append) -> Row:
-    """Return the parameters of `moves`, for an append with one or two events."""
-    events = append.events
-    first, second = events[0], events[1] if len(events) == 2 else _NO_EVENT
-    if not append.plain:
-        head = (*head_values(append), *_NO_CHANGE) if stays(append) else change_values(append)
-        return (*head, *first, *second)
-    row, last = append.row, events[-1]
-    return (  # the same in one go: nearly all of them are plain
-        append.run, append.generation, append.epoch, append.expected_seq, append.expected_digest, row.at,
-        row.current_step, row.published, last[0], last[5], None, None, None, None, None, None, *first, *second,
-    )  # fmt: skip
+def entry_row(row: Row) -> EntryRow:
+    """Return an entry of a stream. A damaged text in it becomes another one, so the chain of digests ends there."""
+    run, generation, name, position, seq, step, *rest = row
+    return EntryRow(text(run), generation, text(name), position, seq, text(step), *rest)
+
+
+def event_row(row: Row) -> EventRow:
+    """Return an event. A damaged text in it becomes another text, so the chain of digests ends just before it."""
+    seq, kind, step, at, body, digest = row
+    return EventRow(seq, text(kind), text(step), at, body, digest)
 
 
 def effect_values(row: EffectRow) -> Row:

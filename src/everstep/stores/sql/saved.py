@@ -20,6 +20,7 @@ from everstep.stores.rows.saved import (
 from everstep.stores.sql.rows import Row, text
 from everstep.stores.sql.statements import Statements
 
+ACCEPTED: Final = Accepted()
 LAST: Final = "\U0010ffff" * 8
 """No namespace is after this."""
 
@@ -42,15 +43,21 @@ class SavedTables:
                 return Taken(*rows[0]) if rows else Refused("taken")
             case FreeThread():
                 freed = self._run("free_thread", operation.thread, operation.worker, operation.epoch)
-                return Accepted() if freed else Refused("fenced")
+                return ACCEPTED if freed else Refused("fenced")
             case ChangeItems():
                 return self._change_items(operation)
 
     def _change(self, change: ChangeThread) -> Verdict:
-        refusal = self._refusal(change)
-        if refusal is not None:
-            return refusal
         thread = change.thread
+        rows = self._all("thread_guard", thread)
+        owner, epoch, lives = rows[0] if rows else (None, 0, 0)
+        if change.epoch:
+            if (owner, epoch) != (change.worker, change.epoch):
+                return Refused("fenced")
+        elif owner is not None and owner != change.worker and lives:
+            return Refused("taken")
+        if change.parts and not change.everything and not self._add_parts(change):
+            return Refused("key")
         if change.everything:
             for statement in ("forget_states", "forget_parts", "forget_writes", "forget_thread"):
                 self._run(statement, thread)
@@ -60,31 +67,20 @@ class SavedTables:
         for unneeded in change.unneeded:
             self._run("forget_series", thread, *unneeded)
         if change.everything:
-            self._save("save_part", thread, change.parts)
+            self._many("save_part", [(thread, *part) for part in change.parts])
         if change.born:
             self._run("put_thread", thread, change.at, change.born)
-        self._save("save_state", thread, change.states)
-        self._save("save_write", thread, change.writes)
-        self._save("save_rewrite", thread, change.rewrites)
-        return Accepted()
-
-    def _save(self, name: str, thread: str, rows: Sequence[Row]) -> None:
-        if len(rows) == 1:
-            self._run(name, thread, *rows[0])
-        elif rows:
-            self._many(name, [(thread, *row) for row in rows])
-
-    def _refusal(self, change: ChangeThread) -> Refused | None:
-        rows = self._all("thread_guard", change.thread)
-        owner, epoch, lives = rows[0] if rows else (None, 0, 0)
-        if change.epoch:
-            if (owner, epoch) != (change.worker, change.epoch):
-                return Refused("fenced")
-        elif owner is not None and owner != change.worker and lives:
-            return Refused("taken")
-        if change.everything or self._add_parts(change):
-            return None
-        return Refused("key")
+        kinds: tuple[tuple[str, Sequence[Row]], ...] = (
+            ("save_state", change.states),
+            ("save_write", change.writes),
+            ("save_rewrite", change.rewrites),
+        )
+        for name, saved in kinds:
+            if len(saved) == 1:
+                self._run(name, thread, *saved[0])
+            elif saved:
+                self._many(name, [(thread, *row) for row in saved])
+        return ACCEPTED
 
     def _add_parts(self, change: ChangeThread) -> bool:
         """Add parts, if each is new or the same as the one that is there: nearly always they are."""
@@ -105,7 +101,7 @@ class SavedTables:
             self._run("delete_item", *deleted)
         for namespace, key, until in change.seen:
             self._run("see_item", namespace, key, until)
-        return Accepted()
+        return ACCEPTED
 
 
 class SavedReading:

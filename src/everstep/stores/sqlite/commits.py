@@ -22,7 +22,6 @@ from everstep.errors import Damaged, StoreError, StoreFailed
 from everstep.model.crash_points import crash_point, unarmed
 from everstep.stores.brief import Busy, refuse_when_brief
 from everstep.stores.protocol import Failed, Operation, Verdict
-from everstep.stores.sql.operations import ACCEPTED
 from everstep.stores.sql.reading_back import is_there
 from everstep.stores.sql.rows import Row
 from everstep.stores.sqlite.connections import Identity, Patience, is_no_room, translated
@@ -45,17 +44,19 @@ class Writer:
         self._data_version = self._read_data_version()
 
     # -- batches ----------------------------------------------------------------------------------------------------
-    def commit(self, operations: Sequence[Operation], *, patient: bool, meanwhile: bool = False) -> list[Verdict]:
+    def commit(self, operations: Sequence[Operation], *, patient: bool) -> list[Verdict]:
         """Do a batch. See `Store.commit`."""
         if not operations:
             return []
         if not self._lock.acquire(blocking=patient):
             raise Busy
         try:
-            done, verdicts = self._attempt(operations, patient, meanwhile)
+            done, verdicts = self._attempt(operations, patient)
             if not done:
                 verdicts = self._commit_singly(operations)
-            self.refuse_if_moved()
+            if (trouble := self._identity.look()) is not None:
+                self._failure = trouble
+                raise trouble
             return verdicts
         finally:
             self._lock.release()
@@ -83,26 +84,26 @@ class Writer:
                 verdicts.append(Failed(error))
         return verdicts
 
-    def _attempt(
-        self, operations: Sequence[Operation], patient: bool, meanwhile: bool = False
-    ) -> tuple[bool, list[Verdict]]:
+    def _attempt(self, operations: Sequence[Operation], patient: bool) -> tuple[bool, list[Verdict]]:
         """Try a batch once. Returns whether it was done and the verdicts, which are failures if it was not.
-
-        A single statement is best for one operation, and for many if other threads have work; else it is no quicker.
 
         Raises what stops the whole store, or this batch: no room, read-only, locked, failed.
         """
-        crash_point("store.commit.before")
-        verdicts: list[Verdict] | None
+        if crash_point is not unarmed:
+            crash_point("store.commit.before")
+        verdicts: list[Verdict] | None = None
         try:
-            verdicts = [ACCEPTED] * len(operations)
-            if not ((meanwhile or len(operations) == 1) and self._write_at_once(operations, patient)):
-                verdicts = None
+            self._begin(patient)
+            verdicts = self._transaction.together(operations)
+            if verdicts is None:  # one of them is refused: which, and why, is found out one by one
+                self._cursor.execute("ROLLBACK")
                 self._begin(patient)
-                verdicts = self._write(operations, patient)
+                verdicts = [self._transaction.one(operation) for operation in operations]
+            if crash_point is not unarmed:
                 crash_point("store.commit.written")
-                self._end()
-            crash_point("store.commit.after")
+            self._end()
+            if crash_point is not unarmed:
+                crash_point("store.commit.after")
             return True, verdicts
         except Exception as error:  # noqa: BLE001 - every failure of a commit is an unknown commit
             return self._after_failure(operations, verdicts, error)
@@ -124,31 +125,6 @@ class Writer:
         if isinstance(trouble, StoreError):
             raise trouble from (error if trouble is not error else error.__cause__)
         return False, [Failed(self._as_damage(trouble))] * len(operations)
-
-    def _write_at_once(self, operations: Sequence[Operation], patient: bool) -> bool:
-        """Do a batch with one statement, without a hop back into Python; if that cannot be, nothing was done."""
-        self._refuse_after_failure()
-        self._patience.is_patient = patient
-        is_watched = crash_point is not unarmed
-        if is_watched:
-            self.connection.set_commit_hook(_about_to_commit)
-        try:
-            return self._transaction.at_once(operations)
-        except apsw.BusyError as error:
-            raise (translated(error, self._path, writing=True) if patient else Busy()) from error
-        finally:
-            self._patience.is_patient = True
-            if is_watched:
-                self.connection.set_commit_hook(None)
-
-    def _write(self, operations: Sequence[Operation], patient: bool) -> list[Verdict]:
-        if len(operations) > 1:
-            verdicts = self._transaction.together(operations)
-            if verdicts is not None:
-                return verdicts
-            self._cursor.execute("ROLLBACK")
-            self._begin(patient)
-        return [self._transaction.one(operation) for operation in operations]
 
     # -- other transactions -------------------------------------------------------------------------------------------
     @contextmanager
@@ -181,7 +157,8 @@ class Writer:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            self._refuse_after_failure()
+            if self._failure is not None:
+                raise type(self._failure)(str(self._failure)) from self._failure
             self.refuse_if_moved()
             version = self._read_data_version()
             changed, self._data_version = version != self._data_version, version
@@ -204,12 +181,9 @@ class Writer:
         version: int = self._row("data_version")[0]
         return version
 
-    def _refuse_after_failure(self) -> None:
+    def _begin(self, patient: bool) -> None:
         if self._failure is not None:
             raise type(self._failure)(str(self._failure)) from self._failure
-
-    def _begin(self, patient: bool) -> None:
-        self._refuse_after_failure()
         self._patience.is_patient = patient
         try:
             self._cursor.execute("BEGIN IMMEDIATE")
@@ -262,9 +236,3 @@ class Writer:
     def _row(self, name: str, *parameters: Any) -> Row:
         rows: list[Row] = self._cursor.execute(query(name), parameters).fetchall()
         return rows[0] if rows else ()
-
-
-def _about_to_commit() -> bool:
-    """Between what one statement has written and its commit; False lets it go on."""
-    crash_point("store.commit.written")
-    return False

@@ -1,16 +1,12 @@
 """The named statements of queries.sql, and statements for batches."""
 
 import os
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 HERE: Final = os.path.dirname(__file__)
 ROWS_MAX: Final = 32
 """More in one statement gain nothing, and such a statement takes longer to prepare than a small batch to write."""
-LENGTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""For so many rows there are statements of those that are filled up."""
 
 
 def sql_text(*names: str) -> str:
@@ -70,30 +66,10 @@ def names() -> list[str]:
 
 
 @cache
-def _for_rows(name: str, count: int) -> str:
+def for_rows(name: str, count: int) -> str:
     """Return a statement for this many rows of parameters: `{rows:3}` becomes `(?,?,?),(?,?,?)…`."""
     text, *others = query(name).split("{rows:")
     for other in others:
         width, _, rest = other.partition("}")
         text += ",".join(["(" + ",".join("?" * int(width)) + ")"] * count) + rest
     return text
-
-
-def batches(name: str, width: int, parameters: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Split a long list of parameters, `width` for each row, into statements of 1, 2, 4, 8, 16 or 32 rows.
-
-    So there are few different texts, all of them prepared once and kept by APSW, and few statements for any number.
-    """
-    rows = len(parameters) // width
-    done = 0
-    while done < rows:
-        count = min(ROWS_MAX, 1 << ((rows - done).bit_length() - 1))
-        yield _for_rows(name, count), parameters[done * width : (done + count) * width]
-        done += count
-
-
-def filled_up(name: str, width: int, parameters: list[Any]) -> tuple[str, list[Any]]:
-    """Return one statement for all rows of parameters, with rows of NULLs up to one of the lengths. They do nothing."""
-    rows = len(parameters) // width
-    length = LENGTHS[bisect_left(LENGTHS, rows)]
-    return _for_rows(name, length), parameters + [None] * (width * (length - rows)) if length > rows else parameters

@@ -32,18 +32,17 @@ INSERT INTO meta (name, value) VALUES ('schema_version', ?) ON CONFLICT (name) D
 
 -- ---------------------------------------------------------------------------------------------------- appending
 
--- name: moves
--- Appends of one or two events that concern nobody else: see the view. A row of NULLs fills up, and does nothing.
-INSERT INTO moves VALUES {rows:28};
-
--- name: starts
--- Starts of runs that bring nothing but their first event: see the view. A row of NULLs fills up, and does nothing.
-INSERT INTO starts VALUES {rows:31};
+-- name: move_head
+-- An append to a run that stays `running` under the same owner. It leaves alone every column that an index has or asks
+-- about, so no index is written. It changes no row of a run that is not as expected.
+UPDATE runs SET
+    head_seq = ?9, head_digest = ?10, updated_at = ?6, current_step = ?7, published = coalesce(?8, published), deaths = 0
+WHERE id = ?1 AND generation = ?2 AND epoch = ?3 AND head_seq = ?4 AND head_digest = ?5
+    AND +status = 'running' AND +wake_at IS NULL;
 
 -- name: move_heads
--- Many appends, each to a run that stays `running` under the same owner. It leaves alone every column that an index has or
--- asks about, so no index is written. It changes no row of a run that is not as expected. Each `+` keeps SQLite from any
--- index but that of the ids: by another one it would walk over all runs that are running.
+-- The same for many. (A list of a single row takes longer than no list.) Each `+` keeps SQLite from any index but that of
+-- the ids: by another one it would walk over all runs that are running.
 WITH new (
     run, generation, epoch, expected_seq, expected_digest, at, current_step, published, head_seq, head_digest
 ) AS (VALUES {rows:10})

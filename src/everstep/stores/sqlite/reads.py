@@ -3,6 +3,7 @@
 import struct
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import repeat
 from typing import Any
 
@@ -15,8 +16,8 @@ from everstep.stores.brief import Busy, acquire, refuse_when_brief
 from everstep.stores.protocol import LAST
 from everstep.stores.rows.transfer import RunDump
 from everstep.stores.sql.moving import Moving
-from everstep.stores.sql.reading import Reading, event_row
-from everstep.stores.sql.rows import Row, as_json
+from everstep.stores.sql.queues import QueueReads
+from everstep.stores.sql.rows import Row, as_json, event_row
 from everstep.stores.sqlite.connections import translated
 from everstep.stores.sqlite.queries import Texts
 from everstep.stores.sqlite.transaction import SqliteStatements
@@ -25,7 +26,7 @@ _decode_texts = msgspec.json.Decoder(list[str]).decode
 _decode_numbers = msgspec.json.Decoder(list[int]).decode
 
 
-class Reader(Reading):
+class Reader:
     """The one connection of a store that only reads. Any thread may use it, one at a time."""
 
     def __init__(self, connection: apsw.Connection, path: str) -> None:
@@ -45,9 +46,10 @@ class Reader(Reading):
 
     def places(self) -> list[Row]:
         """Return who has which place in which file of liveness locks: see `Place`."""
-        return self._all("places")
+        return self.all("places")
 
-    def _all(self, name: str, *parameters: object) -> list[Row]:
+    def all(self, name: str, *parameters: object) -> list[Row]:
+        """Do a statement and return its rows."""
         self._take_lock()
         try:
             rows: list[Row] = self._cursor.execute(self._sql[name], parameters).fetchall()
@@ -76,21 +78,31 @@ class Reader(Reading):
             self._is_slow = True
             raise
 
-    def _texts(self, values: Sequence[str]) -> str:
+    def texts(self, values: Sequence[str]) -> str:
+        """Return a JSON array."""
         return as_json(values)
 
-    def _list(self, name: str, *parameters: object) -> list[Any]:
+    def array(self, name: str, *parameters: object) -> list[Any]:
         """Return the JSON array that a query returns as its only row."""
-        found: bytes = self._all(name, *parameters)[0][0]
+        found: bytes = self.all(name, *parameters)[0][0]
         # A damaged id must not keep all others from being found; nobody can claim it.
         values: list[Any] = msgspec.json.decode(found.decode("utf-8", "replace"))
         return values
+
+    def tags(self, tags: dict[str, str]) -> str | None:
+        """Return a JSON object."""
+        return as_json(tags) if tags else None
+
+    @cached_property
+    def of_queues(self) -> QueueReads:
+        """What is read about queues and limits."""
+        return QueueReads(self.all, self.texts)
 
     # -- what is done otherwise here --------------------------------------------------------------------------------
     def events(self, run: str, generation: int, first: int = 1, last: int = LAST) -> list[EventRow]:
         """Return a history or a part of it, as it is stored: whoever reads it verifies it."""
         try:
-            ((lowest, highest, kinds, steps, ats, sizes, packed),) = self._all(
+            ((lowest, highest, kinds, steps, ats, sizes, packed),) = self.all(
                 "events_packed", run, generation, first, last
             )
             if lowest is None:
@@ -110,7 +122,7 @@ class Reader(Reading):
             return self._events_singly(run, generation, first, last)
 
     def _events_singly(self, run: str, generation: int, first: int, last: int) -> list[EventRow]:
-        return [event_row(row) for row in self._all("events", run, generation, first, last)]
+        return [event_row(row) for row in self.all("events", run, generation, first, last)]
 
     def dump(self, run: str) -> RunDump | None:
         """Return everything of a run, read in one transaction."""
@@ -143,16 +155,16 @@ class Reader(Reading):
         When there are more than `limit`, the longest overdue timers and the oldest deliveries are considered first.
         """
         known = as_json(workflows)
-        gone = self._list("gone_owners", worker) if everyone else []
+        gone = self.array("gone_owners", worker) if everyone else []
         owners = as_json([worker, *gone])
         served = as_json(queues) if queues is not None else None
-        timers = self._list("due_timers_owned", known, limit, at, owners, served, worker)
-        chosen = self._list("due_deliveries", known, limit, everyone, owners, served, worker)
+        timers = self.array("due_timers_owned", known, limit, at, owners, served, worker)
+        chosen = self.array("due_deliveries", known, limit, everyone, owners, served, worker)
         if everyone:
-            timers += self._list("due_timers_free", known, limit, at, served)
-            chosen += self._list("due_ready_free", known, limit, served)
+            timers += self.array("due_timers_free", known, limit, at, served)
+            chosen += self.array("due_ready_free", known, limit, served)
         if gone:
-            chosen += self._list("due_ready_owned", known, limit, as_json(gone), served)
+            chosen += self.array("due_ready_owned", known, limit, as_json(gone), served)
         timers.sort(key=lambda timer: (timer[0], timer[3]))
         chosen += [timer[1:] for timer in timers[:limit]]
         chosen.sort(key=lambda found: (-found[0], found[1], found[2]))
@@ -160,8 +172,8 @@ class Reader(Reading):
 
     def next_wake(self, *, worker: str, everyone: bool) -> int | None:
         """Return the earliest `wake_at` among the waiting runs that `due` could return later."""
-        gone = self._list("gone_owners", worker) if everyone else []
-        wakes = [self._all("next_wake_owned", as_json([worker, *gone]))[0][0]]
+        gone = self.array("gone_owners", worker) if everyone else []
+        wakes = [self.all("next_wake_owned", as_json([worker, *gone]))[0][0]]
         if everyone:
-            wakes.append(self._all("next_wake_free")[0][0])
+            wakes.append(self.all("next_wake_free")[0][0])
         return min((wake for wake in wakes if wake is not None), default=None)

@@ -62,13 +62,14 @@ class SqliteStore(SqlStore):
             self.path, durability=durability, patience=patience, create=create, may_migrate=migrate, vfs=vfs
         )
         self._reader = Reader(reading, self.path)
-        self.entropy = self._reader.entropy()
+        self._read_with(self._reader)
+        self.entropy = self._read_entropy()
         self._writer = Writer(writing, patience, self.path, Identity(self.path))  # now all its files are there
         self._workers = Workers(self._writer, LiveLocks(self.path + "-live"), self._reader.places)
         self._durability: Durability = durability
         self._vfs = vfs
         _open_here.add(self)
-        self._latest = self.noted = self._reader.latest()
+        self._latest = self.noted = self._read_latest()
 
     def close(self) -> None:
         """Close the store. Workers that did not leave count as dead from now on."""
@@ -95,11 +96,9 @@ class SqliteStore(SqlStore):
         flags = apsw.SQLITE_OPEN_READWRITE
         return connect(self.path, durability=self._durability, patience=patience, flags=flags, vfs=self._vfs)
 
-    def commit(
-        self, operations: Sequence[Operation], *, patient: bool = True, meanwhile: bool = False
-    ) -> list[Verdict]:
+    def commit(self, operations: Sequence[Operation], *, patient: bool = True) -> list[Verdict]:
         """Do all operations in one durable transaction, each accepted or refused by itself."""
-        return self._writer.commit(operations, patient=patient, meanwhile=meanwhile)
+        return self._writer.commit(operations, patient=patient)
 
     def write_in(self, connection: Any, operations: Sequence[Operation]) -> list[Verdict]:
         """Do operations in the open transaction of a caller's own connection to this file."""
@@ -143,7 +142,7 @@ class SqliteStore(SqlStore):
 
     def has_ended(self, worker: str) -> bool:
         """Tell whether a worker provably cannot act any more."""
-        return self._reader.is_ended_worker(worker) or self._workers.has_ended(worker)
+        return self._is_ended_worker(worker) or self._workers.has_ended(worker)
 
     def hand_over_lock(self, worker: str) -> Callable[[], None]:
         """Keep a worker's liveness lock beyond `close`; what is returned frees it."""

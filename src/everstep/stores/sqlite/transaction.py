@@ -1,8 +1,8 @@
 """Operations, done inside an open transaction.
 
-`Operations.one` does an operation by itself and is the specification. `Transaction.together` does the same for a whole
-batch with a handful of statements, provided that all of it is accepted, which is the rule; if it is not, the caller
-rolls back and does the operations one by one.
+`Operations.one` does an operation by itself and is the specification. `Transaction.together` does the same for a batch
+of one or many with a handful of statements, provided that all of it is accepted, which is the rule; if it is not, the
+caller rolls back and does the operations one by one.
 """
 
 from collections.abc import Sequence
@@ -12,25 +12,22 @@ from typing import Any, Final
 import apsw
 
 from everstep.model.status import Status
-from everstep.stores.protocol import Append, Operation, RunRow, StartRun, Verdict, check_events, child_value
-from everstep.stores.sql.batch import Batch, is_bare, is_move
+from everstep.stores.protocol import Append, Operation, RunRow, StartRun, Verdict, child_value
+from everstep.stores.sql.batch import Batch, has_more
 from everstep.stores.sql.operations import ACCEPTED, Operations
 from everstep.stores.sql.rows import (
     Row,
     as_json,
     change_values,
     head_values,
-    move_values,
     run_values,
     stays,
 )
-from everstep.stores.sqlite.queries import LENGTHS, Texts, batches, filled_up
+from everstep.stores.sqlite.queries import ROWS_MAX, Texts, for_rows
 
-MOVE_WIDTH: Final = 28
-START_WIDTH: Final = 31
-TRIED_AGAIN_AFTER: Final = 32
-"""Ends of runs that others follow, and starts of runs that exist, tend to come in a row, and what has to be done again
-costs twice."""
+HEAD_WIDTH: Final = 10
+CHANGE_WIDTH: Final = 16
+EVENT_WIDTH: Final = 8
 WITH_KEYS: Final = 2
 """What `entangled` says of a run whose steps have keys."""
 
@@ -55,7 +52,7 @@ class SqliteStatements:
 
     def many(self, name: str, rows: Sequence[Row]) -> None:
         """Do a statement once for each row of parameters."""
-        self.cursor.executemany(self._texts[name], [tuple(row) for row in rows])
+        self.cursor.executemany(self._texts[name], rows)
 
     def insert(self, name: str, width: int, rows: Sequence[Row]) -> int:
         """Insert rows and return how many were new."""
@@ -63,10 +60,17 @@ class SqliteStatements:
 
     def write_flat(self, name: str, width: int, values: Sequence[Any]) -> int:
         """Do a statement for rows of parameters that stand one behind the other. Returns how many rows it changed."""
-        changed = 0
-        for sql, parameters in batches(name, width, values):
-            self.cursor.execute(sql, parameters)
+        rows = len(values) // width
+        if rows in (1, 2):
+            self.cursor.execute(for_rows(name, rows), values)
+            return self.connection.changes()
+        changed = done = 0
+        while done < rows:
+            # Of 1, 2, 4, 8, 16 or 32 rows: so there are few texts, all of them prepared once and kept by APSW.
+            count = min(ROWS_MAX, 1 << ((rows - done).bit_length() - 1))
+            self.cursor.execute(for_rows(name, count), values[done * width : (done + count) * width])
             changed += self.connection.changes()
+            done += count
         return changed
 
     def replace_run(self, row: RunRow) -> None:
@@ -97,98 +101,43 @@ class Transaction(Operations):
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
         self._cursor = connection.cursor()
-        self._not_tried = {"moves": 0, "starts": 0}
-        """So many batches with more than plain moves are not tried at once: the last one was not as expected."""
         super().__init__(SqliteStatements(connection))
 
     # -- a whole batch --------------------------------------------------------------------------------------------
-    def at_once(self, operations: Sequence[Operation]) -> bool:
-        """Do a batch with one statement, which is a transaction by itself. If that cannot be, nothing was done."""
-        if len(operations) > LENGTHS[-1]:
-            return False
-        if type(operations[0]) is StartRun:
-            return self._start_at_once(operations)
-        values: list[Any] = []
-        runs: set[str] = set()
-        is_plain = True
-        for append in operations:
-            if type(append) is not Append or not is_move(append):
-                return False
-            check_events(append)
-            is_plain = is_plain and append.plain
-            runs.add(append.run)
-            values += move_values(append)
-        if len(runs) < len(operations) or not (is_plain or len(runs) == 1 or self._is_worth_trying("moves")):
-            return False
-        return self._write_at_once("moves", MOVE_WIDTH, values)
-
-    def _start_at_once(self, operations: Sequence[Operation]) -> bool:
-        if not self._is_worth_trying("starts"):
-            return False
-        values: list[Any] = []
-        for start in operations:
-            if type(start) is not StartRun or start.needs is not None or not is_bare(start.new):
-                return False
-            check_events(start.new)
-            values += run_values(start.new.row)
-            values += start.new.event
-        return self._write_at_once("starts", START_WIDTH, values)
-
-    def _is_worth_trying(self, what: str) -> bool:
-        """Whether a batch is tried that may be refused as a whole: then it has to be done again."""
-        if not self._not_tried[what]:
-            return True
-        self._not_tried[what] -= 1
-        return False
-
-    def _write_at_once(self, what: str, width: int, values: list[Any]) -> bool:
-        try:
-            self._cursor.execute(*filled_up(what, width, values))
-        except apsw.ConstraintError:
-            self._not_tried[what] = TRIED_AGAIN_AFTER
-            return False
-        return True
-
     def together(self, operations: Sequence[Operation]) -> list[Verdict] | None:
         """Do a batch with few statements, or return None if some would be refused; then roll back."""
         batch = Batch(operations)
         if batch.has_keys and self._keys.concern_others(operations):
-            return None
-        if ends := batch.ending_runs():
-            entangled = self._all("entangled", as_json(ends))
+            return [self.one(operation) for operation in operations]
+        if batch.ends:
+            entangled = self._all("entangled", as_json(batch.ends))
             if any(kind == WITH_KEYS for _, kind in entangled):
-                return None
+                return [self.one(operation) for operation in operations]
             batch.set_apart({run for run, _ in entangled}, {run for run, is_followed in entangled if not is_followed})
-        if not self._write_simple(batch):
+        if batch.starts and not self._begin_runs(batch.starts):
             return None
+        if batch.appends and not self._move(batch.appends):
+            return None
+        if batch.followed:
+            self._tell_followers(batch.followed)
         verdicts: list[Verdict] = [ACCEPTED] * len(operations)
         for place, operation in batch.others:
             verdicts[place] = self.one(operation)
         return verdicts
 
-    def _write_simple(self, batch: Batch) -> bool:
-        """Write the simple operations of a batch; False if not all of them found their run as expected."""
-        runs = [run_values(start.new.row) for start in batch.starts]
-        if self._insert("create_runs", 25, runs) != len(runs):
+    def _begin_runs(self, starts: Sequence[StartRun]) -> bool:
+        """Create runs with their histories; False if not all of them are new."""
+        if self._insert("create_runs", 25, [run_values(start.new.row) for start in starts]) != len(starts):
             return False
-        self._begin_histories([start.new for start in batch.starts])
-        if not self._move(batch.appends):
-            return False
-        self._keep_more(batch.appends)
-        if batch.followed:
-            told = [
-                (place, a.run, child_value(a.row.status, a.row.outcome, a.row.budget), a.row.at)
-                for place, a in enumerate(batch.followed)
-            ]
-            self._insert("tell_followers", 4, told)
-            self._run("forget_followers", as_json([append.run for append in batch.followed]))
+        self._begin_histories([start.new for start in starts])
         return True
 
     def _move(self, appends: Sequence[Append]) -> bool:
-        """Move heads and append events; False if not all runs were as expected."""
+        """Move heads and append events, with what comes beside them; False if not all runs were as expected."""
         heads: list[Any] = []
         changes: list[Any] = []
         events: list[Any] = []
+        more: list[Append] = []
         for append in appends:
             if append.plain or stays(append):
                 heads += head_values(append)
@@ -197,8 +146,25 @@ class Transaction(Operations):
             whose = append.run, append.generation
             for event in append.events:
                 events += whose + event
-        write = self._statements.write_flat
-        if write("move_heads", 10, heads) + write("change_rows", 16, changes) != len(appends):
+            if not append.plain and has_more(append):
+                more.append(append)
+        moved, write = 0, self._statements.write_flat
+        if heads:
+            moved = write("move_head" if len(heads) == HEAD_WIDTH else "move_heads", HEAD_WIDTH, heads)
+        if changes:
+            moved += write("change_row" if len(changes) == CHANGE_WIDTH else "change_rows", CHANGE_WIDTH, changes)
+        if moved != len(appends):
             return False
-        write("append_events", 8, events)
+        if events:
+            write("append_events", EVENT_WIDTH, events)
+        if more:
+            self._keep_more(more)
         return True
+
+    def _tell_followers(self, ends: Sequence[Append]) -> None:
+        told = [
+            (place, append.run, child_value(append.row.status, append.row.outcome, append.row.budget), append.row.at)
+            for place, append in enumerate(ends)
+        ]
+        self._insert("tell_followers", 4, told)
+        self._run("forget_followers", as_json([append.run for append in ends]))

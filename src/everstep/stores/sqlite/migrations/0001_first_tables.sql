@@ -76,10 +76,14 @@ CREATE TABLE events (
 -- For lists of approvals: few events are of this kind.
 CREATE INDEX events_asking ON events (run, generation) WHERE kind = 'approval_asked';
 
--- What most transactions do, as one statement, which is a transaction by itself: each row that is inserted here moves the
--- head of a run and appends its next one or two events. If a run is not as expected, the statement is undone. Without a
--- status the run stays `running` under the same owner: that leaves alone every column of `runs` that an index has or asks
--- about. An end must concern nobody else. A row without a run does nothing: it fills a statement up to one of few lengths.
+-- The views `moves` and `starts` are for release 0.1, which writes through them and may use a store beside a newer release.
+-- Newer ones write `runs` and `events` themselves. They can go with a migration that is not compatible with the version
+-- before.
+--
+-- Each row that is inserted here moves the head of a run and appends its next one or two events. If a run is not as
+-- expected, the statement is undone. Without a status the run stays `running` under the same owner: that leaves alone every
+-- column of `runs` that an index has or asks about. An end must concern nobody else. A row without a run does nothing: it
+-- fills a statement up to one of few lengths.
 CREATE VIEW moves (
     run, generation, epoch, expected_seq, expected_digest, at, current_step, published, head_seq, head_digest,
     status, wake_at, outcome, ended_at, release, progress,
