@@ -40,7 +40,7 @@
     ├── GraphStuck              a graph cannot go on: no edge holds, a limit is reached, or two nodes disagree
     ├── BudgetExceeded          the run's budget has no room for a step, and it was to fail then
     └── StoreError              the database
-        ├── StoreFull           no room on the disk: work pauses and goes on when there is room
+        ├── StoreFull           no room on the disk: work pauses and resumes when there is room
         ├── StoreBusy           the database did not take a write just now: work pauses, and it is tried again
         ├── StoreUnreachable    the server cannot be reached, or takes no connections yet
         ├── StoreReadOnly       the file or its folder cannot be written, or the role may not: work pauses until it can
@@ -176,7 +176,10 @@ class WorkerAlive(Error):
 
 
 class WorkerGone(Error):
-    """Somebody has said that this worker, or its host, is gone. It writes and begins nothing more; stop its process."""
+    """A person or a program declared this worker, or its host, gone. It writes and begins nothing more.
+
+    Stop its process.
+    """
 
     code: ClassVar[str] = "everstep.worker.gone"
 
@@ -437,7 +440,7 @@ class StoreFailed(StoreError):
 
 
 class StoreMoved(StoreFailed):
-    """The store's file, or one beside it, was moved, removed or replaced while it was open: nothing is acknowledged.
+    """The store's file, `-wal` or `-shm` was moved, removed or replaced while it was open: nothing is acknowledged.
 
     What this process writes would not be found at the store's path. Stop it, put the files back (the store and its
     `-wal` together), and start again.
@@ -491,7 +494,7 @@ class Damaged(StoreError):
 
 
 class Evicted(BaseException):
-    """Unwinds workflow code that leaves memory. It is not a failure: the run goes on later, from its history."""
+    """Unwinds workflow code that leaves memory. It is not a failure: the run resumes later, from its history."""
 
     code: ClassVar[str] = "everstep.evicted"
 

@@ -209,7 +209,7 @@ def step(
 def step(function: Any = None, /, **options: Any) -> Any:
     """Make a function a step: its outcome is recorded once and never recomputed.
 
-    name: under which it stands in the history (default: the function's qualified name).
+    name: its name in the history (default: the function's qualified name).
     effect: the contract. `"read"` changes nothing outside; `"repeat"` (default) is safe to do again with the same
         `everstep.key()`; `"once"` must never happen twice: when its outcome is unknown it is settled by its probe or by
         a person, and never repeated by itself.
@@ -233,10 +233,10 @@ def step(function: Any = None, /, **options: Any) -> Any:
         It is stored all the same, and what the workflow does with it is shown as usual.
     cost: an estimate of what one attempt uses, such as `{"usd": 0.02, "tokens": 900}`, or a function of the same
         arguments that returns one. A run with a budget reserves it before the body starts. `{}` says that the step uses
-        nothing: it goes on when money and tokens are used up.
+        nothing: it still runs when money and tokens are used up.
     limit: the name of a limit over all workers: its body starts when that has a slot. See `App.limit`.
 
-    Use it as `@step`, as `@step(effect="read")`, or in place on a function of somebody else's:
+    Use it as `@step`, as `@step(effect="read")`, or in place on a function of a library:
     `await step(client.create, name="create", effect="read")(…)`.
     """
     refuse_unknown("@step", options, OPTIONS)

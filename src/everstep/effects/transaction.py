@@ -205,7 +205,7 @@ def transaction(database: Any, /, **options: Any) -> Any:
         an `Engine`, `AsyncEngine`, `sessionmaker` or `async_sessionmaker` of SQLAlchemy for PostgreSQL (what these
         make). In PostgreSQL the markers are in the schema `everstep`, unless the URL says `schema=`, or an engine's
         execution options `everstep_schema`.
-    name: under which it stands in the history (default: the function's qualified name).
+    name: its name in the history (default: the function's qualified name).
     retry: a `Retry` policy (default: one attempt). Waiting for others who write does not count as an attempt.
     timeout: seconds that one attempt may take. One that takes longer cannot commit any more.
     raises: exception types that come back as themselves after a crash.

@@ -100,7 +100,7 @@ class TendingVerbs:
         note: str = "",
         by: str = "",
     ) -> Run[Any]:
-        """Start a new run that begins with what another one did up to the event `at`, and goes on from there by itself.
+        """Start a new run that begins with what another one did up to the event `at`, and continues from there.
 
         The other run, whatever its status, is not touched. The fork is durable on return; asked for again with the same
         `id` it is the same fork. Raises `Misuse` if there can be none at that event, or if the code would not do with
@@ -125,7 +125,7 @@ class TendingVerbs:
         return Run(self, forked)
 
     async def hold(self: Any, run: str, note: str = "", *, by: str = "") -> None:
-        """Put a run on hold until somebody resolves it."""
+        """Put a run on hold until a person or a program resolves it."""
         check_texts(note=note, by=by)
         await runs.hold(self, run, note, by)
 
@@ -165,7 +165,7 @@ class TendingVerbs:
 
         database: as in `@everstep.transaction(database)`.
         older_than: seconds that a marker is kept at least. Keep them longer than your oldest backup of the store: a
-            run that is restored from it is told by its markers what has happened since.
+            run that is restored from it learns from its markers what has happened since.
         """
         return await forget_markers(self, database_of(database), checked_seconds("older_than", older_than))
 
@@ -207,7 +207,7 @@ class TendingVerbs:
         await keys.settle(self, checked_key(key, "an action"), value, note, by)
 
     async def forget_keys(self: Any, *, older_than: float) -> int:
-        """Delete keys that are done or free and have not changed for so many seconds. Returns how many.
+        """Delete keys that are done or free and have not changed for `older_than` seconds. Return their number.
 
         Until then a key is kept, also when its run was deleted. A forgotten one may be used again for anything.
         """
@@ -222,13 +222,13 @@ class TendingVerbs:
         keys_older_than: float | timedelta | None = None,
         dry_run: bool = False,
     ) -> "Collected":
-        """Delete what is old enough, in short transactions, so that nobody who writes has to wait. See `Retention`.
+        """Delete old runs and keys in short transactions, so that no writer has to wait for long. See `Retention`.
 
-        older_than: runs that ended so many seconds ago. A run goes with its children, and only when all of them have
-            ended so long ago; none goes that is held, has a key in doubt, or that another run may need which has not
-            ended, or has failed.
-        keep: the newest so many runs of each workflow stay.
-        keys_older_than: keys of actions that have not changed for so long. Without it they all stay.
+        older_than: seconds since their end after which runs are deleted. A run goes with its children, and
+            only when all of them have ended that long ago; none goes that is held, has a key in doubt, or that another
+            run may need which has not ended, or has failed.
+        keep: number of newest runs of each workflow that stay.
+        keys_older_than: seconds without a change after which keys of actions are deleted. Without it they all stay.
         dry_run: only say what would be deleted.
         With neither time, what `everstep.open(retention=…)` says is done now.
         """
@@ -260,7 +260,7 @@ class TendingVerbs:
         restart; runs that have begun go on. A run has its slot from its beginning until it ends, is held or given back.
 
         concurrency: over all workers. per_worker: in each. per_key: with the same tag `key`.
-        rate: (how many, in how many seconds): a bucket of so many tokens that fills in that time; each run that begins
+        rate: (tokens, seconds): a bucket of that many tokens that fills in that time; each run that begins
             takes one, also one that begins again after a hold or a retry.
         paused: nothing begins.
         """
@@ -353,8 +353,8 @@ class TendingVerbs:
     async def repair(self: Any, run: str, *, note: str = "", by: str = "", dry_run: bool = False) -> "Repair":
         """Put a damaged run right from the good part of its history, and say what can no longer be seen.
 
-        What comes after the last good event is archived, and the run goes on from there. From then on a step that must
-        not happen twice is asked about (its probe, or a person) before it is done, until somebody resolves such a
+        What comes after the last good event is archived, and the run continues from there. From then on a step that
+        must not happen twice is asked about (its probe, or a person) before it is done, until a person resolves such a
         question with `accept`. A sound run is left alone. Raises `Damaged` if nothing of the history is good; then the
         run can only be started again with `on_existing="restart"`. With `dry_run` nothing is changed.
         """
@@ -402,10 +402,10 @@ class ScheduleVerbs:
         name: of the schedule; default: the workflow's.
         cron: five fields (minute, hour, day, month, day of the week), or six with the second first.
         zone: the time zone of the expression, such as `Europe/Berlin`.
-        every: instead of `cron`, so many seconds, or a `timedelta`. It counts from the beginning of 1970 (UTC), so that
-            3600 is every full hour; `offset` moves that.
-        jitter: a run is started up to so many seconds later: by as much for one tick on every worker, and by something
-            else for each.
+        every: instead of `cron`: the interval in seconds, or as a `timedelta`. It counts from the beginning of 1970
+            (UTC), so that 3600 is every full hour; `offset` moves that.
+        jitter: a run is started up to this many seconds later: by the same delay for one tick on every worker, and by
+            another delay for each tick.
         overlap: what happens at a tick when the run before has not ended. `skip` (default): nothing. `queue`: the
             newest tick waits for its end. `allow`: both run. `cancel`: the run before is cancelled, and when it has
             ended the newest tick's is started.
@@ -486,7 +486,7 @@ class App(TendingVerbs, ScheduleVerbs, Host):
         """Start a run, or with the id of an existing one do what `on_existing` says. The start is durable on return.
 
         on_existing: `attach` (default: the same workflow and arguments give the same run, and if its owner is gone it
-            goes on here; others are an `IdConflict`), `retry` (attach, and a failed run goes on from what failed),
+            goes on here; others are an `IdConflict`), `retry` (attach, and a failed run continues from what failed),
             `restart` (an ended run begins again; its old history is kept), or `fail`.
         queue: which queue it waits in (default: its workflow's). In the queue `default` nothing waits: this app begins
             it at once. See `queue`.
@@ -641,7 +641,7 @@ class App(TendingVerbs, ScheduleVerbs, Host):
 
         id: asking again with the same one, also after a crash, gives the same answer and is one request to the run.
         answer: the type that the answer must have.
-        timeout: after so many seconds `NoAnswer`, a `TimeoutError`; the run keeps the request.
+        timeout: seconds after which `NoAnswer`, a `TimeoutError`, is raised; the run keeps the request.
 
         Raises `RequestRefused` or the error with which the run refused it, `RunEnded` when the run has ended without
         an answer, `RunHeld` when it waits for a person, `UnknownRun`, and `IdConflict` when the id belongs to another

@@ -160,7 +160,7 @@ class Run(Generic[T]):
 
         Each entry has its `value`, `position`, `step` and `attempt`. The first one that an attempt at a step writes
         says so (`entry.first`): what you have of the same step and `generation` came from an attempt that was cut off
-        or failed. Positions go on when the run goes on with a fresh history (`continue_as`), and when it is restarted.
+        or failed. Positions continue with a fresh history (`continue_as`), and when the run is restarted.
         """
         name = checked_name(name, "stream")
         return read_stream(self._app, self.id, name, checked_whole("after", after))
