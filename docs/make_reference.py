@@ -376,7 +376,7 @@ def settings_page() -> str:
         "\n## Opening a store\n\n" + heading("everstep.open", signature("everstep.open", everstep.open), everstep.open),
         OPTIONS,
         "## Statuses of a run\n\n" + ", ".join(f"`{one}`" for one in status.STATUSES) + ".\n",
-        "## Figures\n\nYou cannot change these figures. They are listed so that you can plan with them.\n\n| figure | value | meaning |",
+        "## Figures\n\nYou cannot change these figures.\n\n| figure | value | meaning |",
         "| --- | --- | --- |",
     ]
     for module, name in FIGURES:
