@@ -29,8 +29,8 @@ def continue_as(*args: Any) -> NoReturn:
     published, the facts that it remembers (`expect`), and signals and requests that the code has not received. A
     request that was taken has to be answered first. Its streams continue. Nothing else may be in progress: a step,
     timer, `receive`, task or child that was begun and not awaited is `Misuse`. Completed steps with a compensation are
-    undone as well when a later generation fails or is rolled back; so they must be declared steps, and what they are given
-    must be stored: a bound method, or one with `Live` arguments, is `Misuse`.
+    undone as well when a later generation fails or is rolled back; so they must be declared steps, and what they are
+    given must be stored: a bound method, or one with `Live` arguments, is `Misuse`.
     """
     execution = current_execution("everstep.continue_as()")
     execution.require_live()
