@@ -85,7 +85,7 @@ def worker_command(
     url: str | None,
     in_json: bool,
 ) -> int:
-    """Serve workflows: take up their unfinished runs, now and all the time.
+    """Serve workflows: take up their unfinished runs, now and from now on.
 
     Runs that a killed process left behind go on here. SIGTERM and Ctrl-C stop it in good order: no new body begins,
     steps under way may end, then the runs are given back. A second signal stops at once; nothing is lost by that

@@ -176,7 +176,7 @@ def tool(function: F, /, **options: Any) -> F: ...
 @overload
 def tool(**options: Any) -> Callable[[F], F]: ...
 def tool(function: Any = None, /, **options: Any) -> Any:
-    """Make a function a tool: a step that a model may call, with all options of `@step`, and what follows.
+    """Make a function a tool: a step that a model may call, with all options of `@step`, and those below.
 
     approval: `True`, or a function of the same arguments that says whether a person must approve this call. The person
         sees the exact arguments (`everstep approvals`). Any answer but `true` refuses it: the body does not run, and
