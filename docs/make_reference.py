@@ -57,7 +57,7 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "Graphs": ("Graph", "pipeline"),
     "Running": ("run", "open", "App", "Run", "Retention"),
     "Starting from elsewhere": ("connect", "Client", "Schedule"),
-    "Telling of holds": ("Webhook", "verify_webhook"),
+    "Notifying of holds": ("Webhook", "verify_webhook"),
     "Inside a workflow": (
         "receive",
         "approval",
@@ -74,11 +74,11 @@ GROUPS: Final[dict[str, tuple[str, ...]]] = {
         "uuid",
         "current",
     ),
-    "Facts about the outside": ("expect", "release"),
-    "Money, tokens, time": ("charge", "budget"),
+    "Remembering facts about the outside": ("expect", "release"),
+    "Charging a budget": ("charge", "budget"),
     "Inside a step": ("key", "heartbeat"),
-    "Answers of a probe": ("Done", "Unknown"),
-    "Errors to raise and to know": ("NotDone", "Fatal", "BudgetExceeded", "Error", "Evicted"),
+    "Answering a probe": ("Done", "Unknown"),
+    "Raising and handling errors": ("NotDone", "Fatal", "BudgetExceeded", "Error", "Evicted"),
     "Modules": ("files", "witness", "blocking", "errors"),
 }
 HANDED_OUT: Final = (
@@ -93,12 +93,12 @@ ENVIRONMENT: Final[dict[str, str]] = {
     "EVERSTEP_URL": "The store that is opened when none is named. Without it: `sqlite:///everstep.db`, in the current "
     "folder.",
     "EVERSTEP_CHAIN_KEY": "The chain key, at least 16 characters; or several, separated by commas: the first makes new "
-    "runs, the others are still believed, and `none` stands for runs that were made without a key.",
-    "EVERSTEP_ON_HOLD": "The address of a webhook that is told when a run is held, unless `on_hold=` names another.",
-    "EVERSTEP_ON_HOLD_SECRET": "What requests to that webhook are signed with.",
+    "runs, the others are still believed, and `none` accepts runs that were made without a key.",
+    "EVERSTEP_ON_HOLD": "The address of a webhook that is notified of each hold, unless `on_hold=` names another.",
+    "EVERSTEP_ON_HOLD_SECRET": "The secret with which requests to that webhook are signed.",
     "EVERSTEP_DEBUG": "The command line shows tracebacks instead of messages.",
     "EVERSTEP_CRASH_AT": "For tests: kill this process at a crash point, `name:count` or `name:count:stop`.",
-    "EVERSTEP_CRASH_COUNT": "For tests: a file that gets the name of every crash point that is passed.",
+    "EVERSTEP_CRASH_COUNT": "For tests: a file to which the name of every passed crash point is appended.",
     "EVERSTEP_LEDGER": "Set by `everstep crashtest` for a workflow: the address of its ledger (`ledger.offered()`).",
     "EVERSTEP_SUPERVISED": "Set by `everstep worker --processes` for its processes: which one it is, and a pipe.",
     "EVERSTEP_IMPORTING": "Set by commands while they import a file of yours; `everstep.run` is then refused.",
@@ -134,11 +134,11 @@ EVENTS_INTRODUCTION: Final = """# Events
 A history is a list of events. Each has `seq` (its number in the run, from 1), `kind`, `step` (the step's name, or
 empty), `at` (microseconds since 1970) and `body`, whose fields are below. A field that has its default is left out of
 the stored body. `call` numbers the commands of a run in the order in which its code gave them; an outcome names the
-call that it is for. A large payload is kept beside the history, under the digest in `ref`.
+call that it is for. A large payload is stored separately, under the digest in `ref`.
 """
 ERRORS_INTRODUCTION: Final = """# Errors
 
-All of them stand in `everstep.errors`. Each has a stable `code`. Messages say what happened and what to do, and never
+All errors are in `everstep.errors`. Each has a stable `code`. Messages say what happened and what to do, and never
 contain a payload.
 """
 OPTIONS: Final = """## Options of workflows and steps
@@ -258,7 +258,7 @@ def python_page() -> str:
     for title, names in GROUPS.items():
         parts.append(f"## {title}\n")
         parts += [entry(name, getattr(everstep, name)) for name in names]
-    parts.append("## What calls give back\n\nYou meet these without typing their names.\n")
+    parts.append("## What calls return\n\nYou use these classes without importing them.\n")
     parts += [entry(cls.__name__, cls) for cls in HANDED_OUT]
     return "\n".join(parts)
 
@@ -376,7 +376,7 @@ def settings_page() -> str:
         "\n## Opening a store\n\n" + heading("everstep.open", signature("everstep.open", everstep.open), everstep.open),
         OPTIONS,
         "## Statuses of a run\n\n" + ", ".join(f"`{one}`" for one in status.STATUSES) + ".\n",
-        "## Figures\n\nThese cannot be set. They are here so that you know them.\n\n| figure | value | meaning |",
+        "## Figures\n\nYou cannot change these figures.\n\n| figure | value | meaning |",
         "| --- | --- | --- |",
     ]
     for module, name in FIGURES:

@@ -40,7 +40,7 @@
     ├── GraphStuck              a graph cannot go on: no edge holds, a limit is reached, or two nodes disagree
     ├── BudgetExceeded          the run's budget has no room for a step, and it was to fail then
     └── StoreError              the database
-        ├── StoreFull           no room on the disk: work pauses and goes on when there is room
+        ├── StoreFull           no room on the disk: work pauses and resumes when there is room
         ├── StoreBusy           the database did not take a write just now: work pauses, and it is tried again
         ├── StoreUnreachable    the server cannot be reached, or takes no connections yet
         ├── StoreReadOnly       the file or its folder cannot be written, or the role may not: work pauses until it can
@@ -75,7 +75,7 @@ class Misuse(Error):
 
 
 class OutsideInWorkflow(Misuse):
-    """A workflow body touched the outside world. Workflow code is replayed, so this belongs into a step."""
+    """A workflow body touched the outside world. Workflow code is replayed, so this belongs in a step."""
 
     code: ClassVar[str] = "everstep.workflow.outside"
 
@@ -125,7 +125,7 @@ class UnknownSchedule(Misuse):
 
 
 class UnknownQueue(Misuse):
-    """Nothing was said about a queue or limit with this name, and no run is in it."""
+    """A queue or limit with this name was never configured, and no run is in it."""
 
     code: ClassVar[str] = "everstep.queue.unknown"
 
@@ -176,7 +176,10 @@ class WorkerAlive(Error):
 
 
 class WorkerGone(Error):
-    """Somebody has said that this worker, or its host, is gone. It writes and begins nothing more; stop its process."""
+    """A person or a program declared this worker, or its host, gone. It writes and begins nothing more.
+
+    Stop its process.
+    """
 
     code: ClassVar[str] = "everstep.worker.gone"
 
@@ -332,7 +335,7 @@ class NotGenuine(Error):
 
 
 class GraphStuck(Error):
-    """A graph cannot go on: no edge holds, a node was reached too often, or two nodes changed one field at once."""
+    """A graph cannot continue: no edge holds, a node was reached too often, or two nodes changed one field at once."""
 
     code: ClassVar[str] = "everstep.graph.stuck"
 
@@ -340,7 +343,7 @@ class GraphStuck(Error):
 class BudgetExceeded(Error):
     """The run's budget has no room for a step (`then="fail"`), so its body was not started.
 
-    `over` says what there is not enough of (`usd`, `tokens`, `steps` or `seconds`), `limit` how much there was.
+    `over` names what has run out (`usd`, `tokens`, `steps` or `seconds`), `limit` how much there was.
     """
 
     code: ClassVar[str] = "everstep.run.budget"
@@ -367,7 +370,7 @@ class ApprovalConflict(Misuse):
 
 
 class Refused(Error):
-    """A person has refused what was to be approved, so it was not done."""
+    """A person refused the approval of a call, so the call was not made."""
 
     code: ClassVar[str] = "everstep.approval.refused"
 
@@ -389,7 +392,7 @@ class Uncompensated(Misuse):
 
 
 class StoreError(Error):
-    """Something about the database."""
+    """The base of errors about the database and what is stored in it."""
 
     code: ClassVar[str] = "everstep.store"
     pauses: ClassVar[bool] = False
@@ -397,34 +400,34 @@ class StoreError(Error):
 
 
 class StoreFull(StoreError):
-    """There is no room on the disk. Runs under way pause and go on by themselves when there is room."""
+    """There is no room on the disk. Runs pause, and resume by themselves when there is room."""
 
     code: ClassVar[str] = "everstep.store.full"
     pauses = True
 
 
 class StoreBusy(StoreError):
-    """The database did not take a write, for a reason that says nothing about what was written. It is tried again."""
+    """The database did not take a write, for a reason that says nothing about the data. The write is retried."""
 
     code: ClassVar[str] = "everstep.store.busy"
     pauses = True
 
 
 class StoreUnreachable(StoreError):
-    """The server cannot be reached, or takes no connections yet. Nothing is wrong with what it was asked: try again."""
+    """The server cannot be reached, or takes no connections yet. Nothing is wrong with the operation: retry it."""
 
     code: ClassVar[str] = "everstep.store.unreachable"
 
 
 class StoreReadOnly(StoreError):
-    """The store's file or folder cannot be written, or the role may not. Runs under way pause until it can."""
+    """The store's file or folder cannot be written, or the role lacks the right. Runs pause until it can."""
 
     code: ClassVar[str] = "everstep.store.read_only"
     pauses = True
 
 
 class StoreUnusable(StoreError):
-    """The file is not a store, or a newer release made it, or it lies where SQLite cannot be trusted."""
+    """The file is not a store, or a newer release made it, or it is on a file system that SQLite cannot trust."""
 
     code: ClassVar[str] = "everstep.store.unusable"
     pauses = True
@@ -437,7 +440,7 @@ class StoreFailed(StoreError):
 
 
 class StoreMoved(StoreFailed):
-    """The store's file, or one beside it, was moved, removed or replaced while it was open: nothing is acknowledged.
+    """The store's file, `-wal` or `-shm` was moved, removed or replaced while it was open: nothing is acknowledged.
 
     What this process writes would not be found at the store's path. Stop it, put the files back (the store and its
     `-wal` together), and start again.
@@ -471,7 +474,7 @@ class ChainKeyMissing(NotReadable):
 
 
 class SecretsLeftOut(NotReadable):
-    """A run was exported without what is secret in its history (`secrets=True` and `--with-secrets` leave it in).
+    """A run was exported without the secrets in its history (`secrets=True` and `--with-secrets` leave it in).
 
     It can be looked at. It cannot be retried, forked, rolled back or repaired: that needs what is missing. Nothing was
     changed.
@@ -491,7 +494,7 @@ class Damaged(StoreError):
 
 
 class Evicted(BaseException):
-    """Unwinds workflow code that leaves memory. It is not a failure: the run goes on later, from its history."""
+    """Unwinds workflow code that leaves memory. It is not a failure: the run resumes later, from its history."""
 
     code: ClassVar[str] = "everstep.evicted"
 

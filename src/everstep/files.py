@@ -2,7 +2,7 @@
 
 Each is a step with the contract `repeat`: atomic, synced to the disk, skipped when the content is already right, one at
 a time for each folder, and refused when its run has been taken over meanwhile. The run remembers the content as a
-witness (unless `witness=False`), so that it is held when somebody else changes the file before it goes on. In a `def`
+witness (unless `witness=False`), so that it is held when the file is changed from outside before it resumes. In a `def`
 workflow say `everstep.blocking.files.write(…)`.
 """
 
@@ -54,7 +54,7 @@ async def write(
     """Give a file this content.
 
     expected: refuse with `FileChanged` to overwrite anything else than this content (None: anything at all).
-    witness: remember the content and compare it before the run goes on after a stop.
+    witness: remember the content and compare it before the run resumes after a stop.
     """
     name, checked = checked_path("path", path), expected != UNCHECKED
     fact = await _do("write", _WRITE, name, content, expected if checked else None, checked)

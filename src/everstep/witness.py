@@ -1,4 +1,4 @@
-"""Witnesses: facts about the outside that a run remembers, and that are compared before it goes on.
+"""Witnesses: facts about the outside that a run remembers, and that are compared before it resumes.
 
 For instance `await everstep.expect(everstep.witness.file("schema.sql"))`.
 """

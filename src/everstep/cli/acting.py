@@ -125,7 +125,7 @@ def retry_command(run: str, across_once: bool, url: str | None, in_json: bool) -
 @click.option("--note", default="", help="Why; it is kept in the history.")
 @store_options
 def hold_command(run: str, note: str, url: str | None, in_json: bool) -> None:
-    """Put a run on hold until somebody resolves it."""
+    """Put a run on hold until a person or a program resolves it."""
     _act(run, url, lambda app: app.hold(run, note, by=user_name()), {"hold": "asked"}, "put on hold", in_json=in_json)
 
 

@@ -29,20 +29,20 @@ class Age(click.ParamType[float]):
 
 
 @click.command("gc")
-@click.option("--older-than", type=Age(), metavar="AGE", help="Runs that ended so long ago: 30d, 12h, 90m.")
-@click.option("--keep", type=click.IntRange(min=0), default=0, help="The newest so many of each workflow stay.")
-@click.option("--keys-older-than", type=Age(), metavar="AGE", help="Keys of actions that did not change for so long.")
+@click.option("--older-than", type=Age(), metavar="AGE", help="Runs that ended this long ago: 30d, 12h, 90m.")
+@click.option("--keep", type=click.IntRange(min=0), default=0, help="Number of newest runs of each workflow that stay.")
+@click.option("--keys-older-than", type=Age(), metavar="AGE", help="Keys of actions that did not change for this time.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @store_options
 def gc_command(
     older_than: float | None, keep: int, keys_older_than: float | None, dry_run: bool, url: str | None, in_json: bool
 ) -> int:
-    """Delete runs that have ended, with all that belongs to them, while others go on working.
+    """Delete runs that have ended, with all that belongs to them, while other processes keep working.
 
-    A run goes with its children, when all of them have ended so long ago. What has not ended, is held, or has a key in
-    doubt stays; so does what another run may need that has not ended, or has failed. The keys of actions, which
-    `everstep effects` lists, stay unless --keys-older-than is said: after that an action may be done again. The file
-    does not become smaller; its room is used again. A worker with --retention does the same by itself.
+    A run is deleted with its children, when all of them have ended that long ago. A run stays that has not ended, is
+    held, or has a key in doubt, or that another run may need which has not ended, or has failed. The keys of actions,
+    which `everstep effects` lists, stay unless you give --keys-older-than: after that an action may be done again. The
+    file does not become smaller; its space is reused. A worker with --retention does the same by itself.
     """
     if older_than is None and keys_older_than is None:
         raise click.UsageError("Say --older-than AGE, --keys-older-than AGE, or both.")

@@ -39,7 +39,7 @@ PROMISES_SHOWN_MAX = 5
 )
 @click.option("--given", metavar="FOLDER", help="A folder whose content each trial begins with.")
 @click.option("--env", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the processes.")
-@click.option("--most", type=click.IntRange(1), metavar="N", help="Kill at so many boundaries of each kind, at most.")
+@click.option("--most", type=click.IntRange(1), metavar="N", help="Maximum number of boundaries of each kind.")
 @click.option("--orders", type=click.IntRange(0), default=ORDERS, help="Other orders of concurrent steps.")
 @click.option("--pace", type=click.FloatRange(1), default=10.0, help="Step bodies sleep for this part of the time.")
 @click.option("--seconds", type=click.FloatRange(1), default=60.0, help="How long one process may take.")
@@ -60,7 +60,7 @@ def crashtest_command(
     """Kill a workflow at every boundary there is, and compare it with an undisturbed run.
 
     A boundary is before and after each durable write, before each line of a step's body, in each wait. For each of
-    them a run lives in a process and a folder of its own, is killed there with SIGKILL and goes on in a new process;
+    them a run lives in a process and a folder of its own, is killed there with SIGKILL and resumed in a new process;
     then also that one is killed. The end, published values, declared files, effects in the ledger and the history must
     be those of an undisturbed run. Time is skipped. Exits with 0 when all promises hold, with 1 when one is broken:
 

@@ -43,7 +43,7 @@ CONSEQUENCES: Final[dict[str, str]] = {
     "--state", type=click.Choice([*STATES, "in-doubt"]), help="in-doubt: under way or undoing, and the run has ended."
 )
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
-@click.option("--free", metavar="KEY", help="Let the action be done again, by whoever asks for the key.")
+@click.option("--free", metavar="KEY", help="Let the action be done again, by the next step that asks for the key.")
 @click.option("--done", nargs=2, metavar="KEY JSON", help="An action left in doubt did happen; this is its outcome.")
 @click.option("--note", default="", help="With --free and --done: why; it is kept with the key.")
 @click.option("--yes", is_flag=True, help="With --free and --done: do it; without it the consequences are only shown.")

@@ -58,7 +58,7 @@ def fork_command(
     url: str | None,
     in_json: bool,
 ) -> None:
-    """Start a new run that begins with what another one did up to an event, and goes on from there by itself.
+    """Start a new run that begins with what another one did up to an event, and continues from there by itself.
 
     \b
         everstep history report-17                               # which event

@@ -30,7 +30,7 @@ def _rate(text: str) -> tuple[int, float] | None:
     try:
         return None if text == "none" else (int(count), float(seconds.removesuffix("s") if slash else 1.0))
     except ValueError:
-        raise click.UsageError(f"--rate {text}: it is such as 10/60 (so many in so many seconds), or 'none'.") from None
+        raise click.UsageError(f"--rate {text}: it is such as 10/60 (10 runs in 60 seconds), or 'none'.") from None
 
 
 @click.command("queue")
@@ -40,7 +40,7 @@ def _rate(text: str) -> tuple[int, float] | None:
 @click.option("--concurrency", metavar="N", help="At once, over all workers.")
 @click.option("--per-worker", metavar="N", help="At once in each worker.")
 @click.option("--per-key", metavar="N", help="At once with the same tag `key`.")
-@click.option("--rate", metavar="N/SECONDS", help="So many may begin in so many seconds.")
+@click.option("--rate", metavar="N/SECONDS", help="Number of runs that may begin, and in how many seconds.")
 @store_options
 def queue_command(
     action: str, name: str | None, is_limit: bool, url: str | None, in_json: bool, **options: Any

@@ -51,7 +51,7 @@ def resolve_command(
     in_json: bool,
     **answers: Any,
 ) -> int:
-    """Decide about a held run: it then goes on, or ends.
+    """Decide about a held run: it then resumes, or ends.
 
     `everstep holds` shows which answers a hold allows and what each of them means. Many alike are resolved at once
     without RUN, by --reason, --step and --workflow: first they are listed, with --yes they are resolved.

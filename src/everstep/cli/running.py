@@ -31,7 +31,7 @@ from everstep.worker.stopping import stopping_on_signals
 @click.command("run")
 @click.argument("target", metavar="FILE[:WORKFLOW]")
 @click.argument("arguments", nargs=-1, metavar="[JSON]...")
-@click.option("--id", "run", metavar="ID", help="The run's id; that of an existing run goes on with it.")
+@click.option("--id", "run", metavar="ID", help="The run's id; that of an existing run resumes it.")
 @click.option(
     "--on-existing",
     type=click.Choice(ON_EXISTING),
@@ -55,7 +55,7 @@ def run_command(
     \b
         everstep run app.py:report '"tides"' '"ann@example.org"' --id report-17
 
-    Kill it at any time and say the same again: it goes on from where it was.
+    Kill it at any time and run the same command again: it resumes where it was.
     """  # noqa: D301  # click wants the character itself
     workflow = load_workflow(target)
     values = decoded_arguments(workflow, arguments)

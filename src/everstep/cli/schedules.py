@@ -64,7 +64,7 @@ def _say_who_starts(url: str | None, *, is_served: bool) -> None:
 @click.option("--zone", default="UTC", show_default=True, help="The time zone of --cron, such as Europe/Berlin.")
 @click.option("--every", type=Age(), default="0s", metavar="TIME", help="Instead of --cron: 30s, 15m, 6h, 1d.")
 @click.option("--offset", type=Age(), default="0s", metavar="TIME", help="By how much --every is moved.")
-@click.option("--jitter", type=Age(), default="0s", metavar="TIME", help="Start each run by up to so much later.")
+@click.option("--jitter", type=Age(), default="0s", metavar="TIME", help="Start each run up to this much later.")
 @click.option(
     "--overlap", type=click.Choice(OVERLAPS), default="skip", show_default=True,
     help="What to do at a tick when the run before has not ended.",

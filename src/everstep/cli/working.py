@@ -57,14 +57,14 @@ STYLES = {
 @click.option("--queue", "queues", multiple=True, metavar="NAME", help="Serve only this queue; can be given again.")
 @click.option(
     "--processes", type=click.IntRange(1, 256), default=1, show_default=True,
-    help="So many processes under this one, which starts them again when they die. Each has its own --concurrency.",
+    help="Number of processes under this one, which starts them again when they die. Each has its own --concurrency.",
 )  # fmt: skip
 @click.option("--health", metavar="PORT", help="Answer /healthz and /readyz, to this machine only; or HOST:PORT.")
-@click.option("--retention", type=Age(), metavar="AGE", help="Delete runs that ended so long ago: 30d, 12h, 90m.")
-@click.option("--key-retention", type=Age(), metavar="AGE", help="Forget keys that did not change for so long.")
+@click.option("--retention", type=Age(), metavar="AGE", help="Delete runs that ended this long ago: 30d, 12h, 90m.")
+@click.option("--key-retention", type=Age(), metavar="AGE", help="Forget keys that did not change for this time.")
 @click.option(
     "--gone-after", type=click.FloatRange(min=1), metavar="SECONDS",
-    help="Workers elsewhere without a sign of life for so long count as gone. Risky: see the documentation.",
+    help="Workers elsewhere without a sign of life for this time count as gone. Risky: see the documentation.",
 )  # fmt: skip
 @click.option("--host", metavar="HOST", help="With `worker gone`: everything that was begun on this host.")
 @click.option("--note", default="", help="With `worker gone`: how you know. It is kept.")
@@ -85,7 +85,7 @@ def worker_command(
     url: str | None,
     in_json: bool,
 ) -> int:
-    """Serve workflows: take up their unfinished runs, now and all the time.
+    """Serve workflows: take up their unfinished runs, now and from now on.
 
     Runs that a killed process left behind go on here. SIGTERM and Ctrl-C stop it in good order: no new body begins,
     steps under way may end, then the runs are given back. A second signal stops at once; nothing is lost by that

@@ -110,7 +110,7 @@ class Codec:
         elif type(stored) is dict and type(stored.get("args")) is list and type(stored.get("kwargs")) is dict:
             args, kwargs = stored["args"], stored["kwargs"]
         else:
-            raise NotDecodable("value cannot be restored: these are no arguments of a call.", "value")
+            raise NotDecodable("value cannot be restored: the payload does not hold call arguments.", "value")
         return ((None, *args) if signature.is_method else tuple(args)), kwargs
 
     def kept_arguments(self, signature: Signature, payload: bytes, given: Arguments) -> Arguments:

@@ -39,7 +39,7 @@ from everstep.stores.protocol import Store
 T = TypeVar("T")
 
 PATIENCE_SECONDS: Final = 300.0
-"""So long an atomic step waits for others who write to its database, before that counts as a failure."""
+"""Time that an atomic step waits for other writers of its database before that counts as a failure."""
 FIRST_PAUSE_SECONDS: Final = 0.0005
 MOST_PAUSE_SECONDS: Final = 0.05
 

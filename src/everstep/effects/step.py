@@ -209,16 +209,16 @@ def step(
 def step(function: Any = None, /, **options: Any) -> Any:
     """Make a function a step: its outcome is recorded once and never recomputed.
 
-    name: under which it stands in the history (default: the function's qualified name).
+    name: its name in the history (default: the function's qualified name).
     effect: the contract. `"read"` changes nothing outside; `"repeat"` (default) is safe to do again with the same
         `everstep.key()`; `"once"` must never happen twice: when its outcome is unknown it is settled by its probe or by
-        a person, and never repeated by itself.
+        a person, and never repeated automatically.
     retry: a `Retry` policy (default: one attempt).
     timeout: seconds that one attempt may take.
     raises: exception types that come back as themselves after a crash.
     probe: for `once`. `probe(key, *args)` asks the outside about an attempt whose outcome is unknown, and returns
         `everstep.Done(value)`, `everstep.NotDone()` or `everstep.Unknown()`.
-    probe_for: seconds for which a probe that does not know is asked again, before a person is (default 600). One
+    probe_for: seconds for which a probe that does not know is asked again, before a person is asked (default 600). One
         question may take as long, but no more than 60 seconds (and 10 in any case).
     settle: seconds to wait before the first question, for receivers that list late.
     not_done: exception types that mean that the effect certainly did not happen, so that `retry` may apply.
@@ -229,14 +229,14 @@ def step(function: Any = None, /, **options: Any) -> Any:
         step for which a budget with `then="fallback"` has no room.
     compensate: what undoes the step when the run fails later or is rolled back: a step with its own contract, or a
         function, which becomes a `repeat` step named `<step>.compensate`. It is called as `f(outcome, *args)`.
-    secret: what the step is given, returns and raises is never shown: not by commands, `run.history()`, logs or holds.
-        It is stored all the same, and what the workflow does with it is shown as usual.
+    secret: the arguments, outcome and errors of the step are never shown: not by commands, `run.history()`, logs or
+        holds. They are stored all the same, and what the workflow does with them is shown as usual.
     cost: an estimate of what one attempt uses, such as `{"usd": 0.02, "tokens": 900}`, or a function of the same
         arguments that returns one. A run with a budget reserves it before the body starts. `{}` says that the step uses
-        nothing: it goes on when money and tokens are used up.
-    limit: the name of a limit over all workers: its body starts when that has a slot. See `App.limit`.
+        nothing: it still runs when money and tokens are used up.
+    limit: the name of a limit over all workers: its body starts when the limit has a slot. See `App.limit`.
 
-    Use it as `@step`, as `@step(effect="read")`, or in place on a function of somebody else's:
+    Use it as `@step`, as `@step(effect="read")`, or in place on a function of a library:
     `await step(client.create, name="create", effect="read")(…)`.
     """
     refuse_unknown("@step", options, OPTIONS)

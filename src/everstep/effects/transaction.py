@@ -196,7 +196,7 @@ def transaction(database: Any, /, **options: Any) -> Any:
 
     The first parameter is a live connection with an open transaction; the caller does not pass it. Everything that the
     body writes through it, and a marker under the step's key, are committed together. After a crash the marker tells
-    whether the step has happened: there, its outcome is adopted; not there, the body runs. What raises is rolled back.
+    whether the step has happened: if it is there, its outcome is adopted; if not, the body runs. An error rolls back.
 
     database: `everstep.STORE` (the store's own file, an APSW connection; or its database, a psycopg one); the path or
         URL of any SQLite file (a `sqlite3` connection), as in `sqlite:///shop.db?foreign_keys=on`, where a relative
@@ -205,8 +205,8 @@ def transaction(database: Any, /, **options: Any) -> Any:
         an `Engine`, `AsyncEngine`, `sessionmaker` or `async_sessionmaker` of SQLAlchemy for PostgreSQL (what these
         make). In PostgreSQL the markers are in the schema `everstep`, unless the URL says `schema=`, or an engine's
         execution options `everstep_schema`.
-    name: under which it stands in the history (default: the function's qualified name).
-    retry: a `Retry` policy (default: one attempt). Waiting for others who write does not count as an attempt.
+    name: its name in the history (default: the function's qualified name).
+    retry: a `Retry` policy (default: one attempt). Waiting for other writers does not count as an attempt.
     timeout: seconds that one attempt may take. One that takes longer cannot commit any more.
     raises: exception types that come back as themselves after a crash.
     fallback: a value, or a function of the same arguments, that takes the place of a failed step's outcome.

@@ -225,7 +225,7 @@ class Graph(Workflow, Generic[S]):
         into: the field that takes the answer.
         answer: the type that it must have (default: `bool`).
         what: what is to be approved, in words (default: the node's name).
-        timeout: seconds after which nobody can answer. Then `expired` takes the answer's place; without it the node
+        timeout: seconds after which no answer is accepted. Then `expired` takes the answer's place; without it the node
             fails with `TimeoutError`.
         """
         self._refuse_when_sealed()

@@ -57,12 +57,12 @@ class AttemptCharged(Body):
     attempt: int
     charged: Charge
     beside: bool = False
-    """Whether it comes on top of the attempt's own charge: from a probe, or a body that nobody waits for any more."""
+    """Whether it is added to the attempt's own charge: from a probe, or a body for which the run no longer waits."""
     part: int = 0
 
 
 class BudgetNarrowed(Body):
-    """Workflow code opened a part of its budget: what begins within may use so much of it."""
+    """Workflow code opened a part of its budget: work that begins within may use this much of it."""
 
     call: int
     limits: Limits

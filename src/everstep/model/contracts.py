@@ -7,7 +7,7 @@ Effect = Literal["read", "repeat", "once", "atomic"]
 EFFECTS: Final[tuple[Effect, ...]] = ("read", "repeat", "once", "atomic")
 
 EXPENSIVE_SECONDS: Final = 0.05
-"""An outcome that took longer than this is durable before workflow code sees it."""
+"""Duration of a body beyond which its outcome is durable before workflow code sees it."""
 
 
 def needs_intent(effect: Effect) -> bool:

@@ -133,7 +133,7 @@ class StepStarted(Body):
     because: str = ""
     """Why there is another attempt: `retry` (its policy), `crash` (the last was cut off), `person` (a retried run),
     `not-done` (a probe or a person said that the last one did not happen). Or why the first one comes only now:
-    `freed` (somebody else had the step's key), `budget` (it had to wait for room), `limit` (for a slot). Or why there
+    `freed` (another step had the step's key), `budget` (it had to wait for room), `limit` (for a slot). Or why there
     is none: `kept` (the step was done before its run was retried, and its outcome is given again)."""
     by: str = ""
     """With `once` and `atomic`: the worker that runs it, so that it is known later whether it can still act."""
@@ -242,7 +242,7 @@ class AttemptFailed(Body):
 
 
 class StepDoubted(Body):
-    """A `once` step is in doubt: it was begun, and nobody knows whether its effect happened.
+    """A `once` step is in doubt: it was begun, and whether its effect happened is unknown.
 
     `because` is `crash` (cut off), `error` (it raised something that does not say), `left` (it said that it has not
     happened while something that it had started still ran), `outcome` (it did happen, and what it returned cannot be
@@ -343,7 +343,7 @@ class ChildStarted(Body):
     """What of the run's budget it was given; that is reserved until it ends."""
     part: int = 0
     withheld: bool = False
-    """Whether it had to wait for room in the budget: then a `call_withheld` stands in its place."""
+    """Whether it had to wait for room in the budget: then a `call_withheld` takes its place."""
 
 
 class ChildCancelled(Body):
@@ -386,7 +386,7 @@ class CheckpointTaken(Body):
     number: int
     """Which call of `checkpoint` it was, counted from 1, also those that were not recorded."""
     digest: str
-    """The digest of the checkpoint itself, which is kept beside the history."""
+    """The digest of the checkpoint itself, which is stored separately from the history."""
     size: int = 0
     """The bytes of the state."""
     source: str = ""

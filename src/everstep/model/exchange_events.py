@@ -32,10 +32,10 @@ class RequestReceived(Outcome):
 
 
 class RequestAnswered(Body):
-    """A request has its answer, which whoever asked is given as soon as this is durable. The first one counts.
+    """A request has its answer, which the sender gets as soon as this is durable. The first one counts.
 
     `refused` is `code` when the code refused it, and `type` when its value was not of the type that the code asked
-    for; then `error` is what whoever asked gets. `secret`: the error came from a secret step, so it is not shown.
+    for; then the sender gets `error`. `secret`: the error came from a secret step, so it is not shown.
     """
 
     call: int
@@ -82,7 +82,7 @@ class ApprovalWithdrawn(Body):
 
 
 class StreamAppended(Body):
-    """Workflow code appended an entry to a stream. The entry itself stands in `streams`, under this position."""
+    """Workflow code appended an entry to a stream. The entry itself is in `streams`, under this position."""
 
     call: int
     name: str

@@ -13,13 +13,13 @@ Time = float | timedelta
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long ended runs, and the keys of actions, are kept. Times are seconds or a `timedelta`; None is for ever.
+    """How long ended runs, and the keys of actions, are kept. Times are seconds or a `timedelta`; None is forever.
 
-    runs: a run that ended so long ago is deleted with all that is its own: history, result, published values, inbox.
-    keys: a key (`key=`) that is done or free, and has not changed for so long, is forgotten: then its action may be
-        done again. Keys outlive their runs, so this is a time of its own.
-    keep: the newest so many ended runs of each workflow stay, however old they are.
-    every: how long to wait before looking again.
+    runs: time after its end after which a run is deleted with all its data: history, result, published values, inbox.
+    keys: a key (`key=`) that is done or free, and has not changed for this time, is forgotten: then its action may be
+        done again. Keys outlive their runs, so they have a time of their own.
+    keep: number of newest ended runs of each workflow that stay, however old they are.
+    every: seconds between two looks for old runs.
     """
 
     runs: Time | None = None

@@ -42,7 +42,7 @@ class RunStarted(Body):
 
 
 class CancelRequested(Outcome):
-    """Somebody, or the run's own timeout, asked the run to stop. `grace` is in seconds."""
+    """A person, a program or the run's own timeout asked the run to stop. `grace` is in seconds."""
 
     reason: str = ""
     by: str = ""
@@ -53,7 +53,7 @@ class CancelRequested(Outcome):
 
 
 class RollbackRequested(Outcome):
-    """Somebody wants what the run did undone. Its code is not asked; what is in doubt is settled first.
+    """A rollback was requested. The run's code does not run; steps in doubt are settled first.
 
     `uncompensated`: it was allowed to leave effects as they are that must not happen twice and have no compensation.
     """
@@ -111,7 +111,7 @@ class RunResolved(Body):
 
 
 class RunRetried(Body):
-    """A failed run goes on from what failed.
+    """A failed run continues from what failed.
 
     What the code did between the event `voids` and this one no longer counts; outcomes of calls that were open before
     do, except that steps which failed meanwhile are open again. `entropy` keys the calls that the code asks for from
@@ -127,7 +127,7 @@ class RunRetried(Body):
 
 
 class RunRepaired(Body):
-    """The history was damaged. What came after the last good event was archived, and the run goes on from there.
+    """The history was damaged. What came after the last good event was archived, and the run continues from there.
 
     What was begun in the archived part cannot be seen any more. So from here on a step that must not happen twice is in
     doubt when the code asks for it, until a person accepts that nothing is missing; unless the damage was only in the
@@ -164,7 +164,7 @@ class RunRestored(Body):
 
 
 class RunContinued(Body):
-    """This history ends, and the run goes on with a fresh one, with other `arguments` (their digest)."""
+    """This history ends, and the run continues with a fresh one, with other `arguments` (their digest)."""
 
     arguments: str
 
@@ -199,7 +199,7 @@ class RunCancelled(Body):
 class GraphStarted(Body):
     """A run of a graph begins, with this definition: its nodes, their contracts and its edges.
 
-    A run that goes on is compared with it, so that a changed graph is noticed before anything is done.
+    A resumed run is compared with it, so that a changed graph is noticed before anything is done.
     """
 
     call: int
@@ -212,9 +212,9 @@ class GraphStarted(Body):
 
 
 class GraphMoved(Body):
-    """A visit of a node has finished, and its graph goes on: the edges that were taken, and the visits that begin.
+    """A visit of a node has finished, and its graph continues: the edges that were taken, and the visits that begin.
 
-    This is durable before any of them begins. A run that goes on takes the recorded edges, and asks no condition again.
+    This is durable before any of them begins. A resumed run takes the recorded edges, and asks no condition again.
     """
 
     call: int

@@ -31,11 +31,11 @@ CATCH_UPS: Final = ("newest", "all", "none")
 
 SECOND: Final = 1_000_000
 LATE_SECONDS: Final = 60
-"""With `catch_up="none"` a tick that is later than this is not started any more."""
+"""With `catch_up="none"`, a tick that is late by more than this is not started."""
 MISSED_MAX: Final = 1_000
 """So many missed ticks are counted at once; there may be more."""
 BACKFILL_MAX: Final = 1_000
-"""So many ticks are asked for by one backfill."""
+"""Maximum number of ticks of one backfill."""
 COMPARED: Final = 20
 """So many ticks are looked at to tell how close they are."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -365,7 +365,7 @@ def _check_jitter(definition: Definition, at: int) -> None:
     """Ticks must not overtake each other."""
     first = next_tick(definition, at)
     if first is None:
-        raise Misuse(f"{definition.cron!r} names times that never come.")
+        raise Misuse(f"{definition.cron!r} never matches a date.")
     if not definition.jitter:
         return
     ticks = list(islice(ticks_after(definition, at), COMPARED))

@@ -61,7 +61,7 @@ class TendingVerbs:
         await runs.cancel(self, run, reason, grace=grace, now=now, by=by)
 
     async def retry(self: Any, run: str, *, by: str = "", across_once: bool = False) -> Run[Any]:
-        """Let a failed run go on from what failed, as a new attempt, and drive it if its workflow is declared here.
+        """Let a failed run continue from what failed, as a new attempt, and drive it if its workflow is declared here.
 
         across_once: also if `once` steps have happened after the failure, which otherwise raises `CrossesOnce`. If the
             code comes to the same step with the same arguments again, it is given that outcome and does not do it.
@@ -76,7 +76,7 @@ class TendingVerbs:
         self: Any, run: str, note: str = "", *, allow_uncompensated: bool = False, by: str = ""
     ) -> Run[Any]:
         """Undo what a run did: the compensations of its completed steps run, the last step's first. Then it is
-        `cancelled`. An unfinished run stops for that, and its code is not asked. The request is durable on return.
+        `cancelled`. An unfinished run stops for that, and its code does not run. The request is durable on return.
 
         allow_uncompensated: roll back also if that leaves effects that must not happen twice and have no `compensate=`.
             Without it that is refused (`Uncompensated`).
@@ -100,7 +100,7 @@ class TendingVerbs:
         note: str = "",
         by: str = "",
     ) -> Run[Any]:
-        """Start a new run that begins with what another one did up to the event `at`, and goes on from there by itself.
+        """Start a new run that begins with what another one did up to the event `at`, and continues from there.
 
         The other run, whatever its status, is not touched. The fork is durable on return; asked for again with the same
         `id` it is the same fork. Raises `Misuse` if there can be none at that event, or if the code would not do with
@@ -125,7 +125,7 @@ class TendingVerbs:
         return Run(self, forked)
 
     async def hold(self: Any, run: str, note: str = "", *, by: str = "") -> None:
-        """Put a run on hold until somebody resolves it."""
+        """Put a run on hold until a person or a program resolves it."""
         check_texts(note=note, by=by)
         await runs.hold(self, run, note, by)
 
@@ -146,12 +146,12 @@ class TendingVerbs:
         note: str = "",
         by: str = "",
     ) -> Run[Any]:
-        """Resolve a run's hold in one of the ways that it names, and let the run go on, or end.
+        """Resolve a run's hold in one of the ways that it offers; the run then resumes, or ends.
 
         resolution: `retry`, `accept`, `skip` and `done` (both with `value`), `not-done`, `probe`, `repair`, `rollback`
             or `cancel`, as the hold's reason allows.
         hold: which one, if the run has more than one.
-        note, by: why, and who says so; both are kept in the history.
+        note, by: why, and who decided; both are kept in the history.
         """
         check_texts(resolution=resolution, note=note, by=by)
         check_optional_texts(hold=hold)
@@ -161,11 +161,11 @@ class TendingVerbs:
         return Run(self, run)
 
     async def forget_markers(self: Any, database: Any, *, older_than: float = 30 * 86400.0) -> int:
-        """Delete the markers of atomic steps whose runs have ended, and return how many there were.
+        """Delete the markers of atomic steps whose runs have ended, and return their number.
 
         database: as in `@everstep.transaction(database)`.
-        older_than: seconds that a marker is kept at least. Keep them longer than your oldest backup of the store: a
-            run that is restored from it is told by its markers what has happened since.
+        older_than: minimum number of seconds that a marker is kept. Keep them longer than your oldest backup of the
+            store: a run that is restored from it learns from its markers what has happened since.
         """
         return await forget_markers(self, database_of(database), checked_seconds("older_than", older_than))
 
@@ -194,7 +194,7 @@ class TendingVerbs:
         return [shown_effect(row) for row in await self.read(self.store.effects, wanted)]
 
     async def free_key(self: Any, key: str, *, note: str = "", by: str = "") -> None:
-        """Free a key by hand: its action may be done again, and is another one to its receiver if it had been done.
+        """Free a key by hand: its action may be done again. If it had been done, its receiver sees another key then.
 
         Raises `KeyConflict` while a run that has not ended may still settle it.
         """
@@ -202,12 +202,12 @@ class TendingVerbs:
         await keys.free(self, checked_key(key, "an action"), note, by)
 
     async def settle_key(self: Any, key: str, value: Any = None, *, note: str = "", by: str = "") -> None:
-        """Say what came of an action whose run has ended without knowing: `value` is its outcome for all who ask."""
+        """Settle an action in doubt whose run has ended: `value` is its outcome for every step that asks."""
         check_texts(note=note, by=by)
         await keys.settle(self, checked_key(key, "an action"), value, note, by)
 
     async def forget_keys(self: Any, *, older_than: float) -> int:
-        """Delete keys that are done or free and have not changed for so many seconds. Returns how many.
+        """Delete keys that are done or free and have not changed for `older_than` seconds. Return their number.
 
         Until then a key is kept, also when its run was deleted. A forgotten one may be used again for anything.
         """
@@ -222,14 +222,14 @@ class TendingVerbs:
         keys_older_than: float | timedelta | None = None,
         dry_run: bool = False,
     ) -> "Collected":
-        """Delete what is old enough, in short transactions, so that nobody who writes has to wait. See `Retention`.
+        """Delete old runs and keys in short transactions, so that no writer has to wait for long. See `Retention`.
 
-        older_than: runs that ended so many seconds ago. A run goes with its children, and only when all of them have
-            ended so long ago; none goes that is held, has a key in doubt, or that another run may need which has not
-            ended, or has failed.
-        keep: the newest so many runs of each workflow stay.
-        keys_older_than: keys of actions that have not changed for so long. Without it they all stay.
-        dry_run: only say what would be deleted.
+        older_than: seconds since their end after which runs are deleted. A run goes with its children, and
+            only when all of them have ended that long ago; none goes that is held, has a key in doubt, or that another
+            run may need which has not ended, or has failed.
+        keep: number of newest runs of each workflow that stay.
+        keys_older_than: seconds without a change after which keys of actions are deleted. Without it they all stay.
+        dry_run: only return what would be deleted.
         With neither time, what `everstep.open(retention=…)` says is done now.
         """
         check_flags(dry_run=dry_run)
@@ -254,15 +254,16 @@ class TendingVerbs:
         rate: tuple[int, float] | None = ...,  # type: ignore[assignment]
         paused: bool = ...,  # type: ignore[assignment]
     ) -> QueueRow:
-        """Say how many runs of a queue may be begun at once, over all workers, and return all that is said about it.
+        """Set how many runs of a queue may be begun at once, over all workers, and return the settings of the queue.
 
-        What is not given stays as it is; None takes a limit away. Workers keep to a change from then on, without a
-        restart; runs that have begun go on. A run has its slot from its beginning until it ends, is held or given back.
+        A setting that you leave out stays as it is; None removes a limit. Workers follow a change without a
+        restart; runs that have begun continue. A run has its slot from its beginning until it ends, is held or
+        given back.
 
         concurrency: over all workers. per_worker: in each. per_key: with the same tag `key`.
-        rate: (how many, in how many seconds): a bucket of so many tokens that fills in that time; each run that begins
+        rate: (tokens, seconds): a bucket of that many tokens that fills in that time; each run that begins
             takes one, also one that begins again after a hold or a retry.
-        paused: nothing begins.
+        paused: no run begins.
         """
         options = {"concurrency": concurrency, "per_worker": per_worker, "per_key": per_key, "rate": rate}
         changes = queues.changes_of(**options, paused=paused)
@@ -275,24 +276,24 @@ class TendingVerbs:
         concurrency: int | None = ...,  # type: ignore[assignment]
         rate: tuple[int, float] | None = ...,  # type: ignore[assignment]
     ) -> QueueRow:
-        """Say how many bodies of the steps with `limit=name` may run at once, over all workers and runs.
+        """Set how many bodies of the steps with `limit=name` may run at once, over all workers and runs.
 
-        What is not given stays as it is; None takes a limit away. Workers keep to a change from then on.
+        A setting that you leave out stays as it is; None removes a limit. Workers follow a change without a restart.
         """
         return await queues.change(self, "limit", name, queues.changes_of(concurrency=concurrency, rate=rate))
 
     async def worker_gone(self: Any, worker: str, *, note: str, by: str = "") -> "Gone":
-        """Say that a worker cannot act any more, which nothing proves: its machine is off, its container removed.
+        """Declare that a worker cannot act any more, although nothing proves it: its machine is off, for instance.
 
-        Its `once` steps in doubt are settled by their probes from now on; runs that are held for it go on by
-        themselves. Who said so, when and why is kept. Raises `WorkerAlive` while it has a lease. If it lives all the
-        same, what it is doing just now may happen twice.
+        Its `once` steps in doubt are settled by their probes from now on; runs that are held for it resume by
+        themselves. The store records who said so, when and why. Raises `WorkerAlive` while it has a lease. If it lives
+        all the same, what it is doing just now may happen twice.
         """
         check_texts(worker=worker, note=note, by=by)
         return await declare(self, "worker", worker, note=note, by=by)
 
     async def host_gone(self: Any, host: str, *, note: str, by: str = "") -> "Gone":
-        """The same of all that was begun on a host until now. What starts there later is not meant."""
+        """Declare the same for everything that was begun on a host until now, but not for what starts there later."""
         check_texts(host=host, note=note, by=by)
         return await declare(self, "host", host, note=note, by=by)
 
@@ -308,14 +309,14 @@ class TendingVerbs:
         schedules: Sequence[str] = (),
         by: str = "",
     ) -> "Exported":
-        """Write runs into a new file, each with its family: parents, children, and whom they wait for.
+        """Write runs into a new file, each with its family: parents, children, and the runs for which they wait.
 
         runs: their ids. None: all runs of the store, and all threads, items and schedules.
 
-        unfinished: what becomes of those that have not ended. `hold`: they are held here, and go on where the file is
-            imported. `leave`: they go on here, and the file is a copy. It must be said if there are any.
-        secrets: whether what is secret is in the file, too. Without it a run can be looked at where the file is
-            imported, and not go on; one that has to is refused.
+        unfinished: what happens to runs that have not ended. `hold`: they are held here, and resume where the file is
+            imported. `leave`: they continue here, and the file is a copy. Required if there are any.
+        secrets: whether secrets are in the file, too. Without them a run can be read where the file is
+            imported, but not resumed; a run that has to resume is refused.
         threads: threads of LangGraph, by their ids, with the runs of the steps in their nodes.
         items: whether the items of LangGraph's store are in the file.
         schedules: by their names. With `hold` they are paused here; with `leave` they are paused where the file is
@@ -339,10 +340,10 @@ class TendingVerbs:
         return await transfer.export(self, runs, where, others=others, **options)
 
     async def import_(self: Any, path: str, *, skip_existing: bool = False, copies: bool = False) -> "Imported":
-        """Put the runs of a file into this store; unfinished ones go on here. All of it is verified first.
+        """Put the runs of a file into this store; unfinished ones resume here. The whole file is verified first.
 
         skip_existing: leave runs alone whose ids are here; otherwise that is an `IdConflict` and nothing is imported.
-        copies: also take unfinished runs that were left to go on where they were, so that everything is done twice.
+        copies: also take unfinished runs that continue in the old store, so that everything is done twice.
         """
         check_flags(skip_existing=skip_existing, copies=copies)
         done = await transfer.import_file(self, checked_path("path", path), skip_existing=skip_existing, copies=copies)
@@ -351,10 +352,10 @@ class TendingVerbs:
         return done
 
     async def repair(self: Any, run: str, *, note: str = "", by: str = "", dry_run: bool = False) -> "Repair":
-        """Put a damaged run right from the good part of its history, and say what can no longer be seen.
+        """Repair a damaged run from the good part of its history, and report what is lost.
 
-        What comes after the last good event is archived, and the run goes on from there. From then on a step that must
-        not happen twice is asked about (its probe, or a person) before it is done, until somebody resolves such a
+        What comes after the last good event is archived, and the run continues from there. From then on a step that
+        must not happen twice is asked about (its probe, or a person) before it is done, until a person resolves such a
         question with `accept`. A sound run is left alone. Raises `Damaged` if nothing of the history is good; then the
         run can only be started again with `on_existing="restart"`. With `dry_run` nothing is changed.
         """
@@ -402,14 +403,14 @@ class ScheduleVerbs:
         name: of the schedule; default: the workflow's.
         cron: five fields (minute, hour, day, month, day of the week), or six with the second first.
         zone: the time zone of the expression, such as `Europe/Berlin`.
-        every: instead of `cron`, so many seconds, or a `timedelta`. It counts from the beginning of 1970 (UTC), so that
-            3600 is every full hour; `offset` moves that.
-        jitter: a run is started up to so many seconds later: by as much for one tick on every worker, and by something
-            else for each.
+        every: instead of `cron`: the interval in seconds, or as a `timedelta`. It counts from the beginning of 1970
+            (UTC), so that 3600 is every full hour; `offset` moves that.
+        jitter: a run is started up to this many seconds later: by the same delay for one tick on every worker, and by
+            another delay for each tick.
         overlap: what happens at a tick when the run before has not ended. `skip` (default): nothing. `queue`: the
             newest tick waits for its end. `allow`: both run. `cancel`: the run before is cancelled, and when it has
             ended the newest tick's is started.
-        catch_up: what happens when no worker was there for a while. `newest` (default): of the ticks that were missed,
+        catch_up: what happens to ticks while no worker was running. `newest` (default): of the ticks that were missed,
             the newest is started. `all`: all of them, the newest `catch_up_max`. `none`: no tick that is more than a
             minute late.
         """
@@ -486,15 +487,15 @@ class App(TendingVerbs, ScheduleVerbs, Host):
         """Start a run, or with the id of an existing one do what `on_existing` says. The start is durable on return.
 
         on_existing: `attach` (default: the same workflow and arguments give the same run, and if its owner is gone it
-            goes on here; others are an `IdConflict`), `retry` (attach, and a failed run goes on from what failed),
+            resumes here; others are an `IdConflict`), `retry` (attach, and a failed run continues from what failed),
             `restart` (an ended run begins again; its old history is kept), or `fail`.
         queue: which queue it waits in (default: its workflow's). In the queue `default` nothing waits: this app begins
             it at once. See `queue`.
-        priority: of the runs that wait in one queue, those with a higher one begin first; then the oldest.
+        priority: among the runs that wait in one queue, a higher priority begins first; then the oldest run.
         delay: seconds before it begins.
-        tags: what it is found by later. The tag `key` is what `per_key` of a queue counts by.
+        tags: names and values to find the run by later. `per_key` of a queue counts by the tag `key`.
         transaction: a connection to the store's database with an open transaction of yours (an `apsw.Connection` to its
-            file): the run is there if and only if you commit. It is `queued` then, for a worker.
+            file): the run exists if and only if you commit. It is `queued` then, for a worker.
         """
         target = workflow_of(workflow)
         policy = target.on_existing if on_existing is None else checked_choice("on_existing", on_existing, ON_EXISTING)
@@ -637,11 +638,11 @@ class App(TendingVerbs, ScheduleVerbs, Host):
         answer: Any = Any,
         timeout: float | None = None,
     ) -> Any:
-        """Ask a run something and wait for its answer, which is durable then.
+        """Send a request to a run and wait for its answer, which is durable when this returns.
 
         id: asking again with the same one, also after a crash, gives the same answer and is one request to the run.
         answer: the type that the answer must have.
-        timeout: after so many seconds `NoAnswer`, a `TimeoutError`; the run keeps the request.
+        timeout: seconds after which `NoAnswer`, a `TimeoutError`, is raised; the run keeps the request.
 
         Raises `RequestRefused` or the error with which the run refused it, `RunEnded` when the run has ended without
         an answer, `RunHeld` when it waits for a person, `UnknownRun`, and `IdConflict` when the id belongs to another
@@ -664,13 +665,13 @@ class App(TendingVerbs, ScheduleVerbs, Host):
         by: str = "",
         note: str = "",
     ) -> "Approval":
-        """Answer what a run waits for with `everstep.approval`, and return what was asked. It is durable on return.
+        """Answer an approval (`everstep.approval`) for which a run waits, and return it. It is durable on return.
 
         answer: any JSON value; `True` by default.
         what, id: which one is meant, if the run waits for more than one. An id is bound to the arguments that it was
             shown with.
-        arguments: those that you have seen: if the run asks about others, nothing is answered.
-        by, note: who says so, and why, for the history.
+        arguments: those that you have seen: if the run asks about other arguments, no answer is given.
+        by, note: who answers, and why, for the history.
 
         Raises `ApprovalConflict` if there is no such approval, more than one, if it has its answer or has expired, or
         if it is about other arguments; `RunEnded` or `UnknownRun`.

@@ -62,7 +62,7 @@ class Run(Generic[T]):
         """Wait for the run's end and return its result, or raise its failure.
 
         Raises `RunHeld` when the run waits for a person, `RunCancelled` when it was cancelled, `TimeoutError` after
-        `timeout` seconds; the run goes on then.
+        `timeout` seconds; the run continues then.
         """
         status, outcome = await self._app.watchers.wait_for_end(self.id, timeout)
         if status == "completed":
@@ -90,7 +90,7 @@ class Run(Generic[T]):
         return held_error(self.id, await self.holds())
 
     async def row(self) -> RunRow:
-        """Return what the store's table of runs says about this run."""
+        """Return the run's row of the store."""
         row = await self._app.read(self._app.store.run, self.id)
         if row is None:
             raise UnknownRun(f"There is no run {self.id!r} in {self._app.store.url}.")
@@ -142,7 +142,7 @@ class Run(Generic[T]):
     async def ask(
         self, name: str, value: Any = None, *, id: str | None = None, answer: Any = Any, timeout: float | None = None
     ) -> Any:
-        """Ask the run something and wait for its answer: see `App.ask`."""
+        """Send a request to the run and wait for its answer: see `App.ask`."""
         return await self._app.ask(self.id, name, value, id=id, answer=answer, timeout=timeout)
 
     async def approvals(self) -> "Sequence[Approval]":
@@ -156,11 +156,11 @@ class Run(Generic[T]):
     def stream(self, name: str, *, after: int = 0) -> "AsyncIterator[Entry]":
         """Give the entries of a stream, each as soon as it is durable, until the run has ended.
 
-        after: the position of the last entry that you have; you get those behind it. From the beginning by default.
+        after: the position of the last entry that you have; you get those after it. From the beginning by default.
 
         Each entry has its `value`, `position`, `step` and `attempt`. The first one that an attempt at a step writes
         says so (`entry.first`): what you have of the same step and `generation` came from an attempt that was cut off
-        or failed. Positions go on when the run goes on with a fresh history (`continue_as`), and when it is restarted.
+        or failed. Positions continue with a fresh history (`continue_as`), and when the run is restarted.
         """
         name = checked_name(name, "stream")
         return read_stream(self._app, self.id, name, checked_whole("after", after))

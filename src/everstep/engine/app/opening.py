@@ -165,18 +165,18 @@ def open(
     """Open a store and return an app for it: `async with everstep.open() as app:`, or `with` in blocking code.
 
     url: `sqlite:///file.db`, a path, `postgresql://…`, or `memory:` for tests; default `EVERSTEP_URL`, else `sqlite:///everstep.db`.
-    recover: also take up unfinished runs whose owner is gone, now and all the time.
+    recover: also take up unfinished runs whose owner is gone, now and from now on.
     lease: seconds after which a worker that does not answer loses its runs. (A dead one here loses them at once.)
     durability: `"power"` (default): every commit survives a power failure. `"process"`: it survives the death of the
         process, not of the machine.
-    on_hold: who is told when a run is held: a function (called here with the hold), an `everstep.Webhook` or its
-        address (told durably, by any worker that has it), or a list of these. Default: the webhook that
+    on_hold: what is notified when a run is held: a function (called here with the hold), an `everstep.Webhook` or its
+        address (notified durably, by any worker that has it), or a list of these. Default: the webhook that
         `EVERSTEP_ON_HOLD` names, if it is set.
     chain_key: a secret of at least 16 bytes, kept outside the store, with which the digests of histories are made: then
-        whoever can write the store cannot forge one unnoticed. Or a list: the first makes new runs, the others are
-        still believed, and `None` among them lets runs be believed that were made without a key. Or a function that
-        returns either. Default: `EVERSTEP_CHAIN_KEY`.
-    retention: how long ended runs are kept: seconds, a `timedelta`, or an `everstep.Retention` with more to say. While
+        an attacker who can write the store cannot forge one unnoticed. Or a list: the first makes new runs, the
+        others are still believed, and `None` among them accepts runs that were made without a key. Or a
+        function that returns either. Default: `EVERSTEP_CHAIN_KEY`.
+    retention: how long ended runs are kept: seconds, a `timedelta`, or an `everstep.Retention` with more options. While
         this app drives runs, it deletes older ones in the background. Default: everything is kept.
     queues: the queues whose runs this app drives, such as `["default", "mail"]`. Default: all.
     patience: seconds. When anything in the background has failed for this time without a success, the app takes up no
@@ -224,9 +224,9 @@ def run(
 def run(  # type: ignore[misc]  # mypy does not see that *args: Any takes any *Ts
     workflow: Any, /, *args: Any, id: str | None = None, url: str | None = None, on_existing: OnExisting | None = None
 ) -> Any:
-    """Run a workflow to its end and return its result. Run the script again after a crash and it goes on.
+    """Run a workflow to its end and return its result. Run the script again after a crash and it resumes.
 
-    With an `id` that exists already it attaches: a finished run gives its result at once, an unfinished one goes on.
+    With an `id` that exists already it attaches: a finished run gives its result at once, an unfinished one is resumed.
     """
     _refuse_while_importing(sys._getframe(1))
     if asyncio._get_running_loop() is not None:

@@ -99,7 +99,7 @@ def publish(name: str, value: Any) -> None:
 
 
 async def expect(witness: Witness, *, on_drift: Literal["hold", "fail", "ignore"] | Judge = "hold") -> Any:
-    """Remember a fact about the outside, and return it. It is observed again before the run goes on after a stop.
+    """Remember a fact about the outside, and return it. It is observed again before the run resumes after a stop.
 
     on_drift: what happens if it is another one then: `hold` the run for a person (default), `fail` it with `Drift`,
         `ignore` it; or a function, `def` or `async def`, that is given the remembered and the new fact and returns one
@@ -122,14 +122,14 @@ def release(witness: Witness) -> None:
 
 
 async def checkpoint(state: T, *, every: int | None = None, keep: int = KEPT_MIN) -> T:
-    """Record the state of a long loop, and return it: after a crash the run goes on from the newest one.
+    """Record the state of a long loop, and return it: after a crash the run resumes from the newest one.
 
         state = State(todo=urls)
         while state.todo:
             state = await everstep.checkpoint(state)
             ...
 
-    The first call of a run that goes on returns the newest recorded state, whatever it is given. So all that the loop
+    The first call of a resumed run returns the newest recorded state, whatever it is given. So all that the loop
     needs must be in the state, or be computed before the first call. Nothing else may be under way. In an `except` or
     `finally` block nothing is recorded.
 

@@ -156,9 +156,9 @@ async def approval(
     value, also `false`, `0`, `""` and `null`; the first one counts. It is bound to the arguments: what is answered is
     what was shown.
 
-    answer: the type that the answer must have. One of another type is rejected, and the run goes on waiting.
-    timeout: in seconds: after that nobody can answer, and this raises `TimeoutError`.
-    secret: the arguments are shown to nobody and not stored; only their digest is.
+    answer: the type that the answer must have. One of another type is rejected, and the run keeps waiting.
+    timeout: seconds after which no answer is accepted and this raises `TimeoutError`.
+    secret: the arguments are neither shown nor stored; only their digest is stored.
     """
     execution = current_execution("everstep.approval()")
     return await ask(execution, what, arguments, answer, timeout, persons_line(sys._getframe(1)), secret=secret)

@@ -76,7 +76,7 @@ def budget(
     seconds: float | None = None,
     then: Then | None = None,
 ) -> Part:
-    """Narrow the run's budget for a block: what begins in it may use so much, and no more than the run has left.
+    """Narrow the run's budget for a block: work that begins in it may use this much, and no more than the run has left.
 
     `with everstep.budget(usd=1.0, then="fail"):` is for the steps and children that are begun in the block, also by
     tasks that are created there. A child run takes what is left of it as its allotment. Without limits nothing is

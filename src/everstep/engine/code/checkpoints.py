@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 
 KEPT_MIN: Final = 3
-"""So many checkpoints of a run are kept at least: the newest, and two in case that it is damaged."""
+"""Minimum number of checkpoints kept for each run: the newest, and two in case it is damaged."""
 OUTCOMES_MAX: Final = 1000
-"""After so many outcomes a checkpoint is recorded even if all were quick reads, so that a resume stays quick."""
+"""Number of outcomes after which a checkpoint is recorded even if all were quick reads, to keep a resume quick."""
 
 
 class KeptFact(msgspec.Struct, omit_defaults=True):

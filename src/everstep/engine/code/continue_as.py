@@ -26,11 +26,11 @@ def continue_as(*args: Any) -> NoReturn:
             everstep.continue_as(seen)
 
     It never returns. The run keeps its id, its tags, its timeout, its budget and what it has used of it, what it
-    published, the facts that it remembers (`expect`), and signals and requests that nobody has received. A request
-    that was taken has to be answered first. Its streams go on. Nothing else may be under way: a step, timer,
-    `receive`, task or child that was begun and not awaited is `Misuse`. Completed steps with a compensation are undone
-    as well when a later generation fails or is rolled back; so they must be declared steps, and what they are given
-    must be stored: a bound method, or one with `Live` arguments, is `Misuse`.
+    published, the facts that it remembers (`expect`), and signals and requests that the code has not received. A
+    request that was taken has to be answered first. Its streams continue. Nothing else may be in progress: a step,
+    timer, `receive`, task or child that was begun and not awaited is `Misuse`. Completed steps with a compensation are
+    undone as well when a later generation fails or is rolled back; so they must be declared steps, and what they are
+    given must be stored: a bound method, or one with `Live` arguments, is `Misuse`.
     """
     execution = current_execution("everstep.continue_as()")
     execution.require_live()

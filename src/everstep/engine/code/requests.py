@@ -190,7 +190,7 @@ class Requests:
 
 
 class Request(Generic[Q]):
-    """What somebody asked of the run: `value`, under an `id`. Answer it, or refuse it, once."""
+    """A question sent to the run: `value`, under an `id`. Answer it, or refuse it, once."""
 
     def __init__(
         self, execution: "Execution", requests: Requests, name: str, asked: Asked, value: Q, types: Types
@@ -204,14 +204,14 @@ class Request(Generic[Q]):
         self._types = types
 
     def answer(self, value: Any = None) -> None:
-        """Answer it. Whoever asked is given the value as soon as everything up to here is durable."""
+        """Answer it. The sender gets the value as soon as everything up to here is durable."""
         execution = self._execution
         self._refuse_twice()
         payload = execution.codec.encode(value, self._types, f"the answer to {self.name!r}")
         self._settle(payload)
 
     def refuse(self, reason: str | BaseException) -> None:
-        """Refuse it. Whoever asked gets `RequestRefused` with the reason; or the error, if it is one."""
+        """Refuse it. The sender gets `RequestRefused` with the reason; or the error, if it is one."""
         self._refuse_twice()
         error = reason if isinstance(reason, BaseException) else RequestRefused(str(reason))
         failure = self._execution.failures.get(id(error))

@@ -47,7 +47,7 @@ def stream(name: str) -> Stream:
 
 
 ENTRY_BYTES_MAX: Final = 1_000_000
-"""An entry may be so large, as JSON."""
+"""Maximum size of one stream entry, as JSON."""
 
 
 class AppendEntry(Command):

@@ -176,15 +176,15 @@ def tool(function: F, /, **options: Any) -> F: ...
 @overload
 def tool(**options: Any) -> Callable[[F], F]: ...
 def tool(function: Any = None, /, **options: Any) -> Any:
-    """Make a function a tool: a step that a model may call, with all options of `@step`, and what follows.
+    """Make a function a tool: a step that a model may call, with all options of `@step`, and those below.
 
     approval: `True`, or a function of the same arguments that says whether a person must approve this call. The person
         sees the exact arguments (`everstep approvals`). Any answer but `true` refuses it: the body does not run, and
         `everstep.errors.Refused` says by whom and why.
     approval_timeout: seconds after which it is refused with a `TimeoutError`.
-    description: what the model is told (default: the docstring up to `Args:`).
+    description: the description that the model sees (default: the docstring up to `Args:`).
 
-    `tool.spec` has the name, the description and the JSON schema of the arguments, for whatever talks to the model.
+    `tool.spec` has the name, the description and the JSON schema of the arguments, for the code that calls the model.
     The contract is `repeat` unless `effect=` says otherwise.
     """
     refuse_unknown("@tool", options, {*OPTIONS, "approval", "approval_timeout", "description"})

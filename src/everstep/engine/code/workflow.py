@@ -148,7 +148,7 @@ def workflow(
     budget: "Budget | None" = ...,
 ) -> Callable[[F], F]: ...
 def workflow(function: Any = None, /, **options: Any) -> Any:
-    """Make a function a workflow: its execution is durable and goes on after a crash.
+    """Make a function a workflow: its execution is durable and resumes after a crash.
 
     name: under which its runs are kept (default: the function's qualified name).
     version: your own label for this version of the code, recorded in each run.

@@ -14,7 +14,7 @@ from everstep.stores.rows.archive import ArchiveRow
 from everstep.stores.rows.keys import KeyChanges
 
 INLINE_BYTES_MAX: Final = 8 * 1024
-"""A larger payload is kept beside the event, once per run, and compressed if that is worth its time."""
+"""Size up to which a payload is part of its event. Larger ones are stored once per run, compressed if worthwhile."""
 SAMPLE_BYTES: Final = 2 * 1024
 """So much of a large payload is compressed first, to see how much shorter the whole would be."""
 WORTH_IT: Final = 0.4

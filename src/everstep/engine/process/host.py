@@ -90,7 +90,7 @@ async def wait_for_bodies(drivers: "Mapping[str, Driver]", seconds: float, *, ca
 
 
 RESTING_MAX: Final = 256
-"""So many waiting runs stay in memory, so that a signal need not replay them."""
+"""Number of waiting runs cached in memory, to avoid a replay when a signal arrives."""
 
 
 class Resting:
@@ -184,7 +184,7 @@ log = logger("everstep.app")
 V = TypeVar("V")
 
 THREADS_MAX: Final = 64
-"""`def` bodies that run at the same time."""
+"""Number of `def` bodies that run at the same time."""
 STOP_SECONDS: Final = 5.0
 """How long closing waits for bodies that were cancelled."""
 LEAVE_ATTEMPTS: Final = 5

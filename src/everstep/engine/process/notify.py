@@ -36,14 +36,14 @@ log = logger("everstep.holds")
 
 SENDING: Final = "sending notifications"
 AT_ONCE_MAX: Final = 4
-"""So many notifications are on their way to one target at the same time, from one process."""
+"""Number of notifications that one process sends to one target at the same time."""
 FIRST_SECONDS: Final = 1.0
 MOST_SECONDS: Final = 300.0
-"""A notification that was not acknowledged is sent again after 1, 2, 4 … 300 seconds."""
+"""Maximum delay between retries of a notification that was not acknowledged: 1, 2, 4 … 300 seconds."""
 RETRY_AFTER_SECONDS_MAX: Final = 3600.0
 """A receiver may ask for a longer pause, up to this."""
 GIVE_UP_SECONDS: Final = 3 * 86400.0
-"""After so long a notification is given up. The hold itself stays."""
+"""Time after which an undelivered notification is given up. The hold itself stays."""
 CLAIM_SECONDS: Final = 5.0
 """How much longer than its request a sender keeps a notification for itself."""
 CLOSING_SECONDS: Final = 5.0

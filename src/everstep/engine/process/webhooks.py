@@ -215,7 +215,7 @@ def verify_webhook(
     body: the bytes as they arrived, not parsed and encoded again.
     headers: the request's; their case does not matter.
     secret: the one that the webhook has; several while you change it.
-    within: seconds. An older request is refused, so that nobody can send it again later.
+    within: seconds. An older request is refused, so that it cannot be replayed later.
     now: the time in seconds since 1970, for tests; default: this machine's.
 
     The same hold may arrive more than once: its `id` tells.

@@ -34,7 +34,7 @@ log = logger("everstep.run")
 
 STREAMED: Final = frozenset({"stream_appended", "stream_noted"})
 DEATHS_MAX = 3
-"""A run whose drivers died this often in a row without progress, the last time alone, is held as poisoned."""
+"""Number of deaths of its drivers in a row, without progress and the last time alone, that hold a run as poisoned."""
 
 
 class NotReadYet(Exception):

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 log = logger("everstep.run")
 
 FLUSH_SECONDS: Final = 0.05
-"""What a body appends is written after so long at the latest."""
+"""Maximum time that entries of a body stay in the buffer before they are written."""
 FLUSH_ENTRIES: Final = 200
-"""With so many entries that are not written yet, it is not waited for more."""
+"""Flush as soon as this many entries are buffered."""
 GATHERED_BYTES_MAX: Final = 32_000_000
-"""So much may wait to be written: a body that is quicker than the disk gets an error, and does not fill the memory."""
+"""Maximum size of the buffered entries of a run. A body that is quicker than the disk gets an error beyond it."""
 ENTRIES_MAX: Final = 1_000_000
-"""So many entries a stream may have."""
+"""Maximum number of entries of a stream."""
 STREAMS_MAX: Final = 100
-"""So many streams a run may have."""
+"""Maximum number of streams of a run."""
 AGAIN_SECONDS: Final = 0.5
 """After so long a store that could not be read is asked again."""
 PACKED_BYTES_MIN: Final = 512

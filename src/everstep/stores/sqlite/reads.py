@@ -60,7 +60,7 @@ class Reader:
             refuse_when_brief()
             raise translated(error, self.where, writing=False) from error
         except UnicodeDecodeError as error:
-            raise Damaged(f"{self.where} has a text that is not one: a row is damaged.") from error
+            raise Damaged(f"{self.where} contains a row with invalid UTF-8; the row is damaged.") from error
         except apsw.TooBigError:
             raise
         except apsw.Error as error:
