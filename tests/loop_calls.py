@@ -284,6 +284,8 @@ def calls_of(app: App, url: str, folder: Path) -> dict[str, tuple[Call, Any]]:
         "collect": (lambda: app.gc(older_than=1e6), object),
         "repair": (lambda: app.repair("done", dry_run=True), object),
         "export": (lambda: app.export(["done"], str(folder / "out.everstep")), object),
+        "worker gone": (lambda: app.worker_gone("unknown", note="off"), Misuse),
+        "host gone": (lambda: app.host_gone("unknown", note="off"), object),
         "child": (lambda: app.run(parent), 5),
         "keyed step": (lambda: app.run(keyed_flow, "known"), "known"),
         "limited step": (lambda: app.run(limited_flow), 3),

@@ -17,7 +17,19 @@ from tests.loop_calls import calls_of, outcomes_of, prepare, quick, wrong
 from tests.waiting import open_raw, wait_until
 
 READS = {
-    *("result", "status", "list", "history", "published", "stream", "children", "verify", "holds", "rollback"),
+    *(
+        "result",
+        "status",
+        "list",
+        "history",
+        "published",
+        "stream",
+        "children",
+        "verify",
+        "holds",
+        "rollback",
+        "worker gone",
+    ),
     *("approvals", "schedules", "limit", "effects", "repair", "export", "collect", "open and close"),
 }
 """Calls that only read: they do not wait for whoever writes."""

@@ -115,6 +115,20 @@ def test_what_is_ours_in_a_url_is_taken_out_and_passwords_are_not_shown() -> Non
     assert address_of("postgresql://ann:se@cr/et@db/shop").shown == "postgresql://ann@db/shop"
 
 
+@pytest.mark.parametrize(
+    "password",
+    ["Hunter2%zz", "Hunter2%", "Hunter2 x", "Hunter2?zz", "Hunter2/zz", "Hunter2#zz", "Hunter2@zz", "Hunter2"],
+)
+@pytest.mark.parametrize("form", ["postgresql://ann:{}@127.0.0.1:1/x", "postgresql://ann@127.0.0.1:1/x?password={}"])
+def test_a_password_that_cannot_be_read_is_not_shown_either(form: str, password: str) -> None:
+    with pytest.raises((Misuse, StoreError)) as told:
+        PostgresStore(form.format(password))
+    error: BaseException | None = told.value
+    while error is not None:
+        assert "Hunter2" not in f"{error} {error!r}"
+        error = error.__cause__ or error.__context__
+
+
 def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(StoreError, match=r"postgresql://nobody@127\.0\.0\.1:1/x cannot be reached") as found:
         PostgresStore("postgresql://nobody:hush@127.0.0.1:1/x")

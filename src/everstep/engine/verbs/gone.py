@@ -9,7 +9,6 @@ What is declared must not be seen alive: one that has a lease is refused. Its ru
 transaction, so a worker that lives all the same writes nothing more and begins nothing more; it stops, and says why.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from everstep.engine.process.elsewhere import on_a_thread
@@ -43,14 +42,12 @@ async def declare(app: Host, kind: GoneKind, name: str, *, note: str, by: str) -
     if not name or not note:
         raise Misuse("Say which worker or host is gone, and in `note` how you know: that is kept.")
     await _refuse_living(app, kind, name)
-    workers = sorted(
-        worker
-        for worker in {row.id for row in app.store.workers()} | set(app.store.owners())
-        if _is_meant(kind, name, worker)
-    )
-    if kind == "worker" and not workers and not any(_holds_of(app.store, kind, name, app.clock.now())):
-        known = ", ".join(sorted(row.id for row in app.store.workers())) or "none"
-        raise Misuse(f"No run of {app.store.url} knows a worker {name!r}. Workers there: {known}. Nothing was noted.")
+    known = await app.read(app.store.workers)
+    everyone = {row.id for row in known}.union(await app.read(app.store.owners))
+    workers = sorted(worker for worker in everyone if _is_meant(kind, name, worker))
+    if kind == "worker" and not workers and not await app.read(_holds_of, app.store, kind, name, app.clock.now()):
+        there = ", ".join(sorted(row.id for row in known)) or "none"
+        raise Misuse(f"No run of {app.store.url} knows a worker {name!r}. Workers there: {there}. Nothing was noted.")
     gone = GoneRow(kind, name, app.clock.now(), by, note)
     await on_a_thread(app.store.declare_gone, gone, workers)
     log.warning("%s %s was declared gone%s: %s", kind.capitalize(), name, f" by {by}" if by else "", note)
@@ -61,15 +58,15 @@ async def declare(app: Host, kind: GoneKind, name: str, *, note: str, by: str) -
 
 async def _refuse_living(app: Host, kind: GoneKind, name: str) -> None:
     """Raise `WorkerAlive` for a worker with a lease, and for one whose process the kernel of this machine knows."""
-    for row in app.store.workers():
+    for row in await app.read(app.store.workers):
         if _is_meant(kind, name, row.id, row):
             await wait_for_lapse(app, row.id)
-    for row in app.store.workers():
+    for row in await app.read(app.store.workers):
         if not _is_meant(kind, name, row.id, row):
             continue
         process = f"Worker {row.id} (process {row.pid} on {row.host})"
         if row.has_lease:
-            seconds = max(0, row.lease_until - app.store.now()) / 1e6
+            seconds = max(0, row.lease_until - await app.read(app.store.now)) / 1e6
             raise WorkerAlive(
                 f"{process} is not gone: its lease lasts {seconds:.0f} s more. Stop it, and say so again when that is "
                 "over. Nothing was noted."
@@ -84,24 +81,31 @@ def _is_meant(kind: GoneKind, name: str, worker: str, row: WorkerRow | None = No
     return (row is not None and row.host == name) or is_on_host(worker, name)
 
 
-def _holds_of(store: "Store", kind: GoneKind, name: str, at: int) -> Iterator[HoldRow]:
-    """Yield the open holds of steps in doubt that a worker or host began, and whose probe can be asked."""
+def _holds_of(store: Store, kind: GoneKind, name: str, at: int) -> list[HoldRow]:
+    """Return the open holds of steps in doubt that a worker or host began, and whose probe can be asked."""
+    found = []
     for hold in store.holds():
         facts = report_of(hold)
         is_theirs = _is_meant(kind, name, str(facts.get("worker", ""))) and facts.get("began_at", 0) <= at
         if is_theirs and hold.reason == "in-doubt" and "probe" in hold.resolutions:
-            yield hold
+            found.append(hold)
+    return found
 
 
 async def _ask_probes(app: Host, gone: GoneRow) -> list[str]:
     """Let held runs go on by asking their probes. Those that are held meanwhile are found in the next round."""
     asked: dict[str, None] = {}
     note = f"{gone.kind} {gone.name} was declared gone: {gone.note}"
-    while holds := [hold for hold in _holds_of(app.store, gone.kind, gone.name, gone.at) if hold.id not in asked]:
-        for hold in holds:
+    while True:
+        holds = await app.read(_holds_of, app.store, gone.kind, gone.name, gone.at)
+        new = [hold for hold in holds if hold.id not in asked]
+        if not new:
+            break
+        for hold in new:
             asked[hold.id] = None
             try:
                 await resolve(app, hold.run, "probe", hold=hold.id, value=None, note=note, by=gone.by)
             except (HoldConflict, RunActive):
                 continue  # somebody else has decided about it just now
-    return list(dict.fromkeys(hold.run for hold in app.store.holds(open_only=False) if hold.id in asked))
+    holds = await app.read(app.store.holds, open_only=False)
+    return list(dict.fromkeys(hold.run for hold in holds if hold.id in asked))

@@ -2,13 +2,17 @@
 
 import re
 from typing import Final, NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from everstep.errors import Misuse
 
 DEFAULT_SCHEMA: Final = "everstep"
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-_PASSWORD: Final = re.compile(r"(://[^/@:]*):.*@")  # greedy: a password may have an @ that should have been %40
+_PASSWORD: Final = re.compile(r"(://[^/@:]*):(.*)@")  # greedy: a password may have an @ that should have been %40
+_CUT_SHORT: Final = re.compile(r"://[^/@:\[\]]*:(?!\d*$)[^/@\[\]]*$")
+"""A user and the beginning of a password with a `?` in it, which ends the part of a URL where a password may be."""
+_PIECE_MIN: Final = 3
+"""Shorter pieces of a password are in too many words."""
 _TRUE: Final = {"on": True, "transaction": True, "off": False}
 
 
@@ -29,6 +33,8 @@ class Address(NamedTuple):
 def address_of(url: str) -> Address:
     """Take a URL apart: `postgresql://…?schema=…&pooler=on&owner=…`, and anything else that libpq knows."""
     whole, _, query = url.partition("?")
+    if "@" in query and _CUT_SHORT.search(whole):
+        raise Misuse("The URL of a database has a ? in its password. Write it as %3F; @ is %40, / is %2F and % is %25.")
     asked = parse_qsl(query, keep_blank_values=True)
     ours = {name: value for name, value in asked if name in ("schema", "pooler", "owner")}
     rest = [(name, value) for name, value in asked if name not in ours]
@@ -46,3 +52,14 @@ def address_of(url: str) -> Address:
 
 def _joined(whole: str, query: list[tuple[str, str]]) -> str:
     return f"{whole}?{urlencode(query, quote_via=quote, safe='/')}" if query else whole
+
+
+def without_password(text: str, url: str) -> str:
+    """Return what libpq says about a URL without the password in it: it quotes what it cannot read."""
+    secrets = [found[2] for found in _PASSWORD.finditer(url)]
+    secrets += [value for name, value in parse_qsl(url.partition("?")[2]) if name in ("password", "sslpassword")]
+    pieces = {piece for secret in secrets for piece in (secret, unquote(secret), *re.split(r"\W+", secret))}
+    for piece in sorted(pieces, key=len, reverse=True):
+        if len(piece) >= _PIECE_MIN:
+            text = text.replace(piece, "…")
+    return text

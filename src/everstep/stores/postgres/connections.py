@@ -22,7 +22,7 @@ from everstep.errors import Damaged, Misuse, StoreError, StoreFailed, StoreFull,
 from everstep.model.untrusted import logger
 from everstep.stores.brief import waits_until
 from everstep.stores.postgres.adapters import adapt
-from everstep.stores.postgres.addresses import DEFAULT_SCHEMA, Address
+from everstep.stores.postgres.addresses import DEFAULT_SCHEMA, Address, without_password
 from everstep.stores.postgres.queries import statements
 from everstep.stores.sql.sqlstates import Ground, ground_of
 
@@ -180,9 +180,9 @@ def connect(
     settings["synchronous_commit"] = "on" if durability == "power" else "off"
     if not own_path:
         del settings["search_path"]
-    parameters = _parameters(address, name, writing)
+    given = _understood(address)
+    parameters = _parameters(given, name, writing)
     if not address.pooler:
-        given = psycopg.conninfo.conninfo_to_dict(address.server)
         parameters["options"] = f"{given.get('options', '')} {as_options(settings)}".strip()
     connection = _connected(address, parameters)
     adapt(connection)
@@ -202,8 +202,18 @@ def _of_transaction(settings: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in settings.items() if not name.startswith("default_")}
 
 
-def _parameters(address: Address, name: str, writing: bool) -> dict[str, Any]:
-    given = psycopg.conninfo.conninfo_to_dict(address.server)
+def _understood(address: Address) -> Mapping[str, Any]:
+    """Return what libpq reads in a URL."""
+    try:
+        return psycopg.conninfo.conninfo_to_dict(address.server)
+    except psycopg.ProgrammingError as error:
+        why = without_password(_one_line(error), address.server)
+    raise StoreUnusable(
+        f"{address.shown} is not the URL of a database: {why}. In a password, write a space as %20, % as %25, @ as %40."
+    )
+
+
+def _parameters(given: Mapping[str, Any], name: str, writing: bool) -> dict[str, Any]:
     wishes: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, **KEEPALIVE}
     if writing or "," in str(given.get("host", "")):  # of several hosts one may be a standby that lags behind
         wishes["target_session_attrs"] = "primary"  # be a session read-only: its transactions say that they write
@@ -267,7 +277,10 @@ def refuse_unsaid_pooler(connection: Connection, address: Address) -> None:
     if address.pooler or (before := _session_of(connection, address)) == connection.info.backend_pid:
         return
     for _ in range(LOOKS_AT_POOLER):
-        with _connect(address, _parameters(address, "everstep looks", False)) as other, other.transaction():
+        with (
+            _connect(address, _parameters(_understood(address), "everstep looks", False)) as other,
+            other.transaction(),
+        ):
             _session_of(other, address)
             if _session_of(connection, address) != before:
                 raise StoreUnusable(unsaid_pooler(address))
@@ -312,7 +325,10 @@ def _connect(address: Address, settings: dict[str, Any]) -> Connection:
     try:
         return Connection.connect(address.server, autocommit=True, cursor_factory=psycopg.RawCursor, **settings)
     except psycopg.OperationalError as error:
-        raise Outage(_one_line(error)) from error
+        outage = Outage(without_password(_one_line(error), address.server))
+        if str(outage) == _one_line(error):
+            raise outage from error
+    raise outage  # not from what has the password in it
 
 
 def is_away(address: Address) -> bool:
