@@ -16,6 +16,7 @@ class TakeWitness(Command):
     """The code remembers a fact about the outside."""
 
     kind = "witness_taken"
+    payload_field = "fact"
     __slots__ = ("call", "on_drift", "payload", "source", "subject", "witness")
 
     def __init__(self, call: int, witness: Witness, payload: bytes, on_drift: str, source: str) -> None:

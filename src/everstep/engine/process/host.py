@@ -37,7 +37,6 @@ from everstep.engine.run.acting import Acting
 from everstep.engine.run.children import RecentEnds
 from everstep.engine.run.drift import compare_outside
 from everstep.engine.run.driver import LOOK_AGAIN_SECONDS, Driver
-from everstep.engine.run.eager_start import FirstTurns
 from everstep.engine.run.holds import HoldReport, damaged_report
 from everstep.engine.run.inbox import cancel_in, hold_in
 from everstep.engine.run.resume import begin, is_supported, take_up, would_go_on
@@ -271,7 +270,6 @@ class Host(Parts):
         self.acting = Acting(self)
         descent.install()
         self.committer = Committer(self.store, self.loop, partial(failed, "commits"), partial(works, "commits"))
-        self.first_turns = FirstTurns(self.loop, self.committer.half_is_ready)
         self.elsewhere = Elsewhere(self.loop)
         self.pump = Pump(self)
         if self.recover:

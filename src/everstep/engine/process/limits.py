@@ -15,7 +15,6 @@ import msgspec
 from everstep.engine.code.commands import StepCall, preview_of
 from everstep.engine.code.step_state import SLOT, Attempts
 from everstep.engine.history.clock import microseconds, set_alarm
-from everstep.engine.run.bodies import Attempt
 from everstep.engine.run.driver import Driver
 from everstep.errors import Misuse
 from everstep.model import events as ev
@@ -54,24 +53,6 @@ class Wait(msgspec.Struct, gc=False):
         What became of an attempt that was cut off, only another one tells: it is waited for.
         """
         return self.because != "crash" and (self.call.future.is_cancel_wanted or self.driver.end_wanted)
-
-
-class Running(dict[int, Any]):
-    """The running bodies of a run with limits: when one leaves, its slot is free."""
-
-    def __init__(self, bodies: "dict[int, Attempt]", limits: "Limits", run: str) -> None:
-        super().__init__(bodies)
-        self._limits = limits
-        self._run = run
-
-    def pop(self, call: int, *default: Any) -> Any:
-        left = super().pop(call, *default)
-        self._limits.free(self._run, call)
-        return left
-
-    def __delitem__(self, call: int) -> None:
-        super().__delitem__(call)
-        self._limits.free(self._run, call)
 
 
 class Limits:
@@ -244,9 +225,7 @@ class Limits:
         wait.driver.call(self._begin, wait)
 
     def _begin(self, wait: Wait) -> None:
-        bodies = wait.driver.attempts.bodies
-        if type(bodies.running) is dict:
-            bodies.running = Running(bodies.running, self, wait.driver.run)
+        wait.driver.attempts.bodies.tell_when_over(functools.partial(self.free, wait.driver.run))
         wait.driver.attempts.begin_again(wait.call.call, wait.because, has_slot=True)
         wait.driver.come_to_rest()
 

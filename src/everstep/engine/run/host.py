@@ -11,7 +11,6 @@ from everstep.engine.code.commands import StepCall
 from everstep.engine.history.clock import Clock
 from everstep.engine.run.acting import Acting
 from everstep.engine.run.children import RecentEnds
-from everstep.engine.run.eager_start import FirstTurns
 from everstep.engine.run.threads import Threads
 from everstep.errors import StoreError
 from everstep.stores.protocol import HoldRow, Store
@@ -100,7 +99,6 @@ class RunHost(Protocol):
     thread: int
     threads: "Threads"
     acting: "Acting"
-    first_turns: "FirstTurns"
     randomness: random.Random
     worker: str
     life: str

@@ -11,7 +11,6 @@ from everstep.engine.code.generations import ContinueRun
 from everstep.engine.code.requests import AnswerRequest
 from everstep.engine.code.start import Origin, continued_run
 from everstep.engine.code.streams import AppendEntry
-from everstep.engine.code.witnesses import TakeWitness
 from everstep.engine.history.journal import packed
 from everstep.engine.history.restored import restores_in
 from everstep.model import events as ev
@@ -55,15 +54,11 @@ def perform(driver: "Driver", command: Command) -> None:
         driver.attempts.bodies.streams_of_run().append(command)
         return
     body = command.body()
-    if isinstance(command, PublishValue) or command.kind == "approval_asked":
-        body = driver.journal.pack_into(body, "value")
-    elif isinstance(command, TakeWitness):
-        body = driver.journal.pack_into(body, "fact")
-    elif command.kind == "graph_moved":
-        body = driver.journal.pack_into(body, "items")
+    if command.payload_field:
+        body = driver.journal.pack_into(body, command.payload_field)
     seq = driver.record(command.kind, command.step, body)
-    if command.kind == "graph_moved":
-        crash_point("graph.moved")
+    if command.crash_point:
+        crash_point(command.crash_point)
     if isinstance(command, ChildCall):
         driver.saver.when_durable(seq, lambda: driver.app.adopt(command.run))
     else:
