@@ -13,7 +13,6 @@ from everstep.engine.code.execution import Execution
 from everstep.engine.history.journal import Journal
 from everstep.engine.process.host import Host
 from everstep.engine.run.attempts import StepAttempts
-from everstep.engine.run.bodies import Bodies
 from everstep.engine.run.deadlines import Deadlines
 from everstep.engine.run.driver import Driver
 from everstep.engine.run.inbox import Inbox
@@ -101,12 +100,11 @@ def breaks(
 PLACES: dict[str, tuple[type, str, Callable[[Any], str]]] = {
     "unit": (Saver, "unit", lambda saver: saver._driver.run),
     "settle": (Saver, "settle", lambda saver: saver._driver.run),
-    "start": (Bodies, "start", lambda bodies: bodies._driver.run),
-    "begin": (Bodies, "begin", lambda bodies: bodies._driver.run),
-    "goes_on": (Bodies, "goes_on", lambda bodies: bodies._driver.run),
-    "completed": (StepAttempts, "completed", lambda attempts: attempts._driver.run),
+    "start": (StepAttempts, "start", lambda attempts: attempts._driver.run),
+    "perform": (StepAttempts, "_perform", lambda attempts: attempts._driver.run),
+    "completed": (StepAttempts, "_completed", lambda attempts: attempts._driver.run),
     "failed": (StepAttempts, "failed", lambda attempts: attempts._driver.run),
-    "heartbeat": (StepAttempts, "record_heartbeat", lambda attempts: attempts._driver.run),
+    "heartbeat": (StepAttempts, "_record_heartbeat", lambda attempts: attempts._driver.run),
     "apply": (Execution, "apply", lambda execution: execution.run),
     "fire": (Deadlines, "fire", lambda deadlines: "broken"),
     "inbox": (Inbox, "take", lambda inbox: inbox._driver.run),

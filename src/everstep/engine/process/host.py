@@ -34,6 +34,7 @@ from everstep.engine.process.returns import Returns
 from everstep.engine.process.schedules import Scheduler
 from everstep.engine.process.watchers import Watchers
 from everstep.engine.run.acting import Acting
+from everstep.engine.run.bodies import BodyTasks
 from everstep.engine.run.children import RecentEnds
 from everstep.engine.run.drift import compare_outside
 from everstep.engine.run.driver import LOOK_AGAIN_SECONDS, Driver
@@ -270,6 +271,7 @@ class Host(Parts):
         self.acting = Acting(self)
         descent.install()
         self.committer = Committer(self.store, self.loop, partial(failed, "commits"), partial(works, "commits"))
+        self.body_tasks = BodyTasks(self.loop, self.context)
         self.elsewhere = Elsewhere(self.loop)
         self.pump = Pump(self)
         if self.recover:

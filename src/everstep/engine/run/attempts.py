@@ -366,9 +366,7 @@ class StepAttempts:
         self.bodies.running[call.call] = attempt
         context, target = app.context.copy(), call.target
         if fallback or (target.effect != "atomic" and (target.is_async or target.timeout is not None)):
-            task = asyncio.Task(self._perform(attempt), loop=app.loop, name=call.step, context=context)
-            attempt.task = task
-            task.add_done_callback(partial(self._note_end_of_task, attempt))
+            app.body_tasks.add(self._perform, attempt, context)
             return
         context.run(CURRENT.set, attempt)
         if target.effect == "atomic":
@@ -394,11 +392,6 @@ class StepAttempts:
             self._end(attempt, None, error, began)
         else:
             self._end(attempt, value, None, began)
-
-    def _note_end_of_task(self, attempt: Attempt, task: "asyncio.Task[None]") -> None:
-        """A task that an application cancels before its first turn never comes to its body, nor to its end."""
-        if task.cancelled() and attempt.bodies.running.get(attempt.call.call) is attempt:
-            self._end(attempt, None, asyncio.CancelledError("before the body began"), time.monotonic())
 
     def _is_left(self, call: StepCall) -> bool:
         """Whether a step is left to whoever goes on with the run: nothing that would be in doubt then."""
@@ -455,7 +448,7 @@ class StepAttempts:
             else:
                 self._raised(attempt, error, time.monotonic() - began)
         except Exception as raised:  # noqa: BLE001  # it reaches this run alone
-            self._driver.app.stumbling.leave(self._driver, raised)
+            bodies.stumble(raised)
 
     def _completed(self, attempt: Attempt, value: Any, seconds: float) -> None:
         """A body returned."""
@@ -530,7 +523,7 @@ class StepAttempts:
             else:
                 self._settled(attempt, settled, seconds)
         except Exception as raised:  # noqa: BLE001  # it reaches this run alone
-            self._driver.app.stumbling.leave(self._driver, raised)
+            bodies.stumble(raised)
 
     def _settled(self, attempt: Attempt, settled: "Settled", seconds: float) -> None:
         """An atomic step has happened, in this attempt or in an earlier one."""

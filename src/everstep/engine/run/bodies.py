@@ -6,9 +6,11 @@
 import asyncio
 import functools
 import threading
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
-from types import CoroutineType, FrameType
+from types import CoroutineType, FrameType, coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.effects.body import SETTLED, Fate, Means, StepBody
@@ -31,6 +33,8 @@ log = logger("everstep.step")
 
 HEARTBEAT_SECONDS: Final = 1.0
 """Heartbeats that come faster are recorded at this pace; the newest always counts."""
+TURN_SECONDS: Final = 0.001
+"""Bodies that lead to further bodies keep the loop to themselves for no longer than this."""
 CHARGES: Final = threading.Lock()
 """Two threads may charge one attempt for the first time at once."""
 
@@ -96,6 +100,93 @@ class Attempt(StepBody, eq=False, kw_only=True):
             )
 
 
+Performs = Callable[["Attempt"], Coroutine[Any, Any, None]]
+
+
+class BodyTasks:
+    """Runs the bodies of an app as tasks of its loop, in the order in which they may start.
+
+    Most bodies end without ever waiting. These share a task, one after the other, each in its own context: a task and a
+    turn of the loop for each would cost a quarter of a `read`. A body that waits keeps the task that it began in.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, context: Context) -> None:
+        self._loop = loop
+        self._context = context
+        self._waiting: deque[tuple[Performs, Attempt, Context]] = deque()
+        self._next: asyncio.Task[None] | None = None
+        """The task that begins those that wait."""
+
+    def add(self, performs: Performs, attempt: Attempt, context: Context) -> None:
+        """Run a body soon, never inside of anything that applies an outcome."""
+        self._waiting.append((performs, attempt, context))
+        if self._next is None:
+            self._add_task()
+
+    def _add_task(self) -> None:
+        run = self._run()
+        try:
+            # Directly and with the app's context: it is no task of the body in whose context this may be called.
+            self._next = asyncio.Task(run, loop=self._loop, context=self._context.copy())
+            self._next.add_done_callback(self._replace)
+        except Exception as error:  # noqa: BLE001  # there is no memory for it: the runs are taken up again
+            run.close()
+            while self._waiting:
+                _, attempt, _ = self._waiting.popleft()
+                attempt.bodies.stumble(error)
+
+    def _replace(self, task: "asyncio.Task[None]") -> None:
+        """A task that an application cancels may have begun none of those that wait."""
+        if self._next is task:
+            self._next = None
+            if self._waiting:
+                self._add_task()
+
+    async def _run(self) -> None:
+        task = self._next
+        assert task is not None
+        waiting = self._waiting
+        came_before = len(waiting)  # they all have waited for this turn of the loop
+        until = time.monotonic() + TURN_SECONDS
+        while waiting and not task.cancelling():  # a body may have cancelled its task just before it ended
+            performs, attempt, context = waiting.popleft()
+            if attempt.bodies.running.get(attempt.call.call) is not attempt:
+                continue  # it is not wanted any more
+            try:
+                body = performs(attempt)
+                task.set_name(attempt.step)
+                awaited = context.run(body.send, None)
+            except StopIteration:
+                came_before -= 1
+                if came_before <= 0 and time.monotonic() > until:
+                    return  # another task goes on after a turn of the loop
+                continue
+            except Exception as error:  # noqa: BLE001  # it reaches this run alone
+                attempt.bodies.stumble(error)
+                continue
+            attempt.task = task
+            self._replace(task)
+            if attempt.bodies.running.get(attempt.call.call) is not attempt:
+                task.cancel()  # it was given up in its first turn
+            await _rest_of(body, context, awaited)
+            return
+
+
+@coroutine
+def _rest_of(body: Coroutine[Any, Any, None], context: Context, awaited: Any) -> Generator[Any, Any, None]:
+    """Go on with a body that waits for something: what its task sends and throws is for the body, in its context."""
+    while True:
+        step: Callable[[Any], Any] = body.send
+        try:
+            given = yield awaited
+        except BaseException as error:  # noqa: BLE001
+            step, given = body.throw, error
+        try:
+            awaited = context.run(step, given)
+        except StopIteration:
+            return
+
+
 class Bodies:
     """The bodies of one run that are running now."""
 
@@ -138,6 +229,10 @@ class Bodies:
         """Return what an atomic step needs of the app."""
         app = self._driver.app
         return Means(app.store, app.codec, app.clock.now)
+
+    def stumble(self, error: BaseException) -> None:
+        """What was done for a body raised: the run leaves memory, and is taken up again."""
+        self._driver.app.stumbling.leave(self._driver, error)
 
     @property
     def is_over(self) -> bool:

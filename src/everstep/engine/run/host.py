@@ -18,6 +18,7 @@ from everstep.stores.rows.keys import KeyChanges
 from everstep.stores.rows.notifications import NotificationRow
 
 if TYPE_CHECKING:
+    from everstep.engine.run.bodies import BodyTasks
     from everstep.engine.run.driver import Driver
     from everstep.engine.run.writer import Saver
 
@@ -99,6 +100,7 @@ class RunHost(Protocol):
     thread: int
     threads: "Threads"
     acting: "Acting"
+    body_tasks: "BodyTasks"
     randomness: random.Random
     worker: str
     life: str
