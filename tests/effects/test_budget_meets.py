@@ -125,7 +125,7 @@ async def test_what_is_being_undone_is_not_held_when_the_time_is_over(machine: M
     await app.rollback("r", "changed my mind")
     await GATES["unbook b0"].reached.wait()
     machine.clock.advance(200)
-    app.drivers["r"].ring()
+    app.drivers["r"].take_inbox_and_deadlines()
     GATES["unbook b0"].opened.set()
     with pytest.raises(RunCancelled):
         await run.result(timeout=60)

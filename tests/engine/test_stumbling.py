@@ -11,6 +11,7 @@ from everstep import step, workflow
 from everstep.engine.app.app import App
 from everstep.engine.code.execution import Execution
 from everstep.engine.history.journal import Journal
+from everstep.engine.process import host
 from everstep.engine.process.host import Host
 from everstep.engine.run.attempts import StepAttempts
 from everstep.engine.run.deadlines import Deadlines
@@ -171,7 +172,7 @@ async def test_a_run_is_not_held_for_what_the_machine_refuses(
     assert not machine.store.holds(run="broken", open_only=False)
 
 
-@pytest.mark.parametrize("method", ["take_up_run", "_take_up_claimed", "hold_claimed"])
+@pytest.mark.parametrize("method", ["drive", "hold_claimed"])
 @scenario
 async def test_taking_up_one_run_that_raises_does_not_keep_others_from_being_taken_up(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, method: str
@@ -182,18 +183,17 @@ async def test_taking_up_one_run_that_raises_does_not_keep_others_from_being_tak
         await first.start(several, name, id=name)
     await machine.until(lambda: all(machine.status(name) == "waiting" for name in names))
     await machine.kill(first)
-    real, fired = getattr(Host, method), []
+    owner: Any = Host if method == "hold_claimed" else host
+    real, fired = getattr(owner, method), []
 
-    async def raises(self: Host, what: Any, *args: Any, **options: Any) -> Any:
-        run = what if isinstance(what, str) else what.row.id if hasattr(what, "row") else what.id
+    async def raises(app: Host, what: Any, *args: Any, **options: Any) -> Any:
+        run = what.row.id if hasattr(what, "row") else what.id
         if run == "broken" and len(fired) < 2:
             fired.append(run)
             raise TypeError("broken")
-        return await real(self, what, *args, **options)
+        return await real(app, what, *args, **options)
 
-    if method == "take_up_run":
-        real, method = Host._take_up_claimed, "_take_up_claimed"
-    monkeypatch.setattr(Host, method, raises)
+    monkeypatch.setattr(owner, method, raises)
     worker = await machine.worker(clock=None)
     for name in names:
         await worker.signal(name, "word", "tides")

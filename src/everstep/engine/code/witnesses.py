@@ -88,7 +88,7 @@ def take_witness(execution: "Execution", witness: Witness, fact: Any, on_drift: 
     execution.require_live()
     payload = execution.codec.encode(fact, ANY, witness.subject)
     judge, policy = (None, on_drift) if isinstance(on_drift, str) else (on_drift, f"{declared_name(on_drift)}()")
-    execution.witnesses[witness.subject] = Taken(witness, payload, policy, judge)
+    execution.remember(witness.subject, Taken(witness, payload, policy, judge))
     execution.issue(TakeWitness(execution.next_call(), witness, payload, policy, source))
 
 

@@ -45,7 +45,7 @@ def request_rollback(driver: "Driver", request: ev.RollbackRequested) -> None:
     if left and not request.uncompensated:
         driver.put_on_hold(uncompensated_report(left, request))
         return
-    driver.end_wanted, execution.rollback, execution.cancel = True, request, None
+    driver.roll_back(request)
     note_undoing(driver, execution.saga.completed)
     driver.deliver("rollback_requested", "", request)
 
@@ -80,7 +80,6 @@ def begin_compensation(driver: "Driver", started: ev.CompensationStarted) -> Non
     crash_point("compensation.begin")
     driver.children.cancel_those_that_end_with_it()
     driver.attempts.forget_all()
-    driver.end_wanted = False
     note_undoing(driver, started.steps)
     driver.record("compensation_started", "", driver.journal.pack_into(started, "error"))
     driver.saver.save(waited_for=False)

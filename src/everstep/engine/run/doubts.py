@@ -299,7 +299,7 @@ class Doubts:
     def acts_elsewhere(self, call: StepCall) -> str:
         """Say which other process began it and is still there; "" if none is seen."""
         for worker in sorted(self._others(call)):
-            where = self._driver.whereabouts.get(worker)
+            where = self._driver.beside.whereabouts.get(worker)
             if where is not None and where.state == "there" and not self._has_ended(call, worker):
                 process = process_of(worker)
                 said = f", pid {process['pid']} on {process['host']}" if process else ""
@@ -314,10 +314,10 @@ class Doubts:
                 found = await driver.app.read(whereabouts, driver.app.store, others)
             except StoreError:
                 return
-            driver.whereabouts = {**driver.whereabouts, **found}
+            driver.note_whereabouts(found)
 
     def _is_known_to_have_ended(self, worker: str) -> bool:
-        where = self._driver.whereabouts.get(worker)
+        where = self._driver.beside.whereabouts.get(worker)
         return where is not None and where.state == "ended"
 
     def _suspects(self, call: StepCall) -> list[str]:
@@ -341,7 +341,7 @@ class Doubts:
 
     def _has_ended(self, call: StepCall, worker: str) -> bool:
         """Tell whether a worker cannot act any more: proven, or declared, or believed because `gone_after` is over."""
-        where = self._driver.whereabouts.get(worker)
+        where = self._driver.beside.whereabouts.get(worker)
         if where is None or where.state == "ended":
             return where is not None
         if where.host_gone_at is not None:
@@ -353,7 +353,7 @@ class Doubts:
 
     def _gone_at(self, call: StepCall, worker: str) -> int | None:
         """Return when a worker without a lease counts as gone, if that is set."""
-        app, where = self._driver.app, self._driver.whereabouts.get(worker)
+        app, where = self._driver.app, self._driver.beside.whereabouts.get(worker)
         if app.gone_after is None or where is None or where.has_lease:
             return None
         return self._known[call.call].doubted_at + microseconds(app.gone_after)
@@ -370,7 +370,11 @@ class Doubts:
         app = self._driver.app
         for worker in self._others(call):
             gone_at = self._gone_at(call, worker)
-            if gone_at is not None and gone_at <= app.clock.now() and self._driver.whereabouts[worker].state != "ended":
+            if (
+                gone_at is not None
+                and gone_at <= app.clock.now()
+                and self._driver.beside.whereabouts[worker].state != "ended"
+            ):
                 app.note_gone(worker)
 
     def cancel_all(self) -> None:

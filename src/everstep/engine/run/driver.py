@@ -55,43 +55,48 @@ LOOK_AGAIN_SECONDS: Final = 0.5
 """After so long an inbox that could not be read is looked at again."""
 
 
+class Beside(msgspec.Struct):
+    """What was read of a run beside its replay, when it was taken up."""
+
+    allotment: Allotment | None = None
+    """The budget that the run was given at its start."""
+    first_checkpoint: tuple[int, bytes] | None = None
+    """The number and the digest of the first checkpoint's event."""
+    damaged_checkpoints: Sequence[DamagedCheckpoint] = ()
+    """Those that recovery had to pass over."""
+    stream_heads: dict[str, EntryRow] | None = None
+    """The newest entries of its streams, if they were read: a run that has just begun has none."""
+    whereabouts: Mapping[str, Whereabouts] = {}
+    """Where the other processes are that may have begun its open steps, as of when that was last asked."""
+
+
 class Driver:
     """Takes one claimed run as far as it can go."""
 
-    # What few runs ever have stands here: instances of at most 30 attributes are the small and quick ones.
-    outcome: bytes | None = None
-    end_recorded: tuple[str, ev.Body, bytes | None] | None = None
-    failure: BaseException | None = None
-    """With `end_wanted`: why it is to fail."""
-    allotment: "Allotment | None" = None
-    """The budget that the run was given at its start."""
-    stopped_by: tuple[BaseException, str] | None = None
-    """What stopped its code or a body, and where: the run leaves memory unfinished, once nothing is under way that must
-    not be cut off."""
-    first_checkpoint: tuple[int, bytes] | None = None
-    """The number and the digest of the first checkpoint's event."""
-    damaged_checkpoints: "Sequence[DamagedCheckpoint]" = ()
-    """Those that recovery had to pass over."""
-    stream_heads: "dict[str, EntryRow] | None" = None
-    """The newest entries of its streams when it was taken up, if they were read: a run that has just begun has none."""
-    whereabouts: "Mapping[str, Whereabouts]" = {}
-    """Where the other processes are that may have begun its open steps, as of when that was last asked."""
-    _is_leaving: bool = False
-    _is_reading: bool = False
-    """Whether the inbox is being read; `_rings_again` if something has arrived since that began."""
-    _rings_again: bool = False
-    _alarm: Alarm | None = None
-    _deadlines: Deadlines | None = None
-    _inbox: "Inbox | None" = None
-    _children: "Children | None" = None
-
-    def __init__(self, app: "RunHost", row: RunRow, replayed: Replayed, journal: Journal, clock_started: int) -> None:
+    def __init__(
+        self, app: "RunHost", row: RunRow, replayed: Replayed, journal: Journal, clock_started: int, beside: Beside
+    ) -> None:
         self.app = app
         self.row = row
         self.run = row.id
         self.execution: Execution = replayed.execution
         self.fresh: Sequence[Command] = replayed.fresh
         """What the code asks for beyond its history."""
+        self.outcome: bytes | None = None
+        self.end_recorded: tuple[str, ev.Body, bytes | None] | None = None
+        self.failure: BaseException | None = None
+        """With `end_wanted`: why it is to fail."""
+        self.stopped_by: tuple[BaseException, str] | None = None
+        """What stopped its code or a body, and where: the run leaves memory unfinished, once nothing is under way that
+        must not be cut off."""
+        self._is_leaving = False
+        self._is_reading = False
+        """Whether the inbox is being read; `_reads_again` if something has arrived since that began."""
+        self._reads_again = False
+        self._alarm: Alarm | None = None
+        self._deadlines: Deadlines | None = None
+        self._inbox: Inbox | None = None
+        self._children: Children | None = None
         self.journal = journal
         self.attempts = StepAttempts(self, replayed.attempts)
         self.saver = Saver(self)
@@ -113,7 +118,8 @@ class Driver:
         self._retried = replayed.retried
         self.accepted = replayed.accepted
         self.clock_started = clock_started
-        self.execution.unapplied = self._unapplied
+        self.beside = beside
+        self.execution.note_unapplied(self._unapplied)
         self.renewal: NewRun | None = None
         """The next generation, once the code has said `continue_as`."""
         self._set_deadlines(replayed, clock_started)
@@ -193,10 +199,10 @@ class Driver:
         if is_new or self.hold_wanted is not None or self.failure is not None:
             self.come_to_rest()
         else:
-            self.ring(arrived)
+            self.take_inbox_and_deadlines(arrived)
 
     def _settle_open(self) -> None:
-        if self.damaged_checkpoints:
+        if self.beside.damaged_checkpoints:
             report_damage(self)
         if self.execution.is_undone:
             note_undoing(self, self.execution.saga.completed)
@@ -212,9 +218,26 @@ class Driver:
         if old and self.hold is None:
             self.children.take_up(old, tell_again=self._retried)
 
+    def note_whereabouts(self, found: Mapping[str, Whereabouts]) -> None:
+        """The store was asked again where other processes are."""
+        self.beside.whereabouts = {**self.beside.whereabouts, **found}
+
+    def note_stream_heads(self, newest: dict[str, EntryRow]) -> None:
+        """The newest entries of the run's streams are known now."""
+        self.beside.stream_heads = newest
+
+    def note_checkpoint(self, seq: int, digest: bytes) -> None:
+        """The run has taken a checkpoint."""
+        self.beside.first_checkpoint = self.beside.first_checkpoint or (seq, digest)
+
+    def take_damaged_checkpoints(self) -> Sequence[DamagedCheckpoint]:
+        """Return those that recovery had to pass over: they are reported once."""
+        damaged, self.beside.damaged_checkpoints = self.beside.damaged_checkpoints, ()
+        return damaged
+
     def note_restored(self, life: str) -> None:
         """The store was restored from a backup: what this run did after that is forgotten, and has happened."""
-        self.execution.caution = "restored"
+        self.execution.note_lost("restored")
         self.attempts.ask_again()
         self.record("run_restored", "", ev.RunRestored(restores_in(life), life))
         self.saver.save(waited_for=False)
@@ -318,7 +341,7 @@ class Driver:
             self.app.stumbling.leave(self, error)
 
     # -- deadlines -------------------------------------------------------------------------------------------------
-    def ring(self, arrived: "Sequence[Delivery] | None" = None) -> None:
+    def take_inbox_and_deadlines(self, arrived: "Sequence[Delivery] | None" = None) -> None:
         """Do what is due by now; but what arrived before that comes first."""
         if self._alarm is not None:
             self._alarm.cancel()
@@ -326,7 +349,7 @@ class Driver:
         if self.is_over:
             return
         if self._is_reading:
-            self._rings_again = True  # what has arrived meanwhile may not be in what is being read
+            self._reads_again = True  # what has arrived meanwhile may not be in what is being read
         elif arrived is not None and not arrived:
             self._take((arrived, None))
         else:
@@ -343,14 +366,14 @@ class Driver:
         self._is_reading = False
         log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
         if not self.is_over and self._alarm is None:
-            self._alarm = self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.ring)
+            self._alarm = self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.take_inbox_and_deadlines)
 
     def _take(self, found: "tuple[Sequence[Delivery], Told | None]") -> None:
         self._is_reading = False
         self.call(self._take_and_fire, *found)
-        if self._rings_again:
-            self._rings_again = False
-            self.ring()
+        if self._reads_again:
+            self._reads_again = False
+            self.take_inbox_and_deadlines()
 
     def _take_and_fire(self, deliveries: "Sequence[Delivery]", told: "Told | None") -> None:
         if self.is_over:
@@ -375,7 +398,8 @@ class Driver:
         The grace counts from now, not from when the cancel was sent: also after downtime the code can clean up.
         """
         if request.now:
-            self.end_wanted, self.execution.cancel = True, request
+            self.end_wanted = True
+            self.execution.note_cancel(request)
             self.deliver("cancel_requested", "", request)
             return
         self.deadlines.add(self.app.now() + microseconds(request.grace), "grace")
@@ -397,6 +421,7 @@ class Driver:
     def go_on_without_code(self, started: ev.CompensationStarted) -> None:
         """Do what follows when compensation begins: the first of them, and in time the others."""
         was_applying, self._applying = self._applying, True
+        self.end_wanted = False
         try:
             self.execution.begin_compensation(started)
             self._perform(self.execution.take_commands())
@@ -420,6 +445,28 @@ class Driver:
         if command.kind != "run_cancelled":
             body = self.journal.pack_into(body, "value" if command.kind == "run_completed" else "error")
         self.record_end(command.kind, body, command.payload or None)
+
+    def end_generation(self, command: ContinueRun) -> None:
+        """The run goes on with a fresh history; nothing more is done in this one."""
+        self.attempts.bodies.cancel_all()
+        self.children.cancel_those_that_end_with_it()
+        self.ending = command.kind
+        self.record(command.kind, "", command.body())
+
+    def renew(self, renewal: NewRun) -> None:
+        """Write the next generation with the end of this one."""
+        self.renewal = renewal
+        self.saver.save(waited_for=True)
+
+    def roll_back(self, request: ev.RollbackRequested) -> None:
+        """Undo what the run did, without asking its code."""
+        self.end_wanted = True
+        self.execution.note_rollback(request)
+
+    def end_after_grace(self) -> None:
+        """The code was cancelled, and has not ended in time: the run ends without it."""
+        self.end_wanted = True
+        self.come_to_rest()
 
     def fail_when_settled(self, error: BaseException) -> None:
         """End the run as failed, without its code, as soon as no effect is under way or in doubt."""
@@ -536,7 +583,7 @@ class Driver:
             self._alarm.cancel()
             self._alarm = None
         if wake_at is not None:
-            self._alarm = set_alarm(self.app.clock, self.app.loop, wake_at, self.ring)
+            self._alarm = set_alarm(self.app.clock, self.app.loop, wake_at, self.take_inbox_and_deadlines)
 
     def record(self, kind: str, step: str, body: ev.Body) -> int:
         """Append an event to the history and return its number."""

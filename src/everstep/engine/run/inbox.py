@@ -75,10 +75,6 @@ class Inbox:
         self._ends: dict[int, ChildEnd | None] = {}
         self._keys: dict[int, EffectRow | None] = {}
 
-    async def pull(self) -> None:
-        """Take what has arrived, and do what was due before."""
-        self._driver.ring()
-
     def take(self, deliveries: Sequence[Delivery], told: Told = NOTHING, *, fire: bool = True) -> None:
         """Take deliveries into the history. A timer that was due before one arrived comes first.
 

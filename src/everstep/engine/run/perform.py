@@ -67,9 +67,8 @@ def perform(driver: "Driver", command: Command) -> None:
 
 def record_patches(driver: "Driver") -> None:
     """Record the answers to `patched` that the code has got since the last time."""
-    for name in driver.execution.new_patches:
+    for name in driver.execution.take_new_patches():
         driver.record("patched", "", ev.Patched(name, driver.execution.patches[name]))
-    driver.execution.new_patches = ()
     driver.saver.save(waited_for=False)
 
 
@@ -90,7 +89,7 @@ def record_checkpoint(driver: "Driver", command: TakeCheckpoint) -> None:
     """Record a checkpoint: what the code gave, what its execution remembers, and what only the driver knows."""
     journal, part = driver.journal, command.part
     seq, previous = journal.seq + 1, journal.digest
-    part.first, part.first_digest = driver.first_checkpoint or (seq, b"")
+    part.first, part.first_digest = driver.beside.first_checkpoint or (seq, b"")
     part.clock_started = driver.clock_started
     # Answers to questions that the code asked after the checkpoint are recorded before it, and would be left out.
     part.patches = driver.execution.patches
@@ -113,8 +112,7 @@ def record_checkpoint(driver: "Driver", command: TakeCheckpoint) -> None:
         CheckpointRow(driver.run, journal.generation, seq, previous, engine, state, digest, complete=1)
     )
     journal.and_more().checkpoints_kept = command.keep
-    if driver.first_checkpoint is None:
-        driver.first_checkpoint = (seq, journal.digest)
+    driver.note_checkpoint(seq, journal.digest)
     crash_point("checkpoint.recorded")
     driver.saver.save(waited_for=False)
 
@@ -122,7 +120,7 @@ def record_checkpoint(driver: "Driver", command: TakeCheckpoint) -> None:
 def report_damage(driver: "Driver") -> None:
     """Move the checkpoints that recovery had to pass over to the archive, with a note that says so."""
     journal = driver.journal
-    for seq, why, row in driver.damaged_checkpoints:
+    for seq, why, row in driver.take_damaged_checkpoints():
         crash_point("checkpoint.archived")
         driver.record("checkpoint_damaged", "", ev.CheckpointDamaged(seq, why, row is not None))
         if row is not None:
@@ -130,7 +128,6 @@ def report_damage(driver: "Driver") -> None:
             archived = ArchiveRow(row.run, row.generation, "checkpoint", row.seq, whole, why, journal.at)
             journal.and_more().archive.append(archived)
         log.warning("The checkpoint at event %d of run %s was passed over: %s.", seq, driver.run, why)
-    driver.damaged_checkpoints = ()
     driver.saver.save(waited_for=False)
 
 
@@ -144,11 +141,8 @@ def record_continued(driver: "Driver", command: ContinueRun) -> None:
     for kind, body in unapplied:
         if kind in ("signal_received", "request_received"):
             execution.let_arrive(kind, body)
-    driver.attempts.bodies.cancel_all()
-    driver.children.cancel_those_that_end_with_it()
-    driver.ending = command.kind
-    driver.record(command.kind, "", command.body())
-    driver.renewal = continued_run(
+    driver.end_generation(command)
+    renewal = continued_run(
         execution.workflow,
         row,
         command.arguments,
@@ -160,10 +154,10 @@ def record_continued(driver: "Driver", command: ContinueRun) -> None:
             life=driver.app.life,
             entropy=derived_key(execution.entropy, f"#generation {row.generation + 1}"),
         ),
-        budget=driver.allotment,
+        budget=driver.beside.allotment,
         carried=_carried(driver),
     )
-    driver.saver.save(waited_for=True)
+    driver.renew(renewal)
 
 
 def _carried(driver: "Driver") -> Carried:

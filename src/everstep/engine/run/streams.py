@@ -183,7 +183,7 @@ class Streams:
         if head is None:
             driver = self._driver
             place = (driver.run, driver.journal.generation, name)
-            newest = driver.app.store.stream_head(*place) if driver.stream_heads is None else None
+            newest = driver.app.store.stream_head(*place) if driver.beside.stream_heads is None else None
             head = _Head(newest.position, newest.digest) if newest else _Head(0, stream_start(*place))
             self._heads[name] = head
         return head
@@ -223,11 +223,11 @@ def newest_entries(store: "Store", run: str, generation: int) -> dict[str, Entry
 def _heads(driver: "Driver") -> dict[str, _Head]:
     """Return how far each stream of a run has come. If that cannot be read just now, it is asked for one by one."""
     app = driver.app
-    if driver.stream_heads is None:
+    if driver.beside.stream_heads is None:
         is_loop = threading.get_ident() == app.thread
         read = partial(newest_entries, app.store, driver.run, driver.journal.generation)
         try:
-            driver.stream_heads = briefly(read) if is_loop else read()
+            driver.note_stream_heads(briefly(read) if is_loop else read())
         except (Busy, StoreError):
             return {}
-    return {name: _Head(entry.position, entry.digest) for name, entry in driver.stream_heads.items()}
+    return {name: _Head(entry.position, entry.digest) for name, entry in (driver.beside.stream_heads or {}).items()}
