@@ -1,6 +1,6 @@
 """A field of a driver, an execution or a host is written by its own module only: others call a method that says why.
 
-These three are known to dozens of modules. `pytest tests/house/test_owners.py` lists each write from outside, and counts
+Dozens of modules know these three. `pytest tests/house/test_owners.py` lists each write from outside, and counts
 them.
 """
 

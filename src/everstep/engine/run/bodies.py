@@ -114,41 +114,52 @@ class BodyTasks:
         self._loop = loop
         self._context = context
         self._waiting: deque[tuple[Performs, Attempt, Context]] = deque()
-        self._next: asyncio.Task[None] | None = None
-        """The task that begins those that wait."""
+        self._takers: set[asyncio.Task[None]] = set()
+        """The tasks that take the next of those that wait."""
 
     def add(self, performs: Performs, attempt: Attempt, context: Context) -> None:
         """Run a body soon, never inside of anything that applies an outcome."""
         self._waiting.append((performs, attempt, context))
-        if self._next is None:
+        if not self._takers:
             self._add_task()
 
     def _add_task(self) -> None:
         run = self._run()
         try:
             # Directly and with the app's context: it is no task of the body in whose context this may be called.
-            self._next = asyncio.Task(run, loop=self._loop, context=self._context.copy())
-            self._next.add_done_callback(self._replace)
+            task = asyncio.Task(run, loop=self._loop, context=self._context.copy())
+            task.add_done_callback(self._note_end)
+            self._takers.add(task)
         except Exception as error:  # noqa: BLE001  # there is no memory for it: the runs are taken up again
             run.close()
             while self._waiting:
                 _, attempt, _ = self._waiting.popleft()
                 attempt.bodies.stumble(error)
 
-    def _replace(self, task: "asyncio.Task[None]") -> None:
-        """A task that an application cancels may have begun none of those that wait."""
-        if self._next is task:
-            self._next = None
-            if self._waiting:
-                self._add_task()
+    def _note_end(self, task: "asyncio.Task[None]") -> None:
+        """A task has ended. One that an application cancels may have taken none of those that wait."""
+        self._takers.discard(task)
+        if self._waiting and not self._takers:
+            self._add_task()
+
+    def _leave(self, task: "asyncio.Task[None]") -> None:
+        """A task goes on with the body that it has. Others follow, twice as many if more bodies wait in their turn."""
+        self._takers.discard(task)
+        task.remove_done_callback(self._note_end)
+        for _ in range(min(2, len(self._waiting) - len(self._takers))):
+            self._add_task()
 
     async def _run(self) -> None:
-        task = self._next
+        task = asyncio.current_task()
         assert task is not None
         waiting = self._waiting
         came_before = len(waiting)  # they all have waited for this turn of the loop
         until = time.monotonic() + TURN_SECONDS
         while waiting and not task.cancelling():  # a body may have cancelled its task just before it ended
+            if came_before <= 0 and time.monotonic() > until:
+                await asyncio.sleep(0)
+                came_before, until = len(waiting), time.monotonic() + TURN_SECONDS
+            came_before -= 1
             performs, attempt, context = waiting.popleft()
             if attempt.bodies.running.get(attempt.call.call) is not attempt:
                 continue  # it is not wanted any more
@@ -157,15 +168,12 @@ class BodyTasks:
                 task.set_name(attempt.step)
                 awaited = context.run(body.send, None)
             except StopIteration:
-                came_before -= 1
-                if came_before <= 0 and time.monotonic() > until:
-                    return  # another task goes on after a turn of the loop
-                continue
+                continue  # it has ended
             except Exception as error:  # noqa: BLE001  # it reaches this run alone
                 attempt.bodies.stumble(error)
                 continue
             attempt.task = task
-            self._replace(task)
+            self._leave(task)
             if attempt.bodies.running.get(attempt.call.call) is not attempt:
                 task.cancel()  # it was given up in its first turn
             await _rest_of(body, context, awaited)
@@ -175,16 +183,19 @@ class BodyTasks:
 @coroutine
 def _rest_of(body: Coroutine[Any, Any, None], context: Context, awaited: Any) -> Generator[Any, Any, None]:
     """Go on with a body that waits for something: what its task sends and throws is for the body, in its context."""
-    while True:
-        step: Callable[[Any], Any] = body.send
-        try:
-            given = yield awaited
-        except BaseException as error:  # noqa: BLE001
-            step, given = body.throw, error
-        try:
-            awaited = context.run(step, given)
-        except StopIteration:
-            return
+    run, send, throw = context.run, body.send, body.throw
+    step: Callable[[Any], Any]
+    try:
+        while True:
+            step = send
+            try:
+                given = yield awaited
+            except BaseException as error:  # noqa: BLE001
+                step, given = throw, error
+            awaited = run(step, given)
+            given = None  # an error would be kept alive by its own traceback
+    except StopIteration:
+        return
 
 
 class Bodies:
