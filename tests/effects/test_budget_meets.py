@@ -347,7 +347,7 @@ async def test_a_loop_that_goes_on_from_a_checkpoint_knows_what_was_used(machine
     app = await machine.boot()
     await app.start(loop, 50, id="r")
     await GATES["read 40"].reached.wait()
-    await machine.until(lambda: all(one.saver.all_is_durable for one in app.drivers.values()))
+    await machine.until(lambda: all(one.writer.all_is_durable for one in app.drivers.values()))
     await machine.kill(app)
     GATES["read 40"].opened.set()
     app = await machine.boot()

@@ -17,7 +17,7 @@ from everstep.engine.run.attempts import StepAttempts
 from everstep.engine.run.deadlines import Deadlines
 from everstep.engine.run.driver import Driver
 from everstep.engine.run.inbox import Inbox
-from everstep.engine.run.writer import Saver
+from everstep.engine.run.writer import RunWriter
 from everstep.stores.protocol import Failed
 from tests.engine.resume_helpers import Machine, scenario
 
@@ -99,8 +99,8 @@ def breaks(
 
 
 PLACES: dict[str, tuple[type, str, Callable[[Any], str]]] = {
-    "unit": (Saver, "unit", lambda saver: saver._driver.run),
-    "settle": (Saver, "settle", lambda saver: saver._driver.run),
+    "unit": (RunWriter, "unit", lambda writer: writer._driver.run),
+    "settle": (RunWriter, "settle", lambda writer: writer._driver.run),
     "start": (StepAttempts, "start", lambda attempts: attempts._driver.run),
     "perform": (StepAttempts, "_perform", lambda attempts: attempts._driver.run),
     "completed": (StepAttempts, "_completed", lambda attempts: attempts._driver.run),
@@ -206,15 +206,15 @@ async def test_a_unit_for_which_the_store_has_no_memory_is_written_later_and_the
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = await machine.boot(clock=None)
-    real, fired = Saver.settle, []
+    real, fired = RunWriter.settle, []
 
-    def refused(self: Saver, unit: Any, verdict: Any) -> None:
+    def refused(self: RunWriter, unit: Any, verdict: Any) -> None:
         if self._driver.run == "broken" and not fired:
             fired.append(unit)
             verdict = Failed(MemoryError())
         real(self, unit, verdict)
 
-    monkeypatch.setattr(Saver, "settle", refused)
+    monkeypatch.setattr(RunWriter, "settle", refused)
     results = await runs_beside(machine, app)
     assert results["broken"] == expected("broken")
     assert not machine.store.holds(run="broken", open_only=False)

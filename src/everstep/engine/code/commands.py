@@ -62,7 +62,7 @@ class Command:
         """Return what differs from a recorded event of the same kind ("" if nothing), and if a person may accept it."""
         return "", False
 
-    def is_just(self, step: str, recorded: Any) -> bool:
+    def is_plain_start(self, step: str, recorded: Any) -> bool:
         """Tell whether this is just what a `step_started` records, and take its place from there. If not: `compare`."""
         return False
 
@@ -144,7 +144,7 @@ class StepCall(Command, msgspec.Struct, eq=False):
     def digest(self) -> str:
         return self.arguments.digest
 
-    def is_just(self, step: str, recorded: ev.StepStarted) -> bool:
+    def is_plain_start(self, step: str, recorded: ev.StepStarted) -> bool:
         if self.step != step or recorded.arguments != self.arguments.digest or recorded.effect != self.target.effect:
             return False
         self.source = self.source or recorded.source

@@ -16,7 +16,7 @@ from everstep.engine.code.commands import ChildCall, Command, Difference, EndRun
 from everstep.engine.code.execution import OUTCOMES, Execution
 from everstep.engine.code.guard import Silence
 from everstep.engine.code.loop import SpinningWorkflow
-from everstep.engine.code.step_state import DOUBT, FALLBACK, KEY, ROOM, SLOT, Attempts
+from everstep.engine.code.step_state import DOUBT, FALLBACK, KEY, ROOM, SLOT, StepState
 from everstep.engine.code.witnesses import note_judgement
 from everstep.engine.history.describe import (
     COMMANDS,
@@ -50,7 +50,7 @@ class Replayed(msgspec.Struct):
     differences: list[Difference]
     fresh: list[Command]
     """What the code asks for beyond the end of the history."""
-    attempts: dict[int, Attempts]
+    attempts: dict[int, StepState]
     published: dict[str, msgspec.Raw]
     cancel_at: int = 0
     """When the cancel was requested, if it was."""
@@ -155,7 +155,7 @@ class Replay:
         """How often the run was retried, as far as the look ahead has come."""
         self.execution = execution
         self.differences: list[Difference] = []
-        self.attempts: dict[int, Attempts] = {}
+        self.attempts: dict[int, StepState] = {}
         self.published: dict[str, msgspec.Raw] = published_before(history[0])
         self.cancel_at = 0
         self._queue: deque[Command] = deque()
@@ -307,9 +307,9 @@ class Replay:
             _, kind, step, _, body = event
             if kind == "step_started":
                 queue = self._queue
-                if queue and body.attempt == 1 and not body.because and queue[0].is_just(step, body):
+                if queue and body.attempt == 1 and not body.because and queue[0].is_plain_start(step, body):
                     queue.popleft()
-                    attempts[body.call] = Attempts(1, by=body.by)
+                    attempts[body.call] = StepState(1, by=body.by)
                 else:
                     self._begin_attempt(event)
             elif kind == "step_completed" and not self._queue:
@@ -344,7 +344,7 @@ class Replay:
             self.execution.begin(event.body, event.at)
             self._queue.extend(self.execution.take_commands())
         elif event.kind == "key_taken":
-            self.attempts.setdefault(event.body.call, Attempts()).due = KEY
+            self.attempts.setdefault(event.body.call, StepState()).due = KEY
             if not event.body.again:
                 self._match(event)
         elif event.kind in ENDS or event.kind == "run_continued":
@@ -420,7 +420,7 @@ class Replay:
         body = event.body
         if not body.again:
             self._match(event)
-        attempts = self.attempts.setdefault(body.call, Attempts())
+        attempts = self.attempts.setdefault(body.call, StepState())
         attempts.refused = body.then == "fallback"
         attempts.due = FALLBACK if attempts.refused else SLOT if body.limit else ROOM
 
@@ -498,12 +498,12 @@ class Replay:
     def _begin_attempt(self, event: Recorded) -> None:
         body = event.body
         if body.attempt == 1 and body.because in FIRST:
-            self.attempts[body.call] = Attempts(1, by=body.by, database=body.database, round=body.round)
+            self.attempts[body.call] = StepState(1, by=body.by, database=body.database, round=body.round)
             self._match(event)
             if body.because and self.execution.kept is not None:
                 self.execution.kept.take(event.step, body.arguments)
             return
-        attempts = self.attempts.setdefault(body.call, Attempts())
+        attempts = self.attempts.setdefault(body.call, StepState())
         attempts.attempt, attempts.by, attempts.database = body.attempt, body.by, body.database
         attempts.due = None
         attempts.by_person = attempts.refused = False
@@ -511,7 +511,7 @@ class Replay:
 
     def _note(self, event: Recorded) -> None:
         kind, body = event.kind, event.body
-        attempts = self.attempts.setdefault(body.call, Attempts()) if getattr(body, "call", 0) else None
+        attempts = self.attempts.setdefault(body.call, StepState()) if getattr(body, "call", 0) else None
         if kind == "attempt_failed" and attempts is not None:
             attempts.failures += 1
             attempts.due = body.due
@@ -538,7 +538,7 @@ class Replay:
             for one in self.attempts.values():
                 one.asked = False
 
-    def _note_resolution(self, attempts: Attempts, resolution: str, at: int) -> None:
+    def _note_resolution(self, attempts: StepState, resolution: str, at: int) -> None:
         """What a person decided about one step: fresh attempts, another one, or another round of questions."""
         if resolution == "retry":
             attempts.failures, attempts.due, attempts.by_person = 0, at, True
@@ -569,7 +569,7 @@ class Replay:
             kept.add(kept_by(self.history[self._place(voids) : self._place(event.seq)], event))
         self.cancel_at = 0
         for call in self._reopened[event.seq] & self.execution.steps.keys():
-            attempts = self.attempts.setdefault(call, Attempts())
+            attempts = self.attempts.setdefault(call, StepState())
             attempts.failures, attempts.due, attempts.by_person = 0, event.at, True
         if len(self._queue) == 1 and isinstance(self._queue[0], EndRun):
             # The code's own error, raised again by the same code. Its end counts as new.

@@ -616,10 +616,12 @@ class Host(Parts):
         """Something arrived for a run: if it is here, let it look into its inbox; else look who can take it up."""
         driver = self.drivers.get(run)
         if driver is not None:
-            # In the app's context: the body of a step may have sent what has arrived, and nothing here is a part of it.
-            self.context.copy().run(driver.call, driver.take_inbox_and_deadlines)
+            self.spawn(self._wake(driver), run=run)  # later: the code that sent it goes on first
         else:
             self.pump.nudge()
+
+    async def _wake(self, driver: Driver) -> None:
+        driver.take_inbox_and_deadlines()
 
     def wake_driver(self, run: str) -> None:
         """Let a run that is here look at its inbox and its deadlines."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from everstep.engine.code.commands import StepCall, preview_of
-from everstep.engine.code.step_state import SLOT, Attempts
+from everstep.engine.code.step_state import SLOT, StepState
 from everstep.engine.history.clock import microseconds, set_alarm
 from everstep.engine.run.driver import Driver
 from everstep.errors import Misuse
@@ -81,7 +81,7 @@ class Limits:
         """Record that an attempt waits for a slot, and begin it when it has one."""
         attempts = driver.attempts.of(call.call)
         if attempts is None:
-            attempts = driver.attempts.note(call.call, Attempts())
+            attempts = driver.attempts.note(call.call, StepState())
         attempts.due = SLOT
         body = ev.CallWithheld(
             call.call, call.kind, OVER, call.arguments.digest, call.target.effect, attempt=attempts.attempt, again=again
@@ -96,7 +96,7 @@ class Limits:
         body.part = driver.budgets.part_of(call.call) if driver.budgets is not None else 0
         driver.record("call_withheld", call.step, body)
         crash_point("limit.withheld")
-        driver.saver.save(waited_for=False)
+        driver.writer.save(waited_for=False)
         self.ask(driver, call, because)
 
     def ask(self, driver: "Driver", call: StepCall, because: str) -> None:

@@ -16,7 +16,7 @@ from everstep.effects.atomic import Settled, Undecided
 from everstep.effects.descent import bodies_run_in
 from everstep.effects.surroundings import CURRENT, set_current
 from everstep.engine.code.commands import StepCall
-from everstep.engine.code.step_state import DOUBT, EARLIER, FALLBACK, KEY, NEVER, ROOM, SLOT, Attempts
+from everstep.engine.code.step_state import DOUBT, EARLIER, FALLBACK, KEY, NEVER, ROOM, SLOT, StepState
 from everstep.engine.code.stops import pass_on, stop_in
 from everstep.engine.history.clock import microseconds
 from everstep.engine.run.atomic import start_atomic
@@ -51,7 +51,7 @@ class StepAttempts:
     slots_wanted: Collection[int] = ()
     """Calls that wait for a slot of their named limit."""
 
-    def __init__(self, driver: "Driver", known: dict[int, Attempts]) -> None:
+    def __init__(self, driver: "Driver", known: dict[int, StepState]) -> None:
         self.bodies = Bodies(driver, self._record_heartbeat)
         self.has_doubts = self.has_keys = False
         self.starting: dict[int, None] = {}
@@ -117,12 +117,12 @@ class StepAttempts:
             seq = driver.record("step_started", call.step, call.body())
         if call.cancelled:
             return
-        self._known[call.call] = Attempts(1, by=driver.app.worker)
+        self._known[call.call] = StepState(1, by=driver.app.worker)
         if execution.caution and self._may_have_happened_unseen(call):
             self.doubts.begin(call, None, because=execution.caution)
         elif target.needs_intent:  # see start_when_allowed
             self.starting[call.call] = None
-            driver.saver.start_when_durable(seq, call, False)
+            driver.writer.start_when_durable(seq, call, False)
         else:
             self.start_when_allowed(call, seq)
 
@@ -181,7 +181,7 @@ class StepAttempts:
         `read` and `repeat`: run it again, with the same key. `once`: it is in doubt. `atomic`: its next attempt begins
         with its marker, unless the code names another database by now.
         """
-        attempts = self._known.setdefault(call.call, Attempts(attempt=1))
+        attempts = self._known.setdefault(call.call, StepState(attempt=1))
         attempts.doubted_at = min(attempts.doubted_at, self._driver.app.clock.now())
         if call.keyed is not None:
             self.keys.take_up(call)
@@ -194,7 +194,7 @@ class StepAttempts:
         elif attempts.due is None:
             self.begin_again(call.call, "crash")
         elif attempts.due == FALLBACK:
-            self.start_fallback(call, self._driver.saver.durable)
+            self.start_fallback(call, self._driver.writer.durable)
         elif attempts.due == SLOT:
             because = "crash" if attempts.attempt and self.was_cut_off(call.call, coming=True) else "limit"
             self._driver.app.limits.ask(self._driver, call, because)
@@ -238,7 +238,7 @@ class StepAttempts:
         body.attempt = attempts.attempt
         self.start_when_allowed(call, self.record_start(call, body))
 
-    def _leave_to_the_next(self, number: int, attempts: Attempts) -> None:
+    def _leave_to_the_next(self, number: int, attempts: StepState) -> None:
         """An app that stops begins no more bodies: whoever goes on with the run finds in its history what is due."""
         at = self._driver.app.clock.now() + microseconds(LEFT_SECONDS)
         self._driver.deadlines.add(at, "probe" if attempts.due == DOUBT else "attempt", number)
@@ -256,7 +256,7 @@ class StepAttempts:
         lack = budgets.lack(call)
         if lack is None or call.compensates or (again and self._was_lost_sight_of(call)):
             return True
-        attempts = self._known.setdefault(call.call, Attempts())
+        attempts = self._known.setdefault(call.call, StepState())
         attempts.due = ROOM
         budgets.withhold(call, lack, attempts.attempt, again=again)
         if again:
@@ -280,11 +280,11 @@ class StepAttempts:
             return self.was_cut_off(call.call, coming=True)
         return because == "crash" and may_run_again(call.target.effect)
 
-    def of(self, call: int) -> Attempts | None:
+    def of(self, call: int) -> StepState | None:
         """Return what is known about the attempts at an open step."""
         return self._known.get(call)
 
-    def note(self, call: int, attempts: Attempts) -> Attempts:
+    def note(self, call: int, attempts: StepState) -> StepState:
         """Begin to know something about a call."""
         self._known[call] = attempts
         return attempts
@@ -323,13 +323,13 @@ class StepAttempts:
         So does a read in a run with a budget: what it may use is charged, whatever happens.
         """
         driver = self._driver
-        saver = driver.saver
+        writer = driver.writer
         must_wait = call.target.needs_intent or driver.budgets is not None
-        if must_wait and seq > saver.durable:
+        if must_wait and seq > writer.durable:
             self.starting[call.call] = None
-            saver.start_when_durable(seq, call, fallback)
+            writer.start_when_durable(seq, call, fallback)
         else:
-            driver.app.committer.ready(saver, waited_for=False)
+            driver.app.committer.ready(writer, waited_for=False)
             self.start(call, fallback)
 
     def start(self, call: StepCall, fallback: bool) -> None:
@@ -641,7 +641,7 @@ class StepAttempts:
         return True
 
     def _record_failure(
-        self, attempt: Attempt, attempts: Attempts, error: BaseException, seconds: float, due: int
+        self, attempt: Attempt, attempts: StepState, error: BaseException, seconds: float, due: int
     ) -> int:
         call = attempt.call
         attempts.due = due
@@ -650,7 +650,7 @@ class StepAttempts:
         if attempt.spending is not None:
             body.charged = attempt.spending.take_total()
         seq = self._driver.record("attempt_failed", call.step, body)
-        self._driver.saver.save(waited_for=False)
+        self._driver.writer.save(waited_for=False)
         return seq
 
     def _record_heartbeat(self, attempt: Attempt, payload: bytes) -> None:
@@ -661,7 +661,7 @@ class StepAttempts:
             raw, ref = self._driver.journal.pack(payload)
             body = ev.Heartbeat(call.call, attempt.attempt, raw, ref, call.is_secret)
             self._driver.record("heartbeat", call.step, body)
-            self._driver.saver.save(waited_for=False)
+            self._driver.writer.save(waited_for=False)
 
 
 def _is_certain(call: StepCall, error: BaseException) -> bool:

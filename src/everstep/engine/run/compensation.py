@@ -39,7 +39,7 @@ def request_rollback(driver: "Driver", request: ev.RollbackRequested) -> None:
     """Stop, without asking the code, and undo what was done; or ask a person, if that would not be everything."""
     execution = driver.execution
     if execution.is_undone:
-        driver.saver.save(waited_for=False)
+        driver.writer.save(waited_for=False)
         return
     left = left_as_it_is(driver)
     if left and not request.uncompensated:
@@ -82,7 +82,7 @@ def begin_compensation(driver: "Driver", started: ev.CompensationStarted) -> Non
     driver.attempts.forget_all()
     note_undoing(driver, started.steps)
     driver.record("compensation_started", "", driver.journal.pack_into(started, "error"))
-    driver.saver.save(waited_for=False)
+    driver.writer.save(waited_for=False)
     driver.go_on_without_code(started)
 
 

@@ -9,8 +9,8 @@ A driver is made for a run that this process has claimed (`resume.py`: load and 
     the code fails      →  what it did is undone first, by steps of the same run (`saga`, `compensating`)
 
 Nothing leaves a run before what it depends on is durable: bodies of steps that are not `read` start, and ends, children
-and cancels reach anyone, only from `saver.when_durable`. The parts: `attempts` (steps under way), `inbox` (what
-arrives), `deadlines` (what is due), `saver` (what is written).
+and cancels reach anyone, only from `writer.when_durable`. The parts: `attempts` (steps under way), `inbox` (what
+arrives), `deadlines` (what is due), `writer` (what is written).
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ from everstep.engine.run.holds import HoldReport, stuck_report
 from everstep.engine.run.host import RunHost
 from everstep.engine.run.inbox import Inbox, Told, told_of
 from everstep.engine.run.perform import perform, record_continued, record_patches, report_damage
-from everstep.engine.run.writer import STATUS_OF_END, Saver
+from everstep.engine.run.writer import STATUS_OF_END, RunWriter
 from everstep.errors import NotDecodable, StoreError
 from everstep.model import events as ev
 from everstep.model.budgets import Allotment
@@ -99,7 +99,7 @@ class Driver:
         self._children: Children | None = None
         self.journal = journal
         self.attempts = StepAttempts(self, replayed.attempts)
-        self.saver = Saver(self)
+        self.writer = RunWriter(self)
         books = self.execution.books
         self.budgets = Budgets(self, books, replayed.attempts) if books is not None else None
         self.stopped = False
@@ -240,7 +240,7 @@ class Driver:
         self.execution.note_lost("restored")
         self.attempts.ask_again()
         self.record("run_restored", "", ev.RunRestored(restores_in(life), life))
-        self.saver.save(waited_for=False)
+        self.writer.save(waited_for=False)
 
     # -- outcomes --------------------------------------------------------------------------------------------------
     def deliver(self, kind: str, step: str, body: Any, *, expensive: bool = False) -> None:
@@ -256,13 +256,13 @@ class Driver:
         self._unapplied.append((seq, expensive, kind, body, self.journal.at))
         crash_point("outcome.recorded")
         if expensive:
-            self.saver.when_durable(seq, self._apply_outcomes)
+            self.writer.when_durable(seq, self._apply_outcomes)
         if not is_applying:
             self._apply_outcomes()
         if not self.stopped:
             app = self.app
-            if not self.saver.is_queued:
-                app.committer.ready(self.saver, waited_for=False)
+            if not self.writer.is_queued:
+                app.committer.ready(self.writer, waited_for=False)
             if not is_applying and len(app.drivers) == 1:
                 app.committer.commit_now()
 
@@ -277,13 +277,13 @@ class Driver:
                 if self.app.draining or self.stopped_by is not None:
                     break  # whoever goes on gives it to the code, and begins what that asks for
                 seq, expensive, kind, body, at = unapplied[0]
-                if expensive and seq > self.saver.durable:
+                if expensive and seq > self.writer.durable:
                     break
                 unapplied.popleft()
                 if self.budgets is not None:
                     self.budgets.show(seq)
                 execution.apply(kind, body, at)
-                if seq <= self.saver.durable and (ref := getattr(body, "ref", "")):
+                if seq <= self.writer.durable and (ref := getattr(body, "ref", "")):
                     self.journal.undurable.pop(ref, None)
                 crash_point("outcome.applied")
                 self._perform(execution.take_commands())
@@ -456,7 +456,7 @@ class Driver:
     def renew(self, renewal: NewRun) -> None:
         """Write the next generation with the end of this one."""
         self.renewal = renewal
-        self.saver.save(waited_for=True)
+        self.writer.save(waited_for=True)
 
     def roll_back(self, request: ev.RollbackRequested) -> None:
         """Undo what the run did, without asking its code."""
@@ -481,7 +481,7 @@ class Driver:
         self.ending, self.outcome = kind, outcome
         self.end_recorded = (kind, body, outcome)
         self.record(kind, "", body)
-        self.saver.save(waited_for=True)
+        self.writer.save(waited_for=True)
 
     def take_back_end(self) -> None:
         """A cancel came first. If it changes nothing, for the run is being cancelled already, the end stands."""
@@ -525,7 +525,7 @@ class Driver:
         self.attempts.bodies.cancel_all()
         self.hold = report.row(self.run, self.app.clock.now(), self.app.randomness)
         self.record("run_held", report.step, ev.RunHeld(self.hold.id, report.reason, report.summary))
-        self.saver.save(waited_for=True)
+        self.writer.save(waited_for=True)
 
     # -- resting and leaving ---------------------------------------------------------------------------------------
     def come_to_rest(self) -> None:
@@ -553,7 +553,7 @@ class Driver:
                 self.put_on_hold(stuck_report(self.execution, None))
                 return
             self.status = "waiting"
-            self.saver.save_status()
+            self.writer.save_status()
             self.app.resting.add(self)
         if self._alarm_at is not None or self._deadlines is not None:
             self._set_alarm()
@@ -562,11 +562,11 @@ class Driver:
         assert self.stopped_by is not None
         if self.attempts.must_not_be_cut_off():
             return  # its end comes here
-        if self.saver.all_is_durable:
+        if self.writer.all_is_durable:
             self.app.interrupted.leave(self, *self.stopped_by)
         elif not self._is_leaving:
             self._is_leaving = True
-            self.saver.when_durable(self.journal.seq, self._leave_when_durable)
+            self.writer.when_durable(self.journal.seq, self._leave_when_durable)
 
     def _leave_when_durable(self) -> None:
         self._is_leaving = False
@@ -597,7 +597,7 @@ class Driver:
         self.published[name] = msgspec.Raw(payload)
         self.publishes = True
 
-    def news(self) -> bytes:
+    def published_json(self) -> bytes:
         """Return the published values, of which some are new since the last unit."""
         self.publishes = False
         return msgspec.json.encode(self.published)
@@ -616,7 +616,7 @@ class Driver:
         self.execution.evict()
         # They point back here: see Execution.evict.
         self.attempts.let_go()
-        del self.attempts, self.saver
+        del self.attempts, self.writer
         if self._inbox is not None or self._children is not None:
             self._inbox = self._children = None
         self.budgets = None
@@ -628,7 +628,7 @@ class Driver:
 
     def ended_as(self) -> Status | None:
         """Return the status in which the run left this process for good: an end, or held; None if it just left."""
-        if not self.saver.all_is_durable or self.renewal is not None:
+        if not self.writer.all_is_durable or self.renewal is not None:
             return None
         return STATUS_OF_END[self.ending] if self.ending else "held" if self.hold else None
 
@@ -636,4 +636,4 @@ class Driver:
     def is_idle(self) -> bool:
         """Whether the run waits and everything about it is durable, so that it can leave memory."""
         quiet = not (self.attempts.are_under_way or self._unapplied)
-        return self.status == "waiting" and quiet and self.saver.all_is_durable and self.saver.status_is_durable
+        return self.status == "waiting" and quiet and self.writer.all_is_durable and self.writer.status_is_durable

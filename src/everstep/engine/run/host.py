@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from everstep.engine.run.bodies import BodyTasks
     from everstep.engine.run.driver import Driver
     from everstep.engine.run.holds import HoldReport
-    from everstep.engine.run.writer import Saver
+    from everstep.engine.run.writer import RunWriter
 
 
 V = TypeVar("V")
@@ -30,7 +30,7 @@ V = TypeVar("V")
 class Commits(Protocol):
     """What writes the units of runs."""
 
-    def ready(self, source: "Saver", *, waited_for: bool) -> None:
+    def ready(self, source: "RunWriter", *, waited_for: bool) -> None:
         """Take note that a run has something to write."""
 
     def commit_now(self) -> None:

@@ -93,7 +93,7 @@ class Inbox:
             if driver.is_over:
                 return
             self._taken.add(delivery.number)
-            driver.journal.and_more().consumed.append(delivery.number)
+            driver.journal.attachments().consumed.append(delivery.number)
             crash_point("delivery.taken")
             _TAKE[delivery.kind](self, delivery)
 
@@ -115,11 +115,11 @@ class Inbox:
         if self._driver.execution.is_undone and not request.now:
             request.early = True  # it changes nothing, and what follows from the event before it stands behind it
             self._driver.record("cancel_requested", "", request)
-            self._driver.saver.save(waited_for=False)
+            self._driver.writer.save(waited_for=False)
         elif self._driver.execution.cancel is None or request.now:
             self._driver.request_cancel(request)
         else:
-            self._driver.saver.save(waited_for=False)  # it is being cancelled already
+            self._driver.writer.save(waited_for=False)  # it is being cancelled already
 
     def _child(self, delivery: Delivery) -> None:
         call = int(delivery.id) if delivery.id.isdecimal() else 0
@@ -127,7 +127,7 @@ class Inbox:
         is_awaited = child is not None and child.run == delivery.name
         end = self._ends.pop(delivery.number)
         if end is None or not is_awaited:
-            self._driver.saver.save(waited_for=False)
+            self._driver.writer.save(waited_for=False)
             return
         raw, ref = self._driver.journal.pack(bytes(end.outcome) if end.status in ("completed", "failed") else b"")
         body = ev.ChildEnded(call, delivery.name, end.status, delivery.number, raw, ref, end.secret)
@@ -136,7 +136,7 @@ class Inbox:
         self._driver.deliver("child_ended", "", body)
 
     def _key(self, delivery: Delivery) -> None:
-        self._driver.saver.save(waited_for=False)
+        self._driver.writer.save(waited_for=False)
         self._driver.attempts.keys.woken(int(delivery.id), self._keys.pop(delivery.number))
 
     def _hold(self, delivery: Delivery) -> None:

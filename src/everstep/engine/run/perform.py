@@ -60,16 +60,16 @@ def perform(driver: "Driver", command: Command) -> None:
     if command.crash_point:
         crash_point(command.crash_point)
     if isinstance(command, ChildCall):
-        driver.saver.when_durable(seq, lambda: driver.app.adopt(command.run))
+        driver.writer.when_durable(seq, lambda: driver.app.adopt(command.run))
     else:
-        driver.saver.save(waited_for=False)
+        driver.writer.save(waited_for=False)
 
 
 def record_patches(driver: "Driver") -> None:
     """Record the answers to `patched` that the code has got since the last time."""
     for name in driver.execution.take_new_patches():
         driver.record("patched", "", ev.Patched(name, driver.execution.patches[name]))
-    driver.saver.save(waited_for=False)
+    driver.writer.save(waited_for=False)
 
 
 def record_answer(driver: "Driver", command: AnswerRequest) -> None:
@@ -79,7 +79,7 @@ def record_answer(driver: "Driver", command: AnswerRequest) -> None:
     seq = driver.record(command.kind, "", body)
     journal.beside_events().answers.append(AnswerRow(driver.run, command.number, journal.generation, seq))
     crash_point("request.answered")
-    driver.saver.save(waited_for=True)
+    driver.writer.save(waited_for=True)
 
 
 log = logger("everstep.run")
@@ -108,13 +108,13 @@ def record_checkpoint(driver: "Driver", command: TakeCheckpoint) -> None:
     body = command.body()
     body.digest = digest.hex()
     driver.record(command.kind, "", body)
-    journal.and_more().checkpoints.append(
+    journal.attachments().checkpoints.append(
         CheckpointRow(driver.run, journal.generation, seq, previous, engine, state, digest, complete=1)
     )
-    journal.and_more().checkpoints_kept = command.keep
+    journal.attachments().checkpoints_kept = command.keep
     driver.note_checkpoint(seq, journal.digest)
     crash_point("checkpoint.recorded")
-    driver.saver.save(waited_for=False)
+    driver.writer.save(waited_for=False)
 
 
 def report_damage(driver: "Driver") -> None:
@@ -126,9 +126,9 @@ def report_damage(driver: "Driver") -> None:
         if row is not None:
             whole = archive_bytes(CHECKPOINT_COLUMNS, row)
             archived = ArchiveRow(row.run, row.generation, "checkpoint", row.seq, whole, why, journal.at)
-            journal.and_more().archive.append(archived)
+            journal.attachments().archive.append(archived)
         log.warning("The checkpoint at event %d of run %s was passed over: %s.", seq, driver.run, why)
-    driver.saver.save(waited_for=False)
+    driver.writer.save(waited_for=False)
 
 
 def record_continued(driver: "Driver", command: ContinueRun) -> None:

@@ -153,7 +153,7 @@ class Streams:
                     self._gathered[:0] = gathered[done:]
                     self._bytes = sum(len(entry.payload) for entry in self._gathered)
         crash_point("stream.gathered")
-        driver.saver.save(waited_for=False)
+        driver.writer.save(waited_for=False)
 
     def end(self, attempt: "Attempt") -> None:
         """An attempt ends: write what it appended, and note how far its streams have come."""
@@ -176,7 +176,7 @@ class Streams:
         self._write(head, name, command.payload, "", 0, False, False, at, seq)
         body = ev.StreamAppended(command.call, name, head.position, head.digest.hex(), command.source)
         driver.record(command.kind, "", body)
-        driver.saver.save(waited_for=False)
+        driver.writer.save(waited_for=False)
 
     def _head(self, name: str) -> _Head:
         head = self._heads.get(name)
