@@ -114,7 +114,7 @@ FIGURES: Final[tuple[tuple[str, str], ...]] = (
     ("engine.process.host", "RESTING_MAX"),
     ("engine.process.host", "THREADS_MAX"),
     ("engine.history.journal", "INLINE_BYTES_MAX"),
-    ("engine.run.resume", "DEATHS_MAX"),
+    ("engine.run.drive", "DEATHS_MAX"),
     ("engine.run.streams", "FLUSH_SECONDS"),
     ("engine.run.streams", "FLUSH_ENTRIES"),
     ("engine.code.streams", "ENTRY_BYTES_MAX"),

@@ -125,7 +125,7 @@ async def test_what_is_being_undone_is_not_held_when_the_time_is_over(machine: M
     await app.rollback("r", "changed my mind")
     await GATES["unbook b0"].reached.wait()
     machine.clock.advance(200)
-    app.drivers["r"].ring()
+    app.drivers["r"].take_inbox_and_deadlines()
     GATES["unbook b0"].opened.set()
     with pytest.raises(RunCancelled):
         await run.result(timeout=60)
@@ -347,7 +347,7 @@ async def test_a_loop_that_goes_on_from_a_checkpoint_knows_what_was_used(machine
     app = await machine.boot()
     await app.start(loop, 50, id="r")
     await GATES["read 40"].reached.wait()
-    await machine.until(lambda: all(one.saver.all_is_durable for one in app.drivers.values()))
+    await machine.until(lambda: all(one.writer.all_is_durable for one in app.drivers.values()))
     await machine.kill(app)
     GATES["read 40"].opened.set()
     app = await machine.boot()

@@ -497,8 +497,9 @@ async def test_an_effect_that_happens_between_the_question_and_the_rollback_hold
     owner, stranger = await machine.boot(), await machine.boot()
     await owner.start(rollback_trip, "mail", id="r")
     await GATES["Rome"].reached.wait()
-    ring = owner.drivers["r"].ring
-    owner.drivers["r"].ring = lambda: None  # type: ignore[method-assign]  # it does not look into its inbox for a while
+    ring = owner.drivers["r"].take_inbox_and_deadlines
+    # It does not look into its inbox for a while.
+    owner.drivers["r"].take_inbox_and_deadlines = lambda: None  # type: ignore[method-assign]
     await stranger.rollback("r", "enough", by="ann")
     GATES["Rome"].opened.set()
     await GATES["Wien"].reached.wait()

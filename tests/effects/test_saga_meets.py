@@ -76,7 +76,7 @@ async def killed_at(machine: Machine, gate: str, code: Any, *args: Any) -> None:
     app = await machine.boot()
     await app.start(code, *args, id="r")
     await GATES[gate].reached.wait()
-    await machine.until(lambda: all(one.saver.all_is_durable for one in app.drivers.values()))
+    await machine.until(lambda: all(one.writer.all_is_durable for one in app.drivers.values()))
     await machine.kill(app)
     GATES.clear()
     NOTES.clear()

@@ -73,7 +73,7 @@ def is_settled(app: App) -> bool:
         return False
     for driver in app.drivers.values():
         bodies = driver.attempts.bodies.running.values()
-        if driver.attempts.starting or driver._unapplied or not driver.saver.all_is_durable:
+        if driver.attempts.starting or driver._unapplied or not driver.writer.all_is_durable:
             return False
         if any(not attempt.call.step.startswith("hang") for attempt in bodies):
             return False

@@ -152,7 +152,7 @@ async def left_behind(machine: Machine, make: Make) -> None:
     app = await machine.boot()
     await app.start(make(100, gate), id="r")
     await gate.reached.wait()
-    await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
+    await machine.until(lambda: app.drivers["r"].writer.all_is_durable)
     await machine.kill(app)
 
 

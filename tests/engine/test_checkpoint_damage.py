@@ -244,7 +244,7 @@ async def stopped_in_the_loop(machine: Machine, at: int = 7, run: str = "r") -> 
     app = await machine.boot()
     await app.start(adding, list(range(10)), id=run)
     await gate.reached.wait()
-    await machine.until(lambda: app.drivers[run].saver.all_is_durable)
+    await machine.until(lambda: app.drivers[run].writer.all_is_durable)
     await machine.kill(app)
     GATES.clear()
     NOTES.clear()
@@ -310,7 +310,7 @@ async def test_with_one_two_or_all_three_gone_the_result_is_the_same_and_it_is_s
     GATES["add 7"] = Gate()
     app = await machine.worker()
     await GATES["add 7"].reached.wait()
-    await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
+    await machine.until(lambda: app.drivers["r"].writer.all_is_durable)
     assert [body.checkpoint for body in machine.bodies("r", "checkpoint_damaged")] == seqs[-count:]
     await machine.kill(app)
     GATES.clear()

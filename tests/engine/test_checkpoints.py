@@ -87,7 +87,7 @@ async def killed_at(machine: Machine, gate: str, code: Any, *args: Any, run: str
     app = await machine.boot()
     await app.start(code, *args, id=run)
     await GATES[gate].reached.wait()
-    await machine.until(lambda: all(one.saver.all_is_durable for one in app.drivers.values()))
+    await machine.until(lambda: all(one.writer.all_is_durable for one in app.drivers.values()))
     await machine.kill(app)
     GATES.clear()
     NOTES.clear()
@@ -124,7 +124,7 @@ async def test_what_lies_before_the_checkpoint_is_not_even_read(machine: Machine
     await app.start(summing, list(range(10)), id="r")
     await GATES["add 7"].reached.wait()
     driver = app.drivers["r"]
-    await machine.until(lambda: driver.saver.all_is_durable)
+    await machine.until(lambda: driver.writer.all_is_durable)
     first, *_, newest = [event.seq for event in store.events("r", 1) if event.kind == "checkpoint_taken"]
     store.read.clear()
     app.take_again(driver)
@@ -630,7 +630,7 @@ async def test_code_that_got_its_checkpoints_under_way_goes_on_and_uses_them_fro
     with_state(turn=0)
     app = await machine.worker()
     await GATES["add 5"].reached.wait()
-    await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
+    await machine.until(lambda: app.drivers["r"].writer.all_is_durable)
     await machine.kill(app)
     first = taken(machine)[0]
     assert machine.bodies("r", "checkpoint_taken")[0].number == 5, "those before were passed in the replay"
@@ -684,7 +684,7 @@ async def test_what_a_person_accepted_before_a_checkpoint_stays_accepted(machine
     GATES["add 5"] = Gate()
     await app.resolve("r", "accept")
     await GATES["add 5"].reached.wait()
-    await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
+    await machine.until(lambda: app.drivers["r"].writer.all_is_durable)
     await machine.kill(app)
     GATES.clear()
     NOTES.clear()
@@ -789,7 +789,7 @@ async def test_after_a_retry_a_crash_uses_the_checkpoints_of_the_new_branch_with
     app = await machine.worker()
     await app.retry("r")
     await GATES["add 6"].reached.wait()
-    await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
+    await machine.until(lambda: app.drivers["r"].writer.all_is_durable)
     entropy = app.drivers["r"].execution.entropy
     await machine.kill(app)
     GATES.clear()
@@ -811,7 +811,7 @@ async def test_a_restart_knows_nothing_of_the_old_checkpoints(machine: Machine) 
     GATES["add 20"] = Gate()
     await app.start(summing, [10, 20, 30], id="r", on_existing="restart")
     await GATES["add 20"].reached.wait()
-    await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
+    await machine.until(lambda: app.drivers["r"].writer.all_is_durable)
     await machine.kill(app)
     GATES.clear()
     NOTES.clear()
@@ -843,7 +843,7 @@ async def test_a_cancelled_loop_cleans_up_across_a_crash_from_before_the_cancel(
     await GATES["add 3"].reached.wait()
     await app.cancel("r")
     await GATES["add -1"].reached.wait()
-    await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
+    await machine.until(lambda: app.drivers["r"].writer.all_is_durable)
     before = taken(machine)
     await machine.kill(app)
     GATES.clear()
@@ -876,7 +876,7 @@ async def test_a_loop_that_follows_its_cancel_by_itself_records_none_on_the_way(
     await GATES["add 3"].reached.wait()
     await app.cancel("r")
     await GATES["add 6"].reached.wait()
-    await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
+    await machine.until(lambda: app.drivers["r"].writer.all_is_durable)
     await machine.kill(app)
     GATES.clear()
     NOTES.clear()
@@ -894,7 +894,7 @@ async def test_a_checkpoint_stays_when_the_end_beside_it_is_taken_back_for_a_can
     app = await machine.boot()
     await app.start(summing, [0, 1, 2], id="r")
     await GATES["add 2"].reached.wait()
-    await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
+    await machine.until(lambda: app.drivers["r"].writer.all_is_durable)
     freeze(app)  # so that it does not see the cancel before its end is refused
     machine.store.commit([Post("r", "cancel", value=encode_body(CancelRequested(reason="late")), at=1)])
     GATES["add 2"].opened.set()
@@ -1015,7 +1015,7 @@ async def test_signals_that_arrived_before_the_checkpoint_are_received_after_it(
     await machine.until(lambda: len(machine.bodies("r", "signal_received")) == 5)
     GATES["peek 1"].opened.set()
     await GATES["peek 2"].reached.wait()
-    await machine.until(lambda: app.drivers["r"].saver.all_is_durable)
+    await machine.until(lambda: app.drivers["r"].writer.all_is_durable)
     assert max(event.seq for event in machine.events("r") if event.kind == "signal_received") < taken(machine)[-1]
     await machine.kill(app)
     GATES.clear()
@@ -1037,7 +1037,7 @@ async def test_a_checkpoint_is_not_taken_while_the_code_has_not_seen_all_that_is
     await app.start(listening, 2, id="r")
     await GATES["peek 0"].reached.wait()
     driver = app.drivers["r"]
-    await machine.until(lambda: driver.saver.all_is_durable)
+    await machine.until(lambda: driver.writer.all_is_durable)
     ((number, attempt),) = driver.attempts.bodies.running.items()
     app.committer._busy = True  # the disk is slow
     driver.attempts._known.pop(number)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from everstep.engine.process.committer import Committer
-from everstep.engine.run.eager_start import FirstTurns
 from everstep.engine.run.threads import Threads
 from everstep.errors import StoreError
 from everstep.stores.brief import Busy
@@ -214,48 +213,7 @@ def test_without_a_thread_a_commit_waits_for_another_process_and_the_loop_does_n
     asyncio.run(main())
 
 
-# -- first turns, and bodies on threads ------------------------------------------------------------------------------
-class Starter:
-    """Bodies that are to start, of which one cannot."""
-
-    def __init__(self, where: str = "") -> None:
-        self.where = where
-        self.heard: list[Any] = []
-
-    def begin(self, attempt: Any) -> Any:
-        if self.where == "begin":
-            raise ValueError("broken")
-        return self._body()
-
-    async def _body(self) -> None:
-        await asyncio.sleep(0)
-        self.heard.append("body")
-
-    def goes_on(self, attempt: Any, task: "asyncio.Task[None]") -> None:
-        if self.where == "goes_on":
-            task.cancel()
-            raise ValueError("broken")
-        self.heard.append("goes on")
-
-    def stumble(self, error: BaseException) -> None:
-        self.heard.append(type(error))
-
-
-@pytest.mark.parametrize("where", ["begin", "goes_on"])
-def test_a_first_turn_that_cannot_be_taken_is_told_to_its_run(where: str) -> None:
-    async def main() -> None:
-        import contextvars
-
-        turns = FirstTurns(asyncio.get_running_loop())
-        broken, others = Starter(where), [Starter(), Starter()]
-        for starter in (others[0], broken, others[1]):
-            turns.add(starter, None, "step", contextvars.copy_context())
-        await until(lambda: all(starter.heard == ["goes on", "body"] for starter in others))
-        assert broken.heard == [ValueError]
-
-    asyncio.run(main())
-
-
+# -- bodies on threads -----------------------------------------------------------------------------------------------
 def test_what_the_end_of_one_body_raises_keeps_no_other_waiting() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ def noise(seed: int) -> bytes:
 def kept_by(journal: Journal, payload: bytes) -> bytes:
     """Return how a journal keeps a payload, which must come back as it was."""
     _, ref = journal.pack(payload)
-    found, stored = journal.and_more().payloads[-1]
+    found, stored = journal.attachments().payloads[-1]
     assert found == ref
     assert restore_payload(stored, ref) == payload
     return stored

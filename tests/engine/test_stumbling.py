@@ -11,13 +11,13 @@ from everstep import step, workflow
 from everstep.engine.app.app import App
 from everstep.engine.code.execution import Execution
 from everstep.engine.history.journal import Journal
+from everstep.engine.process import host
 from everstep.engine.process.host import Host
 from everstep.engine.run.attempts import StepAttempts
-from everstep.engine.run.bodies import Bodies
 from everstep.engine.run.deadlines import Deadlines
 from everstep.engine.run.driver import Driver
 from everstep.engine.run.inbox import Inbox
-from everstep.engine.run.writer import Saver
+from everstep.engine.run.writer import RunWriter
 from everstep.stores.protocol import Failed
 from tests.engine.resume_helpers import Machine, scenario
 
@@ -99,14 +99,13 @@ def breaks(
 
 
 PLACES: dict[str, tuple[type, str, Callable[[Any], str]]] = {
-    "unit": (Saver, "unit", lambda saver: saver._driver.run),
-    "settle": (Saver, "settle", lambda saver: saver._driver.run),
-    "start": (Bodies, "start", lambda bodies: bodies._driver.run),
-    "begin": (Bodies, "begin", lambda bodies: bodies._driver.run),
-    "goes_on": (Bodies, "goes_on", lambda bodies: bodies._driver.run),
-    "completed": (StepAttempts, "completed", lambda attempts: attempts._driver.run),
+    "unit": (RunWriter, "unit", lambda writer: writer._driver.run),
+    "settle": (RunWriter, "settle", lambda writer: writer._driver.run),
+    "start": (StepAttempts, "start", lambda attempts: attempts._driver.run),
+    "perform": (StepAttempts, "_perform", lambda attempts: attempts._driver.run),
+    "completed": (StepAttempts, "_completed", lambda attempts: attempts._driver.run),
     "failed": (StepAttempts, "failed", lambda attempts: attempts._driver.run),
-    "heartbeat": (StepAttempts, "record_heartbeat", lambda attempts: attempts._driver.run),
+    "heartbeat": (StepAttempts, "_record_heartbeat", lambda attempts: attempts._driver.run),
     "apply": (Execution, "apply", lambda execution: execution.run),
     "fire": (Deadlines, "fire", lambda deadlines: "broken"),
     "inbox": (Inbox, "take", lambda inbox: inbox._driver.run),
@@ -173,7 +172,7 @@ async def test_a_run_is_not_held_for_what_the_machine_refuses(
     assert not machine.store.holds(run="broken", open_only=False)
 
 
-@pytest.mark.parametrize("method", ["take_up_run", "_take_up_claimed", "hold_claimed"])
+@pytest.mark.parametrize("method", ["drive", "hold_claimed"])
 @scenario
 async def test_taking_up_one_run_that_raises_does_not_keep_others_from_being_taken_up(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, method: str
@@ -184,18 +183,17 @@ async def test_taking_up_one_run_that_raises_does_not_keep_others_from_being_tak
         await first.start(several, name, id=name)
     await machine.until(lambda: all(machine.status(name) == "waiting" for name in names))
     await machine.kill(first)
-    real, fired = getattr(Host, method), []
+    owner: Any = Host if method == "hold_claimed" else host
+    real, fired = getattr(owner, method), []
 
-    async def raises(self: Host, what: Any, *args: Any, **options: Any) -> Any:
-        run = what if isinstance(what, str) else what.row.id if hasattr(what, "row") else what.id
+    async def raises(app: Host, what: Any, *args: Any, **options: Any) -> Any:
+        run = what.row.id if hasattr(what, "row") else what.id
         if run == "broken" and len(fired) < 2:
             fired.append(run)
             raise TypeError("broken")
-        return await real(self, what, *args, **options)
+        return await real(app, what, *args, **options)
 
-    if method == "take_up_run":
-        real, method = Host._take_up_claimed, "_take_up_claimed"
-    monkeypatch.setattr(Host, method, raises)
+    monkeypatch.setattr(owner, method, raises)
     worker = await machine.worker(clock=None)
     for name in names:
         await worker.signal(name, "word", "tides")
@@ -208,15 +206,15 @@ async def test_a_unit_for_which_the_store_has_no_memory_is_written_later_and_the
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = await machine.boot(clock=None)
-    real, fired = Saver.settle, []
+    real, fired = RunWriter.settle, []
 
-    def refused(self: Saver, unit: Any, verdict: Any) -> None:
+    def refused(self: RunWriter, unit: Any, verdict: Any) -> None:
         if self._driver.run == "broken" and not fired:
             fired.append(unit)
             verdict = Failed(MemoryError())
         real(self, unit, verdict)
 
-    monkeypatch.setattr(Saver, "settle", refused)
+    monkeypatch.setattr(RunWriter, "settle", refused)
     results = await runs_beside(machine, app)
     assert results["broken"] == expected("broken")
     assert not machine.store.holds(run="broken", open_only=False)

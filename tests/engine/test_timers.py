@@ -247,7 +247,7 @@ async def test_whichever_came_first_wins_also_when_both_are_found_after_downtime
     machine.store.commit([Post("r", "signal", "word", "", b'["hello"]', at)])
     machine.clock._at += 1000 * SECOND
     if downtime == "in memory":
-        app.drivers["r"].ring()
+        app.drivers["r"].take_inbox_and_deadlines()
     else:
         app = await machine.worker()
     await machine.until_status("r", "completed")

@@ -1,7 +1,7 @@
 """The signature of a function: what its arguments and its result may hold, and one form for each call of it."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args, get_origin
 
 from everstep.codec.annotations import Names, names_around_function, resolved
@@ -26,6 +26,59 @@ Live = Annotated[T, _LIVE]
 _UNLIMITED: Final = 1 << 30
 
 
+class _Seen:
+    """What a look at a function finds."""
+
+    def __init__(self, function: Callable[..., Any], *, is_method: bool) -> None:
+        self.signature: inspect.Signature | None = None
+        self.arguments = self.result = ANY
+        self.live: frozenset[str] = frozenset()
+        self.live_positions = frozenset({0}) if is_method else frozenset()
+        self.spread_is_live = False
+        self.has_live = is_method
+        self.annotations: dict[str, Any] = {"return": Any}
+        self.positional: tuple[str, ...] = ()
+        self.only_positional = 0
+        self.least, self.most = 0, _UNLIMITED
+        try:
+            self.signature = inspected(function)
+        except (TypeError, ValueError):  # some functions in C do not say what they take
+            return
+        self._look(self.signature, names_around_function(_underlying(function)), is_method=is_method)
+
+    def _look(self, signature: "inspect.Signature", names: Names, *, is_method: bool) -> None:
+        live: set[str] = set()
+        positional: list[str] = []
+        tables = []
+        for parameter in signature.parameters.values():
+            annotation = _annotation(parameter.annotation, names)
+            self.annotations[parameter.name] = annotation
+            if _is_live(annotation):
+                live.add(parameter.name)
+                self.spread_is_live |= parameter.kind is parameter.VAR_POSITIONAL
+            else:
+                tables.append(types_around(annotation, names))
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                positional.append(parameter.name)
+                self.only_positional += parameter.kind is parameter.POSITIONAL_ONLY
+        required = [p for p in signature.parameters.values() if p.default is p.empty]
+        self.least = sum(p.name in positional for p in required)
+        if any(p.kind is p.KEYWORD_ONLY for p in required):
+            self.least = _UNLIMITED  # no call without keywords can be right
+        spreads = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
+        self.most = _UNLIMITED if spreads else len(positional)
+        self.positional = tuple(positional)
+        self.live = frozenset(live)
+        self.live_positions = frozenset(
+            index for index, name in enumerate(positional) if name in live or (is_method and index == 0)
+        )
+        self.has_live = bool(live or self.live_positions or self.spread_is_live)
+        for table in tables:
+            self.arguments = self.arguments | table if self.arguments.classes else table
+        self.annotations["return"] = _annotation(signature.return_annotation, names)
+        self.result = types_around(self.annotations["return"], names)
+
+
 class Signature:
     """What a function takes and returns. It is looked at when first needed, when all names that it uses exist."""
 
@@ -33,84 +86,55 @@ class Signature:
         self.function: Final = function
         self.is_method: Final = is_method
 
-    def __new__(cls, *_: Any, **__: Any) -> "Signature":
-        """Return one that is looked at with the first question."""
-        return object.__new__(_Unseen)
+    @cached_property
+    def _seen(self) -> _Seen:
+        return _Seen(self.function, is_method=self.is_method)
 
-    if TYPE_CHECKING:
-        arguments: Types
+    @cached_property
+    def arguments(self) -> Types:
         """The classes that arguments may hold."""
-        result: Types
+        return self._seen.arguments
+
+    @cached_property
+    def result(self) -> Types:
         """The classes that the result may hold."""
-        live: frozenset[str]
-        """The names of the parameters that are handed through."""
-        annotations: dict[str, Any]
+        return self._seen.result
+
+    @cached_property
+    def annotations(self) -> dict[str, Any]:
         """The resolved annotations by parameter, and of the result as `return`. What has none is `Any`."""
-        live_positions: frozenset[int]
+        return self._seen.annotations
+
+    @cached_property
+    def live(self) -> frozenset[str]:
+        """The names of the parameters that are handed through."""
+        return self._seen.live
+
+    @cached_property
+    def live_positions(self) -> frozenset[int]:
         """The places of the positional parameters that are handed through; a method's receiver is one of them."""
-        has_live: bool
+        return self._seen.live_positions
+
+    @cached_property
+    def has_live(self) -> bool:
         """Whether anything is handed through."""
-        least: int
+        return self._seen.has_live
+
+    @cached_property
+    def least(self) -> int:
         """The least number of positional arguments of a call without keywords."""
-        most: int
+        return self._seen.least
+
+    @cached_property
+    def most(self) -> int:
         """The greatest number of positional arguments."""
-        _positional: tuple[str, ...]
-        _only_positional: int
-        _signature: inspect.Signature | None
-        _spread_is_live: bool
+        return self._seen.most
 
-    def _look(self) -> None:
-        import inspect
-
-        self._set_nothing()
-        try:
-            self._signature = inspected(self.function)
-        except (TypeError, ValueError):  # some functions in C do not say what they take
-            return
-        names = names_around_function(_underlying(self.function))
-        live: set[str] = set()
-        positional: list[str] = []
-        tables = []
-        for parameter in self._signature.parameters.values():
-            annotation = _annotation(parameter.annotation, names)
-            self.annotations[parameter.name] = annotation
-            if _is_live(annotation):
-                live.add(parameter.name)
-                self._spread_is_live |= parameter.kind is parameter.VAR_POSITIONAL
-            else:
-                tables.append(types_around(annotation, names))
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-                positional.append(parameter.name)
-                self._only_positional += parameter.kind is parameter.POSITIONAL_ONLY
-        required = [p for p in self._signature.parameters.values() if p.default is p.empty]
-        self.least = sum(p.name in positional for p in required)
-        if any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in required):
-            self.least = _UNLIMITED  # no call without keywords can be right
-        spreads = any(p.kind is p.VAR_POSITIONAL for p in self._signature.parameters.values())
-        self.most = _UNLIMITED if spreads else len(positional)
-        self._positional = tuple(positional)
-        self.live = frozenset(live)
-        self.live_positions = frozenset(
-            index for index, name in enumerate(positional) if name in live or (self.is_method and index == 0)
-        )
-        self.has_live = bool(live or self.live_positions or self._spread_is_live)
-        for table in tables:
-            self.arguments = self.arguments | table if self.arguments.classes else table
-        self.annotations["return"] = _annotation(self._signature.return_annotation, names)
-        self.result = types_around(self.annotations["return"], names)
-
-    def _set_nothing(self) -> None:
-        """Set what holds for a function of which nothing is known."""
-        self._signature = None
-        self.arguments = self.result = ANY
-        self.live = frozenset()
-        self.annotations = {"return": Any}
-        self.live_positions = frozenset({0}) if self.is_method else frozenset()
-        self.has_live = self.is_method
-        self.least, self.most = 0, _UNLIMITED
-        self._positional = ()
-        self._only_positional = 0
-        self._spread_is_live = False
+    def with_types(self, arguments: Types, result: Types) -> "Signature":
+        """Return the same signature of a call whose arguments and result may hold other classes."""
+        other = Signature(self.function, is_method=self.is_method)
+        other.__dict__.update(_seen=self._seen, arguments=arguments, result=result)
+        return other
 
     def normalise(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the one form of a call: by position where possible, the rest by name and sorted.
@@ -121,8 +145,8 @@ class Signature:
             return args, kwargs
         rest = dict(kwargs)
         placed = list(args)
-        if len(args) >= self._only_positional:
-            for name in self._positional[len(args) :]:
+        if len(args) >= self._seen.only_positional:
+            for name in self._seen.positional[len(args) :]:
                 if name not in rest:
                     break
                 placed.append(rest.pop(name))
@@ -133,27 +157,27 @@ class Signature:
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by the names of the parameters, with the defaults of those not given."""
-        if self._signature is None:
+        if self._seen.signature is None:
             return dict(kwargs)
-        bound = self._signature.bind(*args, **kwargs)
+        bound = self._seen.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
 
     def _mistake(self, placed: int, named: dict[str, Any]) -> str:
         """Return what is wrong with a call, or an empty text. `inspect` itself is mistaken about some before 3.13."""
-        if self._signature is None:
+        if self._seen.signature is None:
             return ""
         if placed > self.most:
             return f"takes at most {self.most} positional arguments but {placed} were given"
-        parameters = self._signature.parameters.values()
+        parameters = self._seen.signature.parameters.values()
         takes_any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
         by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         for name in named:
-            if name in by_name and name in self._positional[:placed]:
+            if name in by_name and name in self._seen.positional[:placed]:
                 return f"got multiple values for argument {name!r}"
             if name not in by_name and not takes_any_name:
                 return f"got an unexpected keyword argument {name!r}"
-        given = {*self._positional[:placed], *(named.keys() & by_name)}
+        given = {*self._seen.positional[:placed], *(named.keys() & by_name)}
         for p in parameters:
             if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given:
                 return f"is missing the required argument {p.name!r}"
@@ -161,7 +185,7 @@ class Signature:
 
     def is_live_position(self, index: int) -> bool:
         """Tell whether the positional argument at this place is handed through."""
-        return index in self.live_positions or (self._spread_is_live and index >= len(self._positional))
+        return index in self.live_positions or (self._seen.spread_is_live and index >= len(self._seen.positional))
 
     def is_live_name(self, name: str) -> bool:
         """Tell whether the argument of this name is handed through, also one that `**names: Live[…]` takes."""
@@ -170,23 +194,8 @@ class Signature:
         return bool(self.live) and name not in self.annotations and self._names_are_live()
 
     def _names_are_live(self) -> bool:
-        assert self._signature is not None
-        return any(p.kind is p.VAR_KEYWORD and p.name in self.live for p in self._signature.parameters.values())
-
-
-class _Unseen(Signature):
-    """A signature that nobody has asked about. It becomes a plain one, whose attributes cost no detour."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        # Looked at aside and then entered at once, for other threads may ask at the same time.
-        aside = object.__new__(Signature)
-        aside.__dict__.update(function=self.function, is_method=self.is_method)
-        aside._look()
-        self.__dict__.update(aside.__dict__)
-        self.__class__ = Signature  # type: ignore[assignment]  # it has the same attributes
-        return getattr(self, name)
+        assert self._seen.signature is not None
+        return any(p.kind is p.VAR_KEYWORD and p.name in self.live for p in self._seen.signature.parameters.values())
 
 
 def inspected(function: Callable[..., Any]) -> "inspect.Signature":

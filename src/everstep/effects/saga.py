@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from everstep.codec.signature import Signature, inspected
+from everstep.codec.signature import inspected
 from everstep.effects.surroundings import CURRENT
 from everstep.errors import Misuse
 from everstep.model.options import refuse_generator
@@ -75,10 +75,7 @@ def knowing(undoing: "Step", step: "Step") -> "Step":
     made: Step = object.__new__(type(undoing))
     made.__dict__.update(undoing.__dict__)
     known, undone = undoing.signature, step.signature
-    arguments = known.arguments | undone.arguments | undone.result  # and so they have been looked at
-    made.signature = object.__new__(Signature)
-    made.signature.__dict__.update(known.__dict__)
-    made.signature.arguments = arguments
+    made.signature = known.with_types(known.arguments | undone.arguments | undone.result, known.result)
     return made
 
 

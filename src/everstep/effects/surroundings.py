@@ -5,6 +5,7 @@ them means here. Where it is empty, `code_here` looks closer.
 """
 
 import inspect
+import linecache
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -85,7 +86,8 @@ def where_is(frame: FrameType | None) -> str:
     known = _PLACES.get(place)
     if known is not None and known[0] is code:
         return known[1]
-    line = _source_line(code.co_filename, frame.f_lineno)
+    text = linecache.getline(code.co_filename, frame.f_lineno).strip()
+    line = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}" + (f": {text[:120]}" if text else "")
     if len(_PLACES) > 10_000:
         _PLACES.clear()
     _PLACES[place] = (code, line)
@@ -123,14 +125,6 @@ _NOT_A_PERSONS: Final = (_PACKAGE, os.path.join(os.path.dirname(inspect.__file__
 _identity: Final = object.__hash__
 _PLACES: dict[tuple[int, int], tuple[CodeType, str]] = {}
 """Lines by place in the code. The code is kept with its line, for its number may come again when it is gone."""
-
-
-def _source_line(filename: str, number: int) -> str:
-    import linecache
-    from os.path import basename
-
-    text = linecache.getline(filename, number).strip()
-    return f"{basename(filename)}:{number}: {text[:120]}" if text else f"{basename(filename)}:{number}"
 
 
 def require(what: str, kind: type[Any]) -> Any:

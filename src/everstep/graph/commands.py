@@ -44,6 +44,8 @@ class MoveGraph(Command):
     """A visit has finished, and others begin."""
 
     kind = "graph_moved"
+    payload_field = "items"
+    crash_point = "graph.moved"
     __slots__ = ("call", "moved")
 
     def __init__(self, moved: ev.GraphMoved) -> None:

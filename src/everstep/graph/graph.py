@@ -341,7 +341,7 @@ class Graph(Workflow, Generic[S]):
             for node in self.nodes.values():
                 node.has_item = node.name in fanned
                 node.takes = arguments_taken(node.name, node.work, has_item=node.has_item)
-            self._signature.arguments = self._signature.result = self.types
+            self._signature = self._signature.with_types(self.types, self.types)
             for node in self.nodes.values():
                 if node.kind == "step":
                     widen(node.work, self.types)

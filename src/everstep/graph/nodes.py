@@ -95,10 +95,7 @@ def asks_first(work: Any) -> bool:
 def widen(step: Step, types: "Types") -> None:
     """Let a node's step take and return whatever the graph knows, also where its function is not annotated."""
     known = step.signature
-    both = known.arguments | types, known.result | types  # and so it has been looked at
-    step.signature = object.__new__(Signature)
-    step.signature.__dict__.update(known.__dict__)
-    step.signature.arguments, step.signature.result = both
+    step.signature = known.with_types(known.arguments | types, known.result | types)
 
 
 def arguments_taken(name: str, work: Any, *, has_item: bool) -> int:

@@ -27,7 +27,7 @@ from everstep.engine.code import asyncio_parts, start
 from everstep.engine.code.loop import WorkflowLoop
 from everstep.engine.code.recovery_point import load_past
 from everstep.engine.code.workflow import DECLARED
-from everstep.engine.run.bodies import Bodies
+from everstep.engine.run.attempts import StepAttempts
 from everstep.engine.run.resume import replay
 from everstep.engine.verbs.approve import open_approvals
 from everstep.engine.verbs.ask import posted
@@ -314,13 +314,13 @@ def shorten_sleep(pace: float) -> None:
 
 def shuffle_ends(seed: int) -> None:
     """Let concurrent steps complete in another order: each outcome comes a little later, by the seed."""
-    end = Bodies._end
+    end = StepAttempts._end
 
-    def end_later(bodies: Bodies, attempt: Any, *outcome: Any) -> None:
+    def end_later(attempts: StepAttempts, attempt: Any, *outcome: Any) -> None:
         delay = random.Random(f"{seed} {attempt.run} {attempt.step}").random() * ORDER_SECONDS
-        bodies._driver.app.loop.call_later(delay, functools.partial(end, bodies, attempt, *outcome))
+        attempts._driver.app.loop.call_later(delay, functools.partial(end, attempts, attempt, *outcome))
 
-    Bodies._end = end_later  # type: ignore[method-assign, assignment]
+    StepAttempts._end = end_later  # type: ignore[method-assign, assignment]
 
 
 def become(ask: Ask) -> int:

@@ -151,10 +151,16 @@ def replay_golden(
     codec = Codec()
     given = _Given(codec, golden, target, arguments, outcomes or {}, signals or {})
     history = [Recorded(one.seq, one.kind, one.step, one.at, decode_body(one.kind, one.body)) for one in golden.events]
-    execution = _Rehearsal(target, run=golden.run, generation=golden.generation, codec=codec, lookup=given.lookup)
-    execution.given = given
-    if history[0].body.budget is not None:
-        execution.books = Books(history[0].body, history[0].at)
+    started = history[0]
+    execution = _Rehearsal(
+        target,
+        run=golden.run,
+        generation=golden.generation,
+        codec=codec,
+        lookup=given.lookup,
+        books=Books(started.body, started.at) if started.body.budget is not None else None,
+    )
+    execution.rehearse(given)
     given.take("run_started", history[0].body, None)
     try:
         replayed = Replay(execution, history).go(quiet=True)
@@ -192,6 +198,10 @@ class _Rehearsal(Execution):
     """An execution that says what it is about to apply, so that the right payload can be given."""
 
     given: "_Given"
+
+    def rehearse(self, given: "_Given") -> None:
+        """Take payloads from here."""
+        self.given = given
 
     def apply(self, kind: str, body: Any, at: int) -> None:
         call = getattr(body, "call", 0)

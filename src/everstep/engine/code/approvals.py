@@ -33,6 +33,7 @@ class AskApproval(AwaitSignal):
     """The code waits for a person's answer."""
 
     kind = "approval_asked"
+    payload_field = "value"
     __slots__ = ("arguments", "id", "payload", "secret", "timeout", "what", "whole")
 
     def __init__(

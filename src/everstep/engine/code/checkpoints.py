@@ -278,9 +278,7 @@ def take_checkpoint(execution: "Execution", state: Any, every: int | None, keep:
             f"{_at(persons_line(frame))}everstep.checkpoint() with something else under way ({listed}): a run "
             "that goes on from the checkpoint would not find it again. Await it or cancel it before."
         )
-    if execution.checkpoints is None:
-        execution.checkpoints = Checkpoints()
-    return execution.checkpoints.take(execution, state, every, keep, frame)
+    return execution.checkpoints_of_run().take(execution, state, every, keep, frame)
 
 
 def _at(source: str) -> str:
@@ -343,15 +341,14 @@ def remembered(execution: "Execution", number: int, numbers: int) -> EnginePart:
 
 def go_on_from(execution: "Execution", part: EnginePart, known: Mapping[str, Taken]) -> None:
     """Restore what was remembered. `known` are the facts whose witnesses the code itself has made by now."""
-    execution._calls, execution._visits = part.calls, dict(part.visits)
-    execution.entropy, execution.branch = part.entropy, part.branch
-    execution.caution, execution.unseen_workers = part.caution, set(part.unseen_workers)
+    source = from_packed_state(part.random, part.gauss) if part.random else None
+    execution.go_on_from(part.calls, part.visits, source)
+    execution.branch_off(part.branch, part.entropy)
+    execution.note_lost(part.caution, set(part.unseen_workers))
     execution.saga.uncompensated = list(part.uncompensated)
     if execution.books is not None and part.books is not None:
         execution.books.go_on_from(part.books)
     execution.loop.now, execution.loop.created = part.now, part.numbers - 1
-    if part.random:
-        execution._random = from_packed_state(part.random, part.gauss)
     execution.receiving.restore(part.signals)
     if part.requests or execution.receiving.requests is not None:
         execution.receiving.requests_of_run().restore(part.requests)
@@ -359,5 +356,5 @@ def go_on_from(execution: "Execution", part: EnginePart, known: Mapping[str, Tak
     for subject, kept in part.facts.items():
         if subject not in known and kept.recipe is None:
             raise NotDecodable(f"the run remembers {subject}, which the code no longer expects before it comes here")
-        execution.witnesses[subject] = kept.taken(known.get(subject))
-    execution.kept = Kept(part.kept) if part.kept else None
+        execution.remember(subject, kept.taken(known.get(subject)))
+    execution.keep_outcomes(Kept(part.kept) if part.kept else None)

@@ -1,7 +1,7 @@
 """Commands: what workflow code asks for. Each knows the event that records it, and how to compare itself with one."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -44,6 +44,10 @@ class Command:
     step = ""
     call = 0
     source = ""
+    payload_field: ClassVar[str] = ""
+    """The field of its body that is kept beside the event if it is large."""
+    crash_point: ClassVar[str] = ""
+    """What a test may name to kill the process when it is recorded."""
     __slots__ = ()
 
     def body(self) -> ev.Body:
@@ -58,7 +62,7 @@ class Command:
         """Return what differs from a recorded event of the same kind ("" if nothing), and if a person may accept it."""
         return "", False
 
-    def is_just(self, step: str, recorded: Any) -> bool:
+    def is_plain_start(self, step: str, recorded: Any) -> bool:
         """Tell whether this is just what a `step_started` records, and take its place from there. If not: `compare`."""
         return False
 
@@ -140,7 +144,7 @@ class StepCall(Command, msgspec.Struct, eq=False):
     def digest(self) -> str:
         return self.arguments.digest
 
-    def is_just(self, step: str, recorded: ev.StepStarted) -> bool:
+    def is_plain_start(self, step: str, recorded: ev.StepStarted) -> bool:
         if self.step != step or recorded.arguments != self.arguments.digest or recorded.effect != self.target.effect:
             return False
         self.source = self.source or recorded.source
@@ -344,6 +348,7 @@ class PublishValue(Command):
     """A `publish`."""
 
     kind = "value_published"
+    payload_field = "value"
     __slots__ = ("call", "name", "payload", "source")
 
     def __init__(self, call: int, name: str, payload: bytes, source: str) -> None:

@@ -6,10 +6,10 @@ since. Live and replay are the same code: replay compares the commands with reco
 
 import asyncio
 import functools
-import random
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextvars import Context
+from random import Random
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 
 _NONE: frozenset[Any] = frozenset()
+_NO_CHILDREN: Mapping[int, str] = MappingProxyType({})
 PayloadLookup = Callable[[str], bytes]
 _C = TypeVar("_C")
 
@@ -65,28 +66,16 @@ class Execution:
 
     place: ClassVar[str] = "workflow"
 
-    # What few runs ever have stands here: instances of at most 30 attributes are the small and quick ones.
-    branch: int = 0
-    """How often the run had been retried when the code came here: ids of children and keys hang on it."""
-    begun: Set[int] = _NONE
-    """The open steps that were begun when the replay came to its end."""
-    rollback: ev.RollbackRequested | None = None
-    cancel: ev.CancelRequested | None = None
-    unseen_workers: Set[str] = _NONE
-    """Who began steps in a part of the history that was archived."""
-    copied_children: Mapping[int, str] = MappingProxyType({})
-    """In a fork: the ids that the other run gave them."""
-    followed: "Followed | None" = None
-    """In the replay of a graph: its recorded definition, and the edges that it took."""
-    new_patches: Sequence[str] = ()
-    """Names that the code has asked `patched` about since the last rest."""
-    refusal: BaseException | None = None
-    """What the machine refused when the code called something. The run is taken up again from its history."""
-    _receiving: Receiving | None = None
-    _random: random.Random | None = None
-    _cancel_came_too_late: bool = False
-
-    def __init__(self, workflow: Workflow, *, run: str, generation: int, codec: Codec, lookup: PayloadLookup) -> None:
+    def __init__(
+        self,
+        workflow: Workflow,
+        *,
+        run: str,
+        generation: int,
+        codec: Codec,
+        lookup: PayloadLookup,
+        books: Books | None = None,
+    ) -> None:
         self.workflow = workflow
         self.run = run
         self.generation = generation
@@ -104,8 +93,27 @@ class Execution:
         self.checkpoints: Checkpoints | None = None
         self.unapplied: Collection[Any] = ()
         """Outcomes that are recorded, and that the code has not seen yet: the driver's own list."""
-        self.books: Books | None = None
+        self.books = books
         """What the run has used, if it has a budget."""
+        self.branch = 0
+        """How often the run had been retried when the code came here: ids of children and keys hang on it."""
+        self.begun: Set[int] = _NONE
+        """The open steps that were begun when the replay came to its end."""
+        self.rollback: ev.RollbackRequested | None = None
+        self.cancel: ev.CancelRequested | None = None
+        self.unseen_workers: Set[str] = _NONE
+        """Who began steps in a part of the history that was archived."""
+        self.copied_children: Mapping[int, str] = _NO_CHILDREN
+        """In a fork: the ids that the other run gave them."""
+        self.followed: Followed | None = None
+        """In the replay of a graph: its recorded definition, and the edges that it took."""
+        self.new_patches: Sequence[str] = ()
+        """Names that the code has asked `patched` about since the last rest."""
+        self.refusal: BaseException | None = None
+        """What the machine refused when the code called something. The run is taken up again from its history."""
+        self._receiving: Receiving | None = None
+        self._random: Random | None = None
+        self._cancel_came_too_late = False
         self._saga: Saga | None = None
         self.failures: dict[int, Failure] = {}
         """Failures that the code was told of, by the identity of their errors."""
@@ -479,15 +487,104 @@ class Execution:
             self.new_patches = [*self.new_patches, name]
         return self.patches[name]
 
-    def random(self) -> random.Random:
+    def random(self) -> Random:
         """Return the run's own source of randomness, the same in every replay."""
         if self._random is None:
-            self._random = random.Random(derived_key(self.entropy, "#random"))
+            self._random = Random(derived_key(self.entropy, "#random"))
         return self._random
 
     def forget_random(self) -> None:
         """Draw other numbers from here on, by the entropy that counts now."""
         self._random = None
+
+    def take_new_patches(self) -> Sequence[str]:
+        """Return the names that the code has asked `patched` about since the last call."""
+        names, self.new_patches = self.new_patches, ()
+        return names
+
+    # -- what others find out about the run ------------------------------------------------------------------------
+    def set_replaying(self, is_replaying: bool) -> None:
+        """Compare what the code asks for with its history, and keep its log quiet; or no more."""
+        self.replaying = is_replaying
+        self.loop.quiet = is_replaying or self.unwinding
+
+    def set_wants_places(self, wants_places: bool) -> None:
+        """Look up the code's lines, or no more."""
+        self.wants_places = wants_places
+
+    def read_payloads_with(self, lookup: PayloadLookup) -> None:
+        """Find payloads beside events in another place than so far."""
+        self.lookup = lookup
+
+    def note_ahead(self, checkpoints: Checkpoints | None, followed: "Followed | None") -> None:
+        """Later events of the history say which checkpoints the code takes, and which edges of its graph."""
+        self.checkpoints, self.followed = checkpoints or self.checkpoints, followed
+
+    def note_begun(self, calls: Set[int]) -> None:
+        """The replay has come to its end; these open steps were begun."""
+        self.begun = calls
+
+    def note_unapplied(self, outcomes: Collection[Any]) -> None:
+        """Outcomes that are recorded and not applied are in this list."""
+        self.unapplied = outcomes
+
+    def checkpoints_of_run(self) -> Checkpoints:
+        """Return what takes checkpoints: most runs have none."""
+        if self.checkpoints is None:
+            self.checkpoints = Checkpoints()
+        return self.checkpoints
+
+    def keep_outcomes(self, kept: Kept | None) -> None:
+        """A retry went back over these outcomes: calls that are the same get them."""
+        self.kept = kept
+
+    def copy_children(self, ids: Mapping[int, str]) -> None:
+        """Children that the code starts now are those of the run from which this one was forked."""
+        self.copied_children = ids
+
+    def branch_off(self, branch: int, entropy: str) -> None:
+        """From here on ids of children, and keys, are others."""
+        self.branch, self.entropy = branch, entropy
+
+    def note_lost(self, caution: str, workers: Set[str] = _NONE) -> None:
+        """A part of the history is lost (`repaired` or `restored`), in which these workers may have begun steps."""
+        self.caution = caution
+        self.unseen_workers = self.unseen_workers | workers
+
+    def accept_lost(self) -> None:
+        """A person has looked after everything in the lost part."""
+        self.caution = ""
+
+    def set_ended(self, ended: bool) -> None:
+        """The code has come to its end; or a retry opens the run again."""
+        self.ended = ended
+
+    def note_cancel(self, request: ev.CancelRequested) -> None:
+        """The run is cancelled, which its code is told next."""
+        self.cancel = request
+
+    def note_rollback(self, request: ev.RollbackRequested) -> None:
+        """What the run did is to be undone, which is recorded next."""
+        self.rollback, self.cancel = request, None
+
+    def remember(self, subject: str, taken: Taken) -> None:
+        """Remember a fact. A newer one about the same subject replaces it."""
+        self.witnesses[subject] = taken
+
+    def go_on_from(self, calls: int, visits: Mapping[str, int], source: Random | None) -> None:
+        """Count calls, and draw random numbers, from where a checkpoint was taken."""
+        self._calls, self._visits = calls, dict(visits)
+        self._random = source or self._random
+
+    def undo(self, call: StepCall) -> None:
+        """Ask for a compensation."""
+        self.steps[call.call] = call
+        self.issue(call)
+
+    def end_undone(self, end: Command) -> None:
+        """Everything is undone, and the run ends."""
+        self.ended = True
+        self.issue(end)
 
     # -- leaving memory --------------------------------------------------------------------------------------------
     def abandon(self) -> None:

@@ -51,11 +51,11 @@ def continued_by(error: BaseException | None) -> Continue | None:
 
 def take_along(execution: "Execution", carried: Carried) -> None:
     """A new generation begins: give it what the one before had."""
-    execution.caution, execution.unseen_workers = carried.caution, set(carried.unseen_workers)
+    execution.note_lost(carried.caution, set(carried.unseen_workers))
     execution.saga.uncompensated = list(carried.uncompensated)
     execution.saga.take_along(carried.undoable)
     execution.receiving.restore(carried.signals)
     if carried.requests:
         execution.receiving.requests_of_run().restore(carried.requests)
     for subject, fact in carried.facts.items():
-        execution.witnesses[subject] = msgspec.json.decode(bytes(fact), type=KeptFact).taken(None)
+        execution.remember(subject, msgspec.json.decode(bytes(fact), type=KeptFact).taken(None))

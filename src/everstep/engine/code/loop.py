@@ -332,10 +332,12 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
             handle = what = None  # an error's traceback may keep this frame, and so would keep what it held last
             self.is_guarded = False
             if not is_entered:
-                self._leave(outer, task)
+                _set_running_loop(outer)
+                if ONE_TASK_PER_THREAD:
+                    _step_into_task(outer, task)
 
     def _enter(self) -> tuple[asyncio.AbstractEventLoop | None, Any]:
-        """Become the running loop of this thread. Returns what `_leave` puts back."""
+        """Become the running loop of this thread. Returns the loop and the task that come back after it."""
         outer = _get_running_loop()
         task = _step_out_of_task(outer) if ONE_TASK_PER_THREAD else None
         if type(sys.get_asyncgen_hooks()[0]) is not _AsyncgenHooks:
@@ -343,24 +345,21 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         _set_running_loop(self)
         return outer, task
 
-    def _leave(self, outer: asyncio.AbstractEventLoop | None, task: Any) -> None:
-        _set_running_loop(outer)
-        if ONE_TASK_PER_THREAD:
-            _step_into_task(outer, task)
-
     @contextmanager
     def entered(self) -> Generator[None]:
         """Stay the running loop of this thread for the block: a replay drains once for each outcome."""
         if self._is_entered:
             yield
             return
-        entered = self._enter()
+        outer, task = self._enter()
         self._is_entered = True
         try:
             yield
         finally:
             self._is_entered = False
-            self._leave(*entered)
+            _set_running_loop(outer)
+            if ONE_TASK_PER_THREAD:
+                _step_into_task(outer, task)
 
     def hold_asyncgen(self, generator: Any) -> None:
         """Hold a generator that begins: when the garbage collector finds one is no part of the history."""

@@ -16,7 +16,7 @@ from everstep.engine.code.commands import ChildCall, Command, Difference, EndRun
 from everstep.engine.code.execution import OUTCOMES, Execution
 from everstep.engine.code.guard import Silence
 from everstep.engine.code.loop import SpinningWorkflow
-from everstep.engine.code.step_state import DOUBT, FALLBACK, KEY, ROOM, SLOT, Attempts
+from everstep.engine.code.step_state import DOUBT, FALLBACK, KEY, ROOM, SLOT, StepState
 from everstep.engine.code.witnesses import note_judgement
 from everstep.engine.history.describe import (
     COMMANDS,
@@ -50,7 +50,7 @@ class Replayed(msgspec.Struct):
     differences: list[Difference]
     fresh: list[Command]
     """What the code asks for beyond the end of the history."""
-    attempts: dict[int, Attempts]
+    attempts: dict[int, StepState]
     published: dict[str, msgspec.Raw]
     cancel_at: int = 0
     """When the cancel was requested, if it was."""
@@ -110,7 +110,7 @@ def branches_of(copied: Sequence["Recorded"], forks: Mapping[int, str]) -> dict[
 def begin_with_copies(execution: "Execution", copied: Iterable["Recorded"]) -> None:
     """What is copied is not this run's to undo, and its children have ids that the other run gave them."""
     execution.saga.is_copied = True
-    execution.copied_children = {one.body.call: one.body.run for one in copied if one.kind == "child_started"}
+    execution.copy_children({one.body.call: one.body.run for one in copied if one.kind == "child_started"})
 
 
 def refuse_copied(run: str, started: Any, voids: int) -> None:
@@ -125,7 +125,7 @@ def refuse_copied(run: str, started: Any, voids: int) -> None:
 def end_of_copies(execution: "Execution") -> None:
     """What comes from here on is this run's own."""
     execution.saga.is_copied = False
-    execution.copied_children = {}
+    execution.copy_children({})
 
 
 def fork_off(execution: "Execution", queue: Iterable[Command], entropy: str) -> None:
@@ -155,7 +155,7 @@ class Replay:
         """How often the run was retried, as far as the look ahead has come."""
         self.execution = execution
         self.differences: list[Difference] = []
-        self.attempts: dict[int, Attempts] = {}
+        self.attempts: dict[int, StepState] = {}
         self.published: dict[str, msgspec.Raw] = published_before(history[0])
         self.cancel_at = 0
         self._queue: deque[Command] = deque()
@@ -177,23 +177,22 @@ class Replay:
     def go(self, *, quiet: bool = False) -> Replayed:
         """Replay everything and return the execution at its last rest, with whatever differs."""
         last_silent = len(self.history) if quiet else self._count_silent()
-        self.execution.replaying = self.execution.loop.quiet = len(self.history) > 1
+        self.execution.set_replaying(len(self.history) > 1)
         try:
             with self.execution.loop.entered():
                 if last_silent:
                     with Silence():
                         self._take_until(min(self._count_answered(), last_silent))
-                        self.execution.wants_places = True
+                        self.execution.set_wants_places(True)
                         self._take_until(last_silent)
-                self.execution.wants_places = True
+                self.execution.set_wants_places(True)
                 self._take_until(len(self.history))
         except (NotDecodable, SpinningWorkflow) as error:
             self._differ(self._position, "outcome", str(error) or "the code does not come to rest")
-        self.execution.replaying = False
+        self.execution.set_replaying(False)
         if self._copied:
             end_of_copies(self.execution)
-        self.execution.loop.quiet = self.execution.unwinding
-        self.execution.begun = {call for call, attempts in self.attempts.items() if attempts.attempt}
+        self.execution.note_begun({call for call, attempts in self.attempts.items() if attempts.attempt})
         return Replayed(
             self.execution,
             self.differences,
@@ -217,7 +216,7 @@ class Replay:
             return
         for event in self.history:
             if event.kind == "patched":
-                self.execution.patches[event.body.name] = event.body.value
+                self.execution.patches.update({event.body.name: event.body.value})
             elif event.kind == "run_resolved":
                 self._accepted.update(event.body.accepted)
             elif event.kind == "run_retried":
@@ -226,10 +225,11 @@ class Replay:
                 taken.append(event)
                 if checkpoint is not None and event.seq == checkpoint.seq:
                     self._retried = checkpoint.part.branch  # also those that are left out
+        checkpoints: Checkpoints | None = None
         if taken := [event for event in taken if event.seq not in self._void]:
             self._first_checkpoint = self._first_checkpoint or taken[0].seq
-            self.execution.checkpoints = Checkpoints({event.body.number for event in taken}, checkpoint)
-        self.execution.followed = followed_by(self.history, self._void)
+            checkpoints = Checkpoints({event.body.number for event in taken}, checkpoint)
+        self.execution.note_ahead(checkpoints, followed_by(self.history, self._void))
 
     def _place(self, seq: int) -> int:
         """Return where an event stands in the history that is here."""
@@ -301,15 +301,15 @@ class Replay:
                 return
             self._position = position
             if position == last:
-                self.execution.replaying, self.execution.loop.quiet = False, self.execution.unwinding
+                self.execution.set_replaying(False)
             if not is_straight and self._passes_over(event):
                 continue
             _, kind, step, _, body = event
             if kind == "step_started":
                 queue = self._queue
-                if queue and body.attempt == 1 and not body.because and queue[0].is_just(step, body):
+                if queue and body.attempt == 1 and not body.because and queue[0].is_plain_start(step, body):
                     queue.popleft()
-                    attempts[body.call] = Attempts(1, by=body.by)
+                    attempts[body.call] = StepState(1, by=body.by)
                 else:
                     self._begin_attempt(event)
             elif kind == "step_completed" and not self._queue:
@@ -332,7 +332,7 @@ class Replay:
             self._copied = 0
             end_of_copies(execution)
         if seq in self._branches:
-            execution.branch, execution.entropy = self._branches[seq]
+            execution.branch_off(*self._branches[seq])
             if seq in self._forks:
                 fork_off(execution, self._queue, self._forks[seq])
         if execution.books is not None and not execution.books.is_ahead:
@@ -344,7 +344,7 @@ class Replay:
             self.execution.begin(event.body, event.at)
             self._queue.extend(self.execution.take_commands())
         elif event.kind == "key_taken":
-            self.attempts.setdefault(event.body.call, Attempts()).due = KEY
+            self.attempts.setdefault(event.body.call, StepState()).due = KEY
             if not event.body.again:
                 self._match(event)
         elif event.kind in ENDS or event.kind == "run_continued":
@@ -420,7 +420,7 @@ class Replay:
         body = event.body
         if not body.again:
             self._match(event)
-        attempts = self.attempts.setdefault(body.call, Attempts())
+        attempts = self.attempts.setdefault(body.call, StepState())
         attempts.refused = body.then == "fallback"
         attempts.due = FALLBACK if attempts.refused else SLOT if body.limit else ROOM
 
@@ -491,19 +491,19 @@ class Replay:
             call.arguments = self.execution.codec.kept_arguments(call.target.signature, payload, call.arguments)
 
     def _match_end(self, event: Recorded) -> None:
-        self.execution.ended = True
+        self.execution.set_ended(True)
         if not getattr(event.body, "forced", False):
             self._match(event)
 
     def _begin_attempt(self, event: Recorded) -> None:
         body = event.body
         if body.attempt == 1 and body.because in FIRST:
-            self.attempts[body.call] = Attempts(1, by=body.by, database=body.database, round=body.round)
+            self.attempts[body.call] = StepState(1, by=body.by, database=body.database, round=body.round)
             self._match(event)
             if body.because and self.execution.kept is not None:
                 self.execution.kept.take(event.step, body.arguments)
             return
-        attempts = self.attempts.setdefault(body.call, Attempts())
+        attempts = self.attempts.setdefault(body.call, StepState())
         attempts.attempt, attempts.by, attempts.database = body.attempt, body.by, body.database
         attempts.due = None
         attempts.by_person = attempts.refused = False
@@ -511,7 +511,7 @@ class Replay:
 
     def _note(self, event: Recorded) -> None:
         kind, body = event.kind, event.body
-        attempts = self.attempts.setdefault(body.call, Attempts()) if getattr(body, "call", 0) else None
+        attempts = self.attempts.setdefault(body.call, StepState()) if getattr(body, "call", 0) else None
         if kind == "attempt_failed" and attempts is not None:
             attempts.failures += 1
             attempts.due = body.due
@@ -534,12 +534,11 @@ class Replay:
         elif kind == "run_retried":
             self._retry(event)
         elif kind == "run_restored" or (kind == "run_repaired" and body.lost):
-            self.execution.caution = kind.removeprefix("run_")
+            self.execution.note_lost(kind.removeprefix("run_"), set(getattr(body, "workers", ())))
             for one in self.attempts.values():
                 one.asked = False
-            self.execution.unseen_workers |= set(getattr(body, "workers", ()))
 
-    def _note_resolution(self, attempts: Attempts, resolution: str, at: int) -> None:
+    def _note_resolution(self, attempts: StepState, resolution: str, at: int) -> None:
         """What a person decided about one step: fresh attempts, another one, or another round of questions."""
         if resolution == "retry":
             attempts.failures, attempts.due, attempts.by_person = 0, at, True
@@ -554,26 +553,27 @@ class Replay:
 
     def _accept_what_is_lost(self, at: int) -> None:
         """A person has looked after all that is lost: what is in doubt only because of that is done, and no more is."""
-        self.execution.caution = ""
+        self.execution.accept_lost()
         for attempts in self.attempts.values():
             if attempts.due == DOUBT and attempts.because in UNSEEN:
                 attempts.due, attempts.by_person = at, True
 
     def _retry(self, event: Recorded) -> None:
         """A person's retry: what failed is open again, with all its attempts."""
-        self.execution.ended = False
+        self.execution.set_ended(False)
         if event.body.crossed or self.execution.kept is not None:
             voids = event.body.voids
-            kept = self.execution.kept = self.execution.kept or Kept()
+            kept = self.execution.kept or Kept()
+            self.execution.keep_outcomes(kept)
             kept.forget_since(voids)
             kept.add(kept_by(self.history[self._place(voids) : self._place(event.seq)], event))
         self.cancel_at = 0
         for call in self._reopened[event.seq] & self.execution.steps.keys():
-            attempts = self.attempts.setdefault(call, Attempts())
+            attempts = self.attempts.setdefault(call, StepState())
             attempts.failures, attempts.due, attempts.by_person = 0, event.at, True
         if len(self._queue) == 1 and isinstance(self._queue[0], EndRun):
             # The code's own error, raised again by the same code. Its end counts as new.
-            self.execution.ended = True
+            self.execution.set_ended(True)
 
     # -- differences -----------------------------------------------------------------------------------------------
     def _add(

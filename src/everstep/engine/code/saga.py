@@ -135,12 +135,9 @@ class Saga:
 
     def _ask_for_next(self, execution: "Execution") -> None:
         if self.todo:
-            call = self._call(execution, self.todo[0])
-            execution.steps[call.call] = call
-            execution.issue(call)
+            execution.undo(self._call(execution, self.todo[0]))
         else:
-            execution.ended = True
-            execution.issue(self._end(execution))
+            execution.end_undone(self._end(execution))
 
     def _call(self, execution: "Execution", number: int) -> CompensationCall:
         done = self.completed.get(number)

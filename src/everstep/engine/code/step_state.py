@@ -21,7 +21,7 @@ EARLIER: Final = "earlier"
 """Why a step is in doubt that an earlier generation of its run began."""
 
 
-class Attempts(msgspec.Struct, gc=False):
+class StepState(msgspec.Struct, gc=False):
     """What the history says about the attempts at one open step."""
 
     attempt: int = 0

@@ -16,6 +16,7 @@ class TakeWitness(Command):
     """The code remembers a fact about the outside."""
 
     kind = "witness_taken"
+    payload_field = "fact"
     __slots__ = ("call", "on_drift", "payload", "source", "subject", "witness")
 
     def __init__(self, call: int, witness: Witness, payload: bytes, on_drift: str, source: str) -> None:
@@ -87,7 +88,7 @@ def take_witness(execution: "Execution", witness: Witness, fact: Any, on_drift: 
     execution.require_live()
     payload = execution.codec.encode(fact, ANY, witness.subject)
     judge, policy = (None, on_drift) if isinstance(on_drift, str) else (on_drift, f"{declared_name(on_drift)}()")
-    execution.witnesses[witness.subject] = Taken(witness, payload, policy, judge)
+    execution.remember(witness.subject, Taken(witness, payload, policy, judge))
     execution.issue(TakeWitness(execution.next_call(), witness, payload, policy, source))
 
 

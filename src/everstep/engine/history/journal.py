@@ -25,7 +25,7 @@ PAYLOAD_BYTES_MAX: Final = 1 << 30
 _new_tuple = tuple.__new__  # what EventRow(…) comes down to, in a third of the time
 
 
-class More:
+class Attachments:
     """What is written together with events, and belongs to them: most have nothing of it."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Journal:
         self._key = key
         self._new_state = chain_state(key)
         self.unsaved: list[EventRow] = []
-        self.more: More | None = None
+        self.attached: Attachments | None = None
         """What is to be written together with the unsaved events, if anything."""
         self.undurable: dict[str, bytes] = {}
         """Payloads of the code's newest outcomes, which the store may not have yet."""
@@ -99,25 +99,25 @@ class Journal:
         self.unsaved.append(_new_tuple(EventRow, (seq, kind, step, at, encoded, digest)))
         return seq
 
-    def and_more(self) -> More:
+    def attachments(self) -> Attachments:
         """Return what is written together with the events that are recorded now."""
-        if self.more is None:
-            self.more = More()
-        return self.more
+        if self.attached is None:
+            self.attached = Attachments()
+        return self.attached
 
     def key_changes(self) -> KeyChanges:
         """Return what is written about keys together with the events that are recorded now."""
-        more = self.and_more()
-        if more.keys is None:
-            more.keys = KeyChanges()
-        return more.keys
+        attached = self.attachments()
+        if attached.keys is None:
+            attached.keys = KeyChanges()
+        return attached.keys
 
     def beside_events(self) -> Beside:
         """Return what is written beside the events that are recorded now."""
-        more = self.and_more()
-        if more.beside is None:
-            more.beside = Beside()
-        return more.beside
+        attached = self.attachments()
+        if attached.beside is None:
+            attached.beside = Beside()
+        return attached.beside
 
     @property
     def key(self) -> bytes:
@@ -127,7 +127,7 @@ class Journal:
     def take_back(self, unit: Append, count: int) -> None:
         """A unit was refused: its first `count` events, and all that belongs to it, are not saved yet after all."""
         self.unsaved = [*unit.events[:count], *self.unsaved]
-        self.and_more().follow(unit)
+        self.attachments().follow(unit)
 
     def rewrite(self, before: bytes, changed: dict[int, tuple[str, Body]]) -> None:
         """Record something else under the numbers of unsaved events, and chain them anew.
@@ -154,7 +154,7 @@ class Journal:
         else:
             stored, ref = store_payload(payload)
             self.unsampled = UNSAMPLED if stored[:1] == b"r" else 0
-        self.and_more().payloads.append((ref, stored))
+        self.attachments().payloads.append((ref, stored))
         self.undurable[ref] = payload
         return NO_PAYLOAD, ref
 

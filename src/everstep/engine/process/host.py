@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar
 from everstep.codec import Codec
 from everstep.effects import descent
 from everstep.engine.code import asyncio_parts
-from everstep.engine.code.stops import pass_on, stop_in
+from everstep.engine.code.stops import stop_in
 from everstep.engine.code.workflow import DECLARED, Workflow
 from everstep.engine.history.clock import Clock, MachineRandom, StoreClock
 from everstep.engine.history.damage import diagnose
@@ -34,28 +34,27 @@ from everstep.engine.process.returns import Returns
 from everstep.engine.process.schedules import Scheduler
 from everstep.engine.process.watchers import Watchers
 from everstep.engine.run.acting import Acting
+from everstep.engine.run.bodies import BodyTasks
 from everstep.engine.run.children import RecentEnds
-from everstep.engine.run.drift import compare_outside
+from everstep.engine.run.drive import drive, drive_new
 from everstep.engine.run.driver import LOOK_AGAIN_SECONDS, Driver
-from everstep.engine.run.eager_start import FirstTurns
 from everstep.engine.run.holds import HoldReport, damaged_report
 from everstep.engine.run.inbox import cancel_in, hold_in
-from everstep.engine.run.resume import begin, is_supported, take_up, would_go_on
+from everstep.engine.run.resume import is_supported, would_go_on
 from everstep.engine.run.threads import Threads
-from everstep.engine.run.units import cancelled_unit, hold_unit, is_delayed, resolve_unit
-from everstep.errors import Damaged, Misuse, NotReadable, StoreError, UnknownWorkflow, WorkerGone
+from everstep.engine.run.units import cancelled_unit, hold_unit, resolve_unit
+from everstep.errors import Damaged, Misuse, StoreError, WorkerGone
 from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.events import decode_body
 from everstep.model.retention import Retention
 from everstep.model.status import ENDED, Status
-from everstep.model.untrusted import is_refusal, logger
+from everstep.model.untrusted import logger
 from everstep.stores.brief import Busy, briefly
 from everstep.stores.protocol import (
     Accepted,
     Claim,
     Claimed,
-    Delivery,
     GoneRow,
     HoldRow,
     NewRun,
@@ -259,6 +258,10 @@ class Host(Parts):
         """What enters this process among the workers."""
         self._failed: BaseException | None = None
 
+    def leave_workers(self) -> None:
+        """This process is no worker any more."""
+        self.worker = ""
+
     # -- opening and closing ---------------------------------------------------------------------------------------
     async def open(self) -> Self:
         """Begin: bind to the running loop, and with `recover` take up what was left behind."""
@@ -271,7 +274,7 @@ class Host(Parts):
         self.acting = Acting(self)
         descent.install()
         self.committer = Committer(self.store, self.loop, partial(failed, "commits"), partial(works, "commits"))
-        self.first_turns = FirstTurns(self.loop)
+        self.body_tasks = BodyTasks(self.loop, self.context)
         self.elsewhere = Elsewhere(self.loop)
         self.pump = Pump(self)
         if self.recover:
@@ -407,45 +410,35 @@ class Host(Parts):
     def drive_new(self, new: NewRun, workflow: Workflow) -> None:
         """Drive a run that was started just now."""
         seq, kind, step, at, body, _ = new.event
-        started = Recorded(seq, kind, step, at, new.started or decode_body(kind, body))
-        try:
-            begun = begin(self, new.row, workflow, started)
-        except BaseException as error:  # noqa: BLE001  # what is no stop, and no refusal, is raised again
-            if is_refusal(error):
-                self.stumbling.take_later(new.row.id, error)
-            else:
-                self._set_aside(new.row, error)
-            return
-        if isinstance(begun, Driver):
-            self._go_on(begun, is_new=True)
-        else:
-            self.spawn(self._hold_new(new.row.id, begun), run=new.row.id)
+        drive_new(self, new.row, workflow, Recorded(seq, kind, step, at, new.started or decode_body(kind, body)))
 
-    def _go_on(self, driver: Driver, *, is_new: bool = False, arrived: "Sequence[Delivery] | None" = None) -> None:
+    def note_driven(self, driver: Driver) -> None:
+        """A run is driven here from now on."""
         self.drivers[driver.run] = driver
         self.pump.look_after()
         self.wanted.discard(driver.run)
-        if not is_new:
-            self.watchers.look_again(driver.run)  # for what another process wrote before this one took the run over
-        crash_point("run.replayed")
-        try:
-            driver.go_on(is_new=is_new, arrived=arrived)
-        except StoreError as error:  # what its code asks for cannot be done just now, and nothing of that is written
-            log.error("Run %s cannot go on just now, and is taken up again: %s", driver.run, error)
-            self.take_again(driver)
-        except BaseException as error:
-            if (stop := stop_in(error)) is not None:
-                self.interrupted.leave(driver, stop, "workflow code")
-            elif isinstance(error, Exception):  # it reaches this run alone
-                self.stumbling.leave(driver, error)
-            else:
-                raise
+        self.watchers.look_again(driver.run)  # for what another process wrote before this one took the run over
 
-    def _set_aside(self, row: RunRow, error: BaseException) -> None:
+    def forget_driver(self, driver: Driver) -> None:
+        """A run is no longer driven here, if it was by this driver."""
+        if self.drivers.get(driver.run) is driver:
+            del self.drivers[driver.run]
+            self.pump.has_left()
+
+    def set_aside(self, row: RunRow, error: BaseException) -> None:
         """The code of a claimed run was stopped before its first rest, or in a replay. Anything else is raised."""
         if (stop := stop_in(error)) is None:
             raise error
         self.interrupted.set_aside(row, stop, "workflow code")
+
+    def hold_new(self, run: str, report: HoldReport) -> None:
+        """Hold a run that was started just now."""
+        self.spawn(self._hold_new(run, report), run=run)
+
+    async def hold_or_leave(self, row: RunRow, report: HoldReport) -> None:
+        """Hold a claimed run, unless another worker may find nothing wrong with it."""
+        if not await self.presence.leaves_for_another(row, report.reason):
+            self.spawn(self.hold_claimed(row, report), run=row.id)
 
     async def _hold_new(self, run: str, report: "HoldReport") -> None:
         """Hold a run that was started just now. Its start may not be durable yet, and a claim comes behind that."""
@@ -513,9 +506,10 @@ class Host(Parts):
             if not isinstance(verdict, Claimed) or self.draining:
                 return False
             if self.is_lost(run):
-                await self.committer.submit(Release(run, verdict.row.epoch, verdict.row.status))  # it is held first
+                await self.give_back(verdict.row)  # it is held first
                 return False
-            return await self._take_up_claimed(verdict)
+            await drive(self, verdict)
+            return run in self.drivers
         except Damaged as error:
             log.error("Run %s cannot be taken up: %s", run, error)
             self._is_untakeable(run)
@@ -533,44 +527,17 @@ class Host(Parts):
             if stumbled is not None:
                 self.stumbling.take_later(run, stumbled)
 
-    async def _take_up_claimed(self, claimed: Claimed) -> bool:
-        row, past = claimed.row, claimed.past
-        try:
-            workflow = DECLARED.named(row.workflow)
-        except (UnknownWorkflow, Misuse) as error:
-            log.warning("Run %s is left for a worker that knows it: %s", row.id, error)
-            await self.committer.submit(Release(row.id, row.epoch, row.status))
-            return False
-        if not is_supported(row):
-            log.warning("Run %s was made by a newer release (semantics %d); it is left alone.", row.id, row.semantics)
-            await self.committer.submit(Release(row.id, row.epoch, row.status))
-            return False
-        crash_point("run.claimed")
-        if is_delayed(row, self.clock.now()):
-            await self._look_at_delayed(row)
-            return False
-        try:
-            taken = await take_up(self, row, workflow, past.events if past is not None else ())
-        except NotReadable as error:
-            log.warning("Run %s is left for a worker that can read it: %s", row.id, error)
-            await self._leave_alone(row)
-            return False
-        except BaseException as error:  # noqa: BLE001  # what is no stop is raised again
-            self._set_aside(row, error)
-            return False
-        if not isinstance(taken, Driver):
-            if not await self.presence.leaves_for_another(row, taken.reason):
-                self.spawn(self.hold_claimed(row, taken), run=row.id)
-        elif taken.execution.witnesses:
-            self._comparing.add(row.id)
-            self.spawn(self._compare_and_go_on(taken), run=row.id)
-        else:
-            self._go_on(taken, arrived=None if past is None or row.id in self._woken else past.inbox)
-        return row.id in self.drivers
+    def was_woken(self, run: str) -> bool:
+        """Tell whether something has arrived for a run since it was claimed."""
+        return run in self._woken
 
-    async def _leave_alone(self, row: RunRow) -> None:
-        """Give a run back that this process cannot read, and do not claim it again."""
+    async def give_back(self, row: RunRow) -> None:
+        """Give a claimed run back as it was."""
         await self.committer.submit(Release(row.id, row.epoch, row.status))
+
+    async def leave_alone(self, row: RunRow) -> None:
+        """Give a run back that this process cannot read, and do not claim it again."""
+        await self.give_back(row)
         self._is_untakeable(row.id)
 
     def _is_untakeable(self, run: str) -> None:
@@ -578,23 +545,25 @@ class Host(Parts):
         self.wanted.discard(run)
         self.watchers.look_again(run)
 
-    async def _compare_and_go_on(self, driver: Driver) -> None:
-        """Compare the outside first. That may take long, and others must be looked after meanwhile."""
-        try:
-            await compare_outside(driver)
-            self._go_on(driver)
-        except BaseException as error:
-            driver.stop()
-            if not self.draining:
-                self.want(driver.run)
-            if (stop := stop_in(error)) is None or isinstance(error, asyncio.CancelledError):
-                raise
-            pass_on(stop, self.loop)
-        finally:
-            self._comparing.discard(driver.run)
-            self._taking_up.discard(driver.run)
+    def compare_later(self, run: str, comparing: Coroutine[Any, Any, None]) -> None:
+        """Let the outside of a run be compared while others are looked after. It is not taken up again meanwhile."""
+        self._comparing.add(run)
+        self.spawn(self._compare(run, comparing), run=run)
 
-    async def _look_at_delayed(self, row: RunRow) -> None:
+    async def _compare(self, run: str, comparing: Coroutine[Any, Any, None]) -> None:
+        try:
+            await comparing
+        finally:
+            self._comparing.discard(run)
+            self._taking_up.discard(run)
+
+    def abandon(self, driver: Driver) -> None:
+        """The outside of a run could not be compared: it is taken up again."""
+        driver.stop()
+        if not self.draining:
+            self.want(driver.run)
+
+    async def look_at_delayed(self, row: RunRow) -> None:
         """A run that has not begun is cancelled or held without its code; anything else waits until it begins."""
         for delivery in await self.read(self.store.inbox, row.id):
             if delivery.kind == "cancel":
@@ -648,15 +617,18 @@ class Host(Parts):
         """Something arrived for a run: if it is here, let it look into its inbox; else look who can take it up."""
         driver = self.drivers.get(run)
         if driver is not None:
-            self.spawn(driver.inbox.pull(), run=run)
+            self.spawn(self._wake(driver), run=run)  # later: the code that sent it goes on first
         else:
             self.pump.nudge()
+
+    async def _wake(self, driver: Driver) -> None:
+        driver.take_inbox_and_deadlines()
 
     def wake_driver(self, run: str) -> None:
         """Let a run that is here look at its inbox and its deadlines."""
         driver = self.drivers.get(run)
         if driver is not None:
-            driver.ring()
+            driver.take_inbox_and_deadlines()
         elif run in self._taking_up:
             self._woken.add(run)
 
@@ -718,9 +690,7 @@ class Host(Parts):
     def let_go(self, driver: Driver, error: BaseException | None = None) -> None:
         """A run has ended, is held, was taken over, or its store failed: it leaves memory, and waiters are told."""
         self.resting.forget(driver)
-        if self.drivers.get(driver.run) is driver:
-            del self.drivers[driver.run]
-            self.pump.has_left()
+        self.forget_driver(driver)
         status, outcome, hold = driver.ended_as(), driver.outcome, driver.hold
         if status in ENDED and driver.row.parent is not None and driver.budgets is None:
             self.recent_ends.note(driver.run, status, outcome, driver.ends_secretly)

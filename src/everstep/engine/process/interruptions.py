@@ -118,8 +118,7 @@ class Stumbling:
             app.interrupted.leave(driver, error, "what the engine asked of its code")
             return
         if there is driver:
-            del app.drivers[driver.run]
-            app.pump.has_left()
+            app.forget_driver(driver)
         app.resting.forget(driver)
         try:
             driver.stop()

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from everstep.engine.code.commands import StepCall, preview_of
-from everstep.engine.code.step_state import SLOT, Attempts
+from everstep.engine.code.step_state import SLOT, StepState
 from everstep.engine.history.clock import microseconds, set_alarm
-from everstep.engine.run.bodies import Attempt
 from everstep.engine.run.driver import Driver
 from everstep.errors import Misuse
 from everstep.model import events as ev
@@ -56,24 +55,6 @@ class Wait(msgspec.Struct, gc=False):
         return self.because != "crash" and (self.call.future.is_cancel_wanted or self.driver.end_wanted)
 
 
-class Running(dict[int, Any]):
-    """The running bodies of a run with limits: when one leaves, its slot is free."""
-
-    def __init__(self, bodies: "dict[int, Attempt]", limits: "Limits", run: str) -> None:
-        super().__init__(bodies)
-        self._limits = limits
-        self._run = run
-
-    def pop(self, call: int, *default: Any) -> Any:
-        left = super().pop(call, *default)
-        self._limits.free(self._run, call)
-        return left
-
-    def __delitem__(self, call: int) -> None:
-        super().__delitem__(call)
-        self._limits.free(self._run, call)
-
-
 class Limits:
     """The attempts of this process that wait for slots, and those that have one."""
 
@@ -100,7 +81,7 @@ class Limits:
         """Record that an attempt waits for a slot, and begin it when it has one."""
         attempts = driver.attempts.of(call.call)
         if attempts is None:
-            attempts = driver.attempts.note(call.call, Attempts())
+            attempts = driver.attempts.note(call.call, StepState())
         attempts.due = SLOT
         body = ev.CallWithheld(
             call.call, call.kind, OVER, call.arguments.digest, call.target.effect, attempt=attempts.attempt, again=again
@@ -115,7 +96,7 @@ class Limits:
         body.part = driver.budgets.part_of(call.call) if driver.budgets is not None else 0
         driver.record("call_withheld", call.step, body)
         crash_point("limit.withheld")
-        driver.saver.save(waited_for=False)
+        driver.writer.save(waited_for=False)
         self.ask(driver, call, because)
 
     def ask(self, driver: "Driver", call: StepCall, because: str) -> None:
@@ -244,9 +225,7 @@ class Limits:
         wait.driver.call(self._begin, wait)
 
     def _begin(self, wait: Wait) -> None:
-        bodies = wait.driver.attempts.bodies
-        if type(bodies.running) is dict:
-            bodies.running = Running(bodies.running, self, wait.driver.run)
+        wait.driver.attempts.bodies.tell_when_over(functools.partial(self.free, wait.driver.run))
         wait.driver.attempts.begin_again(wait.call.call, wait.because, has_slot=True)
         wait.driver.come_to_rest()
 

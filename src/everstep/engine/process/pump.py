@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from everstep.engine.history.clock import microseconds, ticks_of
 from everstep.engine.process.leases import NEIGHBOURS, Watch
-from everstep.engine.run.resume import DEATHS_MAX, is_supported
+from everstep.engine.run.drive import DEATHS_MAX
+from everstep.engine.run.resume import is_supported
 from everstep.engine.run.units import is_delayed
 from everstep.errors import StoreError, WorkerGone
 from everstep.model.status import ENDED
@@ -207,7 +208,7 @@ class Pump:
             log.warning("This worker was given up for dead; it lets go of its runs.")
             for driver in list(app.drivers.values()):
                 app.take_again(driver)
-            app.worker = ""
+            app.leave_workers()
             app.background.keep("becoming a worker", app.become_worker)
         elif lapsed:
             await self._let_go_of_lost_runs()
@@ -218,7 +219,7 @@ class Pump:
             await self.app.read(self.app.presence.refuse_if_gone)
         except WorkerGone as error:
             self.app.fail(error)
-            self.app.worker = ""
+            self.app.leave_workers()
             for driver in list(self.app.drivers.values()):
                 self.app.let_go(driver, error)
             return True

@@ -15,7 +15,7 @@ from everstep.engine.code.execution import Execution
 from everstep.engine.code.guard import is_users
 from everstep.engine.code.loop import WorkflowLoop
 from everstep.engine.process.host import Host
-from everstep.engine.run.bodies import Bodies
+from everstep.engine.run.attempts import StepAttempts
 from everstep.model.untrusted import logger
 
 log = logger("everstep.worker")
@@ -98,7 +98,7 @@ def described_stall(app: "Host", frame: FrameType | None) -> str:
     while frame is not None:
         if frame.f_code is WorkflowLoop.drain.__code__:
             return _of_workflow(frame.f_locals["self"]._executor, at)
-        if frame.f_code is Bodies._perform.__code__:
+        if frame.f_code is StepAttempts._perform.__code__:
             attempt = frame.f_locals["attempt"]
             return f"the body of {attempt.step} of run {attempt.run} is at {at}"
         frame = frame.f_back

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import time
+from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +13,22 @@ from everstep.effects.atomic import Permit, Settled, Work, perform
 from everstep.errors import StepTimedOut
 
 if TYPE_CHECKING:
-    from everstep.engine.run.bodies import Attempt, Bodies
+    from everstep.engine.run.bodies import Attempt
     from everstep.engine.run.driver import Driver
 
+Settle = Callable[["Attempt", Settled | None, BaseException | None, float], None]
 
-def start_atomic(driver: "Driver", bodies: "Bodies", attempt: "Attempt", context: Context, *, cut_off: bool) -> None:
-    """Start an attempt. If the code was cancelled since one was cut off, it only finds out what became of that."""
+
+def start_atomic(driver: "Driver", attempt: "Attempt", context: Context, settle: Settle, *, cut_off: bool) -> None:
+    """Start an attempt; `settle` is told what became of it, and after how many seconds.
+
+    If the code was cancelled since one was cut off, it only finds out what became of that.
+    """
     call = attempt.call
     only_settle = cut_off and (call.future.is_cancel_wanted or driver.end_wanted)
     target: Any = call.target
     work: Work = target.work(attempt, call.arguments, cut_off=cut_off, only_settle=only_settle)
-    going = _Attempt(driver, bodies, attempt, context, work, time.monotonic())
+    going = _Attempt(driver, attempt, context, work, settle)
     if target.timeout is None:
         going.on_thread(work, going.settle)
     else:
@@ -33,15 +39,13 @@ def start_atomic(driver: "Driver", bodies: "Bodies", attempt: "Attempt", context
 class _Attempt:
     """An attempt, seen from the driver's loop."""
 
-    def __init__(
-        self, driver: "Driver", bodies: "Bodies", attempt: "Attempt", context: Context, work: Work, began: float
-    ) -> None:
+    def __init__(self, driver: "Driver", attempt: "Attempt", context: Context, work: Work, settle: Settle) -> None:
         self._app = driver.app
-        self._bodies = bodies
         self._attempt = attempt
         self._context = context
         self._work = work
-        self._began = began
+        self._settle = settle
+        self._began = time.monotonic()
 
     def on_thread(self, work: Work, done: Any) -> None:
         """Let a thread do the work; `done` gets what became of it, on the loop."""
@@ -50,8 +54,8 @@ class _Attempt:
         self._app.threads.start(self._attempt.run, body, done, self._attempt.call.call)
 
     def settle(self, settled: Settled | None, error: BaseException | None) -> None:
-        """Tell the driver."""
-        self._bodies.settle(self._attempt, settled, error, time.monotonic() - self._began)
+        """Tell what became of it."""
+        self._settle(self._attempt, settled, error, time.monotonic() - self._began)
 
     async def within(self, seconds: float) -> None:
         """Wait for the attempt, but not too long. One that is about to commit is waited for all the same."""

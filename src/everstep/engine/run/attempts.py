@@ -1,17 +1,27 @@
-"""The attempts at the open steps of one run: begun, failed, retried, given a fallback, or handed to a person."""
+"""A step at work: begun, its body started when that is allowed, and what follows when the body ends.
+
+In the order in which it happens: `begin` records what the code asked for, `start` starts a body (once its intent is
+durable, unless it is a `read`), `ended` takes what became of that, and `_completed` or `failed` records it: an outcome,
+another attempt, a fallback, or a question to a person.
+"""
 
 import asyncio
+import time
 from collections.abc import Collection
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.codec import is_immutable_scalar
 from everstep.effects.atomic import Settled, Undecided
+from everstep.effects.descent import bodies_run_in
+from everstep.effects.surroundings import CURRENT, set_current
 from everstep.engine.code.commands import StepCall
-from everstep.engine.code.step_state import DOUBT, EARLIER, FALLBACK, KEY, NEVER, ROOM, SLOT, Attempts
-from everstep.engine.code.stops import pass_on
+from everstep.engine.code.step_state import DOUBT, EARLIER, FALLBACK, KEY, NEVER, ROOM, SLOT, StepState
+from everstep.engine.code.stops import pass_on, stop_in
 from everstep.engine.history.clock import microseconds
+from everstep.engine.run.atomic import start_atomic
 from everstep.engine.run.bodies import Attempt, Bodies
+from everstep.engine.run.budget import Spending
 from everstep.engine.run.compensation import note_compensated
 from everstep.engine.run.doubts import Doubts
 from everstep.engine.run.holds import exhausted_report
@@ -21,12 +31,16 @@ from everstep.model import events as ev
 from everstep.model.budgets import Charge
 from everstep.model.contracts import EXPENSIVE_SECONDS, KEPT, may_run_again
 from everstep.model.crash_points import crash_point
-from everstep.model.untrusted import Stopped, is_a
+from everstep.model.untrusted import Stopped, described, is_a, logger
 
 if TYPE_CHECKING:
     from everstep.engine.run.driver import Driver
 
 
+log = logger("everstep.step")
+
+LOOK_SECONDS: Final = 0.05
+"""How often a failed attempt looks whether what its body started has ended."""
 LEFT_SECONDS: Final = 0.5
 """Pause before an app that stops looks again at an attempt that it has left to others."""
 
@@ -37,8 +51,8 @@ class StepAttempts:
     slots_wanted: Collection[int] = ()
     """Calls that wait for a slot of their named limit."""
 
-    def __init__(self, driver: "Driver", known: dict[int, Attempts]) -> None:
-        self.bodies = Bodies(driver, self)
+    def __init__(self, driver: "Driver", known: dict[int, StepState]) -> None:
+        self.bodies = Bodies(driver, self._record_heartbeat)
         self.has_doubts = self.has_keys = False
         self.starting: dict[int, None] = {}
         """Calls whose intent is not durable yet. (The garbage collector need not look at a dict of numbers.)"""
@@ -103,12 +117,12 @@ class StepAttempts:
             seq = driver.record("step_started", call.step, call.body())
         if call.cancelled:
             return
-        self._known[call.call] = Attempts(1, by=driver.app.worker)
+        self._known[call.call] = StepState(1, by=driver.app.worker)
         if execution.caution and self._may_have_happened_unseen(call):
             self.doubts.begin(call, None, because=execution.caution)
         elif target.needs_intent:  # see start_when_allowed
             self.starting[call.call] = None
-            driver.saver.start_when_durable(seq, call, False)
+            driver.writer.start_when_durable(seq, call, False)
         else:
             self.start_when_allowed(call, seq)
 
@@ -167,7 +181,7 @@ class StepAttempts:
         `read` and `repeat`: run it again, with the same key. `once`: it is in doubt. `atomic`: its next attempt begins
         with its marker, unless the code names another database by now.
         """
-        attempts = self._known.setdefault(call.call, Attempts(attempt=1))
+        attempts = self._known.setdefault(call.call, StepState(attempt=1))
         attempts.doubted_at = min(attempts.doubted_at, self._driver.app.clock.now())
         if call.keyed is not None:
             self.keys.take_up(call)
@@ -180,7 +194,7 @@ class StepAttempts:
         elif attempts.due is None:
             self.begin_again(call.call, "crash")
         elif attempts.due == FALLBACK:
-            self.start_fallback(call, self._driver.saver.durable)
+            self.start_fallback(call, self._driver.writer.durable)
         elif attempts.due == SLOT:
             because = "crash" if attempts.attempt and self.was_cut_off(call.call, coming=True) else "limit"
             self._driver.app.limits.ask(self._driver, call, because)
@@ -224,7 +238,7 @@ class StepAttempts:
         body.attempt = attempts.attempt
         self.start_when_allowed(call, self.record_start(call, body))
 
-    def _leave_to_the_next(self, number: int, attempts: Attempts) -> None:
+    def _leave_to_the_next(self, number: int, attempts: StepState) -> None:
         """An app that stops begins no more bodies: whoever goes on with the run finds in its history what is due."""
         at = self._driver.app.clock.now() + microseconds(LEFT_SECONDS)
         self._driver.deadlines.add(at, "probe" if attempts.due == DOUBT else "attempt", number)
@@ -242,7 +256,7 @@ class StepAttempts:
         lack = budgets.lack(call)
         if lack is None or call.compensates or (again and self._was_lost_sight_of(call)):
             return True
-        attempts = self._known.setdefault(call.call, Attempts())
+        attempts = self._known.setdefault(call.call, StepState())
         attempts.due = ROOM
         budgets.withhold(call, lack, attempts.attempt, again=again)
         if again:
@@ -266,11 +280,11 @@ class StepAttempts:
             return self.was_cut_off(call.call, coming=True)
         return because == "crash" and may_run_again(call.target.effect)
 
-    def of(self, call: int) -> Attempts | None:
+    def of(self, call: int) -> StepState | None:
         """Return what is known about the attempts at an open step."""
         return self._known.get(call)
 
-    def note(self, call: int, attempts: Attempts) -> Attempts:
+    def note(self, call: int, attempts: StepState) -> StepState:
         """Begin to know something about a call."""
         self._known[call] = attempts
         return attempts
@@ -309,13 +323,13 @@ class StepAttempts:
         So does a read in a run with a budget: what it may use is charged, whatever happens.
         """
         driver = self._driver
-        saver = driver.saver
+        writer = driver.writer
         must_wait = call.target.needs_intent or driver.budgets is not None
-        if must_wait and seq > saver.durable:
+        if must_wait and seq > writer.durable:
             self.starting[call.call] = None
-            saver.start_when_durable(seq, call, fallback)
+            writer.start_when_durable(seq, call, fallback)
         else:
-            driver.app.committer.ready(saver, waited_for=False)
+            driver.app.committer.ready(writer, waited_for=False)
             self.start(call, fallback)
 
     def start(self, call: StepCall, fallback: bool) -> None:
@@ -324,16 +338,60 @@ class StepAttempts:
         driver = self._driver
         if call.cancelled or driver.stopped or driver.ending or driver.hold:
             return
-        if (driver.app.draining or driver.hold_wanted is not None or driver.stopped_by) and self._is_left(call):
+        app = driver.app
+        if (app.draining or driver.hold_wanted is not None or driver.stopped_by) and self._is_left(call):
             return
-        attempts = self._known[call.call]
-        if driver.execution.caution and not (attempts.asked or fallback) and self._may_have_happened_unseen(call):
+        known = self._known[call.call]
+        if driver.execution.caution and not (known.asked or fallback) and self._may_have_happened_unseen(call):
             self.doubts.begin(call, None, because=driver.execution.caution)  # it has a key, which is its own only now
             return
-        if attempts.inherited and call.target.effect == "once" and not (attempts.asked or fallback):
+        if known.inherited and call.target.effect == "once" and not (known.asked or fallback):
             self.doubts.begin(call, None, because=EARLIER)
             return
-        self.bodies.start(call, attempts.attempt, attempts.details, fallback=fallback)
+        crash_point("body.before")
+        attempt = Attempt(
+            driver.run,
+            driver.execution.workflow.name,
+            call.step,
+            call.arguments.digest,
+            call.entropy,
+            known.attempt,
+            app.codec.decode(known.details) if known.details else None,
+            bodies=self.bodies,
+            call=call,
+            fallback=fallback,
+        )
+        if driver.budgets is not None:
+            attempt.spending = Spending(uses_nothing=driver.budgets.must_use_nothing(call.call, fallback=fallback))
+        self.bodies.running[call.call] = attempt
+        context, target = app.context.copy(), call.target
+        if fallback or (target.effect != "atomic" and (target.is_async or target.timeout is not None)):
+            app.body_tasks.add(self._perform, attempt, context)
+            return
+        context.run(CURRENT.set, attempt)
+        if target.effect == "atomic":
+            start_atomic(driver, attempt, context, self._settle_atomic, cut_off=self.was_cut_off(call.call))
+        else:
+            began = time.monotonic()
+            body = partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)
+            app.threads.start(driver.run, body, lambda value, error: self._end(attempt, value, error, began), call.call)
+
+    async def _perform(self, attempt: Attempt) -> None:
+        """Run a body to its end, whatever that is."""
+        set_current(attempt)
+        call = attempt.call
+        target = call.target
+        began = time.monotonic()
+        try:
+            if target.is_async and target.timeout is None and not attempt.fallback:
+                _, _, args, kwargs = call.arguments
+                value = await (target.function(*args, **kwargs) if kwargs else target.function(*args))
+            else:
+                value = await attempt.bodies.call(attempt)
+        except BaseException as error:  # noqa: BLE001  # whatever a body raises
+            self._end(attempt, None, error, began)
+        else:
+            self._end(attempt, value, None, began)
 
     def _is_left(self, call: StepCall) -> bool:
         """Whether a step is left to whoever goes on with the run: nothing that would be in doubt then."""
@@ -374,25 +432,33 @@ class StepAttempts:
         self._known.clear()
 
     # -- ending ----------------------------------------------------------------------------------------------------
-    def completed(self, attempt: Attempt, value: Any, seconds: float) -> None:
+    def _end(self, attempt: Attempt, value: Any, error: BaseException | None, began: float) -> None:
+        """A body has ended. If the code no longer waits, or the run has left memory, nothing is recorded."""
+        crash_point("body.after")
+        bodies = attempt.bodies
+        if bodies.running.get(attempt.call.call) is not attempt:
+            if error is not None:
+                pass_on(error, self._driver.app.loop)
+            return
+        try:
+            if bodies.streams is not None:
+                bodies.streams.end(attempt)
+            if error is None:
+                self._completed(attempt, value, time.monotonic() - began)
+            else:
+                self._raised(attempt, error, time.monotonic() - began)
+        except Exception as raised:  # noqa: BLE001  # it reaches this run alone
+            bodies.stumble(raised)
+
+    def _completed(self, attempt: Attempt, value: Any, seconds: float) -> None:
         """A body returned."""
         call, driver = attempt.call, self._driver
         try:
             payload = driver.app.codec.encode(value, call.target.signature.result, call.step)
         except NotEncodable as refused:
-            if call.compensates:
-                self.completed(attempt, None, seconds)  # it is done, and nobody needs what it returned
-            elif call.target.effect == "once" and not attempt.fallback:
-                self.bodies.charging.write(attempt)
-                self.bodies.finish(attempt)
-                self.doubts.begin(call, refused, happened=True)
-            else:
-                self.failed(attempt, refused, seconds, final=True)
+            self._not_encodable(attempt, refused, seconds)
             return
-        attempt.settle()
-        self.bodies.running.pop(call.call, None)  # see Bodies.finish
-        if attempt.task is not None:
-            attempt.task = None
+        self.bodies.finish(attempt, is_settled=True)
         if call.call not in driver.execution.steps:
             return
         if is_immutable_scalar(value):
@@ -412,6 +478,18 @@ class StepAttempts:
             is_expensive = is_expensive or call.target.cost is not None
         driver.deliver("step_completed", call.step, body, expensive=is_expensive)
 
+    def _not_encodable(self, attempt: Attempt, refused: NotEncodable, seconds: float) -> None:
+        """A body returned what cannot be stored."""
+        call = attempt.call
+        if call.compensates:
+            self._completed(attempt, None, seconds)  # it is done, and nobody needs what it returned
+        elif call.target.effect == "once" and not attempt.fallback:
+            self.bodies.charging.write(attempt)
+            self.bodies.finish(attempt)
+            self.doubts.begin(call, refused, happened=True)
+        else:
+            self.failed(attempt, refused, seconds, final=True)
+
     def _note_more(self, attempt: Attempt, payload: bytes, body: ev.StepCompleted) -> None:
         """A body returned that was not the plain one of a plain step."""
         if (call := attempt.call).keyed is not None:
@@ -426,11 +504,31 @@ class StepAttempts:
         if undone is not None:
             note_compensated(self._driver.journal, call.compensates, undone.key, undone.carried)
 
-    def settled(self, attempt: Attempt, settled: "Settled", seconds: float) -> None:
+    def _settle_atomic(
+        self, attempt: Attempt, settled: Settled | None, error: BaseException | None, seconds: float
+    ) -> None:
+        """An attempt at an atomic step is settled."""
+        crash_point("body.after")
+        bodies = attempt.bodies
+        if bodies.running.get(attempt.call.call) is not attempt:
+            return
+        try:
+            if bodies.streams is not None:
+                bodies.streams.end(attempt)
+            if settled is None:
+                assert error is not None
+                self._raised(attempt, error, seconds)
+            elif settled.refused is not None:
+                self.failed(attempt, settled.refused, seconds, final=True)
+            else:
+                self._settled(attempt, settled, seconds)
+        except Exception as raised:  # noqa: BLE001  # it reaches this run alone
+            bodies.stumble(raised)
+
+    def _settled(self, attempt: Attempt, settled: "Settled", seconds: float) -> None:
         """An atomic step has happened, in this attempt or in an earlier one."""
         call, driver = attempt.call, self._driver
-        attempt.settle()
-        self.bodies.finish(attempt)
+        self.bodies.finish(attempt, is_settled=True)
         if call.call not in driver.execution.steps:
             return
         attempts = self._known.pop(call.call)
@@ -446,7 +544,17 @@ class StepAttempts:
         is_expensive = seconds > EXPENSIVE_SECONDS or call.target.cost is not None
         driver.deliver("step_completed", call.step, body, expensive=is_expensive)
 
-    def stopped(self, attempt: Attempt, stop: BaseException, error: BaseException, seconds: float) -> None:
+    def _raised(self, attempt: Attempt, error: BaseException, seconds: float) -> None:
+        """A body raised. A cancellation that the engine wanted does not come here: its attempt runs no more."""
+        stop = stop_in(error)
+        if stop is None and attempt.task is not None and attempt.task.cancelling():
+            stop = asyncio.CancelledError(f"and then {described(error)}")
+        if stop is None:
+            self.failed(attempt, error, seconds)
+        else:
+            self._stopped(attempt, stop, error, seconds)
+
+    def _stopped(self, attempt: Attempt, stop: BaseException, error: BaseException, seconds: float) -> None:
         """A body was stopped, which is no outcome: its contract says what that means, as after a crash.
 
         A `once` is in doubt now, with what it raised. Anything else is settled in the run's next life.
@@ -468,7 +576,7 @@ class StepAttempts:
         is_certain = call.target.effect != "once" or attempt.fallback or _is_certain(call, error)
         if is_certain and call.target.effect == "once" and not attempt.fallback:
             left = driver.app.acting.left_behind(driver.run, call.call)
-            if left and self.bodies.end_later(attempt, error, seconds, left):
+            if left and self._end_later(attempt, error, seconds, left):
                 return
             # What it said about the effect, it said before all of it had ended.
             is_certain = not left and (not attempt.failed_at or is_a(error, Fatal, *call.target.retry.never))
@@ -506,7 +614,7 @@ class StepAttempts:
             driver.put_on_hold(exhausted_report(call, attempts.attempt, error))
             return
         del self._known[call.call]
-        attempt.settle()
+        self.bodies.finish(attempt, is_settled=True)
         if call.keyed is not None:
             self.keys.settle(call, None)
         raw, ref = driver.journal.pack(driver.app.codec.encode_error(error))
@@ -516,8 +624,24 @@ class StepAttempts:
         is_expensive = seconds > EXPENSIVE_SECONDS or call.target.cost is not None
         driver.deliver("step_failed", call.step, body, expensive=is_expensive)
 
+    def _end_later(self, attempt: Attempt, error: BaseException, seconds: float, left: str) -> bool:
+        """A `once` body failed for certain, but something that it started still acts: its attempt has not ended.
+
+        Until that has ended nothing is recorded, so that any other process finds the step begun and in doubt. Returns
+        False when it has been waited for as long as a probe would be asked.
+        """
+        app = self._driver.app
+        now = app.clock.now()
+        if not attempt.failed_at:
+            attempt.failed_at = now
+            log.warning("%s of run %s failed, and waits for %s to end.", attempt.step, attempt.run, left)
+        if now > attempt.failed_at + microseconds(attempt.call.target.probe_for):
+            return False
+        app.loop.call_later(LOOK_SECONDS, self._end, attempt, None, error, time.monotonic() - seconds)
+        return True
+
     def _record_failure(
-        self, attempt: Attempt, attempts: Attempts, error: BaseException, seconds: float, due: int
+        self, attempt: Attempt, attempts: StepState, error: BaseException, seconds: float, due: int
     ) -> int:
         call = attempt.call
         attempts.due = due
@@ -526,10 +650,10 @@ class StepAttempts:
         if attempt.spending is not None:
             body.charged = attempt.spending.take_total()
         seq = self._driver.record("attempt_failed", call.step, body)
-        self._driver.saver.save(waited_for=False)
+        self._driver.writer.save(waited_for=False)
         return seq
 
-    def record_heartbeat(self, attempt: Attempt, payload: bytes) -> None:
+    def _record_heartbeat(self, attempt: Attempt, payload: bytes) -> None:
         """Write down how far a body is, for its next attempt."""
         call = attempt.call
         if call.call in self._known:
@@ -537,9 +661,12 @@ class StepAttempts:
             raw, ref = self._driver.journal.pack(payload)
             body = ev.Heartbeat(call.call, attempt.attempt, raw, ref, call.is_secret)
             self._driver.record("heartbeat", call.step, body)
-            self._driver.saver.save(waited_for=False)
+            self._driver.writer.save(waited_for=False)
 
 
 def _is_certain(call: StepCall, error: BaseException) -> bool:
     """Tell whether an error of a `once` step says for sure that the effect did not happen, or has failed for good."""
     return is_a(error, NotDone, Fatal, *call.target.not_done, *call.target.retry.never)
+
+
+bodies_run_in(StepAttempts._perform, lambda frame: frame.f_locals["attempt"])

@@ -1,42 +1,40 @@
-"""Bodies of steps at work: attempts are started, timed, cancelled; their ends are told to the driver."""
+"""The bodies of one run that are running: what they may ask for, where they run, and how they are stopped.
+
+`attempts.py` starts them and takes their ends. Nothing here knows what an end means.
+"""
 
 import asyncio
 import functools
 import threading
 import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
-from types import CoroutineType, FrameType
+from types import CoroutineType, FrameType, coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from everstep.effects.atomic import Settled
 from everstep.effects.body import SETTLED, Fate, Means, StepBody
 from everstep.effects.descent import bodies_run_in
 from everstep.effects.step import is_async_callable
-from everstep.effects.surroundings import CURRENT, set_current
+from everstep.effects.surroundings import CURRENT
 from everstep.engine.code.commands import StepCall
-from everstep.engine.code.stops import pass_on, stop_in
-from everstep.engine.history.clock import microseconds
-from everstep.engine.run.atomic import start_atomic
 from everstep.engine.run.budget import Charging, Spending
-from everstep.engine.run.eager_start import Body
 from everstep.engine.run.streams import Streams
 from everstep.engine.run.threads import Threads
 from everstep.errors import Misuse, NotDone, StepTimedOut
 from everstep.model.contracts import may_run_again
-from everstep.model.crash_points import crash_point
-from everstep.model.untrusted import described, is_a, logger
+from everstep.model.untrusted import is_a, logger
 
 if TYPE_CHECKING:
-    from everstep.engine.run.attempts import StepAttempts
     from everstep.engine.run.driver import Driver
 
 
 log = logger("everstep.step")
 
-LOOK_SECONDS: Final = 0.05
-"""How often a failed attempt looks whether what its body started has ended."""
 HEARTBEAT_SECONDS: Final = 1.0
 """Heartbeats that come faster are recorded at this pace; the newest always counts."""
+TURN_SECONDS: Final = 0.001
+"""Bodies that lead to further bodies keep the loop to themselves for no longer than this."""
 CHARGES: Final = threading.Lock()
 """Two threads may charge one attempt for the first time at once."""
 
@@ -44,7 +42,7 @@ CHARGES: Final = threading.Lock()
 class Attempt(StepBody, eq=False, kw_only=True):
     """One attempt at a step, while its body runs."""
 
-    _bodies: "Bodies"
+    bodies: "Bodies"
     call: StepCall
     fallback: bool = False
     is_asked: bool = False
@@ -56,19 +54,12 @@ class Attempt(StepBody, eq=False, kw_only=True):
     """When its body failed, if something that it started has gone on since."""
 
     def worker(self) -> str:
-        return self._bodies.worker
+        return self.bodies.worker
 
     def shared_fate(self) -> Fate:
         if self.fate is None:
             self.fate = SETTLED if self.call.target.effect == "read" else Fate()
         return self.fate
-
-    def settle(self) -> None:
-        """Its outcome is known."""
-        if self.fate is None:
-            self.fate = SETTLED
-        else:
-            self.fate.is_settled = True
 
     def number(self) -> int:
         return -self.call.call if self.is_asked else self.call.call
@@ -77,29 +68,29 @@ class Attempt(StepBody, eq=False, kw_only=True):
         return self.call.idempotency_key()
 
     def take_heartbeat(self, details: Any) -> None:
-        self._bodies.take_heartbeat(self.call.call, details)
+        self.bodies.take_heartbeat(self.call.call, details)
 
     def means(self) -> Means:
-        return self._bodies.means()
+        return self.bodies.means()
 
     def take_entry(self, name: str, value: Any) -> None:
-        if self._bodies.running.get(self.call.call) is self:  # else nobody waits for this body any more
-            self._bodies.streams_of_run().take(self, name, value)
+        if self.bodies.running.get(self.call.call) is self:  # else nobody waits for this body any more
+            self.bodies.streams_of_run().take(self, name, value)
 
     def refuse_given_up(self) -> None:
-        bodies = self._bodies
+        bodies = self.bodies
         if bodies.running.get(self.call.call) is not self or bodies.is_over:
             raise NotDone(f"{self.step}: attempt {self.attempt} was given up. Nothing was changed.")
 
     def refuse_overtaken(self) -> None:
         self.refuse_given_up()
-        if not self._bodies.has_the_newest_epoch():
+        if not self.bodies.has_the_newest_epoch():
             raise NotDone(f"{self.step}: the run was taken over during attempt {self.attempt}. Nothing was changed.")
 
     def take_charge(self, nanos: int | None, tokens: int | None) -> None:
         with CHARGES:
             spending = self.spending = self.spending or Spending()
-            charging = self._bodies.charging
+            charging = self.bodies.charging
         spending.add(nanos, tokens)
         charging.hear(self, spending)
         if spending.uses_nothing and (nanos or tokens):
@@ -109,50 +100,116 @@ class Attempt(StepBody, eq=False, kw_only=True):
             )
 
 
+Performs = Callable[["Attempt"], Coroutine[Any, Any, None]]
+
+
+class BodyTasks:
+    """Runs the bodies of an app as tasks of its loop, in the order in which they may start.
+
+    Most bodies end without ever waiting. These share a task, one after the other, each in its own context: a task and a
+    turn of the loop for each would cost a quarter of a `read`. A body that waits keeps the task that it began in.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, context: Context) -> None:
+        self._loop = loop
+        self._context = context
+        self._waiting: deque[tuple[Performs, Attempt, Context]] = deque()
+        self._takers: set[asyncio.Task[None]] = set()
+        """The tasks that take the next of those that wait."""
+
+    def add(self, performs: Performs, attempt: Attempt, context: Context) -> None:
+        """Run a body soon, never inside of anything that applies an outcome."""
+        self._waiting.append((performs, attempt, context))
+        if not self._takers:
+            self._add_task()
+
+    def _add_task(self) -> None:
+        run = self._run()
+        try:
+            # Directly and with the app's context: it is no task of the body in whose context this may be called.
+            task = asyncio.Task(run, loop=self._loop, context=self._context.copy())
+            task.add_done_callback(self._note_end)
+            self._takers.add(task)
+        except Exception as error:  # noqa: BLE001  # there is no memory for it: the runs are taken up again
+            run.close()
+            while self._waiting:
+                _, attempt, _ = self._waiting.popleft()
+                attempt.bodies.stumble(error)
+
+    def _note_end(self, task: "asyncio.Task[None]") -> None:
+        """A task has ended. One that an application cancels may have taken none of those that wait."""
+        self._takers.discard(task)
+        if self._waiting and not self._takers:
+            self._add_task()
+
+    def _leave(self, task: "asyncio.Task[None]") -> None:
+        """A task goes on with the body that it has. Others follow, twice as many if more bodies wait in their turn."""
+        self._takers.discard(task)
+        task.remove_done_callback(self._note_end)
+        for _ in range(min(2, len(self._waiting) - len(self._takers))):
+            self._add_task()
+
+    async def _run(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        waiting = self._waiting
+        came_before = len(waiting)  # they all have waited for this turn of the loop
+        until = time.monotonic() + TURN_SECONDS
+        while waiting and not task.cancelling():  # a body may have cancelled its task just before it ended
+            if came_before <= 0 and time.monotonic() > until:
+                await asyncio.sleep(0)
+                came_before, until = len(waiting), time.monotonic() + TURN_SECONDS
+            came_before -= 1
+            performs, attempt, context = waiting.popleft()
+            if attempt.bodies.running.get(attempt.call.call) is not attempt:
+                continue  # it is not wanted any more
+            try:
+                body = performs(attempt)
+                task.set_name(attempt.step)
+                awaited = context.run(body.send, None)
+            except StopIteration:
+                continue  # it has ended
+            except Exception as error:  # noqa: BLE001  # it reaches this run alone
+                attempt.bodies.stumble(error)
+                continue
+            attempt.task = task
+            self._leave(task)
+            if attempt.bodies.running.get(attempt.call.call) is not attempt:
+                task.cancel()  # it was given up in its first turn
+            await _rest_of(body, context, awaited)
+            return
+
+
+@coroutine
+def _rest_of(body: Coroutine[Any, Any, None], context: Context, awaited: Any) -> Generator[Any, Any, None]:
+    """Go on with a body that waits for something: what its task sends and throws is for the body, in its context."""
+    run, send, throw = context.run, body.send, body.throw
+    step: Callable[[Any], Any]
+    try:
+        while True:
+            step = send
+            try:
+                given = yield awaited
+            except BaseException as error:  # noqa: BLE001
+                step, given = throw, error
+            awaited = run(step, given)
+            given = None  # an error would be kept alive by its own traceback
+    except StopIteration:
+        return
+
+
 class Bodies:
     """The bodies of one run that are running now."""
 
-    def __init__(self, driver: "Driver", attempts: "StepAttempts") -> None:
+    def __init__(self, driver: "Driver", record_heartbeat: Callable[[Attempt, bytes], None]) -> None:
         self.running: dict[int, Attempt] = {}
+        self._when_over: Callable[[int], None] | None = None
         self._charging: Charging | None = None
         self._driver = driver
-        self._attempts = attempts
+        self._record_heartbeat = record_heartbeat
         self._heartbeats: dict[int, bytes] = {}
         self._heartbeat_timer: asyncio.TimerHandle | None = None
         self.streams: Streams | None = None
-
-    def start(self, call: StepCall, attempt: int, details: bytes, *, fallback: bool = False) -> None:
-        """Start a body. For contracts other than `read`, its `step_started` is durable now."""
-        crash_point("body.before")
-        driver = self._driver
-        app = driver.app
-        running = Attempt(
-            driver.run,
-            driver.execution.workflow.name,
-            call.step,
-            call.arguments.digest,
-            call.entropy,
-            attempt,
-            app.codec.decode(details) if details else None,
-            _bodies=self,
-            call=call,
-            fallback=fallback,
-        )
-        if driver.budgets is not None:
-            running.spending = Spending(uses_nothing=driver.budgets.must_use_nothing(call.call, fallback=fallback))
-        context: Context = app.context.copy()
-        self.running[call.call] = running
-        target = call.target
-        if (target.is_async or target.timeout is not None or fallback) and (fallback or target.effect != "atomic"):
-            app.first_turns.add(self, running, call.step, context)
-            return
-        context.run(CURRENT.set, running)
-        if target.effect == "atomic":
-            start_atomic(driver, self, running, context, cut_off=self._attempts.was_cut_off(call.call))
-        else:
-            began = time.monotonic()
-            body = functools.partial(context.run, target.function, *call.arguments.args, **call.arguments.kwargs)
-            app.threads.start(driver.run, body, lambda value, error: self._end(running, value, error, began), call.call)
 
     @property
     def worker(self) -> str:
@@ -163,7 +220,7 @@ class Bodies:
         """Return an attempt that somebody asks about, and that does not run."""
         workflow, digest = self._driver.execution.workflow.name, call.arguments.digest
         surroundings = (self._driver.run, workflow, call.step, digest, call.entropy, attempt, None)
-        return Attempt(*surroundings, _bodies=self, call=call, is_asked=True)
+        return Attempt(*surroundings, bodies=self, call=call, is_asked=True)
 
     @property
     def charging(self) -> "Charging":
@@ -184,6 +241,10 @@ class Bodies:
         app = self._driver.app
         return Means(app.store, app.codec, app.clock.now)
 
+    def stumble(self, error: BaseException) -> None:
+        """What was done for a body raised: the run leaves memory, and is taken up again."""
+        self._driver.app.stumbling.leave(self._driver, error)
+
     @property
     def is_over(self) -> bool:
         """Whether nothing more is recorded of bodies here: the run has ended, is held or has left."""
@@ -194,101 +255,11 @@ class Bodies:
         row, mine = self._driver.app.store.run(self._driver.run), self._driver.row
         return row is not None and (row.epoch, row.generation) == (mine.epoch, mine.generation)
 
-    def begin(self, attempt: Attempt) -> Body | None:
-        """Return the body of an attempt whose turn has come, if it is still wanted."""
-        return self._perform(attempt) if self.running.get(attempt.call.call) is attempt else None
-
-    def stumble(self, error: BaseException) -> None:
-        """What was done for a body raised: the run leaves memory, and is taken up again."""
-        self._driver.app.stumbling.leave(self._driver, error)
-
-    def goes_on(self, attempt: Attempt, task: "asyncio.Task[None]") -> None:
-        """The body of an attempt has to wait for something. It may have been cancelled even in its first turn."""
-        attempt.task = task
-        if self.running.get(attempt.call.call) is not attempt:
-            task.cancel()
-
-    async def _perform(self, attempt: Attempt) -> None:
-        """Run the body to its end, whatever that is, and tell the driver."""
-        set_current(attempt)
-        call = attempt.call
-        began = time.monotonic()
-        try:
-            target = call.target
-            if target.is_async and target.timeout is None and not attempt.fallback:
-                _, _, args, kwargs = call.arguments
-                value = await (target.function(*args, **kwargs) if kwargs else target.function(*args))
-            elif target.timeout is None:
-                value = await self._call(attempt)
-            else:
-                value = await self._call_within(attempt, target.timeout)
-        except BaseException as error:  # noqa: BLE001  # whatever a body raises: see _end
-            self._end(attempt, None, error, began)
-        else:
-            self._end(attempt, value, None, began)
-
-    def _end(self, attempt: Attempt, value: Any, error: BaseException | None, began: float) -> None:
-        """A body has ended. If the code no longer waits, or the run has left memory, nothing is recorded."""
-        crash_point("body.after")
-        if self.running.get(attempt.call.call) is not attempt:
-            if error is not None:
-                pass_on(error, self._driver.app.loop)
-            return
-        try:
-            if self.streams is not None:
-                self.streams.end(attempt)
-            if error is None:
-                self._attempts.completed(attempt, value, time.monotonic() - began)
-            else:
-                self._raised(attempt, error, time.monotonic() - began)
-        except Exception as raised:  # noqa: BLE001  # it reaches this run alone
-            self.stumble(raised)
-
-    def _raised(self, attempt: Attempt, error: BaseException, seconds: float) -> None:
-        """A body raised. A cancellation that the engine wanted does not come here: its attempt runs no more."""
-        stop = stop_in(error)
-        if stop is None and attempt.task is not None and attempt.task.cancelling():
-            stop = asyncio.CancelledError(f"and then {described(error)}")
-        if stop is None:
-            self._attempts.failed(attempt, error, seconds)
-        else:
-            self._attempts.stopped(attempt, stop, error, seconds)
-
-    def end_later(self, attempt: Attempt, error: BaseException, seconds: float, left: str) -> bool:
-        """A `once` body failed for certain, but something that it started still acts: its attempt has not ended.
-
-        Until that has ended nothing is recorded, so that any other process finds the step begun and in doubt. Returns
-        False when it has been waited for as long as a probe would be asked.
-        """
-        app = self._driver.app
-        now = app.clock.now()
-        if not attempt.failed_at:
-            attempt.failed_at = now
-            log.warning("%s of run %s failed, and waits for %s to end.", attempt.step, attempt.run, left)
-        if now > attempt.failed_at + microseconds(attempt.call.target.probe_for):
-            return False
-        app.loop.call_later(LOOK_SECONDS, self._end, attempt, None, error, time.monotonic() - seconds)
-        return True
-
-    def settle(self, attempt: Attempt, settled: "Settled | None", error: BaseException | None, seconds: float) -> None:
-        """An attempt at an atomic step is settled."""
-        crash_point("body.after")
-        if self.running.get(attempt.call.call) is not attempt:
-            return
-        try:
-            if self.streams is not None:
-                self.streams.end(attempt)
-            if settled is None:
-                assert error is not None
-                self._raised(attempt, error, seconds)
-            elif settled.refused is not None:
-                self._attempts.failed(attempt, settled.refused, seconds, final=True)
-            else:
-                self._attempts.settled(attempt, settled, seconds)
-        except Exception as raised:  # noqa: BLE001  # it reaches this run alone
-            self.stumble(raised)
-
-    async def _call_within(self, attempt: Attempt, seconds: float) -> Any:
+    async def call(self, attempt: Attempt) -> Any:
+        """Return what a body returns that has a timeout, is a fallback, or has to run on a thread."""
+        seconds = attempt.call.target.timeout
+        if seconds is None:
+            return await self._call(attempt)
         try:
             async with asyncio.timeout(seconds) as limit:
                 return await self._call(attempt)
@@ -331,10 +302,22 @@ class Bodies:
         value = await self.call_in_thread(attempt, fallback, args, kwargs)
         return await value if is_a(value, CoroutineType) else value
 
-    def finish(self, attempt: Attempt) -> None:
-        """The attempt is over."""
-        self.running.pop(attempt.call.call, None)
+    def tell_when_over(self, callback: Callable[[int], None]) -> None:
+        """Call back with each call whose body runs no more, or is not waited for any more."""
+        self._when_over = callback
+
+    def finish(self, attempt: Attempt, *, is_settled: bool = False) -> None:
+        """The attempt is over; `is_settled` if its outcome is known, and is the step's."""
+        call = attempt.call.call
+        self.running.pop(call, None)
         attempt.task = None  # its context points back here, and a circle would wait for the garbage collector
+        if is_settled:
+            if attempt.fate is None:
+                attempt.fate = SETTLED
+            else:
+                attempt.fate.is_settled = True
+        if self._when_over is not None:
+            self._when_over(call)
 
     def cancel(self, call: int) -> None:
         """Stop a body that nobody waits for any more."""
@@ -348,9 +331,10 @@ class Bodies:
                 self.streams.end(attempt)
         except Exception:  # the other bodies of a run that leaves memory are stopped all the same
             log.exception("What %s of run %s had charged or appended cannot be written", attempt.step, attempt.run)
-        del self.running[call]
-        if attempt.task is not None:
-            attempt.task.cancel()
+        task = attempt.task
+        self.finish(attempt)
+        if task is not None:
+            task.cancel()
 
     def record_charges(self) -> None:
         """Write down what running bodies were charged, and have appended: they may be cut off."""
@@ -407,7 +391,7 @@ class Bodies:
         for call, payload in self._heartbeats.items():
             attempt = self.running.get(call)
             if attempt is not None:
-                self._attempts.record_heartbeat(attempt, payload)
+                self._record_heartbeat(attempt, payload)
         self._heartbeats.clear()
 
 
@@ -419,5 +403,4 @@ def _attempt_on_thread(frame: FrameType) -> StepBody | None:
     return body if isinstance(body, StepBody) else None
 
 
-bodies_run_in(Bodies._perform, lambda frame: frame.f_locals["attempt"])
 bodies_run_in(Threads._work, _attempt_on_thread)

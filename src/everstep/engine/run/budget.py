@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from everstep.engine.code.budget import Books
 from everstep.engine.code.commands import ChildCall, StepCall, preview_of
-from everstep.engine.code.step_state import FALLBACK, ROOM, Attempts
+from everstep.engine.code.step_state import FALLBACK, ROOM, StepState
 from everstep.engine.code.stops import stop_in
 from everstep.engine.run.holds import budget_report, example_of
 from everstep.errors import BudgetExceeded
@@ -51,7 +51,7 @@ _MAKES_NO_ROOM: Final = frozenset(
 class Budgets:
     """What the driver asks before anything begins that may use something."""
 
-    def __init__(self, driver: "Driver", books: Books, attempts: dict[int, Attempts]) -> None:
+    def __init__(self, driver: "Driver", books: Books, attempts: dict[int, StepState]) -> None:
         self._driver = driver
         self._books = books
         asked: dict[int, StepCall | ChildCall] = {**driver.execution.steps, **driver.execution.children}
@@ -174,7 +174,7 @@ class Budgets:
         self._driver.record("call_withheld", call.step, body)
         crash_point("budget.withheld")
         self.withheld[call.call] = call
-        self._driver.saver.save(waited_for=False)
+        self._driver.writer.save(waited_for=False)
 
     def _withheld_body(self, call: StepCall | ChildCall, lack: Lack, attempt: int = 0) -> ev.CallWithheld:
         body = ev.CallWithheld(
@@ -357,7 +357,7 @@ class Budgets:
         body.allotted = self.allotment(call)
         driver.children.start(call, body.allotted)
         seq = driver.record(call.kind, call.step, body)
-        driver.saver.when_durable(seq, lambda: driver.app.adopt(call.run))
+        driver.writer.when_durable(seq, lambda: driver.app.adopt(call.run))
 
     def allotment(self, call: ChildCall) -> Allotment:
         """Return what a child is given: what is left here, up to its own budget."""
@@ -521,7 +521,7 @@ class Charging:
             body = ev.AttemptCharged(call, attempt.attempt, charge, beside, part)
             driver.record("attempt_charged", attempt.step, body)
             crash_point("budget.charged")
-            driver.saver.save(waited_for=False)
+            driver.writer.save(waited_for=False)
 
     def stop(self) -> None:
         """The run leaves this process, or its bodies were stopped."""

@@ -129,7 +129,9 @@ class Children:
 
     def start(self, call: ChildCall, allotted: Allotment | None = None) -> None:
         """Start a child, in the transaction of the event that is recorded next, with its part of the run's budget."""
-        self._driver.journal.and_more().starts.append(self._new_run(call, allotted or allotment_of(call.target.budget)))
+        self._driver.journal.attachments().starts.append(
+            self._new_run(call, allotted or allotment_of(call.target.budget))
+        )
 
     def take_up(self, calls: Iterable[ChildCall], *, tell_again: bool) -> None:
         """Drive children again whose driver may have died with this run's last one.
@@ -168,10 +170,10 @@ class Children:
         self._told_to_stop.add(child)
         driver = self._driver
         request = ev.CancelRequested(reason=f"its parent {driver.run} no longer waits for it", by=driver.run)
-        driver.journal.and_more().posts.append(
+        driver.journal.attachments().posts.append(
             Post(child, "cancel", value=ev.encode_body(request), at=driver.app.clock.now())
         )
-        driver.saver.when_durable(driver.journal.seq + 1, lambda: driver.app.wake(child))
+        driver.writer.when_durable(driver.journal.seq + 1, lambda: driver.app.wake(child))
 
     def cancel_those_that_end_with_it(self) -> None:
         """Ask the children to stop that should not outlive the run."""

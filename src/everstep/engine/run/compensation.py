@@ -39,13 +39,13 @@ def request_rollback(driver: "Driver", request: ev.RollbackRequested) -> None:
     """Stop, without asking the code, and undo what was done; or ask a person, if that would not be everything."""
     execution = driver.execution
     if execution.is_undone:
-        driver.saver.save(waited_for=False)
+        driver.writer.save(waited_for=False)
         return
     left = left_as_it_is(driver)
     if left and not request.uncompensated:
         driver.put_on_hold(uncompensated_report(left, request))
         return
-    driver.end_wanted, execution.rollback, execution.cancel = True, request, None
+    driver.roll_back(request)
     note_undoing(driver, execution.saga.completed)
     driver.deliver("rollback_requested", "", request)
 
@@ -80,10 +80,9 @@ def begin_compensation(driver: "Driver", started: ev.CompensationStarted) -> Non
     crash_point("compensation.begin")
     driver.children.cancel_those_that_end_with_it()
     driver.attempts.forget_all()
-    driver.end_wanted = False
     note_undoing(driver, started.steps)
     driver.record("compensation_started", "", driver.journal.pack_into(started, "error"))
-    driver.saver.save(waited_for=False)
+    driver.writer.save(waited_for=False)
     driver.go_on_without_code(started)
 
 

@@ -59,8 +59,7 @@ class Deadlines:
             elif top.kind == "run":
                 driver.request_cancel(ev.CancelRequested(reason="the run's timeout", timeout=True))
             else:
-                driver.end_wanted = True
-                driver.come_to_rest()
+                driver.end_after_grace()
 
 
 def _holds(deadline: Deadline, driver: "Driver") -> bool:

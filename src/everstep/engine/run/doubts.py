@@ -15,7 +15,7 @@ from everstep.effects.answers import Done, Unknown
 from everstep.effects.step import is_async_callable
 from everstep.effects.surroundings import CURRENT
 from everstep.engine.code.commands import StepCall
-from everstep.engine.code.step_state import DOUBT, EARLIER, Attempts
+from everstep.engine.code.step_state import DOUBT, EARLIER, StepState
 from everstep.engine.code.stops import pass_on
 from everstep.engine.history.clock import Alarm, microseconds, set_alarm
 from everstep.engine.run.acting import where_in_process, whereabouts
@@ -59,7 +59,7 @@ def question_seconds(probe_for: float) -> float:
 class Doubts:
     """The steps in doubt of one run."""
 
-    def __init__(self, driver: "Driver", attempts: "StepAttempts", known: dict[int, Attempts]) -> None:
+    def __init__(self, driver: "Driver", attempts: "StepAttempts", known: dict[int, StepState]) -> None:
         self.asking: dict[int, Question] = {}
         """Calls whose probe is running."""
         self._overdue: dict[int, asyncio.Task[None]] = {}
@@ -81,7 +81,7 @@ class Doubts:
         driver.record("step_doubted", call.step, body)
         attempts.due, attempts.doubted_at, attempts.happened = DOUBT, driver.app.clock.now(), happened
         attempts.because, attempts.asked = because, True
-        driver.saver.save(waited_for=False)
+        driver.writer.save(waited_for=False)
         self.go_on(call)
 
     def go_on(self, call: StepCall) -> None:
@@ -232,7 +232,7 @@ class Doubts:
     def _repeated_at(self, call: StepCall) -> int:
         """Return when a step that has not happened may be done again: not in a tight circle, if it was repeated before.
 
-        Attempts that failed have had their pauses. It is counted from the doubt, which the history has: whoever takes
+        StepState that failed have had their pauses. It is counted from the doubt, which the history has: whoever takes
         the run up meanwhile does not begin to wait anew.
         """
         attempts = self._known[call.call]
@@ -251,7 +251,7 @@ class Doubts:
         driver.deadlines.add(due, "probe", call.call)
         driver.come_to_rest()
 
-    def _next_question(self, attempts: Attempts) -> int:
+    def _next_question(self, attempts: StepState) -> int:
         return self._driver.app.clock.now() + microseconds(_pause(attempts.probes + 1))
 
     def _is_too_late(self, call: StepCall, at: int) -> bool:
@@ -259,11 +259,11 @@ class Doubts:
         doubted_at = self._known[call.call].doubted_at
         return at > doubted_at + microseconds(call.target.settle + call.target.probe_for)
 
-    def _note(self, call: StepCall, attempts: Attempts, answer: str, why: str = "") -> None:
+    def _note(self, call: StepCall, attempts: StepState, answer: str, why: str = "") -> None:
         shown = HIDDEN if why and call.is_secret else why[:500]
         body = ev.ProbeAnswered(call.call, attempts.attempt, answer, shown)
         self._driver.record("probe_answered", call.step, body)
-        self._driver.saver.save(waited_for=False)
+        self._driver.writer.save(waited_for=False)
 
     # -- asking a person -------------------------------------------------------------------------------------------
     def hold(self, call: StepCall, why: str, *, is_done: bool = False) -> None:
@@ -299,7 +299,7 @@ class Doubts:
     def acts_elsewhere(self, call: StepCall) -> str:
         """Say which other process began it and is still there; "" if none is seen."""
         for worker in sorted(self._others(call)):
-            where = self._driver.whereabouts.get(worker)
+            where = self._driver.beside.whereabouts.get(worker)
             if where is not None and where.state == "there" and not self._has_ended(call, worker):
                 process = process_of(worker)
                 said = f", pid {process['pid']} on {process['host']}" if process else ""
@@ -314,10 +314,10 @@ class Doubts:
                 found = await driver.app.read(whereabouts, driver.app.store, others)
             except StoreError:
                 return
-            driver.whereabouts = {**driver.whereabouts, **found}
+            driver.note_whereabouts(found)
 
     def _is_known_to_have_ended(self, worker: str) -> bool:
-        where = self._driver.whereabouts.get(worker)
+        where = self._driver.beside.whereabouts.get(worker)
         return where is not None and where.state == "ended"
 
     def _suspects(self, call: StepCall) -> list[str]:
@@ -341,7 +341,7 @@ class Doubts:
 
     def _has_ended(self, call: StepCall, worker: str) -> bool:
         """Tell whether a worker cannot act any more: proven, or declared, or believed because `gone_after` is over."""
-        where = self._driver.whereabouts.get(worker)
+        where = self._driver.beside.whereabouts.get(worker)
         if where is None or where.state == "ended":
             return where is not None
         if where.host_gone_at is not None:
@@ -353,7 +353,7 @@ class Doubts:
 
     def _gone_at(self, call: StepCall, worker: str) -> int | None:
         """Return when a worker without a lease counts as gone, if that is set."""
-        app, where = self._driver.app, self._driver.whereabouts.get(worker)
+        app, where = self._driver.app, self._driver.beside.whereabouts.get(worker)
         if app.gone_after is None or where is None or where.has_lease:
             return None
         return self._known[call.call].doubted_at + microseconds(app.gone_after)
@@ -370,7 +370,11 @@ class Doubts:
         app = self._driver.app
         for worker in self._others(call):
             gone_at = self._gone_at(call, worker)
-            if gone_at is not None and gone_at <= app.clock.now() and self._driver.whereabouts[worker].state != "ended":
+            if (
+                gone_at is not None
+                and gone_at <= app.clock.now()
+                and self._driver.beside.whereabouts[worker].state != "ended"
+            ):
                 app.note_gone(worker)
 
     def cancel_all(self) -> None:

@@ -9,8 +9,8 @@ A driver is made for a run that this process has claimed (`resume.py`: load and 
     the code fails      →  what it did is undone first, by steps of the same run (`saga`, `compensating`)
 
 Nothing leaves a run before what it depends on is durable: bodies of steps that are not `read` start, and ends, children
-and cancels reach anyone, only from `saver.when_durable`. The parts: `attempts` (steps under way), `inbox` (what
-arrives), `deadlines` (what is due), `saver` (what is written).
+and cancels reach anyone, only from `writer.when_durable`. The parts: `attempts` (steps under way), `inbox` (what
+arrives), `deadlines` (what is due), `writer` (what is written).
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ from everstep.engine.run.holds import HoldReport, stuck_report
 from everstep.engine.run.host import RunHost
 from everstep.engine.run.inbox import Inbox, Told, told_of
 from everstep.engine.run.perform import perform, record_continued, record_patches, report_damage
-from everstep.engine.run.writer import STATUS_OF_END, Saver
+from everstep.engine.run.writer import STATUS_OF_END, RunWriter
 from everstep.errors import NotDecodable, StoreError
 from everstep.model import events as ev
 from everstep.model.budgets import Allotment
@@ -55,46 +55,51 @@ LOOK_AGAIN_SECONDS: Final = 0.5
 """After so long an inbox that could not be read is looked at again."""
 
 
+class Beside(msgspec.Struct):
+    """What was read of a run beside its replay, when it was taken up."""
+
+    allotment: Allotment | None = None
+    """The budget that the run was given at its start."""
+    first_checkpoint: tuple[int, bytes] | None = None
+    """The number and the digest of the first checkpoint's event."""
+    damaged_checkpoints: Sequence[DamagedCheckpoint] = ()
+    """Those that recovery had to pass over."""
+    stream_heads: Mapping[str, EntryRow] = {}
+    """The newest entries of its streams when it was taken up; a run that has just begun has none."""
+    whereabouts: Mapping[str, Whereabouts] = {}
+    """Where the other processes are that may have begun its open steps, as of when that was last asked."""
+
+
 class Driver:
     """Takes one claimed run as far as it can go."""
 
-    # What few runs ever have stands here: instances of at most 30 attributes are the small and quick ones.
-    outcome: bytes | None = None
-    end_recorded: tuple[str, ev.Body, bytes | None] | None = None
-    failure: BaseException | None = None
-    """With `end_wanted`: why it is to fail."""
-    allotment: "Allotment | None" = None
-    """The budget that the run was given at its start."""
-    stopped_by: tuple[BaseException, str] | None = None
-    """What stopped its code or a body, and where: the run leaves memory unfinished, once nothing is under way that must
-    not be cut off."""
-    first_checkpoint: tuple[int, bytes] | None = None
-    """The number and the digest of the first checkpoint's event."""
-    damaged_checkpoints: "Sequence[DamagedCheckpoint]" = ()
-    """Those that recovery had to pass over."""
-    stream_heads: "dict[str, EntryRow] | None" = None
-    """The newest entries of its streams when it was taken up, if they were read: a run that has just begun has none."""
-    whereabouts: "Mapping[str, Whereabouts]" = {}
-    """Where the other processes are that may have begun its open steps, as of when that was last asked."""
-    _is_leaving: bool = False
-    _is_reading: bool = False
-    """Whether the inbox is being read; `_rings_again` if something has arrived since that began."""
-    _rings_again: bool = False
-    _alarm: Alarm | None = None
-    _deadlines: Deadlines | None = None
-    _inbox: "Inbox | None" = None
-    _children: "Children | None" = None
-
-    def __init__(self, app: "RunHost", row: RunRow, replayed: Replayed, journal: Journal, clock_started: int) -> None:
+    def __init__(
+        self, app: "RunHost", row: RunRow, replayed: Replayed, journal: Journal, clock_started: int, beside: Beside
+    ) -> None:
         self.app = app
         self.row = row
         self.run = row.id
         self.execution: Execution = replayed.execution
         self.fresh: Sequence[Command] = replayed.fresh
         """What the code asks for beyond its history."""
+        self.outcome: bytes | None = None
+        self.end_recorded: tuple[str, ev.Body, bytes | None] | None = None
+        self.failure: BaseException | None = None
+        """With `end_wanted`: why it is to fail."""
+        self.stopped_by: tuple[BaseException, str] | None = None
+        """What stopped its code or a body, and where: the run leaves memory unfinished, once nothing is under way that
+        must not be cut off."""
+        self._is_leaving = False
+        self._is_reading = False
+        """Whether the inbox is being read; `_reads_again` if something has arrived since that began."""
+        self._reads_again = False
+        self._alarm: Alarm | None = None
+        self._deadlines: Deadlines | None = None
+        self._inbox: Inbox | None = None
+        self._children: Children | None = None
         self.journal = journal
         self.attempts = StepAttempts(self, replayed.attempts)
-        self.saver = Saver(self)
+        self.writer = RunWriter(self)
         books = self.execution.books
         self.budgets = Budgets(self, books, replayed.attempts) if books is not None else None
         self.stopped = False
@@ -102,7 +107,7 @@ class Driver:
         self.hold: HoldRow | None = None
         self.hold_wanted: HoldReport | None = None
         """What the run is to be held for, as soon as nothing is under way that must not be cut off."""
-        self.hold_deliveries: list[int] = []
+        self._hold_deliveries: list[int] = []
         """The numbers of the deliveries that asked for it. They stay in the inbox until the hold is in the history: a
         process that is killed before finds them again."""
         self.end_wanted = False
@@ -116,7 +121,8 @@ class Driver:
         self._retried = replayed.retried
         self.accepted = replayed.accepted
         self.clock_started = clock_started
-        self.execution.unapplied = self._unapplied
+        self.beside = beside
+        self.execution.note_unapplied(self._unapplied)
         self.renewal: NewRun | None = None
         """The next generation, once the code has said `continue_as`."""
         self._set_deadlines(replayed, clock_started)
@@ -196,10 +202,10 @@ class Driver:
         if is_new or self.hold_wanted is not None or self.failure is not None:
             self.come_to_rest()
         else:
-            self.ring(arrived)
+            self.take_inbox_and_deadlines(arrived)
 
     def _settle_open(self) -> None:
-        if self.damaged_checkpoints:
+        if self.beside.damaged_checkpoints:
             report_damage(self)
         if self.execution.is_undone:
             note_undoing(self, self.execution.saga.completed)
@@ -215,12 +221,25 @@ class Driver:
         if old and self.hold is None:
             self.children.take_up(old, tell_again=self._retried)
 
+    def note_whereabouts(self, found: Mapping[str, Whereabouts]) -> None:
+        """The store was asked again where other processes are."""
+        self.beside.whereabouts = {**self.beside.whereabouts, **found}
+
+    def note_checkpoint(self, seq: int, digest: bytes) -> None:
+        """The run has taken a checkpoint."""
+        self.beside.first_checkpoint = self.beside.first_checkpoint or (seq, digest)
+
+    def take_damaged_checkpoints(self) -> Sequence[DamagedCheckpoint]:
+        """Return those that recovery had to pass over: they are reported once."""
+        damaged, self.beside.damaged_checkpoints = self.beside.damaged_checkpoints, ()
+        return damaged
+
     def note_restored(self, life: str) -> None:
         """The store was restored from a backup: what this run did after that is forgotten, and has happened."""
-        self.execution.caution = "restored"
+        self.execution.note_lost("restored")
         self.attempts.ask_again()
         self.record("run_restored", "", ev.RunRestored(restores_in(life), life))
-        self.saver.save(waited_for=False)
+        self.writer.save(waited_for=False)
 
     # -- outcomes --------------------------------------------------------------------------------------------------
     def deliver(self, kind: str, step: str, body: Any, *, expensive: bool = False) -> None:
@@ -236,13 +255,13 @@ class Driver:
         self._unapplied.append((seq, expensive, kind, body, self.journal.at))
         crash_point("outcome.recorded")
         if expensive:
-            self.saver.when_durable(seq, self._apply_outcomes)
+            self.writer.when_durable(seq, self._apply_outcomes)
         if not is_applying:
             self._apply_outcomes()
         if not self.stopped:
             app = self.app
-            if not self.saver.is_queued:
-                app.committer.ready(self.saver, waited_for=False)
+            if not self.writer.is_queued:
+                app.committer.ready(self.writer, waited_for=False)
             if not is_applying and len(app.drivers) == 1:
                 app.committer.commit_now()
 
@@ -257,13 +276,13 @@ class Driver:
                 if self.app.draining or self.stopped_by is not None:
                     break  # whoever goes on gives it to the code, and begins what that asks for
                 seq, expensive, kind, body, at = unapplied[0]
-                if expensive and seq > self.saver.durable:
+                if expensive and seq > self.writer.durable:
                     break
                 unapplied.popleft()
                 if self.budgets is not None:
                     self.budgets.show(seq)
                 execution.apply(kind, body, at)
-                if seq <= self.saver.durable and (ref := getattr(body, "ref", "")):
+                if seq <= self.writer.durable and (ref := getattr(body, "ref", "")):
                     self.journal.undurable.pop(ref, None)
                 crash_point("outcome.applied")
                 self._perform(execution.take_commands())
@@ -321,7 +340,7 @@ class Driver:
             self.app.stumbling.leave(self, error)
 
     # -- deadlines -------------------------------------------------------------------------------------------------
-    def ring(self, arrived: "Sequence[Delivery] | None" = None) -> None:
+    def take_inbox_and_deadlines(self, arrived: "Sequence[Delivery] | None" = None) -> None:
         """Do what is due by now; but what arrived before that comes first."""
         if self._alarm is not None:
             self._alarm.cancel()
@@ -329,7 +348,7 @@ class Driver:
         if self.is_over:
             return
         if self._is_reading:
-            self._rings_again = True  # what has arrived meanwhile may not be in what is being read
+            self._reads_again = True  # what has arrived meanwhile may not be in what is being read
         elif arrived is not None and not arrived:
             self._take((arrived, None))
         else:
@@ -346,14 +365,14 @@ class Driver:
         self._is_reading = False
         log.error("The inbox of run %s cannot be read just now: %s", self.run, error)
         if not self.is_over and self._alarm is None:
-            self._alarm = self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.ring)
+            self._alarm = self.app.loop.call_later(LOOK_AGAIN_SECONDS, self.take_inbox_and_deadlines)
 
     def _take(self, found: "tuple[Sequence[Delivery], Told | None]") -> None:
         self._is_reading = False
         self.call(self._take_and_fire, *found)
-        if self._rings_again:
-            self._rings_again = False
-            self.ring()
+        if self._reads_again:
+            self._reads_again = False
+            self.take_inbox_and_deadlines()
 
     def _take_and_fire(self, deliveries: "Sequence[Delivery]", told: "Told | None") -> None:
         if self.is_over:
@@ -378,7 +397,8 @@ class Driver:
         The grace counts from now, not from when the cancel was sent: also after downtime the code can clean up.
         """
         if request.now:
-            self.end_wanted, self.execution.cancel = True, request
+            self.end_wanted = True
+            self.execution.note_cancel(request)
             self.deliver("cancel_requested", "", request)
             return
         self.deadlines.add(self.app.now() + microseconds(request.grace), "grace")
@@ -400,6 +420,7 @@ class Driver:
     def go_on_without_code(self, started: ev.CompensationStarted) -> None:
         """Do what follows when compensation begins: the first of them, and in time the others."""
         was_applying, self._applying = self._applying, True
+        self.end_wanted = False
         try:
             self.execution.begin_compensation(started)
             self._perform(self.execution.take_commands())
@@ -424,6 +445,28 @@ class Driver:
             body = self.journal.pack_into(body, "value" if command.kind == "run_completed" else "error")
         self.record_end(command.kind, body, command.payload or None)
 
+    def end_generation(self, command: ContinueRun) -> None:
+        """The run goes on with a fresh history; nothing more is done in this one."""
+        self.attempts.bodies.cancel_all()
+        self.children.cancel_those_that_end_with_it()
+        self.ending = command.kind
+        self.record(command.kind, "", command.body())
+
+    def renew(self, renewal: NewRun) -> None:
+        """Write the next generation with the end of this one."""
+        self.renewal = renewal
+        self.writer.save(waited_for=True)
+
+    def roll_back(self, request: ev.RollbackRequested) -> None:
+        """Undo what the run did, without asking its code."""
+        self.end_wanted = True
+        self.execution.note_rollback(request)
+
+    def end_after_grace(self) -> None:
+        """The code was cancelled, and has not ended in time: the run ends without it."""
+        self.end_wanted = True
+        self.come_to_rest()
+
     def fail_when_settled(self, error: BaseException) -> None:
         """End the run as failed, without its code, as soon as no effect is under way or in doubt."""
         self.end_wanted, self.failure = True, error
@@ -437,7 +480,7 @@ class Driver:
         self.ending, self.outcome = kind, outcome
         self.end_recorded = (kind, body, outcome)
         self.record(kind, "", body)
-        self.saver.save(waited_for=True)
+        self.writer.save(waited_for=True)
 
     def take_back_end(self) -> None:
         """A cancel came first. If it changes nothing, for the run is being cancelled already, the end stands."""
@@ -468,10 +511,15 @@ class Driver:
         if not change.progress:
             self.attempts.restarts += events
 
-    def put_on_hold(self, report: "HoldReport") -> None:
-        """Stop here and ask a person, once no body runs any more that must not be cut off."""
+    def put_on_hold(self, report: "HoldReport", delivery: int = 0) -> None:
+        """Stop here and ask a person, once no body runs any more that must not be cut off.
+
+        delivery: the number of the one in the inbox that asks for it.
+        """
         if self.is_over:
             return
+        if delivery:
+            self._hold_deliveries.append(delivery)
         report = self.hold_wanted or report  # the first; a step in doubt is found again when that is resolved
         goes_on = report.reason == "budget" and (self.attempts.bodies.running or self.attempts.starting)
         if self._applying or goes_on or self.attempts.must_not_be_cut_off():  # what the code asked for comes first
@@ -481,9 +529,9 @@ class Driver:
         self.attempts.bodies.cancel_all()
         self.hold = report.row(self.run, self.app.clock.now(), self.app.randomness)
         self.record("run_held", report.step, ev.RunHeld(self.hold.id, report.reason, report.summary))
-        if self.hold_deliveries:
-            self.journal.and_more().consumed += self.hold_deliveries
-        self.saver.save(waited_for=True)
+        if self._hold_deliveries:
+            self.journal.attachments().consumed += self._hold_deliveries
+        self.writer.save(waited_for=True)
 
     # -- resting and leaving ---------------------------------------------------------------------------------------
     def come_to_rest(self) -> None:
@@ -511,7 +559,7 @@ class Driver:
                 self.put_on_hold(stuck_report(self.execution, None))
                 return
             self.status = "waiting"
-            self.saver.save_status()
+            self.writer.save_status()
             self.app.resting.add(self)
         if self._alarm_at is not None or self._deadlines is not None:
             self._set_alarm()
@@ -520,11 +568,11 @@ class Driver:
         assert self.stopped_by is not None
         if self.attempts.must_not_be_cut_off():
             return  # its end comes here
-        if self.saver.all_is_durable:
+        if self.writer.all_is_durable:
             self.app.interrupted.leave(self, *self.stopped_by)
         elif not self._is_leaving:
             self._is_leaving = True
-            self.saver.when_durable(self.journal.seq, self._leave_when_durable)
+            self.writer.when_durable(self.journal.seq, self._leave_when_durable)
 
     def _leave_when_durable(self) -> None:
         self._is_leaving = False
@@ -541,7 +589,7 @@ class Driver:
             self._alarm.cancel()
             self._alarm = None
         if wake_at is not None:
-            self._alarm = set_alarm(self.app.clock, self.app.loop, wake_at, self.ring)
+            self._alarm = set_alarm(self.app.clock, self.app.loop, wake_at, self.take_inbox_and_deadlines)
 
     def record(self, kind: str, step: str, body: ev.Body) -> int:
         """Append an event to the history and return its number."""
@@ -555,7 +603,7 @@ class Driver:
         self.published[name] = msgspec.Raw(payload)
         self.publishes = True
 
-    def news(self) -> bytes:
+    def published_json(self) -> bytes:
         """Return the published values, of which some are new since the last unit."""
         self.publishes = False
         return msgspec.json.encode(self.published)
@@ -574,7 +622,7 @@ class Driver:
         self.execution.evict()
         # They point back here: see Execution.evict.
         self.attempts.let_go()
-        del self.attempts, self.saver
+        del self.attempts, self.writer
         if self._inbox is not None or self._children is not None:
             self._inbox = self._children = None
         self.budgets = None
@@ -586,7 +634,7 @@ class Driver:
 
     def ended_as(self) -> Status | None:
         """Return the status in which the run left this process for good: an end, or held; None if it just left."""
-        if not self.saver.all_is_durable or self.renewal is not None:
+        if not self.writer.all_is_durable or self.renewal is not None:
             return None
         return STATUS_OF_END[self.ending] if self.ending else "held" if self.hold else None
 
@@ -594,4 +642,4 @@ class Driver:
     def is_idle(self) -> bool:
         """Whether the run waits and everything about it is durable, so that it can leave memory."""
         quiet = not (self.attempts.are_under_way or self._unapplied)
-        return self.status == "waiting" and quiet and self.saver.all_is_durable and self.saver.status_is_durable
+        return self.status == "waiting" and quiet and self.writer.all_is_durable and self.writer.status_is_durable

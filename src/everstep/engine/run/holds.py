@@ -19,7 +19,7 @@ import msgspec
 
 from everstep.engine.code.commands import Difference, StepCall
 from everstep.engine.code.execution import Execution
-from everstep.engine.code.step_state import Attempts
+from everstep.engine.code.step_state import StepState
 from everstep.engine.history.damage import Diagnosis
 from everstep.errors import Damaged, FolderBusy, StoreError
 from everstep.model.accounts import Account, as_facts
@@ -192,7 +192,7 @@ def damaged_report(error: Damaged, diagnosis: "Diagnosis") -> HoldReport:
 
 
 def in_doubt_report(
-    call: StepCall, attempts: "Attempts", why: str, account: dict[str, Any], *, is_done: bool = False
+    call: StepCall, attempts: "StepState", why: str, account: dict[str, Any], *, is_done: bool = False
 ) -> HoldReport:
     """A step was begun, and nobody knows whether its effect happened (or only its value is missing).
 

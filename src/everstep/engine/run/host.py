@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -11,16 +11,17 @@ from everstep.engine.code.commands import StepCall
 from everstep.engine.history.clock import Clock
 from everstep.engine.run.acting import Acting
 from everstep.engine.run.children import RecentEnds
-from everstep.engine.run.eager_start import FirstTurns
 from everstep.engine.run.threads import Threads
 from everstep.errors import StoreError
-from everstep.stores.protocol import HoldRow, Store
+from everstep.stores.protocol import HoldRow, RunRow, Store
 from everstep.stores.rows.keys import KeyChanges
 from everstep.stores.rows.notifications import NotificationRow
 
 if TYPE_CHECKING:
+    from everstep.engine.run.bodies import BodyTasks
     from everstep.engine.run.driver import Driver
-    from everstep.engine.run.writer import Saver
+    from everstep.engine.run.holds import HoldReport
+    from everstep.engine.run.writer import RunWriter
 
 
 V = TypeVar("V")
@@ -29,7 +30,7 @@ V = TypeVar("V")
 class Commits(Protocol):
     """What writes the units of runs."""
 
-    def ready(self, source: "Saver", *, waited_for: bool) -> None:
+    def ready(self, source: "RunWriter", *, waited_for: bool) -> None:
         """Take note that a run has something to write."""
 
     def commit_now(self) -> None:
@@ -64,6 +65,9 @@ class Stumbling(Protocol):
 
     def leave(self, driver: "Driver", error: BaseException, *, is_own: bool = ...) -> None:
         """Let a run leave memory, and take it up again from its history."""
+
+    def take_later(self, run: str, error: BaseException, *, is_own: bool = ...) -> None:
+        """Take a run up again from its history, after a pause."""
 
 
 class Resting(Protocol):
@@ -100,7 +104,7 @@ class RunHost(Protocol):
     thread: int
     threads: "Threads"
     acting: "Acting"
-    first_turns: "FirstTurns"
+    body_tasks: "BodyTasks"
     randomness: random.Random
     worker: str
     life: str
@@ -140,6 +144,36 @@ class RunHost(Protocol):
     @property
     def limits(self) -> Limits:
         """The steps that wait for a slot of a named limit."""
+
+    async def give_back(self, row: RunRow) -> None:
+        """Give a claimed run back as it was."""
+
+    async def leave_alone(self, row: RunRow) -> None:
+        """Give a run back that this process cannot read, and do not claim it again."""
+
+    async def look_at_delayed(self, row: RunRow) -> None:
+        """Do what has arrived for a claimed run that does not begin yet."""
+
+    async def hold_or_leave(self, row: RunRow, report: "HoldReport") -> None:
+        """Hold a claimed run, unless another worker may find nothing wrong with it."""
+
+    def hold_new(self, run: str, report: "HoldReport") -> None:
+        """Hold a run that was started just now."""
+
+    def set_aside(self, row: RunRow, error: BaseException) -> None:
+        """The code of a claimed run was stopped before its first rest, or in a replay. Anything else is raised."""
+
+    def was_woken(self, run: str) -> bool:
+        """Tell whether something has arrived for a run since it was claimed."""
+
+    def compare_later(self, run: str, comparing: Coroutine[Any, Any, None]) -> None:
+        """Let the outside of a run be compared while others are looked after."""
+
+    def abandon(self, driver: "Driver") -> None:
+        """The outside of a run could not be compared: it is taken up again."""
+
+    def note_driven(self, driver: "Driver") -> None:
+        """A run is driven here from now on."""
 
     def look_for_losses(self) -> set[str]:
         """Have the runs held that have lost their tails, and return their ids."""

@@ -75,10 +75,6 @@ class Inbox:
         self._ends: dict[int, ChildEnd | None] = {}
         self._keys: dict[int, EffectRow | None] = {}
 
-    async def pull(self) -> None:
-        """Take what has arrived, and do what was due before."""
-        self._driver.ring()
-
     def take(self, deliveries: Sequence[Delivery], told: Told = NOTHING, *, fire: bool = True) -> None:
         """Take deliveries into the history. A timer that was due before one arrived comes first.
 
@@ -98,7 +94,7 @@ class Inbox:
                 return
             self._taken.add(delivery.number)
             if delivery.kind != "hold":  # that is consumed with the event of the hold, which may have to wait
-                driver.journal.and_more().consumed.append(delivery.number)
+                driver.journal.attachments().consumed.append(delivery.number)
             crash_point("delivery.taken")
             _TAKE[delivery.kind](self, delivery)
 
@@ -120,11 +116,11 @@ class Inbox:
         if self._driver.execution.is_undone and not request.now:
             request.early = True  # it changes nothing, and what follows from the event before it stands behind it
             self._driver.record("cancel_requested", "", request)
-            self._driver.saver.save(waited_for=False)
+            self._driver.writer.save(waited_for=False)
         elif self._driver.execution.cancel is None or request.now:
             self._driver.request_cancel(request)
         else:
-            self._driver.saver.save(waited_for=False)  # it is being cancelled already
+            self._driver.writer.save(waited_for=False)  # it is being cancelled already
 
     def _child(self, delivery: Delivery) -> None:
         call = int(delivery.id) if delivery.id.isdecimal() else 0
@@ -132,7 +128,7 @@ class Inbox:
         is_awaited = child is not None and child.run == delivery.name
         end = self._ends.pop(delivery.number)
         if end is None or not is_awaited:
-            self._driver.saver.save(waited_for=False)
+            self._driver.writer.save(waited_for=False)
             return
         raw, ref = self._driver.journal.pack(bytes(end.outcome) if end.status in ("completed", "failed") else b"")
         body = ev.ChildEnded(call, delivery.name, end.status, delivery.number, raw, ref, end.secret)
@@ -141,12 +137,11 @@ class Inbox:
         self._driver.deliver("child_ended", "", body)
 
     def _key(self, delivery: Delivery) -> None:
-        self._driver.saver.save(waited_for=False)
+        self._driver.writer.save(waited_for=False)
         self._driver.attempts.keys.woken(int(delivery.id), self._keys.pop(delivery.number))
 
     def _hold(self, delivery: Delivery) -> None:
-        self._driver.hold_deliveries.append(delivery.number)
-        self._driver.put_on_hold(hold_in(delivery))
+        self._driver.put_on_hold(hold_in(delivery), delivery.number)
 
 
 _TAKE: Final[dict[str, Callable[[Inbox, Delivery], None]]] = {

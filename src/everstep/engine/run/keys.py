@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from everstep.engine.code.commands import StepCall
-from everstep.engine.code.step_state import KEY, Attempts
+from everstep.engine.code.step_state import KEY, StepState
 from everstep.engine.history.journal import packed, unpacked
 from everstep.engine.history.verify import Recorded
 from everstep.engine.run.holds import key_damaged_report
@@ -45,7 +45,7 @@ NOT_KNOWN: Final = "not known"
 class Keys:
     """The open steps of one run that have a key."""
 
-    def __init__(self, driver: "Driver", attempts: "StepAttempts", known: dict[int, Attempts]) -> None:
+    def __init__(self, driver: "Driver", attempts: "StepAttempts", known: dict[int, StepState]) -> None:
         self.waiting: dict[int, StepCall] = {}
         """The steps that wait for their keys."""
         self._driver = driver
@@ -53,7 +53,7 @@ class Keys:
         self._known = known
         self._claims: dict[int, KeyClaim] = {}
         """The newest claim of each step that was begun here or before, by its call."""
-        self._sharing: dict[int, tuple[StepCall, Attempts]] = {}
+        self._sharing: dict[int, tuple[StepCall, StepState]] = {}
         """The steps that were given another one's outcome, which may not be durable yet."""
 
     # -- beginning -------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ class Keys:
             call.keyed = None  # it never begins, so it needs none
             self._attempts.begin(call)
             return
-        self._known[call.call] = Attempts()
+        self._known[call.call] = StepState()
         self._go(call, "")
 
     def begin_again(self, call: StepCall, because: str) -> None:
@@ -165,7 +165,7 @@ class Keys:
             self._take_back(claim)
             if driver.budgets is not None:
                 driver.budgets.take_back(claim.seq, begun)
-        driver.saver.rewrite(changed)
+        driver.writer.rewrite(changed)
         for claim in claims:
             call = driver.execution.steps.get(claim.call)
             if call is not None and not driver.is_over:
@@ -208,7 +208,7 @@ class Keys:
         assert call.keyed is not None
         self.waiting[call.call] = call
         self._driver.journal.key_changes().waits.append(KeyWait(call.keyed.key, call.call))
-        self._driver.saver.save(waited_for=False)
+        self._driver.writer.save(waited_for=False)
         self._driver.come_to_rest()
 
     def _share(self, call: StepCall, row: EffectRow) -> None:
@@ -241,7 +241,7 @@ class Keys:
                     self._known[number] = attempts
         changes = driver.journal.key_changes()
         changes.shares = [share for share in changes.shares if share.call not in calls]
-        driver.saver.rewrite(changed)
+        driver.writer.rewrite(changed)
         driver.forget_unapplied(changed.keys())
         for number in sorted(calls & driver.execution.steps.keys()):
             self._wait(driver.execution.steps[number])
@@ -258,9 +258,9 @@ class Keys:
         raw, ref = self._driver.journal.pack(self._driver.app.codec.encode_error(error))
         self._driver.deliver("step_failed", call.step, ev.StepFailed(call.call, raw, ref, attempts.attempt))
 
-    def _leave(self, call: StepCall) -> Attempts:
+    def _leave(self, call: StepCall) -> StepState:
         self.waiting.pop(call.call, None)
-        more = self._driver.journal.more
+        more = self._driver.journal.attached
         if more is not None and (changes := more.keys) is not None:
             changes.waits = [wait for wait in changes.waits if wait.call != call.call]
         return self._known.pop(call.call)
@@ -297,7 +297,7 @@ class Keys:
     @property
     def is_claiming(self) -> bool:
         """Whether a step is about to begin whose key may still turn out to be another's."""
-        return any(claim.seq > self._driver.saver.durable for claim in self._claims.values())
+        return any(claim.seq > self._driver.writer.durable for claim in self._claims.values())
 
     def withdraw_cancelled(self) -> bool:
         """Settle the steps that wait for their keys while the code was cancelled: they have not begun."""

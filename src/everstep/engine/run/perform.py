@@ -11,7 +11,6 @@ from everstep.engine.code.generations import ContinueRun
 from everstep.engine.code.requests import AnswerRequest
 from everstep.engine.code.start import Origin, continued_run
 from everstep.engine.code.streams import AppendEntry
-from everstep.engine.code.witnesses import TakeWitness
 from everstep.engine.history.journal import packed
 from everstep.engine.history.restored import restores_in
 from everstep.model import events as ev
@@ -55,27 +54,22 @@ def perform(driver: "Driver", command: Command) -> None:
         driver.attempts.bodies.streams_of_run().append(command)
         return
     body = command.body()
-    if isinstance(command, PublishValue) or command.kind == "approval_asked":
-        body = driver.journal.pack_into(body, "value")
-    elif isinstance(command, TakeWitness):
-        body = driver.journal.pack_into(body, "fact")
-    elif command.kind == "graph_moved":
-        body = driver.journal.pack_into(body, "items")
+    if command.payload_field:
+        body = driver.journal.pack_into(body, command.payload_field)
     seq = driver.record(command.kind, command.step, body)
-    if command.kind == "graph_moved":
-        crash_point("graph.moved")
+    if command.crash_point:
+        crash_point(command.crash_point)
     if isinstance(command, ChildCall):
-        driver.saver.when_durable(seq, lambda: driver.app.adopt(command.run))
+        driver.writer.when_durable(seq, lambda: driver.app.adopt(command.run))
     else:
-        driver.saver.save(waited_for=False)
+        driver.writer.save(waited_for=False)
 
 
 def record_patches(driver: "Driver") -> None:
     """Record the answers to `patched` that the code has got since the last time."""
-    for name in driver.execution.new_patches:
+    for name in driver.execution.take_new_patches():
         driver.record("patched", "", ev.Patched(name, driver.execution.patches[name]))
-    driver.execution.new_patches = ()
-    driver.saver.save(waited_for=False)
+    driver.writer.save(waited_for=False)
 
 
 def record_answer(driver: "Driver", command: AnswerRequest) -> None:
@@ -85,7 +79,7 @@ def record_answer(driver: "Driver", command: AnswerRequest) -> None:
     seq = driver.record(command.kind, "", body)
     journal.beside_events().answers.append(AnswerRow(driver.run, command.number, journal.generation, seq))
     crash_point("request.answered")
-    driver.saver.save(waited_for=True)
+    driver.writer.save(waited_for=True)
 
 
 log = logger("everstep.run")
@@ -95,7 +89,7 @@ def record_checkpoint(driver: "Driver", command: TakeCheckpoint) -> None:
     """Record a checkpoint: what the code gave, what its execution remembers, and what only the driver knows."""
     journal, part = driver.journal, command.part
     seq, previous = journal.seq + 1, journal.digest
-    part.first, part.first_digest = driver.first_checkpoint or (seq, b"")
+    part.first, part.first_digest = driver.beside.first_checkpoint or (seq, b"")
     part.clock_started = driver.clock_started
     # Answers to questions that the code asked after the checkpoint are recorded before it, and would be left out.
     part.patches = driver.execution.patches
@@ -114,29 +108,27 @@ def record_checkpoint(driver: "Driver", command: TakeCheckpoint) -> None:
     body = command.body()
     body.digest = digest.hex()
     driver.record(command.kind, "", body)
-    journal.and_more().checkpoints.append(
+    journal.attachments().checkpoints.append(
         CheckpointRow(driver.run, journal.generation, seq, previous, engine, state, digest, complete=1)
     )
-    journal.and_more().checkpoints_kept = command.keep
-    if driver.first_checkpoint is None:
-        driver.first_checkpoint = (seq, journal.digest)
+    journal.attachments().checkpoints_kept = command.keep
+    driver.note_checkpoint(seq, journal.digest)
     crash_point("checkpoint.recorded")
-    driver.saver.save(waited_for=False)
+    driver.writer.save(waited_for=False)
 
 
 def report_damage(driver: "Driver") -> None:
     """Move the checkpoints that recovery had to pass over to the archive, with a note that says so."""
     journal = driver.journal
-    for seq, why, row in driver.damaged_checkpoints:
+    for seq, why, row in driver.take_damaged_checkpoints():
         crash_point("checkpoint.archived")
         driver.record("checkpoint_damaged", "", ev.CheckpointDamaged(seq, why, row is not None))
         if row is not None:
             whole = archive_bytes(CHECKPOINT_COLUMNS, row)
             archived = ArchiveRow(row.run, row.generation, "checkpoint", row.seq, whole, why, journal.at)
-            journal.and_more().archive.append(archived)
+            journal.attachments().archive.append(archived)
         log.warning("The checkpoint at event %d of run %s was passed over: %s.", seq, driver.run, why)
-    driver.damaged_checkpoints = ()
-    driver.saver.save(waited_for=False)
+    driver.writer.save(waited_for=False)
 
 
 def record_continued(driver: "Driver", command: ContinueRun) -> None:
@@ -149,11 +141,8 @@ def record_continued(driver: "Driver", command: ContinueRun) -> None:
     for kind, body in unapplied:
         if kind in ("signal_received", "request_received"):
             execution.let_arrive(kind, body)
-    driver.attempts.bodies.cancel_all()
-    driver.children.cancel_those_that_end_with_it()
-    driver.ending = command.kind
-    driver.record(command.kind, "", command.body())
-    driver.renewal = continued_run(
+    driver.end_generation(command)
+    renewal = continued_run(
         execution.workflow,
         row,
         command.arguments,
@@ -165,10 +154,10 @@ def record_continued(driver: "Driver", command: ContinueRun) -> None:
             life=driver.app.life,
             entropy=derived_key(execution.entropy, f"#generation {row.generation + 1}"),
         ),
-        budget=driver.allotment,
+        budget=driver.beside.allotment,
         carried=_carried(driver),
     )
-    driver.saver.save(waited_for=True)
+    driver.renew(renewal)
 
 
 def _carried(driver: "Driver") -> Carried:

@@ -7,7 +7,6 @@ what it appended is written before the outcome, and a note in the history says h
 
 import asyncio
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from everstep.engine.code.streams import AppendEntry, check_size
@@ -17,7 +16,6 @@ from everstep.model import events as ev
 from everstep.model.crash_points import crash_point
 from everstep.model.digests import entry_digest, stream_start
 from everstep.model.untrusted import logger
-from everstep.stores.brief import Busy, briefly
 from everstep.stores.protocol import Store
 from everstep.stores.rows.answers_and_streams import EntryRow
 
@@ -153,7 +151,7 @@ class Streams:
                     self._gathered[:0] = gathered[done:]
                     self._bytes = sum(len(entry.payload) for entry in self._gathered)
         crash_point("stream.gathered")
-        driver.saver.save(waited_for=False)
+        driver.writer.save(waited_for=False)
 
     def end(self, attempt: "Attempt") -> None:
         """An attempt ends: write what it appended, and note how far its streams have come."""
@@ -176,16 +174,13 @@ class Streams:
         self._write(head, name, command.payload, "", 0, False, False, at, seq)
         body = ev.StreamAppended(command.call, name, head.position, head.digest.hex(), command.source)
         driver.record(command.kind, "", body)
-        driver.saver.save(waited_for=False)
+        driver.writer.save(waited_for=False)
 
     def _head(self, name: str) -> _Head:
         head = self._heads.get(name)
         if head is None:
             driver = self._driver
-            place = (driver.run, driver.journal.generation, name)
-            newest = driver.app.store.stream_head(*place) if driver.stream_heads is None else None
-            head = _Head(newest.position, newest.digest) if newest else _Head(0, stream_start(*place))
-            self._heads[name] = head
+            head = self._heads[name] = _Head(0, stream_start(driver.run, driver.journal.generation, name))
         return head
 
     def _write(
@@ -221,13 +216,5 @@ def newest_entries(store: "Store", run: str, generation: int) -> dict[str, Entry
 
 
 def _heads(driver: "Driver") -> dict[str, _Head]:
-    """Return how far each stream of a run has come. If that cannot be read just now, it is asked for one by one."""
-    app = driver.app
-    if driver.stream_heads is None:
-        is_loop = threading.get_ident() == app.thread
-        read = partial(newest_entries, app.store, driver.run, driver.journal.generation)
-        try:
-            driver.stream_heads = briefly(read) if is_loop else read()
-        except (Busy, StoreError):
-            return {}
-    return {name: _Head(entry.position, entry.digest) for name, entry in driver.stream_heads.items()}
+    """Return how far each stream of a run had come when it was taken up."""
+    return {name: _Head(entry.position, entry.digest) for name, entry in driver.beside.stream_heads.items()}

@@ -81,8 +81,8 @@ def bare_unit(
         hold=hold,
         release=True,
     )
-    if journal.more is not None:
-        journal.more.put_into(unit)
+    if journal.attached is not None:
+        journal.attached.put_into(unit)
     unit.consumed = consumed
     return unit
 
@@ -197,7 +197,7 @@ def _record_cancelled(run: str, journal: Journal, history: Sequence[Recorded]) -
     for event in history:
         is_open = event.kind == "child_started" and event.body.call not in ended
         if is_open and outlives_not(event.body.on_parent_end, is_cancelled=True):
-            journal.and_more().posts.append(Post(event.body.run, "cancel", value=request, at=journal.at))
+            journal.attachments().posts.append(Post(event.body.run, "cancel", value=request, at=journal.at))
     journal.record("run_cancelled", "", ev.RunCancelled(forced=True), journal.at)
 
 

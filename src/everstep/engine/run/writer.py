@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from everstep.engine.code.commands import StepCall
-from everstep.engine.history.journal import Journal
 from everstep.errors import Damaged, StoreError
 from everstep.model.crash_points import crash_point
 from everstep.model.events import Body
@@ -28,7 +27,7 @@ STATUS_OF_END: Final[dict[str, Status]] = {
 _RUNNING: Final[tuple[Status, int | None]] = ("running", None)
 
 
-class Saver:
+class RunWriter:
     """Puts a run's unsaved events into units, each of which expects the head that the one before it leaves."""
 
     def __init__(self, driver: "Driver") -> None:
@@ -66,7 +65,7 @@ class Saver:
     def all_is_durable(self) -> bool:
         """Whether nothing is left to write or to wait for."""
         journal = self._driver.journal
-        unwritten = self._waiters or journal.unsaved or journal.more is not None
+        unwritten = self._waiters or journal.unsaved or journal.attached is not None
         return not unwritten and self.durable == journal.seq
 
     @property
@@ -82,14 +81,16 @@ class Saver:
             return None
         journal = driver.journal
         goes_on = self._written is _RUNNING and driver.status == "running" and not (driver.ending or driver.hold)
-        if (
-            goes_on
-            and journal.unsaved
-            and not (journal.more or driver.budgets or driver.publishes or driver.attempts.restarts)
-        ):
-            return self._plain_unit(driver, journal)
+        has_more = journal.attached or driver.budgets or driver.publishes or driver.attempts.restarts
+        if goes_on and journal.unsaved and not has_more:  # most units: events, and at which step the run is now
+            events, steps, seq, digest = journal.unsaved, driver.execution.steps, self._sent_seq, self._sent_digest
+            current = next(iter(steps.values())).step if steps else ""
+            row = RowChange("running", journal.at, None, current, None, None, True, None, True)
+            journal.unsaved = []
+            self._sent_seq, self._sent_digest = journal.seq, journal.digest
+            return Append(driver.run, journal.generation, driver.row.epoch, seq, digest, events, row, plain=True)
         wake_at = driver.wake_at() if driver.status == "waiting" else None
-        if not journal.unsaved and journal.more is None and self._written == (driver.status, wake_at):
+        if not journal.unsaved and journal.attached is None and self._written == (driver.status, wake_at):
             return None
         row = self._row_change(wake_at)
         head = self._sent_seq, self._sent_digest
@@ -99,9 +100,9 @@ class Saver:
         if driver.hold is not None:
             unit.hold, unit.release = driver.hold, True
             unit.notifications = driver.app.notifier.rows(driver.hold)
-        if journal.more is not None:
-            journal.more.put_into(unit)
-            journal.more = None
+        if journal.attached is not None:
+            journal.attached.put_into(unit)
+            journal.attached = None
         if row.status == "running" and self._written is _RUNNING and row.progress:
             row.stays = True
         else:
@@ -118,22 +119,13 @@ class Saver:
         steps, journal, attempts = driver.execution.steps, driver.journal, driver.attempts
         current = next(iter(steps.values())).step if steps else ""
         budget = driver.budgets.news(ended=bool(driver.ending)) if driver.budgets is not None else None
-        at, news = journal.at, driver.news() if driver.publishes else None
+        at, news = journal.at, driver.published_json() if driver.publishes else None
         if driver.ending:
             return RowChange(STATUS_OF_END[driver.ending], at, wake_at, current, news, driver.outcome, budget=budget)
         progress = len(journal.unsaved) > attempts.restarts
         attempts.restarts = 0
         status: Status = "held" if driver.hold else driver.status
         return RowChange(status, at, wake_at, current, news, None, progress, budget)
-
-    def _plain_unit(self, driver: "Driver", journal: "Journal") -> Append:
-        """Return the unit of a run that goes on: its events, and where it is now."""
-        events, steps, seq, digest = journal.unsaved, driver.execution.steps, self._sent_seq, self._sent_digest
-        current = next(iter(steps.values())).step if steps else ""
-        row = RowChange("running", journal.at, None, current, None, None, True, None, True)
-        journal.unsaved = []
-        self._sent_seq, self._sent_digest = journal.seq, journal.digest
-        return Append(driver.run, journal.generation, driver.row.epoch, seq, digest, events, row, plain=True)
 
     def settle(self, unit: Append, verdict: Verdict) -> None:
         """Take the committer's verdict."""

@@ -139,7 +139,8 @@ def done_after(store: Store, run: str, history: Sequence[Recorded], seq: int, re
     begun: dict[int, str] = {}
     keys: dict[int, str] = {}
     undoing: dict[int, int] = {}
-    done: dict[int, Crossed] = {}
+    done: dict[int, list[Crossed]] = {}
+    """By call: one that a retry went back over may be done more than once."""
     children: dict[int, Recorded] = {}
 
     def is_shared(call: int, owner: str) -> bool:
@@ -160,20 +161,22 @@ def done_after(store: Store, run: str, history: Sequence[Recorded], seq: int, re
         elif kind == "step_completed" and body.call in begun:
             step = begun.pop(body.call)
             if not (body.skipped or body.fallback or is_shared(body.call, run)):
-                place = len(done) + 1_000_000 if body.call in done else body.call
-                done[place] = Crossed(run, step, event.seq, FORGOTTEN if body.call in keys else "")
+                forgotten = FORGOTTEN if body.call in keys else ""
+                done.setdefault(body.call, []).append(Crossed(run, step, event.seq, forgotten))
         elif kind == "step_shared" and body.call in keys and not is_shared(body.call, body.run):
-            done[body.call] = Crossed(run, event.step, event.seq, FORGOTTEN)
+            done[body.call] = [Crossed(run, event.step, event.seq, FORGOTTEN)]
         elif kind == "step_completed" and body.call in undoing and not body.skipped:
-            done.pop(undoing[body.call], None)
+            if done.get(undoing[body.call]):
+                done[undoing[body.call]].pop()
         elif kind == "step_failed":
             begun.pop(body.call, None)
         elif kind == "child_started":
             children[body.call] = event
         elif kind == "child_ended" and body.status == "refused":
             children.pop(body.call, None)
+    by_code = [one for crossed in done.values() for one in crossed]
     by_children = [one for child in children.values() for one in _done_by_child(store, run, child, relied)]
-    return [*done.values(), *by_children, *(Crossed(run, step, 0) for call, step in begun.items() if call not in keys)]
+    return [*by_code, *by_children, *(Crossed(run, step, 0) for call, step in begun.items() if call not in keys)]
 
 
 def _done_by_child(store: Store, run: str, started: Recorded, relied: Relied) -> list[Crossed]:

@@ -1,21 +1,49 @@
-"""A body's first turn is taken without a task of its own; nobody can tell, except by the clock."""
+"""Bodies of steps that never wait share a task of the application's loop; each sees what it would see in its own."""
 
 import asyncio
 import contextvars
-import gc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import everstep
 from everstep import step, workflow
-from everstep.engine.run.eager_start import FirstTurns, take_first_turn
+from everstep.engine.run.bodies import BodyTasks
 from tests.waiting import DEADLINE_SECONDS
+from tests.waiting import wait_on_loop_until as until
 
 Traced = Callable[[list[Any], "asyncio.Future[Any]"], Awaitable[None]]
 COLOUR: contextvars.ContextVar[str] = contextvars.ContextVar("colour", default="none")
+
+
+class Run:
+    """The bodies of a run that does not exist."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, Any] = {}
+        self.stumbled: list[BaseException] = []
+
+    def stumble(self, error: BaseException) -> None:
+        self.stumbled.append(error)
+
+
+class Bodies:
+    """Lets coroutines run as the bodies of steps do."""
+
+    def __init__(self) -> None:
+        self.run = Run()
+        self.tasks = BodyTasks(asyncio.get_running_loop(), contextvars.copy_context())
+
+    def add(self, body: Callable[[], Coroutine[Any, Any, None]], context: contextvars.Context | None = None) -> Any:
+        number = len(self.run.running)
+        attempt = SimpleNamespace(bodies=self.run, call=SimpleNamespace(call=number), step="the step", task=None)
+        self.run.running[number] = attempt
+        performs: Any = lambda attempt: body()  # noqa: E731
+        self.tasks.add(performs, cast(Any, attempt), context or contextvars.copy_context())
+        return attempt
 
 
 # -- the same as under a task ----------------------------------------------------------------------------------------
@@ -176,7 +204,7 @@ BODIES: list[Traced] = [
 ]
 
 
-async def traced(body: Traced, cancelled_after: int | None, *, first_turn: bool) -> list[Any]:
+async def traced(body: Traced, cancelled_after: int | None, *, shares_a_task: bool) -> list[Any]:
     """Run a body, cancel its task after some turns, then let what it waits for be done; return what it saw."""
     loop = asyncio.get_running_loop()
     trace: list[Any] = []
@@ -196,8 +224,8 @@ async def traced(body: Traced, cancelled_after: int | None, *, first_turn: bool)
             ended.set()
 
     context = contextvars.copy_context()
-    if first_turn:
-        loop.call_soon(lambda: take_first_turn(perform(), loop, "the step", context))
+    if shares_a_task:
+        Bodies().add(perform, context)
     else:
         _made = asyncio.Task(perform(), loop=loop, name="the step", context=context)
     await asyncio.sleep(0)
@@ -212,22 +240,14 @@ async def traced(body: Traced, cancelled_after: int | None, *, first_turn: bool)
     return trace
 
 
-RACING: list[Traced] = [
-    waits_for_a_task_that_does_not_give_up,
-    waits_in_a_group,
-    cancels_itself,
-    awaits_wrongly,
-    awaits_what_belongs_elsewhere,
-]
-"""A body's task takes over a turn after its first one, so with these it is open whether a cancel comes first."""
-CASES = [(body, turns) for body in BODIES for turns in (None, 0, 1, 2) if turns is None or body not in RACING]
+CASES = [(body, turns) for body in BODIES for turns in (None, 0, 1, 2)]
 
 
 @pytest.mark.parametrize(("body", "cancelled_after"), CASES, ids=lambda case: getattr(case, "__name__", str(case)))
 def test_a_body_sees_what_it_would_see_under_a_task(body: Traced, cancelled_after: int | None) -> None:
     async def main() -> None:
-        under_a_task = await traced(body, cancelled_after, first_turn=False)
-        assert await traced(body, cancelled_after, first_turn=True) == under_a_task
+        under_a_task = await traced(body, cancelled_after, shares_a_task=False)
+        assert await traced(body, cancelled_after, shares_a_task=True) == under_a_task
 
     asyncio.run(main(), debug=True)
 
@@ -235,57 +255,111 @@ def test_a_body_sees_what_it_would_see_under_a_task(body: Traced, cancelled_afte
 @pytest.mark.parametrize("turns", range(6))
 def test_a_body_that_is_cancelled_cancels_what_it_waits_for_first(turns: int) -> None:
     async def main() -> list[Any]:
-        return await traced(waits_for_a_task_that_does_not_give_up, turns, first_turn=True)
+        return await traced(waits_for_a_task_that_does_not_give_up, turns, shares_a_task=True)
 
     stubborn, never_begun = ["all the same", "end", True], [asyncio.CancelledError, False]
     assert asyncio.run(main(), debug=True) in ([stubborn] if turns else [stubborn, never_begun])
 
 
-def test_two_bodies_wait_for_one_future_in_their_first_turns() -> None:
+def test_bodies_that_wait_for_one_future_all_get_it() -> None:
     async def main() -> list[str]:
-        loop = asyncio.get_running_loop()
-        shared: asyncio.Future[str] = loop.create_future()
+        shared: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         seen: list[str] = []
 
         async def body() -> None:
             seen.append(await shared)
 
-        def turns() -> None:
-            for _ in range(3):
-                take_first_turn(body(), loop, "step", contextvars.copy_context())
-            shared.set_result("done")
-
-        loop.call_soon(turns)
+        bodies = Bodies()
+        for _ in range(3):
+            bodies.add(body)
         await asyncio.sleep(0.01)
+        shared.set_result("done")
+        await until(lambda: len(seen) == 3)
         return seen
 
     assert asyncio.run(main()) == ["done"] * 3
 
 
-def test_a_task_that_was_kept_and_never_asked_can_be_awaited_later() -> None:
+def test_a_task_that_was_kept_can_be_awaited_later() -> None:
     async def main() -> None:
-        loop = asyncio.get_running_loop()
         kept: list[asyncio.Task[Any]] = []
 
         async def body() -> None:
             kept.append(asyncio.current_task())  # type: ignore[arg-type]
 
-        loop.call_soon(lambda: take_first_turn(body(), loop, "step", contextvars.copy_context()))
-        await asyncio.sleep(0.001)
-        gc.collect()
-        assert asyncio.current_task() is not kept[0]
-        await asyncio.wait_for(kept[0], 1)
+        Bodies().add(body)
+        await until(lambda: bool(kept))
+        await asyncio.wait_for(kept[0], DEADLINE_SECONDS)
         assert kept[0].done()
 
     asyncio.run(main())
 
 
-def test_an_interrupt_in_a_first_turn_reaches_the_loop_and_no_task_stays_current() -> None:
-    async def body() -> None:
+def test_bodies_whose_task_is_cancelled_before_it_begins_begin_in_another_one() -> None:
+    async def main() -> None:
+        begun: list[int] = []
+
+        async def body() -> None:
+            begun.append(1)
+
+        bodies, others = Bodies(), asyncio.all_tasks()
+        for _ in range(3):
+            bodies.add(body)
+        for task in asyncio.all_tasks() - others:
+            task.cancel()
+        await until(lambda: len(begun) == 3)
+
+    asyncio.run(main())
+
+
+def test_a_body_that_cancels_its_task_and_ends_takes_no_other_with_it() -> None:
+    async def main() -> None:
+        begun: list[int] = []
+
+        async def cancels() -> None:
+            asyncio.current_task().cancel()  # type: ignore[union-attr]
+
+        async def body() -> None:
+            await asyncio.sleep(0)
+            begun.append(1)
+
+        bodies = Bodies()
+        for one in (cancels, body, cancels, body):
+            bodies.add(one)
+        await until(lambda: len(begun) == 2)
+
+    asyncio.run(main())
+
+
+def test_a_body_that_cannot_begin_is_told_to_its_run_and_keeps_no_other_waiting() -> None:
+    async def main() -> None:
+        ended: list[int] = []
+
+        async def broken() -> None:
+            raise ValueError("broken")
+
+        async def body() -> None:
+            await asyncio.sleep(0)
+            ended.append(1)
+
+        bodies = Bodies()
+        for one in (body, broken, body):
+            bodies.add(one)
+        await until(lambda: len(ended) == 2)
+        assert [type(error) for error in bodies.run.stumbled] == [ValueError]
+
+    asyncio.run(main())
+
+
+def test_an_interrupt_in_a_body_reaches_the_loop_and_no_task_stays_current() -> None:
+    async def interrupt() -> None:
         raise KeyboardInterrupt
 
+    async def main() -> None:
+        asyncio.get_running_loop().call_later(0, Bodies().add, interrupt)
+
     loop = asyncio.new_event_loop()
-    loop.call_soon(lambda: take_first_turn(body(), loop, "step", contextvars.copy_context()))
+    loop.run_until_complete(main())
     with pytest.raises(KeyboardInterrupt):
         loop.run_forever()
     assert asyncio.current_task(loop) is None
@@ -298,21 +372,14 @@ def test_bodies_that_lead_to_bodies_leave_the_loop_to_others() -> None:
 
     async def main() -> int:
         loop = asyncio.get_running_loop()
-        turns = FirstTurns(loop)
+        bodies = Bodies()
         ends, ticks = loop.time() + DEADLINE_SECONDS, 0
 
-        class Endless:
-            def begin(self, attempt: Any) -> Any:
-                return self.perform()
+        async def endless() -> None:
+            if ticks < 6 and loop.time() < ends:
+                bodies.add(endless)
 
-            async def perform(self) -> None:
-                if ticks < 6 and loop.time() < ends:
-                    turns.add(self, None, "step", contextvars.copy_context())
-
-            def goes_on(self, attempt: Any, task: Any) -> None:
-                raise AssertionError("it never waits")
-
-        turns.add(Endless(), None, "step", contextvars.copy_context())
+        bodies.add(endless)
         while ticks < 6 and loop.time() < ends:
             await asyncio.sleep(0)
             ticks += 1
