@@ -907,7 +907,7 @@ def test_what_arrives_while_the_failure_is_on_its_way_to_the_disk_changes_nothin
         def send() -> None:
             value = b'["hello"]' if kind == "signal" else ev.encode_body(ev.CancelRequested())
             store.commit([Post(RUN, kind, "word" if kind == "signal" else "", value=value, at=app.clock.now())])
-            app.loop.call_soon(app.drivers[RUN].ring)
+            app.loop.call_soon(app.drivers[RUN].take_inbox_and_deadlines)
 
         senders.append(send)
         await app.start(waiting)  # with a single run, every outcome would be durable at once

@@ -1,15 +1,15 @@
-"""One run in memory, driven: where a reader of this engine starts.
+"""One run in memory, driven.
 
-A driver is made for a run that this process has claimed (`resume.py`: load and verify, replay). From then on:
+`drive.py` makes a driver for a run that this process has claimed, verified and replayed. From then on:
 
     an outcome arrives  →  it is recorded  →  applied to the code (if it was expensive: once it is durable)
     the code asks       →  each command is recorded  →  performed, when the output-commit rule allows it
-    the code rests      →  the run waits; after a while it leaves memory
-    the code ends       →  the end is recorded; once durable, whoever waits is told
-    the code fails      →  what it did is undone first, by steps of the same run (`saga`, `compensating`)
+    the code rests      →  the run waits; after some time it leaves memory
+    the code ends       →  the end is recorded; once it is durable, all waiters are told
+    the code fails      →  what it did is undone first, by steps of the same run (`saga`, `compensation`)
 
 Nothing leaves a run before what it depends on is durable: bodies of steps that are not `read` start, and ends, children
-and cancels reach anyone, only from `writer.when_durable`. The parts: `attempts` (steps under way), `inbox` (what
+and cancels become visible, only from `writer.when_durable`. The parts: `attempts` (steps under way), `inbox` (what
 arrives), `deadlines` (what is due), `writer` (what is written).
 """
 
@@ -52,7 +52,7 @@ from everstep.stores.rows.answers_and_streams import EntryRow
 log = logger("everstep.run")
 
 LOOK_AGAIN_SECONDS: Final = 0.5
-"""After so long an inbox that could not be read is looked at again."""
+"""Delay before a failed inbox read is retried."""
 
 
 class Beside(msgspec.Struct):
@@ -404,7 +404,7 @@ class Driver:
         self.deadlines.add(self.app.now() + microseconds(request.grace), "grace")
         self.deliver("cancel_requested", "", request)
 
-    # -- undoing: see compensating.py ------------------------------------------------------------------------------
+    # -- undoing: see compensation.py ------------------------------------------------------------------------------
     def take_unapplied(self) -> list[tuple[str, Any, int]]:
         """Return the outcomes that the code has not seen, for it never will."""
         taken = [(kind, body, at) for _, _, kind, body, at in self._unapplied]
@@ -504,7 +504,7 @@ class Driver:
             self.record_end(*self.end_recorded)
 
     def take_back_row(self, change: RowChange, events: int) -> None:
-        """What the row was to say, beside so many events, was not written."""
+        """The store refused this change of the row and its `events` events: restore what they held."""
         self.publishes = self.publishes or change.published is not None
         if self.budgets is not None:
             self.budgets.forget_news()
